@@ -20,9 +20,11 @@ from typing import Any
 from redis.exceptions import WatchError
 
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
+from model_store.features.history import check_record
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import (
     CANDIDATES,
+    HISTORY_OF,
     ITEM,
     ITEMS_CHANGES,
     ITEMS_EPOCH,
@@ -187,6 +189,40 @@ def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
             findings.types(of_kind, kinds)
         if whole and prefix == ITEMS_CHANGES and of_kind:
             _check_clock(findings, prefix.decode(), keep=False)
+    _check_histories(findings, [key for key in keys if key.startswith(HISTORY_OF)])
+
+
+def _check_histories(findings: _Findings, keys: Sequence[bytes]) -> None:
+    """Check the bytes of users' histories. A damaged one is removed: the trainer writes it with the next event."""
+    if not keys:
+        return
+    findings.types(keys, ["string"])
+    with findings.store.answers():
+        kinds = [kind for (kind,) in findings.store.each([(key, [("TYPE", key)]) for key in keys])]
+        strings = [key for key, kind in zip(keys, kinds, strict=True) if kind == b"string"]
+        records = [raw for (raw,) in findings.store.each([(key, [("GET", key)]) for key in strings])]
+
+    def judged(raw: bytes | None) -> str | None:
+        try:
+            if raw is not None:
+                check_record(raw)
+        except UnreadableValue as error:
+            return str(error).removeprefix("got ")
+        return None
+
+    def judge_of(key: bytes) -> Judge:
+        def judge() -> str | None:
+            if findings.type_judge(key, ["string"])() is not None:
+                return None  # a finding of its own
+            with findings.store.answers():
+                return judged(findings.store.at(key).get(key))
+
+        return judge
+
+    for key, raw in zip(strings, records, strict=True):
+        if judged(raw) is not None:
+            repair = "removed; the trainer writes it again with the user's next event"
+            findings.add(key, judge_of(key), "a user's history", repair, _unlink(key))
 
 
 class _ModelCheck:

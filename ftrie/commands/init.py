@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add `ftrie init`."""
-    app.command("init", epilog="Example: ftrie init clicks.csv.gz --output ads.toml")(init)
+    examples = (
+        "ftrie init clicks.csv.gz -o ads.toml | ftrie init impressions.jsonl.gz clicks.jsonl.gz -o ads.toml"
+    )
+    app.command("init", epilog=f"Examples: {examples}")(init)
 
 
 def init(
-    source: Annotated[
-        str,
+    inputs: Annotated[
+        list[str],
         typer.Argument(
-            metavar="INPUT",
-            help="A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input.",
+            metavar="INPUT…",
+            help="A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input. "
+            "Or files of impressions and their clicks.",
         ),
     ],
     output: Annotated[
@@ -43,11 +47,14 @@ def init(
 
     Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
     without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
-    1 and 0 gets `positive`, and clicks beside views get `views`.
+    1 and 0 gets `positive`, and clicks beside views get `views`. Of impressions and clicks, which are joined, a value's
+    side is where it stands in the event.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
     from model_store.whole_file import write_whole
+    from trainer.events.log_files import holds_events
+    from trainer.guess.events import guess_events
     from trainer.guess.guesses import guess_all
     from trainer.guess.profiles import take_sample
     from trainer.guess.spec_writer import spec_text
@@ -56,9 +63,15 @@ def init(
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
     header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
-    sample = take_sample(source, format, header=header, on_note=note)
-    guesses = guess_all(sample, label)
-    text = spec_text(source, guesses, sample.has_header)
+    of_events, has_header = holds_events(inputs, format, label), True
+    if of_events:
+        guesses = guess_events(inputs)
+    elif len(inputs) > 1:
+        raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
+    else:
+        sample = take_sample(inputs[0], format, header=header, on_note=note)
+        guesses, has_header = guess_all(sample, label), sample.has_header
+    text = spec_text(inputs[0], guesses, has_header, joins=of_events)
     parse_spec(text, "the guessed spec")
     if output is not None:
         write_whole(output, text.encode())
@@ -67,7 +80,7 @@ def init(
     elif output is None:
         print(text, end="")
     else:
-        note(f"wrote {output}; next: ftrie train {output} {source}")
+        note(f"wrote {output}; next: ftrie train {output} {' '.join(inputs)}")
 
 
 def _column(guess: Guess) -> dict[str, Any]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainer.tune.state import State
 
 HELD_OUT = "0.2"
+WORTH_IT = 0.8
+"""A candidate that is as good as the best is named if it has at most this share of its non-zero weights."""
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +72,7 @@ def tune(
         typer.Option(
             min=1,
             metavar="N",
-            help="With --crosses: the most keys with a non-zero weight that all proposed crosses may add.",
+            help="With --crosses: the most keys that all proposed crosses together may add.",
         ),
     ] = None,
     output: Annotated[
@@ -101,7 +103,13 @@ def tune(
             help="Choose by the last part only of the rows not held out, such as 0.1; the others are learned.",
         ),
     ] = 1.0,
-    by: Annotated[str, typer.Option(metavar="METRIC", help="Rank by logloss or by auc.")] = "logloss",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC",
+            help="Rank by logloss or auc, or by a mean over requests: mrr, ndcg@10, hit@1, hit@3, hit@10, request_auc.",
+        ),
+    ] = "logloss",
     variant: Annotated[
         str | None, typer.Option(help="The variant whose features are used; default: the first.")
     ] = None,
@@ -133,6 +141,7 @@ def tune(
     """
     from model_store.spec.spec import load_spec
     from model_store.whole_file import check_writable, write_whole
+    from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.runs.warmup import formats_of
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
@@ -141,8 +150,8 @@ def tune(
     from trainer.tune.passes import Repeated
     from trainer.tune.search import Options, search
 
-    if by not in ("logloss", "auc"):
-        raise typer.BadParameter(f"--by {by}: expected logloss or auc")
+    if by not in ("logloss", "auc") and RequestMeasure.parse(by) is None:
+        raise typer.BadParameter(f"--by {by}: expected logloss, auc, {', '.join(BY_REQUEST)} or ndcg@K")
     if judge_last == 0.0:
         raise typer.BadParameter("--judge-last 0: expected a part of the log above 0")
     if keys is not None and not crosses:
@@ -254,7 +263,14 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
 
 
 def _print(found: Found, output: Path | None) -> None:
-    from ftrie.report.tuning import difference_text, value_text
+    from ftrie.report.tuning import (
+        compared,
+        difference_text,
+        measure,
+        measure_head,
+        parameters_text,
+        value_text,
+    )
 
     ranking = found.tuning.ranking
     names = list(found.best)
@@ -264,20 +280,28 @@ def _print(found: Found, output: Path | None) -> None:
             *(value_text(each.parameters[name]) for name in names),
             each.outcome.metrics.logloss,
             each.outcome.metrics.auc,
+            *measure(found, each.outcome),
             difference_text(each.difference),
             each.outcome.nonzero,
             each.judged_rows,
         ]
         for rank, each in enumerate(ranking, 1)
     ]
-    print_table(
-        ["", *names, "log-loss", "AUC", "log-loss minus the best's", "non-zeros", "rows judged"], rows
-    )
+    difference = f"{compared(found)} minus the best's"
+    heads = ["", *names, "log-loss", "AUC", *measure_head(found), difference, "non-zeros", "rows judged"]
+    print_table(heads, rows)
     for name, values in found.tuning.widened.items():
         added = ", ".join(map(value_text, values))
         print(f"{name}: the best lay on the edge of the grid, so {added} were tried too")
-    same = sum(each.difference is not None and each.difference.may_be_zero for each in ranking)
-    print(f"{same} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)")
+    same = [each for each in ranking if each.difference is not None and each.difference.may_be_zero]
+    print(
+        f"{len(same)} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)",
+        end="",
+    )
+    small = min([ranking[0], *same], key=lambda each: each.outcome.nonzero)
+    if small.outcome.nonzero < WORTH_IT * ranking[0].outcome.nonzero:
+        print(f"; {parameters_text(small.parameters)} has the fewest non-zero weights of them", end="")
+    print()
     if found.crosses is not None:
         _print_crosses(found.crosses)
     _print_judged(found)
@@ -290,8 +314,9 @@ def _print_crosses(proposal: Proposal) -> None:
     from ftrie.report.tuning import difference_text
 
     tried = len(proposal.tried)
+    ranked = "; the ranking has them" if proposal.proposed else ""
     print(
-        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (5 % / {tried} each, one-sided)"
+        f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (tests at 5 % / {tried}){ranked}"
     )
     if proposal.proposed:
         rows = [["*".join(each.pair), difference_text(each.gain), each.keys] for each in proposal.proposed]
@@ -304,7 +329,7 @@ def _print_crosses(proposal: Proposal) -> None:
 
 
 def _print_judged(found: Found) -> None:
-    from ftrie.report.tuning import difference_text
+    from ftrie.report.tuning import compared, difference_text, measure, measure_head
 
     judged, extent = found.judged, found.extent
     if judged is None or extent is None:
@@ -312,6 +337,9 @@ def _print_judged(found: Found) -> None:
     times = f", {extent.split_time} to {extent.end}" if extent.split_time else ""
     print(f"\njudged once, on the last {judged.rows:,} rows{times}, on which nothing was chosen")
     sides = {"best": judged.best, "as given": judged.given}
-    rows = [[name, each.metrics.logloss, each.metrics.auc, each.nonzero] for name, each in sides.items()]
-    print_table(["", "log-loss", "AUC", "non-zeros"], rows)
-    print(f"log-loss of the best minus the spec's as given: {difference_text(judged.difference)}")
+    rows = [
+        [name, each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero]
+        for name, each in sides.items()
+    ]
+    print_table(["", "log-loss", "AUC", *measure_head(found), "non-zeros"], rows)
+    print(f"{compared(found)} of the best minus the spec's as given: {difference_text(judged.difference)}")

@@ -15,6 +15,7 @@ from model_store.errors import shown
 from trainer.tune.candidates import Candidate
 from trainer.tune.crosses import Tried
 from trainer.tune.paired import Difference
+from trainer.tune.passes import Outcome
 from trainer.tune.search import Found, Judged
 
 MOST_DRAWN = 40
@@ -24,7 +25,7 @@ def tuning_html(model: str, found: Found) -> str:
     """The search as one HTML document."""
     parts = [element("p", f"Note: {each}.", role="note") for each in found.warnings()]
     if found.judged is not None:
-        parts += [element("h2", "The best on rows that nothing was chosen on"), _judged(found.judged)]
+        parts += [element("h2", "The best on rows that nothing was chosen on"), _judged(found, found.judged)]
     for heading, picture, caption in _pictures(found):
         parts += [element("h2", heading)] if heading else []
         parts.append(captioned(picture, caption))
@@ -39,6 +40,11 @@ def tuning_svg(found: Found) -> str:
     return as_svg(stacked([picture for _, picture, _ in _pictures(found)], VARIABLES + PICTURE))
 
 
+def compared(found: Found) -> str:
+    """What differences between candidates are of: the measure of requests they were ranked by, else the log-loss."""
+    return found.by if found.has_measure else "log-loss"
+
+
 def difference_text(difference: Difference | None) -> str:
     """+0.00123 [+0.00012, +0.00234]; empty where there is none."""
     if difference is None:
@@ -46,6 +52,16 @@ def difference_text(difference: Difference | None) -> str:
     interval = difference.interval()
     text = f"{difference.mean:+.5f}"
     return f"{text} [{interval[0]:+.5f}, {interval[1]:+.5f}]" if interval else text
+
+
+def measure_head(found: Found) -> list[str]:
+    """The head of the column of the measure of requests; none if candidates were ranked by another metric."""
+    return [found.by] if found.has_measure else []
+
+
+def measure(found: Found, outcome: Outcome) -> list[float | None]:
+    """The cell of that column."""
+    return [outcome.measure] if found.has_measure else []
 
 
 def parameters_text(candidate: Candidate) -> str:
@@ -64,7 +80,9 @@ def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
     if ranking:
         names = [parameters_text(each.parameters) for each in ranking]
         points = [_point(row, each.difference) for row, each in enumerate(ranking) if each.difference]
-        chart = dot_chart("Log-loss minus the best's", names, [Series("candidates", 0, tuple(points))], 0.0)
+        chart = dot_chart(
+            f"{compared(found)} minus the best's", names, [Series("candidates", 0, tuple(points))], 0.0
+        )
         caption = (
             f"The best: {parameters_text(found.best)}. Bars: 95 % intervals of the paired difference on the same rows; "
             "one that reaches 0 is not distinguishable from the best."
@@ -72,14 +90,14 @@ def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
         yield "The order of the candidates", chart, caption
     heading = "The effect of each parameter"
     for name in found.best:
-        lowest = _lowest(found, name)
-        if len(lowest) > 1:
-            points = [Point(row, loss) for row, loss in enumerate(lowest.values())]
-            chart = dot_chart(f"Log-loss by {name}", list(lowest), [Series("best", 0, tuple(points))], None)
+        best = _best_by(found, name)
+        if len(best) > 1:
+            points = [Point(row, value) for row, value in enumerate(best.values())]
+            chart = dot_chart(f"{found.by} by {name}", list(best), [Series("best", 0, tuple(points))], None)
             yield (
                 heading,
                 chart,
-                "The lowest log-loss with each value, over all values of the other parameters.",
+                "The best candidate with each value, over all values of the other parameters.",
             )
             heading = ""
     if found.crosses is not None:
@@ -95,20 +113,16 @@ def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
         )
 
 
-def _lowest(found: Found, name: str) -> dict[str, float]:
-    """The lowest log-loss with each value of a parameter, of the candidates that learned all rows; values ascending."""
-    whole = [each for each in found.tuning.ranking if each.rows == found.tuning.ranking[0].rows]
-    values = {each.parameters[name] for each in whole if name in each.parameters}
-    ordered = sorted(values, key=lambda value: (isinstance(value, str), value))
-    losses = {
-        value: min(
-            (each.outcome.metrics.logloss for each in whole
-             if each.parameters.get(name) == value and each.outcome.metrics.logloss is not None),
-            default=None,
-        )
-        for value in ordered
-    }  # fmt: skip
-    return {f"{name} = {value_text(value)}": loss for value, loss in losses.items() if loss is not None}
+def _best_by(found: Found, name: str) -> dict[str, float]:
+    """The best figure with each value of a parameter, of the candidates that learned all rows; values ascending."""
+    best: dict[float | int | str, float] = {}
+    for each in found.tuning.ranking:  # the first with a value is the best with it
+        value, outcome = each.parameters.get(name), each.outcome
+        figure = outcome.measure if found.has_measure else getattr(outcome.metrics, found.by)
+        if value is not None and figure is not None and each.rows == found.tuning.ranking[0].rows:
+            best.setdefault(value, figure)
+    ordered = sorted(best, key=lambda value: (isinstance(value, str), value))
+    return {f"{name} = {value_text(value)}": best[value] for value in ordered}
 
 
 def _point(row: int, difference: Difference) -> Point:
@@ -116,15 +130,17 @@ def _point(row: int, difference: Difference) -> Point:
     return Point(row, difference.mean, low, high)
 
 
-def _judged(judged: Judged) -> Element:
+def _judged(found: Found, judged: Judged) -> Element:
     sides = {"best": judged.best, "as given": judged.given}
     rows = [
-        [name, shown(each.metrics.logloss), shown(each.metrics.auc), shown(each.nonzero)]
+        [name, *map(shown, (each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero))]
         for name, each in sides.items()
     ]
     change = difference_text(judged.difference)
-    caption = f"The last {judged.rows:,} rows; log-loss of the best minus the spec's as given: {change}"
-    return table(("", "log-loss", "AUC", "non-zeros"), rows, caption)
+    caption = (
+        f"The last {judged.rows:,} rows; {compared(found)} of the best minus the spec's as given: {change}"
+    )
+    return table(("", "log-loss", "AUC", *measure_head(found), "non-zeros"), rows, caption)
 
 
 def _ranking(found: Found) -> Element:
@@ -133,13 +149,15 @@ def _ranking(found: Found) -> Element:
             parameters_text(each.parameters),
             shown(each.outcome.metrics.logloss),
             shown(each.outcome.metrics.auc),
+            *map(shown, measure(found, each.outcome)),
             difference_text(each.difference),
             shown(each.outcome.nonzero),
             shown(each.judged_rows),
         ]
         for each in found.tuning.ranking
     ]
-    heads = ("candidate", "log-loss", "AUC", "log-loss minus the best's", "non-zeros", "rows judged")
+    difference = f"{compared(found)} minus the best's"
+    heads = ("candidate", "log-loss", "AUC", *measure_head(found), difference, "non-zeros", "rows judged")
     return table(heads, rows, "Progressive metrics of every candidate, best first")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.redis.connection import StoreConnection
 from model_store.redis.direct_connection import Answer, AnsweredError, ClusterConnection, DirectConnection
-from model_store.redis.redis_keys import CANDIDATES, ITEM, USER, record_key
+from model_store.redis.redis_keys import CANDIDATES, ITEM, USER, history_key, record_key
 
 MAX_MEMBERS = 10_001
 """How many members of a LIST or ZSET are read: one more than a request may have."""
@@ -61,6 +61,21 @@ class Lookups:
         key = record_key(USER, cookie)
         values: list[str | None] = self._one(key, wanted.head + _bulk(key) + wanted.tail, wait_s)
         return values
+
+    def user_and_history(
+        self, cookie: str, wanted: HashFields, model: str, wait_s: float | None = None
+    ) -> tuple[list[str | None], bytes | None]:
+        """As `user_values`, which may be of no fields; and the user's history for a model, None if there is none.
+
+        One round trip. Raises like `user`.
+        """
+        key = record_key(USER, cookie)
+        other = history_key(model, cookie.encode("utf-8", "surrogateescape"))
+        commands = [(key, wanted.head + _bulk(key) + wanted.tail)] if wanted.names else []
+        *values, record = self.ask_each([*commands, (other, packed(b"GET", other))], wait_s)
+        found = self.checked(record)
+        history = None if found is None else found.encode("utf-8", "surrogateescape")
+        return (self.checked(values[0]) if values else []), history
 
     def holder_of_user(self, cookie: str) -> str:
         """A name of the server of a cluster that holds this user; empty if all keys are in one place."""

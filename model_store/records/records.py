@@ -19,6 +19,7 @@ from model_store.redis.redis_keys import (
     ITEMS_GENERATION,
     MAX_ID_BYTES,
     USER,
+    history_key,
     record_key,
 )
 
@@ -90,6 +91,17 @@ class Records(Lookups):
                 pipe.rpush(key, *encoded[start : start + BATCH])
             pipe.execute()
         return len(encoded)
+
+    def put_histories(self, model: str, records: Iterable[tuple[bytes, bytes]], kept_ms: int) -> int:
+        """Replace the histories of these users for a model, each atomically; returns their number.
+
+        records: cookies and what `UserHistory.encode` made; kept_ms: when a record expires that is not replaced.
+        """
+        keyed = [(history_key(model, cookie), record) for cookie, record in records]
+        lasts = b"%d" % kept_ms
+        with self._store.answers():
+            self._store.each([(key, [(b"SET", key, record, b"PX", lasts)]) for key, record in keyed])
+        return len(keyed)
 
     def _put(
         self, prefix: bytes, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None

@@ -11,6 +11,8 @@ from model_store.errors import StoreError, UsageError
 
 MAX_ID_BYTES = 4096
 USER = b"ftrie:user:"
+HISTORY_OF = b"ftrie:{ftrie:user:"
+"""The prefix of the keys of histories; see `history_key`."""
 ITEM = b"ftrie:item:"
 CANDIDATES = b"ftrie:candidates:"
 ITEMS_GENERATION = b"ftrie:items:generation"
@@ -87,3 +89,14 @@ def record_key(prefix: bytes, record_id: str) -> bytes:
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise StoreError(f"got an id of {len(encoded)} bytes; expected 1 to {MAX_ID_BYTES}")
     return prefix + encoded
+
+
+def history_key(model: str, cookie: bytes) -> bytes:
+    """The key of a user's history for a model.
+
+    Its hash tag is the key of the user's record, so that a cluster holds both in one slot and a server reads them in
+    one round trip. (For a cookie with a brace the slots differ.) Raises StoreError as `record_key`.
+    """
+    if not 0 < len(cookie) <= MAX_ID_BYTES:
+        raise StoreError(f"got an id of {len(cookie)} bytes; expected 1 to {MAX_ID_BYTES}")
+    return HISTORY_OF + cookie + b"}:history:" + model.encode()

@@ -9,6 +9,8 @@ import pytest
 
 from ftrie.cli import run
 from model_store.errors import ArtefactError, StaleEpoch, UnreadableValue
+from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
+from model_store.redis.redis_keys import history_key
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.model_store.models import model
@@ -231,3 +233,17 @@ def test_commands_beside_junk_say_what_stood_there_and_the_cure(
     assert run(["store", *command, "--store", store_url]) == 0
     said = capsys.readouterr().err
     assert "active" in said and "`ftrie store check ads --repair`" in said
+
+
+def test_a_damaged_history_is_found_and_removed_and_a_sound_one_kept(store: Store) -> None:
+    plan = HistoryPlan((SEEN,), (ITEM,), (), KEPT_US)
+    user = UserHistory()
+    user.add(SEEN, 5, [[b"i1"]])
+    sound = user.encode(plan)
+    store.records.put_histories("ads", [(b"u", sound), (b"v", sound[:-1]), (b"w", b"junk")], 60_000)
+    store.client.rpush(history_key("ads", b"x"), "a list")
+    found = store.check(repair=True)
+    assert sorted(each.key.split(":")[3][0] for each in found) == ["v", "w", "x"]
+    assert all(each.repaired for each in found)
+    assert store.check() == []
+    assert store.client.get(history_key("ads", b"u")) == sound

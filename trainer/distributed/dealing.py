@@ -147,6 +147,13 @@ def check_distributable(spec: ModelSpec) -> None:
         for prefix, rule in spec.rules.items()
     }
     refused |= {
+        f'fields.{name}.history = "{field.history}"': (
+            field.history is not None,
+            "no worker sees all events of a user; write the values into the log, as its column, and leave it out",
+        )
+        for name, field in spec.fields.items()
+    }
+    refused |= {
         f'rules."{prefix}".{name}': (
             getattr(rule, name) is not None,
             "the minimum does not depend on a key's rate; leave it out",

@@ -9,6 +9,8 @@ nothing that came later. What it computes depends on the events and their order 
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +33,7 @@ from model_store.features.history import (
     absent,
     kept,
 )
+from model_store.records.records import BATCH, Records
 from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
@@ -49,7 +52,7 @@ Texts = list[list[bytes]]
 class Histories:
     """The histories of at most `most_users` users; the least recently used one is dropped. For one thread.
 
-    dropped: how many were. With `keeps_changed` the users that have changed are remembered for `take_changed`.
+    dropped: how many were. keeps_changed: whether the users that have changed are remembered for `write`.
     """
 
     def __init__(self, plan: HistoryPlan, most_users: int = MOST_USERS) -> None:
@@ -109,19 +112,22 @@ class Histories:
             if record is not None:
                 yield cookie, record
 
-    def changed(self, most: int) -> list[bytes]:
-        """At most so many users that have changed, the first ones first."""
-        return [cookie for cookie, _ in zip(self._changed, range(most), strict=False)]
+    def write(self, store: Records, model: str, seconds: float = math.inf) -> None:
+        """Write the users that have changed to the store, for about so long; the rest the next time.
 
-    def written(self, cookies: Iterable[bytes]) -> None:
-        """These users are in the store as they are now."""
-        for cookie in cookies:
-            self._changed.pop(cookie, None)
+        Raises StoreError; what was not written counts as changed.
+        """
+        until = time.monotonic() + seconds
+        while self._changed and time.monotonic() < until:
+            cookies = list(itertools.islice(self._changed, BATCH))
+            store.put_histories(model, self.records(cookies), self.plan.kept_us // 1000)
+            for cookie in cookies:
+                del self._changed[cookie]
 
     def all_changed(self) -> None:
-        """Consider every user as changed, the last used one first."""
-        if self.keeps_changed:
-            self._changed = dict.fromkeys([*reversed(self._unpacked), *reversed(self._packed)])
+        """The store may have none of the users, or other states of them: write them all, the last used one first."""
+        self.keeps_changed = True
+        self._changed = dict.fromkeys([*reversed(self._unpacked), *reversed(self._packed)])
 
     def user_values(self, cookie: bytes, user: UserHistory | None, now_us: int) -> list[HistoryValue]:
         """The values of the plan's user fields for a request at `now_us`; None for a request without a cookie."""
@@ -161,7 +167,6 @@ class Histories:
         self._packed = dict(zip(cookies, records, strict=True))
         self._unpacked = {}
         self.dropped = int(arrays["dropped"][0])
-        self.all_changed()
 
 
 def saved_texts(name: str, texts: Sequence[bytes]) -> dict[str, npt.NDArray[Any]]:
@@ -226,10 +231,10 @@ class EventHistories:
         self._early: dict[int, list[tuple[int, int, int]]] = {}
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> EventHistories | None:
-        """For a resolved spec; None if it has no history fields."""
-        plan = HistoryPlan.of(spec)
-        return cls(spec, plan) if plan is not None else None
+    def of(cls, *specs: ModelSpec) -> EventHistories | None:
+        """For the fields of resolved specs; None if none is of a history. The log is read as the first one says."""
+        plan = HistoryPlan.of(*specs)
+        return cls(next(each for each in specs if HistoryPlan.of(each)), plan) if plan is not None else None
 
     def take(self, merged: Merged, segments: Segment) -> None:
         """Fill the history columns of the segment of these events, and take the events. O(events · history)."""

@@ -23,7 +23,7 @@ from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import MARK, RESERVED, Wanted
 from trainer.events.events import BadEvent
-from trainer.events.fields import columns_named, resolve_fields
+from trainer.events.fields import columns_named, columns_seen, resolve_fields
 from trainer.events.log_files import LINE_BITS, LINES, EventFiles
 from trainer.events.merge import Merger
 from trainer.examples.joined import EventRows, of_known_items
@@ -86,6 +86,10 @@ class EventLog:
         named = given.named_columns if given is not None else ()
         return tuple(dict.fromkeys([*named, *columns_named(self._first_events()), *RESERVED]))
 
+    def features_seen(self) -> dict[str, FieldSpec]:
+        """The features of items, user and context in the first impressions, as fields."""
+        return columns_seen(self._first_events())
+
     def kinds(self) -> Mapping[str, str | None]:
         """Nothing: fields are resolved by `resolve`."""
         return {}
@@ -120,7 +124,7 @@ class EventLog:
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
             join = Join(self._specs[0].join.model_copy(update={"late": "count"}))
-            events, requests = EventRows(merger, join, segments, self._specs[0]), _WholeRequests()
+            events, requests = EventRows(merger, join, segments, *self._specs), _WholeRequests()
             while not merger.ended:
                 found = events.step(_WAIT_S)
                 if found is not None:

@@ -20,6 +20,7 @@ from model_store.features.cells import label_columns
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
 from trainer.events.events import Merged
+from trainer.events.histories import EventHistories
 from trainer.events.merge import Merger
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.join.join import Join, Joined
@@ -42,14 +43,23 @@ class EventRows:
     made columns of it: all readers share that parser too, and it runs ahead in their threads.
     """
 
-    def __init__(self, merger: Merger, join: Join, segments: Segments, spec: ModelSpec) -> None:
-        """spec: resolved; segments: those that the merger adds rows to."""
-        self.merger, self.join, self.segments, self.spec = merger, join, segments, spec
+    def __init__(self, merger: Merger, join: Join, segments: Segments, *specs: ModelSpec) -> None:
+        """specs: resolved; segments: those that the merger adds rows to."""
+        self.merger, self.join, self.segments = merger, join, segments
+        self.histories = EventHistories.of(*specs)
 
     def step(self, wait_s: float = 0.0) -> tuple[Merged, Joined] | None:
         """The next events and what the join makes of them; None if there are none within `wait_s` seconds."""
         merged = self.merger.poll(wait_s)
-        return None if merged is None else (merged, self.join.push(merged))
+        if merged is None:
+            return None
+        if self.histories is not None:
+            self.histories.take(merged, self.segments)
+        return merged, self.join.push(merged)
+
+    def history_state(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of the histories; empty if no field is of one."""
+        return self.histories.state() if self.histories is not None else {}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from model_store.errors import InputError, SpecError
@@ -24,6 +24,7 @@ from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import WholeRequests
+from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.csv import Header
@@ -123,6 +124,7 @@ class OpenLog:
         self._log, self._reader = log, reader
         self._in_log = _each_once(each.columns for each in starts)
         self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
+        self._histories = None if self.is_of_events else RowHistories.of(*self.specs)
 
     @property
     def spec(self) -> ModelSpec:
@@ -175,6 +177,9 @@ class OpenLog:
         of threads.
         """
         whole = self._requests.of(batches if batches is not None else self.batches())
+        if self._histories is not None:
+            self._read_again(self._histories)
+            whole = self._histories.filled(whole)
         whole = DerivedColumns(self.spec).of(whole)
         if blocks is not None:
             whole = blocks.keep(whole)
@@ -194,6 +199,44 @@ class OpenLog:
     def requests(self) -> WholeRequests:
         """What was found out about requests; final once the examples have ended."""
         return self._requests
+
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user about requests and their order; final once the examples have ended."""
+        yield from self._requests.warnings()
+        if self._histories is not None:
+            yield from self._histories.warnings()
+
+    def _read_again(self, histories: RowHistories) -> None:
+        """Bring histories to where an earlier run has stopped: by the rows before, which no checkpoint keeps.
+
+        Raises InputError if the log has them no more.
+        """
+        log, left = self._log, self.start.rows_read
+        if not left:
+            return
+        log.on_note(f"reading {left:,} rows again, for the histories of their users")
+        if "-" in log.inputs:
+            raise InputError(
+                "standard input cannot be read twice, and the histories of users need the rows that the run has "
+                "learned from before: give a file"
+            )
+        with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes) as reader:
+            for batch in joined(reader.batches(self._in_log), log.tables, self.spec.wanted_columns()):
+                rows = min(left, batch.rows)
+                histories.fill(batch if rows == batch.rows else first_rows(batch, rows))
+                left -= rows
+                if not left:
+                    return
+        raise InputError(
+            f"the log lacks {left:,} of the {self.start.rows_read:,} rows that the run has learned from so far, which "
+            "the histories of users need: give the same files, in the same order, new ones after them"
+        )
+
+
+def first_rows(batch: RowBatch, rows: int) -> RowBatch:
+    """The first rows of a batch."""
+    columns = {name: column.slice(0, rows) for name, column in batch.columns.items()}
+    return replace(batch, columns=columns, lines=batch.lines[:rows], rows=rows)
 
 
 def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:

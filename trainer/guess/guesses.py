@@ -254,7 +254,7 @@ def _guess(profile: Profile, clicked: Sequence[bool]) -> Guess:
         or _not_a_feature(profile, clicked)
         or _by_role_name(profile)
         or _time(profile)
-        or _field(profile)
+        or guess_field(profile)
     )
 
 
@@ -321,7 +321,8 @@ def _time(profile: Profile) -> Guess | None:
     return Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
 
 
-def _field(profile: Profile) -> Guess:
+def guess_field(profile: Profile) -> Guess:
+    """The kind of a column that is a feature, or why it is none."""
     side = _side(profile.name)
     guess = Guess(profile, "field", _values(profile), side)
     if profile.lists or profile.separator is not None:
@@ -362,7 +363,9 @@ def _keep_one(guesses: list[Guess], role: Role) -> list[Guess]:
     """Leave `role` to the first column guessed to have it; guess the others as fields."""
     found = [guess for guess in guesses if guess.role == role]
     return [
-        guess if guess.role != role or guess is found[0] else replace(_field(guess.profile), side=guess.side)
+        guess
+        if guess.role != role or guess is found[0]
+        else replace(guess_field(guess.profile), side=guess.side)
         for guess in guesses
     ]
 

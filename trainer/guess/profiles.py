@@ -204,11 +204,12 @@ def take_sample(
                 break
     if not values or not taken:
         raise InputError(f"{name} has no readable row")
-    profiles = [_profile(column, values[column], kinds.get(column, "category")) for column in columns]
+    profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
     return Sample(tuple(profiles), reader.columns_without_header is None)
 
 
-def _profile(name: str, values: Sequence[Any], kind: str | None) -> Profile:
+def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:
+    """The profile of a column with these values; kind: see Profile."""
     lists = any(isinstance(value, list) for value in values)
     return Profile(name, tuple(_text(value) for value in values), lists, kind)
 

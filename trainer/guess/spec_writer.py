@@ -17,6 +17,9 @@ _SUGGESTED_CROSSES = 3
 _NAMES_A_LINE = 10
 _CROSS_VALUES = range(2, 2000)
 
+_JOIN = """\
+[join]
+window = "10m"                        # how long after an impression a click of it counts"""
 _LEARNER = """\
 [learner]
 algorithm = "ftrl"
@@ -36,8 +39,8 @@ def model_name(path: str) -> str:
     return plain if plain and path != STDIN else "model"
 
 
-def spec_text(path: str, guesses: Sequence[Guess], has_header: bool = True) -> str:
-    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`."""
+def spec_text(path: str, guesses: Sequence[Guess], has_header: bool = True, *, joins: bool = False) -> str:
+    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`; joins: of events."""
     names = field_names(guesses)
     parts = [
         _opening(path, guesses),
@@ -45,6 +48,7 @@ def spec_text(path: str, guesses: Sequence[Guess], has_header: bool = True) -> s
         "\n".join(_fields(guesses, names)),
         "\n".join(_crosses(guesses, names)),
         "\n".join(_variants(guesses, names)),
+        *([_JOIN] if joins else []),
         _LEARNER,
     ]
     return "\n\n".join(parts)

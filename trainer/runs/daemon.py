@@ -229,7 +229,7 @@ class Daemon:
     def _add_tasks(self) -> None:
         if self._lease_holder is not None:
             self._tasks.add(self._lease_holder.confirm)
-        for task in self._run.store_tasks(self._versions) if self._learns_first else ():
+        for task in self._run.store_tasks(self._versions, self._store.records) if self._learns_first else ():
             self._tasks.add(task if self._lease_holder is not None else self._if_no_other_trainer(task))
         self._tasks.add(self._read_active)
         if self._pacer is not None and self._options.activate:
@@ -268,6 +268,7 @@ class Daemon:
             "snapshot. Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
         )
         self._pacer.store_lost_its_data()
+        self._run.store_lost_its_data()
 
     def _report_warnings(self) -> None:
         """Print new warnings; each status repeats those that persist."""

@@ -54,6 +54,12 @@ def check_mergeable(spec: ModelSpec) -> None:
         f"hash_bits = {section.hash_bits}": section.hash_bits is not None,
         f"ttl = {section.ttl}": section.ttl is not None,
     }
+    histories = [name for name, field in spec.fields.items() if field.history is not None]
+    if histories:
+        raise SpecError(
+            f"fields.{histories[0]}: --partition divides events by request, so no partition sees all events of a "
+            "user, which history needs; use one trainer, or leave the field out"
+        )
     wrong = [name for name, applies in settings.items() if applies]
     if wrong:
         raise SpecError(

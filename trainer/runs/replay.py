@@ -156,7 +156,7 @@ def replay_rows(
             failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.rows)))
             if failure is not None:
                 raise failure
-    for warning in opened.requests.warnings():
+    for warning in opened.warnings():
         output.note(warning)
     seconds = time.perf_counter() - began
     return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)

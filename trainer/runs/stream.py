@@ -16,17 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
+from trainer.events.histories import Histories
 from trainer.events.merge import Merger
 from trainer.events.rows import Rows, RowSource
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.joined import JOIN, EventRows, JoinedExamples
+from trainer.examples.row_histories import RowHistories
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import DeadLetterOutbox
 
-JOIN_PART, ONLINE_PART = "join.", "online."
+JOIN_PART, ONLINE_PART, HISTORY_PART = "join.", "online.", "history."
 """Prefixes of the names of a checkpoint's arrays."""
 LOOK_EVERY_S = 0.05
 
@@ -82,6 +84,10 @@ class Loop(Protocol):
     @property
     def ended(self) -> bool:
         """True once every source has ended and all its events are taken."""
+
+    @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
 
     @property
     def resumable(self) -> bool:
@@ -146,6 +152,11 @@ class EventLoop:
         self._examples = JoinedExamples(model.maker, segments, joined_rows, self.counts.unknown_items)
 
     @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
+        return self._events.histories.users if self._events.histories is not None else None
+
+    @property
     def resumable(self) -> bool:
         """Any state is."""
         return True
@@ -207,6 +218,7 @@ class EventLoop:
             self.model.state()
             | _prefixed(JOIN_PART, self.join.state())
             | _prefixed(ONLINE_PART, self.online.state())
+            | _prefixed(HISTORY_PART, self._events.history_state())
         )
 
     def restore(self, arrays: Arrays) -> None:
@@ -214,6 +226,8 @@ class EventLoop:
         self.model.restore(arrays)
         self.join.restore(_with_prefix(JOIN_PART, arrays))
         self.online.restore(_with_prefix(ONLINE_PART, arrays))
+        if self._events.histories is not None:
+            self._events.histories.restore(_with_prefix(HISTORY_PART, arrays))
         self.segments.restore(self.join.segments())
 
     def _count(self, merged: Merged) -> None:
@@ -263,7 +277,13 @@ class RowLoop:
         self._wanted = model.spec.wanted_columns()
         self._derived = DerivedColumns(model.spec)
         self._once = once
+        self._histories = RowHistories.of(model.spec)
         self._pause = threading.Event()
+
+    @property
+    def histories(self) -> Histories | None:
+        """The users' histories; None if no field is of one."""
+        return self._histories.users if self._histories is not None else None
 
     @property
     def resumable(self) -> bool:
@@ -316,16 +336,20 @@ class RowLoop:
         return {}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the model."""
-        return self.model.state()
+        """The arrays of the model, and of histories."""
+        histories = self._histories.state() if self._histories is not None else {}
+        return self.model.state() | _prefixed(HISTORY_PART, histories)
 
     def restore(self, arrays: Arrays) -> None:
         """Restore `state`."""
         self.model.restore(arrays)
+        if self._histories is not None:
+            self._histories.restore(_with_prefix(HISTORY_PART, arrays))
 
     def _learn(self, rows: Rows) -> None:
         counts = self.counts
-        (batch,) = self._derived.filled([rows.batch])
+        batch = rows.batch if self._histories is None else self._histories.fill(rows.batch)
+        (batch,) = self._derived.filled([batch])
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))

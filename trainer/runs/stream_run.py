@@ -9,6 +9,7 @@ and when to end.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from model_store.errors import CheckpointError, InputError, OutputError
+from model_store.records.records import Records
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.manifest import now
@@ -44,6 +46,8 @@ from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
 
 SEGMENTS = "segments"
+HISTORIES_S = 0.25
+"""How long histories are written at a time, once a second."""
 
 
 @dataclass(frozen=True)
@@ -353,9 +357,24 @@ class StreamRun:
         if isinstance(self._loop, RoundLoop):
             self._loop.begin()
 
-    def store_tasks(self, versions: ModelVersions) -> list[Callable[[], object]]:
-        """What is to be written to the store every few seconds."""
-        return [self._loop.dead_letters.send, lambda: self._loop.online.flush(versions.online)]
+    def store_tasks(self, versions: ModelVersions, records: Records) -> list[Callable[[], object]]:
+        """What is to be written to the store every second."""
+        tasks: list[Callable[[], object]] = [
+            self._loop.dead_letters.send,
+            lambda: self._loop.online.flush(versions.online),
+        ]
+        users = self._loop.histories
+        if users is not None:
+            users.all_changed()  # what the store has may be of after the checkpoint
+            tasks.append(
+                lambda: users.write(records, self._spec.model.name, math.inf if self.ended else HISTORIES_S)
+            )
+        return tasks
+
+    def store_lost_its_data(self) -> None:
+        """Write all users' histories again."""
+        if self._loop.histories is not None:
+            self._loop.histories.all_changed()
 
     def warnings(self) -> dict[str, str]:
         """Present problems, by kind. To be called every second or so."""

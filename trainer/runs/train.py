@@ -190,7 +190,7 @@ def train(
         if failure is None:
             report = replace(report, regret=_regret(model, output))
             model.metrics.finish(report.collisions, report.regret)
-        for warning in (*opened.requests.warnings(), *model.coordinates.admission.notes()):
+        for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
     return Run(model, report, failure, opened.absent_fields, loop.withheld)
 

@@ -36,6 +36,7 @@ TUNABLE = (
         "shrink",
         "prior_ctr",
         "forgetting",
+        "warmup",
         "ttl",
         "hash_bits",
     ),

@@ -33,7 +33,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Tried:
-    """A pair of fields, what it gained beside the crosses proposed before it, and its keys with a non-zero weight."""
+    """A pair of fields, what it gained beside the crosses proposed before it, and its keys in the table."""
 
     pair: Pair
     gain: Difference
@@ -73,7 +73,7 @@ def propose(
     rows: int | None = None,
     compare_from: int = 0,
 ) -> Proposal:
-    """Try the pairs of a resolved spec's fields, learned with these parameters. budget: keys with a non-zero weight.
+    """Try the pairs of a resolved spec's fields, learned with these parameters. budget: keys of all crosses.
 
     rows, compare_from: see `learn_together`. Raises SpecError where no two fields can be crossed.
     """
@@ -163,7 +163,7 @@ class _Search:
 
     def _tried(self, learned: Pass, number: int, pair: Pair) -> Tried:
         without, having = learned.outcomes[0], learned.outcomes[number]
-        gain = Difference.of(without.losses, having.losses, learned.weights)
+        gain = Difference.of(without.sums, having.sums, learned.weights)
         own = [
             keys for name, keys in having.crosses.items() if name in ("*".join(pair), "*".join(pair[::-1]))
         ]

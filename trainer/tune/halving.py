@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import ModelSpec
+from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import expand
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of
@@ -32,8 +33,9 @@ MODELS_PER_PASS = 8
 class Comparison:
     """How candidates are compared: over the `last` part of the log (1: all of it), by a metric, as a variant.
 
-    first_rung: rows of the first rung of successive halving; None: every candidate learns the whole log. end: the log
-    ends before this row; None: at its end. widen: how often the grid is widened where the best lies on its edge.
+    by: logloss, auc, or a measure of requests (`RequestMeasure`). first_rung: rows of the first rung of successive
+    halving; None: every candidate learns the whole log. end: the log ends before this row; None: at its end. widen: how
+    often the grid is widened where the best lies on its edge.
     """
 
     last: float = 1.0
@@ -48,8 +50,8 @@ class Comparison:
 class Ranked:
     """A candidate in the ranking, and the rows of the last rung it took part in.
 
-    difference: its log-loss minus that of the best on the same rows; None for the best itself, and where the best did
-    not learn that rung.
+    difference: its log-loss, or the measure of requests compared by, minus that of the best on the same rows; None for
+    the best itself, and where the best did not learn that rung.
     """
 
     parameters: Candidate
@@ -60,12 +62,9 @@ class Ranked:
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
-        metrics = self.outcome.metrics
         return {
             "parameters": dict(self.parameters),
-            "logloss": metrics.logloss,
-            "auc": metrics.auc,
-            "nonzero": self.outcome.nonzero,
+            **self.outcome.figures(),
             "rows": self.rows,
             "judged_rows": self.judged_rows,
             "difference": self.difference and self.difference.as_dict(),
@@ -127,6 +126,7 @@ class _Search:
         self.outcomes: dict[int, tuple[Outcome, Pass]] = {}
         self._spec, self._log, self._comparison, self._variant = spec, log, comparison, variant
         self._passes = self._rejected = 0
+        self.measure = RequestMeasure.parse(comparison.by)
         self.total = comparison.end
         if self.total is None and comparison.last < 1.0:
             self.total = count_rows(log, spec)
@@ -143,7 +143,9 @@ class _Search:
         stop = rows if rows is not None else self._comparison.end
         begin = compared_from(self._comparison, stop if stop is not None else self.total)
         parts = [groups[at : at + MODELS_PER_PASS] for at in range(0, len(groups), MODELS_PER_PASS)]
-        passes = [self._log.learn(part, rows=stop, compare_from=begin) for part in parts]
+        passes = [
+            self._log.learn(part, rows=stop, compare_from=begin, measure=self.measure) for part in parts
+        ]
         outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
         whole = replace(passes[0], outcomes=outcomes)
         self.outcomes |= {index: (outcome, whole) for index, outcome in outcomes.items()}
@@ -157,7 +159,7 @@ class _Search:
 
         def order(index: int) -> tuple[float, int, int]:
             outcome = self.outcomes[index][0]
-            value = getattr(outcome.metrics, by)
+            value = outcome.measure if self.measure else getattr(outcome.metrics, by)
             worst_last = math.inf if value is None else (value if by == "logloss" else -value)
             return worst_last, outcome.nonzero, index
 
@@ -171,7 +173,7 @@ class _Search:
             best = learned.outcomes.get(order[0]) or self._on_the_same_rows(order[0], learned)
             difference = None
             if best is not None and index != order[0]:
-                difference = Difference.of(outcome.losses, best.losses, learned.weights)
+                difference = Difference.of(outcome.sums, best.sums, learned.weights)
             ranking.append(
                 Ranked(self.candidates[index], outcome, learned.rows, learned.judged_rows, difference)
             )

@@ -19,6 +19,7 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, OpenLog, open_log
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 from trainer.logs.rejects import RejectLog
@@ -45,38 +46,50 @@ class Repeated:
         with open_log(self.log, spec) as opened, opened.examples(self.threads) as stream:
             yield opened, stream
 
-    def learn(self, groups: Sequence[Group], *, rows: int | None = None, compare_from: int = 0) -> Pass:
+    def learn(
+        self,
+        groups: Sequence[Group],
+        *,
+        rows: int | None = None,
+        compare_from: int = 0,
+        measure: RequestMeasure | None = None,
+    ) -> Pass:
         """`learn_together`, unless the state has this pass."""
-        if self.state is None:
-            return learn_together(self, groups, rows=rows, compare_from=compare_from)
-        key = self.state.key([group.identity for group in groups], rows, compare_from)
-        kept = self.state.get(key)
-        if kept is None:
-            learned = learn_together(self, groups, rows=rows, compare_from=compare_from)
+        if self.state is not None:
+            key = self.state.key([group.identity for group in groups], rows, compare_from, str(measure))
+            if (kept := self.state.get(key)) is not None:
+                return Pass.of(kept)
+        learned = learn_together(self, groups, rows=rows, compare_from=compare_from, measure=measure)
+        if self.state is not None:
             self.state.put(key, learned.as_dict())
-            return learned
-        return Pass.of(kept)
+        return learned
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a candidate did over the compared rows.
 
-    losses: the sum of weight x log-loss of each block of rows; nonzero: non-zero weights at the end of the pass;
-    crosses: those of each cross, by its name.
+    sums: the sum of weight x log-loss of each block of rows, or of a measure of each block of judged requests; measure:
+    its mean over them; nonzero: non-zero weights at the end of the pass; crosses: keys of each cross in the table.
     """
 
     metrics: VariantMetrics
     nonzero: int
-    losses: Floats
+    sums: Floats
+    measure: float | None = None
     crosses: Mapping[str, int] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float | None]:
+        """Log-loss, AUC, non-zero weights, and the measure if there is one, as JSON."""
+        found = {"logloss": self.metrics.logloss, "auc": self.metrics.auc, "nonzero": self.nonzero}
+        return found if self.measure is None else found | {"measure": self.measure}
 
 
 @dataclass(frozen=True)
 class Pass:
     """The result of a pass: rows learned, compared and rejected, and each candidate's outcome by its index.
 
-    weights: the sum of the weights of each block of compared rows.
+    weights: the sum of the weights of each block of compared rows, or its judged requests.
     """
 
     rows: int
@@ -91,7 +104,8 @@ class Pass:
             str(index): {
                 "metrics": each.metrics.model_dump(exclude={"difference"}),
                 "nonzero": each.nonzero,
-                "losses": each.losses.tolist(),
+                "sums": each.sums.tolist(),
+                "measure": each.measure,
                 "crosses": dict(each.crosses),
             }
             for index, each in self.outcomes.items()
@@ -106,7 +120,8 @@ class Pass:
             int(index): Outcome(
                 VariantMetrics.model_validate(each["metrics"]),
                 each["nonzero"],
-                np.array(each["losses"], np.float64),
+                np.array(each["sums"], np.float64),
+                each["measure"],
                 each["crosses"],
             )
             for index, each in document["outcomes"].items()
@@ -116,15 +131,25 @@ class Pass:
 
 
 def learn_together(
-    log: Repeated, groups: Sequence[Group], *, rows: int | None = None, compare_from: int = 0
+    log: Repeated,
+    groups: Sequence[Group],
+    *,
+    rows: int | None = None,
+    compare_from: int = 0,
+    measure: RequestMeasure | None = None,
 ) -> Pass:
-    """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on."""
+    """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on.
+
+    measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then.
+    """
     models: list[LearningModel] = []
     learned = 0
     rejects = RejectLog()
     with log.examples(groups[0].spec) as (opened, stream):
+        if measure is not None:
+            measure.check(opened.spec.input.request)
         for examples in stream:
-            models = models or [_model(group, opened.spec, compare_from) for group in groups]
+            models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
             rejects.add_all(examples.rejects)
             size = int(examples.hashed.labels.size)
             if rows is not None and learned + size > rows:
@@ -144,14 +169,17 @@ def learn_together(
     return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, found)
 
 
-def _model(group: Group, resolved: ModelSpec, compare_from: int) -> LearningModel:
+def _model(
+    group: Group, resolved: ModelSpec, compare_from: int, measure: RequestMeasure | None
+) -> LearningModel:
     """A model of the group's spec, with fields and input resolved against the log."""
     spec = group.spec.model_copy(update={"fields": resolved.fields, "input": resolved.input})
-    return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from))
+    return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from, measure=measure))
 
 
 def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
-    metrics, losses = list(model.metrics.summary().values()), _late(model).blocks.sums()
+    metrics, measures = list(model.metrics.summary().values()), _late(model).measures()
+    sums = _late(model).blocks.sums()
     keys = model.table.keys()
     weights, masks = model.coordinates.weights(keys), model.coordinates.masks_of(keys)
     plan, owners = model.maker.plan, model.maker.feature_rules.owner[keys.features]
@@ -159,13 +187,12 @@ def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
     for index, variant in zip(group.candidates, group.variants, strict=True):
         used = (masks >> np.uint32(variant) & np.uint32(1)) != 0
         own = weights[:, variant if weights.shape[1] > 1 else 0]
-        by_owner = np.bincount(
-            owners[used & (own != 0.0)], minlength=1 + len(plan.fields) + len(plan.crosses)
-        )
+        by_owner = np.bincount(owners[used], minlength=1 + len(plan.fields) + len(plan.crosses))
         of_crosses = by_owner[1 + len(plan.fields) :].tolist()
         crosses = {cross.name: keys for cross, keys in zip(plan.crosses, of_crosses, strict=True) if keys}
         alone = metrics[variant].model_copy(update={"difference": None})
-        found[index] = Outcome(alone, int(by_owner.sum()), losses[:, variant], crosses)
+        nonzero = int(np.count_nonzero(own[used]))
+        found[index] = Outcome(alone, nonzero, sums[:, variant], measures[variant], crosses)
     return found
 
 
@@ -176,25 +203,29 @@ def _late(model: LearningModel) -> LateMetrics:
 
 @dataclass(frozen=True)
 class LateMetricsOptions(MetricsOptions):
-    """Options for metrics that skip the rows before `begin`, counted from 0."""
+    """Options for metrics that skip the rows before `begin`, counted from 0, and take a measure of requests."""
 
     begin: int = 0
+    measure: RequestMeasure | None = None
 
     def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
         """Metrics of the rows from `begin` on."""
-        return LateMetrics(plan.variants, self.begin)
+        return LateMetrics(plan.variants, self.begin, self.measure)
 
 
 class LateMetrics(ProgressiveMetrics):
     """Progressive metrics without the first `begin` rows, which are learned all the same.
 
-    blocks: the sums of weight x loss of every variant, and in the last column of the weights, by blocks of rows.
+    blocks: the sums of weight x loss of every variant, and in the last column of the weights, by blocks of rows; with a
+    measure, those of the measure, and the number of requests, by blocks of judged requests.
     """
 
-    def __init__(self, variants: tuple[str, ...], begin: int) -> None:
+    def __init__(self, variants: tuple[str, ...], begin: int, measure: RequestMeasure | None = None) -> None:
         super().__init__(variants)
         self._to_skip = begin
         self.blocks = BlockSums(len(variants) + 1)
+        self._measure = measure
+        self._requests = ProgressiveRequests(variants, measure.k, self._add_judged) if measure else None
 
     def update(self, predictions: Predictions, examples: Examples) -> None:
         """Add the rows of a batch after the skipped ones."""
@@ -204,8 +235,22 @@ class LateMetrics(ProgressiveMetrics):
         if skipped < rows:
             late = predictions.after(skipped)
             super().update(late, _with_outcomes(examples, slice(skipped, None)))
+            if self._requests is not None:
+                self._requests.update(late, examples.stop.number)
+                return
             weights = late.weights if late.weights.size else np.ones(late.labels.size)
             self.blocks.add(np.column_stack([late.losses * weights[:, None], weights]))
+
+    def measures(self) -> list[float | None]:
+        """The measure of every variant; None without one. Ends the open request."""
+        if self._requests is None or self._measure is None:
+            return [None] * len(self.variants)
+        orders = self._requests.report().orders
+        return [self._measure.of(orders[name]) for name in self.variants]
+
+    def _add_judged(self, measures: Floats) -> None:
+        assert self._measure is not None
+        self.blocks.add(np.column_stack([measures[:, :, self._measure.index], np.ones(len(measures))]))
 
 
 def first_rows(examples: Examples, rows: int) -> Examples:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import open_log
+from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import expand
 from trainer.logs.rejects import MOST_REJECTED
@@ -46,23 +47,29 @@ class Judged:
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
         sides = {"best": self.best, "given": self.given}
-        metrics = {
-            name: {"logloss": each.metrics.logloss, "auc": each.metrics.auc, "nonzero": each.nonzero}
-            for name, each in sides.items()
-        }
+        metrics = {name: each.figures() for name, each in sides.items()}
         return {"rows": self.rows, **metrics, "difference": self.difference.as_dict()}
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed."""
+    """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed.
 
+    by: what candidates were ranked by, see `Comparison`.
+    """
+
+    by: str
     tuning: Tuning
     extent: Extent | None
     crosses: Proposal | None
     judged: Judged | None
     passes: int
     seconds: float
+
+    @property
+    def has_measure(self) -> bool:
+        """True if candidates were ranked by a measure of requests, and differences are of that."""
+        return RequestMeasure.parse(self.by) is not None
 
     @property
     def best(self) -> Candidate:
@@ -116,6 +123,11 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
         raise InputError(
             f"no row could be learned from ({tuning.rejected:,} rejected); nothing can be ranked"
         )
+    if RequestMeasure.parse(comparison.by) and tuning.ranking[0].outcome.measure is None:
+        raise InputError(
+            f"no request has both a clicked and an unclicked row, so there is no {comparison.by} to compare by; does "
+            "input.request name the requests that showed several rows together? Or compare by logloss or auc"
+        )
     proposal, better = None, spec
     if options.crosses:
         proposal = _proposal(spec, tuning, log, comparison, options.keys)
@@ -128,7 +140,7 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
     if extent is not None and extent.split is not None:
         judged, more = _judged(spec, better, tuning.ranking[0].parameters, log, comparison, extent.split)
         passes += more
-    return Found(tuning, extent, proposal, judged, passes, time.perf_counter() - began)
+    return Found(comparison.by, tuning, extent, proposal, judged, passes, time.perf_counter() - began)
 
 
 def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options) -> Iterator[ModelSpec]:
@@ -161,12 +173,12 @@ def _judged(
     spec: ModelSpec, better: ModelSpec, best: Candidate, log: Repeated, comparison: Comparison, split: int
 ) -> tuple[Judged, int]:
     """Learn the whole log by the best spec and by the spec as given; compare them from row `split` on."""
-    variant = compared_variant(spec, comparison.variant)
+    variant, measure = compared_variant(spec, comparison.variant), RequestMeasure.parse(comparison.by)
     if better is spec:
         groups = [groups_of(spec, [best, {}], (0, 1), variant)]
     else:
         groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
-    passes = [log.learn(each, compare_from=split) for each in groups]
+    passes = [log.learn(each, compare_from=split, measure=measure) for each in groups]
     outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
-    difference = Difference.of(outcomes[0].losses, outcomes[1].losses, passes[0].weights)
+    difference = Difference.of(outcomes[0].sums, outcomes[1].sums, passes[0].weights)
     return Judged(passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)

@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_store.errors import StoreError
-from model_store.redis.redis_keys import CANDIDATES
+from model_store.records.lookups import HashFields
+from model_store.redis.nodes import slot_of
+from model_store.redis.redis_keys import CANDIDATES, USER, history_key, record_key
 from model_store.store import Store
 from tests.matrix import examples
 
@@ -156,3 +158,20 @@ def test_a_candidate_that_is_no_text_is_refused_by_name(store: Store) -> None:
     store.client.rpush("ftrie:candidates:odd", "a", b"\xff")
     with pytest.raises(StoreError, match="expected UTF-8 ids"):
         store.records.candidates("odd")
+
+
+def test_a_user_and_his_history_come_in_one_read(store: Store) -> None:
+    store.records.put_users([("u", {"age": "25"})])
+    records = [(b"u", bytes(range(256))), ("Ümit}{:history:n".encode(), b"other")]
+    assert store.records.put_histories("m", records, 60_000) == 2
+    age = HashFields(("age", "city"))
+    assert store.records.user_and_history("u", age, "m") == (["25", None], bytes(range(256)))
+    assert store.records.user_and_history("u", HashFields(()), "m") == ([], bytes(range(256)))
+    assert store.records.user_and_history("Ümit}{:history:n", age, "m") == ([None, None], b"other")
+    assert store.records.user_and_history("u", age, "n") == (["25", None], None)
+    assert 0 < store.client.pttl(history_key("m", b"u")) <= 60_000
+
+
+@pytest.mark.parametrize("cookie", ["u", "Ümit", "a b*c"])
+def test_a_history_is_in_the_slot_of_its_user(cookie: str) -> None:
+    assert slot_of(history_key("m", cookie.encode())) == slot_of(record_key(USER, cookie))

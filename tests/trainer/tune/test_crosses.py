@@ -57,6 +57,8 @@ def test_a_log_without_an_effect_proposes_none_in_19_of_20_searches(tmp_path):
 def test_a_cross_over_the_budget_of_keys_is_named_and_left_out(tmp_path):
     log = write_log(tmp_path / "log.csv", 4000, 1, effect=1.0)
     assert proposed(log, budget=9).crosses == (("a", "b"),)
+    sparse = propose(parse_spec(SPEC), {"l1": 30.0}, Repeated(Log([log])), variant="base")
+    assert {each.keys for each in sparse.tried} == {9}  # whatever the parameters chosen later
     found = proposed(log, budget=8)
     assert (found.crosses, [each.pair for each in found.too_large]) == ((), [("a", "b")])
 

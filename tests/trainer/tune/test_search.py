@@ -126,6 +126,44 @@ def test_the_difference_is_that_of_the_log_losses(log):
         assert each.difference.mean == pytest.approx(each.outcome.metrics.logloss - best, abs=1e-12)
 
 
+SHOWN = SPEC.replace('timestamp = "ts"', 'request = "ts"').replace("d = {}\n", "")
+
+
+@pytest.fixture
+def shown(log, tmp_path):
+    """The log as lists of five: rows of the same request have the same time."""
+    head, *lines = Path(log).read_text("utf-8").splitlines()
+    rows = [line.split(",") for line in lines]
+    lists = [",".join([click, str(at // 5), *rest]) for at, (click, _, *rest) in enumerate(rows)]
+    path = tmp_path / "lists.csv"
+    path.write_text("\n".join([head, *lists]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("by", ["mrr", "ndcg@3", "hit@1", "request_auc"])
+def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(by, shown):
+    found = found_in(shown, SHOWN, by=by)
+    best, *others = found.tuning.ranking
+    measures = [each.outcome.measure for each in found.tuning.ranking]
+    assert measures == sorted(measures, reverse=True)
+    for each in others:
+        assert each.difference.mean == pytest.approx(each.outcome.measure - best.outcome.measure, abs=1e-12)
+    judged = found.judged
+    assert judged.difference.mean == pytest.approx(judged.best.measure - judged.given.measure, abs=1e-12)
+    assert judged.rows == 200
+    by_loss = found_in(shown, SHOWN).tuning.ranking
+    assert {each.outcome.metrics.logloss for each in by_loss} == {
+        each.outcome.metrics.logloss for each in found.tuning.ranking
+    }
+
+
+def test_a_measure_of_requests_needs_requests(log, shown):
+    with pytest.raises(SpecError, match=r"set input\.request"):
+        found_in(log, by="mrr")
+    with pytest.raises(InputError, match="no request has both"):
+        found_in(log, SHOWN, by="mrr")
+
+
 def test_a_search_killed_during_a_pass_goes_on_and_finds_the_same(tmp_path):
     log = write_log(tmp_path / "log.csv", 20_000, 4, effect=0.5)
     spec, state = tmp_path / "spec.toml", tmp_path / "state.json"
@@ -189,8 +227,8 @@ def test_the_report_draws_candidates_parameters_and_pairs(name, log, tmp_path):
     assert run(["tune", str(spec), log, "--crosses", "--report", str(page)]) == 0
     text = page.read_text("utf-8")
     for each in (
-        "Log-loss minus the best",
-        "Log-loss by alpha",
+        "log-loss minus the best",
+        "logloss by alpha",
         "l1 = 0.3",
         "Log-loss saved by one cross",
         "a*b",

@@ -9,8 +9,8 @@ the predictions of a model that learns, before it learns from the rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,12 @@ class RequestMetrics:
     count as the average over all their orders.
     """
 
-    def __init__(self, orders: Sequence[str], k: int = DEFAULT_K) -> None:
+    def __init__(
+        self, orders: Sequence[str], k: int = DEFAULT_K, on_judged: Callable[[Array], None] | None = None
+    ) -> None:
+        """on_judged: receives the measures of judged requests: float64[requests, orders, MEASURES]."""
         self.orders, self.k = tuple(orders), k
+        self._on_judged = on_judged
         self._discounts = np.concatenate([[0.0], np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))])
         self._open: tuple[Array, Array, Array] | None = None
         self._file = 0
@@ -140,6 +144,8 @@ class RequestMetrics:
         self._requests += len(out)
         self._clicked += int(np.count_nonzero((clicks > 0) & (sizes <= MOST_ROWS)))
         self._judged += int(np.count_nonzero(judged))
+        if self._on_judged is not None:
+            self._on_judged(out[judged])
         self._single += int(np.count_nonzero(sizes == 1))
         self._too_long += int(np.count_nonzero(sizes > MOST_ROWS))
         add_rows(out.reshape(len(out), self._sums.size), self._sums.reshape(-1))
@@ -163,8 +169,11 @@ class ProgressiveRequests:
     - Rows left out at the front (those not judged) may cut a request: its rest is judged as a request of its own.
     """
 
-    def __init__(self, variants: Sequence[str], k: int = DEFAULT_K) -> None:
-        self._metrics = RequestMetrics(variants, k)
+    def __init__(
+        self, variants: Sequence[str], k: int = DEFAULT_K, on_judged: Callable[[Array], None] | None = None
+    ) -> None:
+        """on_judged: see `RequestMetrics`."""
+        self._metrics = RequestMetrics(variants, k, on_judged)
 
     def update(self, predictions: Predictions, file: int = 0) -> None:
         """Add a batch of one file, whose `requests` must not be empty if it has rows."""
@@ -202,6 +211,11 @@ class RequestMeasure:
                 f"{self.name} is a mean over requests, and the spec names none: set input.request to the column with "
                 "the id of the request that showed several rows together, or compare by logloss or auc"
             )
+
+    @property
+    def index(self) -> int:
+        """Its place among MEASURES."""
+        return [each.name for each in fields(RankingMetrics)].index(_MEMBERS.get(self.name, self.name))
 
     def of(self, metrics: RankingMetrics) -> float | None:
         """The measure's value."""

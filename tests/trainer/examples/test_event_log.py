@@ -1,0 +1,292 @@
+"""Impressions and clicks as a log of labelled rows: whole requests as the join labels them, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.errors import InputError, SpecError
+from model_store.spec.spec import ModelSpec, parse_spec
+from tests.trainer.join.oracle import Event, OracleJoin
+from trainer.events.log_files import holds_events
+from trainer.examples.event_log import EventLog
+from trainer.examples.open_log import Log, open_log
+from trainer.examples.side_tables import side_tables
+from trainer.logs.batch import RowBatch
+from trainer.logs.rejects import Reject
+
+SPEC = """
+[model]
+name = "ads"
+[input]
+label = "click"
+request = "request_id"
+item = "item"
+[fields]
+brand = { side = "item", optional = true }
+[join]
+window = "10s"
+lateness = "2s"
+late_within = "20s"
+"""
+SHOWN = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "x"}}, {"id": "b"}]}
+CLICK = {"request_id": "r1", "ts": 1001, "item": "b"}
+Row = tuple[Any, ...]
+
+
+def spec(more: str = "", base: str = SPEC) -> ModelSpec:
+    return parse_spec(base + more)
+
+
+def written(path: Path, events: Sequence[Any]) -> str:
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return str(path)
+
+
+def read(
+    inputs: Sequence[str], given: ModelSpec | None = None, more: Sequence[str] = (), **options: Any
+) -> list[RowBatch]:
+    with open_log(Log(inputs, **options), given or spec()) as opened:
+        return list(opened.batches(more))
+
+
+def rows(batches: Sequence[RowBatch], *columns: str) -> list[Row]:
+    """The values of columns, row by row, as text."""
+    return [
+        tuple(_text(batch.columns[name][row]) for name in columns)
+        for batch in batches
+        for row in range(batch.rows)
+    ]
+
+
+def _text(value: pa.Scalar) -> Any:
+    value = value.as_py()
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def rejects(batches: Sequence[RowBatch]) -> list[Reject]:
+    return [reject for batch in batches for reject in batch.rejects]
+
+
+TIMES = st.integers(0, 40)
+EVENTS = st.lists(
+    st.one_of(
+        st.builds(
+            lambda time, request, shows: Event(time * 1_000_000, request, tuple(dict.fromkeys(shows))),
+            *(TIMES, st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3)),
+        ),
+        st.builds(
+            lambda time, request, item: Event(time * 1_000_000, request, None, item),
+            *(TIMES, st.integers(0, 4), st.integers(0, 4)),
+        ),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def as_json(event: Event) -> dict[str, Any]:
+    common = {"request_id": f"q{event.request}", "ts": 1_700_000_000 + event.time // 1_000_000}
+    if event.shows is None:
+        return {**common, "item": f"i{event.item}"}
+    return {**common, "items": [{"id": f"i{item}"} for item in event.shows]}
+
+
+@settings(max_examples=30)
+@given(EVENTS, st.booleans())
+def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(
+    events: list[Event], packed: bool
+) -> None:
+    section = spec().join
+    oracle = OracleJoin(section)
+    shown: dict[int, Event] = {}
+    for event in events:
+        if event.shows is not None:
+            shown[len(shown)] = event
+        oracle.take(event)
+    oracle.finish()
+    positive = {(row.impression, row.row) for row in oracle.rows if row.label}
+    expected = [
+        (f"q{shown[number].request}", f"i{item}", int((number, row) in positive))
+        for number, *_ in oracle.closed
+        for row, item in enumerate(shown[number].shows or ())
+    ]
+    with TemporaryDirectory() as folder:
+        name = "events.jsonl.gz" if packed else "events.jsonl"
+        first = {"request_id": "none", "ts": 1_700_000_000, "items": []}  # so that the log is one of events
+        log = written(Path(folder) / name, [first, *map(as_json, events)])
+        found = read([log], spec(base=SPEC.replace("brand = { side", "item = { side")))
+    assert rows(found, "request_id", "item", "click") == expected
+
+
+def test_clicks_may_be_in_a_file_of_their_own_and_files_may_overlap_in_time(tmp_path: Path) -> None:
+    """Given requests dealt to two files of impressions, when read with their clicks, they are joined as if in one."""
+    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + 5 * n} for n in range(40)]
+    clicks = [{"request_id": f"r{n}", "ts": 1000 + 5 * n + 1, "item": "a"} for n in range(0, 40, 3)]
+    dealt = [
+        written(tmp_path / "one.jsonl", shown[::2]),
+        written(tmp_path / "two.jsonl.gz", shown[1::2]),
+        written(tmp_path / "clicks.jsonl", clicks),
+    ]
+    found = rows(read(dealt), "request_id", "click")
+    assert found == [(f"r{n}", int(n % 3 == 0 and row == 0)) for n in range(40) for row in range(2)]
+    in_order = sorted([*shown, *clicks], key=lambda event: event["ts"])
+    assert found == rows(read([written(tmp_path / "all.jsonl", in_order)]), "request_id", "click")
+
+
+def test_rows_and_rejects_name_their_file_and_line(tmp_path: Path) -> None:
+    shown = written(tmp_path / "shown.jsonl", [SHOWN, "", "{broken", SHOWN | {"request_id": "r2"}])
+    clicks = written(tmp_path / "clicks.jsonl", [CLICK, {"request_id": "r2", "item": "a", "ts": "soon"}])
+    found = read([shown, clicks])
+    assert [(batch.file, batch.lines.tolist()) for batch in found if batch.rows] == [(shown, [1, 1, 4, 4])]
+    assert sorted((each.file, each.line, each.category) for each in rejects(found)) == [
+        (clicks, 2, "ts"),
+        (shown, 3, "malformed JSON"),
+    ]
+
+
+def test_reserved_columns_and_those_of_the_request_can_be_had(tmp_path: Path) -> None:
+    shown = SHOWN | {"cookie": "u1", "items": [{"id": "a", "position": 7}, {"id": "b"}]}
+    log = written(tmp_path / "log.jsonl", [shown, CLICK])
+    found = read([log], more=["@position", "cookie", "ts"])
+    assert rows(found, "@position", "cookie", "ts", "click") == [
+        (7, "u1", "1000", 0),
+        (None, "u1", "1000", 1),
+    ]
+
+
+def test_items_that_the_server_did_not_know_are_left_out_unless_the_spec_learns_them(tmp_path: Path) -> None:
+    shown = SHOWN | {"items": [{"id": "a", "unknown": 1}, {"id": "b"}]}
+    log = written(tmp_path / "log.jsonl", [shown, CLICK])
+    assert rows(read([log]), "click") == [(1,)]
+    assert rows(read([log], spec('unknown_items = "learn"\n')), "click") == [(0,), (1,)]
+
+
+def test_a_spec_without_a_request_gets_that_of_the_events(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+    with open_log(Log([log]), spec(base=SPEC.replace('request = "request_id"\n', ""))) as opened:
+        assert opened.spec.input.request == "request_id"
+        with opened.examples(1) as stream:
+            (examples,) = stream
+    assert np.unique(examples.requests).size == 1 and examples.hashed.labels.tolist() == [0.0, 1.0]
+
+
+def test_columns_that_events_lack_come_from_a_file_of_items(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+    items = tmp_path / "items.csv"
+    items.write_text("id,colour,brand\na,red,y\nb,blue,z\n")
+    given = spec("", SPEC.replace("[join]", 'colour = { side = "item" }\n[join]'))
+    found = read([log], given, tables=side_tables(items, None, given.input))
+    assert rows(found, "item", "colour", "brand") == [("a", "red", "x"), ("b", "blue", "")]
+
+
+def test_a_label_of_other_values_is_of_labelled_rows_and_means_nothing_to_the_join(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+    given = spec(base=SPEC.replace('label = "click"', 'label = "click"\npositive = "yes"'))
+    with open_log(Log([log]), given) as opened, opened.examples(1) as stream:
+        assert [label for examples in stream for label in examples.hashed.labels.tolist()] == [0.0, 1.0]
+
+
+def test_without_fields_the_features_seen_are_the_fields(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN | {"context": {"tags": ["x"]}}, CLICK])
+    bare = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
+    with open_log(Log([log]), parse_spec(bare)) as opened:
+        found = {name: (field.side, field.kind) for name, field in opened.spec.fields.items()}
+    assert found == {"brand": ("item", "category"), "tags": ("context", "set")}
+
+
+def test_a_field_that_no_impression_has_is_named(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+    given = spec("", SPEC.replace("brand =", "colour =").replace(", optional = true", ""))
+    with pytest.raises(SpecError, match="no impression so far has 'colour'"):
+        read([log], given)
+
+
+@pytest.mark.parametrize(
+    ("lines", "format", "label", "expected"),
+    [
+        ([SHOWN], None, None, True),
+        ([CLICK, SHOWN], None, None, True),
+        ([SHOWN | {"items": []}], None, None, True),
+        (["", SHOWN], "jsonl", None, True),
+        ([CLICK], None, None, False),
+        ([SHOWN | {"click": 1}], None, "click", False),
+        ([{"items": ["a", "b"], "click": 1}], None, None, False),
+        ([{"click": 1, "f": "a"}], "events", None, True),
+        (["click,f", "1,a"], "csv", None, False),
+    ],
+)
+def test_events_are_told_by_their_first_lines_or_the_format(
+    tmp_path: Path, lines: list[Any], format: str | None, label: str | None, expected: bool
+) -> None:
+    assert holds_events([written(tmp_path / "log.jsonl", lines)], format, label) is expected
+
+
+def test_an_event_longer_than_the_head_of_a_file_is_told_too(tmp_path: Path) -> None:
+    many = SHOWN | {"items": [{"id": f"item-{number}"} for number in range(9_000)]}
+    log = written(tmp_path / "log.jsonl", [many])
+    assert holds_events([log]) and len(rows(read([log]), "click")) == 9_000
+
+
+def test_events_beside_labelled_rows_are_refused(tmp_path: Path) -> None:
+    shown = written(tmp_path / "shown.jsonl", [SHOWN])
+    other = written(tmp_path / "rows.jsonl", [{"click": 1, "brand": "x"}])
+    with pytest.raises(InputError, match=r"shown\.jsonl holds impressions, so .*rows\.jsonl must hold"):
+        read([shown, other])
+    with pytest.raises(InputError, match="so - must hold impressions or feedback"):
+        holds_events([shown, "-"])
+
+
+def test_a_part_of_a_log_of_events_cannot_be_read_alone(tmp_path: Path) -> None:
+    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+    with pytest.raises(InputError, match="joined from the first to the last in one run.*`ftrie trainer`"):
+        read([log], readers=2)
+
+
+def notes_of(inputs: Sequence[str]) -> list[str]:
+    notes: list[str] = []
+    say: Callable[[str], None] = notes.append
+    read(inputs, on_note=say)
+    return notes
+
+
+def test_feedback_that_is_of_no_row_is_noted(tmp_path: Path) -> None:
+    late, stray = CLICK | {"ts": 1011}, CLICK | {"request_id": "r9"}
+    odd = CLICK | {"item": "z"}
+    assert notes_of([written(tmp_path / "log.jsonl", [SHOWN, CLICK])]) == []
+    (note,) = notes_of([written(tmp_path / "log.jsonl", [SHOWN, odd, stray, late])])
+    assert "3 clicks or conversions of 3 are not of a row: 1 came after the window of 10s" in note
+    assert "1 have no impression, 1 are of an item not shown" in note
+    assert "so there is no row" in notes_of([written(tmp_path / "log.jsonl", [SHOWN | {"items": []}])])[-1]
+
+
+def test_bytes_read_grow_to_the_size_of_the_files(tmp_path: Path) -> None:
+    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n} for n in range(20_000)]
+    log = written(tmp_path / "shown.jsonl", shown)
+    with EventLog([log]) as events:
+        assert events.bytes_read() == 0
+        events.resolve(spec(), {})
+        seen = []
+        for _ in events.batches(["brand", "click"]):
+            seen.append(events.bytes_read())
+    assert seen == sorted(seen) and seen[-1] == events.total_bytes == Path(log).stat().st_size
+
+
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl.gz"
+    written(path, [SHOWN, CLICK])
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(InputError, match="damaged or cut short"):
+        read([str(path)])

@@ -1,0 +1,165 @@
+"""Histories of users in logs of labelled rows."""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ftrie.cli import run
+from model_store.spec.spec import parse_spec
+from tests.trainer.oracles.histories import value_of
+from trainer.examples.open_log import Log, open_log
+from trainer.examples.row_histories import RowHistories
+from trainer.logs.batch import Position, RowBatch
+
+TEXT = """
+[model]
+name = "m"
+[input]
+label = "click"
+timestamp = "ts"
+cookie = "cookie"
+item = "id"
+request = "request"
+[fields]
+brand = {side = "item"}
+seen_items = {side = "user", kind = "set", history = "seen", measure = "last", last = 4}
+clicked_brands = {side = "user", kind = "set", history = "clicked", measure = "last", of = "brand", last = 2}
+clicks = {side = "user", kind = "number", bucket = "log", history = "clicked", measure = "count", within = "60s"}
+seen_ago = {side = "item", kind = "number", bucket = "log", history = "seen", measure = "age"}
+brand_clicks = {side = "item", kind = "number", bucket = "log", history = "clicked", measure = "count", of = "brand"}
+"""
+COLUMNS = ("click", "ts", "cookie", "id", "request", "brand")
+SPEC = parse_spec(TEXT).resolve(COLUMNS)
+FIELDS = [name for name, field in SPEC.fields.items() if field.history is not None]
+Row = dict[str, str]
+
+
+def a_log(seed: int, requests: int = 150) -> list[Row]:
+    draw = random.Random(seed)
+    rows, now = list[Row](), 1_700_000_000
+    for number in range(requests):
+        now += draw.choice([0, 1, 7])
+        cookie = draw.choice(["ann", "bob", "ann", ""])
+        for k in draw.sample(range(7), draw.randint(1, 4)):
+            click = "1" if draw.random() < 0.3 else "0"
+            brand = f"b{k % 3}" if k else ""
+            values = (click, str(now), cookie, f"i{k}", f"r{number}", brand)
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
+    return rows
+
+
+def oracle(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Of each row: the values by all rows of earlier requests of its user."""
+    expected = []
+    for row in rows:
+        before = [each for each in rows[: rows.index(row)] if each["request"] != row["request"]]
+        found = {}
+        for name in FIELDS:
+            field = SPEC.fields[name]
+            mine = [
+                (int(each["ts"]) * 1_000_000, each["id"], {"brand": each["brand"]})
+                for each in before
+                if each["cookie"] == row["cookie"] and (field.history == "seen" or each["click"] == "1")
+            ]
+            candidate = {"id": row["id"], "features": {"brand": row["brand"]}}
+            now_us = int(row["ts"]) * 1_000_000
+            found[name] = value_of(field, mine, now_us, candidate) if row["cookie"] else None
+        expected.append(found)
+    return expected
+
+
+def batch(rows: Sequence[Row]) -> RowBatch:
+    columns: dict[str, Any] = {name: pa.array([row[name] for row in rows]) for name in COLUMNS}
+    columns |= {name: pa.nulls(len(rows)) for name in FIELDS}
+    return RowBatch(columns, np.arange(len(rows)), "log", (), len(rows), Position("log"))
+
+
+def filled(histories: RowHistories, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    columns = histories.fill(batch(rows)).columns
+    values = zip(*(columns[name].to_pylist() for name in FIELDS), strict=True)
+    return [dict(zip(FIELDS, map(plain, row), strict=True)) for row in values]
+
+
+def plain(value: Any) -> Any:
+    return [text.decode() for text in value] if isinstance(value, list) else value
+
+
+def new() -> RowHistories:
+    histories = RowHistories.of(SPEC)
+    assert histories is not None
+    return histories
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_row_has_what_the_rows_of_earlier_requests_say_however_the_log_is_cut(seed: int) -> None:
+    rows = a_log(seed)
+    expected = oracle(rows)
+    assert filled(new(), rows) == expected
+    draw = random.Random(seed)
+    histories, found, first = new(), list[Mapping[str, Any]](), 0
+    while first < len(rows):
+        stop = first + draw.randint(1, 9)
+        found += filled(histories, rows[first:stop])
+        saved = {name: array.copy() for name, array in histories.state().items()}
+        histories = new()
+        histories.restore(saved)
+        first = stop
+    assert found == expected
+
+
+def test_without_request_ids_each_row_is_a_request() -> None:
+    spec = parse_spec(TEXT.replace('request = "request"', "")).resolve(COLUMNS)
+    histories = RowHistories.of(spec)
+    assert histories is not None
+    rows = [dict(zip(COLUMNS, ("1", str(ts), "ann", "i1", "r", "b"), strict=True)) for ts in (5, 6, 7)]
+    found = [row for each in rows for row in filled(histories, [each])]
+    assert [row["brand_clicks"] for row in found] == [0.0, 1.0, 2.0]
+
+
+def test_a_log_that_is_not_sorted_by_time_is_reported() -> None:
+    histories = new()
+    rows = a_log(1)
+    filled(histories, [*rows[60:], *rows[:60]])
+    assert histories.unsorted
+    assert "sort the log by 'ts'" in "".join(histories.warnings())
+
+
+def write(path: Path, rows: Sequence[Row]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_a_log_is_opened_with_histories(tmp_path: Path) -> None:
+    rows = a_log(3)
+    log = write(tmp_path / "log.csv", rows)
+    with open_log(Log([str(log)], batch_bytes=500), parse_spec(TEXT)) as opened, opened.examples() as stream:
+        examples = list(stream)
+    names = {name for each in examples for name in opened.maker.prefixes if each.rows.size}
+    assert b"clicked_brands=" in names
+    assert sum(each.hashed.hashes.size for each in examples) > 4 * len(rows)
+
+
+def test_a_resumed_run_learns_as_one_that_never_stopped(tmp_path: Path) -> None:
+    rows = a_log(5, 400)
+    spec = tmp_path / "spec.toml"
+    spec.write_text(TEXT)
+    cut = len(rows) // 2
+    whole = [str(write(tmp_path / "a.csv", rows[:cut])), str(write(tmp_path / "b.csv", rows[cut:]))]
+    assert run(["train", str(spec), *whole, "--save", str(tmp_path / "once.arrow")]) == 0
+    checkpoints = ["--checkpoint", str(tmp_path / "run")]
+    assert run(["train", str(spec), whole[0], *checkpoints]) == 0
+    again = ["train", str(spec), *whole, *checkpoints, "--resume"]
+    assert run([*again, "--save", str(tmp_path / "twice.arrow")]) == 0
+    assert run(["train", str(spec), whole[1], *checkpoints, "--resume"]) == 3
+    assert (tmp_path / "once.arrow").read_bytes() == (tmp_path / "twice.arrow").read_bytes()
