@@ -85,7 +85,7 @@ def dot_chart(name: str, values: Sequence[str], series: Sequence[Series], refere
         for point in each.points:
             at = top + pitch * (point.x + 0.5) + (number - (len(series) - 1) / 2) * 7.0
             drawn += _dot(each, point, x, at, values[round(point.x)])
-    words = f"{name} of {len(values)} values, most rows first: " + ", ".join(values[:12])
+    words = f"{name} of {len(values)} values: " + ", ".join(values[:12])
     return _picture(name, height, [*drawn, *legend], words)
 
 

@@ -18,8 +18,8 @@ from trainer.runs.importance import Importance, WeightImportance
 
 DRAWN_VALUES = 20
 DRAWN_OWNERS = 30
-DRAWN_FIELDS = 6
-"""Fields of which the page shows the drift as curves, and values of a field of which it shows reliability."""
+DRAWN_FIELDS, DRAWN_DIAGRAMS = 6, 3
+"""Fields of which the page shows the drift as curves, and values of a field of which it shows the reliability."""
 OPEN_SLICES = 3
 KEYS_OF_ROW = 10
 OTHER, NOTHING = "(all others)", "(empty)"
@@ -80,9 +80,9 @@ def _reliability(report: ModelReport) -> list[Element]:
         element("h2", "Reliability"),
         element(
             "p",
-            "Bins of equal weight by prediction; bars: 95 % intervals (Wilson) of the click rate. ECE, the expected "
-            "calibration error, is the mean distance of a bin's prediction from its click rate; by chance: what a "
-            "perfectly calibrated model would have.",
+            "Up to 10 bins of equal weight by prediction; bars: 95 % intervals (Wilson) of the click rate. ECE, the "
+            "expected calibration error, is the mean distance of a bin's prediction from its click rate; by chance: "
+            "what a perfectly calibrated model would have.",
             class_="quiet",
         ),
         *(captioned(*each) for each in _total_pictures(report)),
@@ -119,7 +119,8 @@ def _slice(report: ModelReport, found: SliceReport, is_open: bool) -> Element:
         for each in found.values
         for name, own in each.group.variants.items()
     ]
-    summary = element("summary", "By ", element("code", found.field))
+    worst = f": {_called(found.values[0].value)} is the worst calibrated" if found.values else ""
+    summary = element("summary", "By ", element("code", found.field), worst)
     made = [
         element("p", said, class_="quiet"),
         *(captioned(*each) for each in _slice_pictures(report, found)),
@@ -147,7 +148,7 @@ def _slice_pictures(report: ModelReport, found: SliceReport) -> list[Picture]:
     first = report.variants[0]
     worst = [
         Series(_called(each.value), number, _bins(each.group.variants[first]))
-        for number, each in enumerate(values[:DRAWN_FIELDS])
+        for number, each in enumerate(values[:DRAWN_DIAGRAMS])
     ]
     bins = reliability_chart(f"{found.field}: click rate by prediction", worst)
     return [

@@ -78,11 +78,10 @@ def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
     """Heading ("" within a section), chart, caption."""
     ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
     if ranking:
-        names = [parameters_text(each.parameters) for each in ranking]
+        names = [", ".join(map(value_text, each.parameters.values())) for each in ranking]
         points = [_point(row, each.difference) for row, each in enumerate(ranking) if each.difference]
-        chart = dot_chart(
-            f"{compared(found)} minus the best's", names, [Series("candidates", 0, tuple(points))], 0.0
-        )
+        candidates = Series(", ".join(found.best), 0, tuple(points))
+        chart = dot_chart(f"{compared(found)} minus the best's", names, [candidates], 0.0)
         caption = (
             f"The best: {parameters_text(found.best)}. Bars: 95 % intervals of the paired difference on the same rows; "
             "one that reaches 0 is not distinguishable from the best."

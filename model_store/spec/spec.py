@@ -236,6 +236,24 @@ class ModelSpec(Section):
         check_calibration(resolved)
         return resolved
 
+    @property
+    def has_to_learn(self) -> bool:
+        """True if a field's bucket or scale has yet to learn from a log."""
+        return any(field.has_to_learn for field in self.fields.values())
+
+    def with_learned_of(self, others: Sequence[ModelSpec]) -> ModelSpec:
+        """This spec with what the first of `others` with the same field and transform has learned, where it has not."""
+        fields = dict(self.fields)
+        for name, field in self.fields.items():
+            same = (
+                (other.fields[name] for other in others if name in other.fields) if field.has_to_learn else ()
+            )
+            for each in same:
+                if each.learned is not None and each.transform == field.transform:
+                    fields[name] = field.model_copy(update={"learned": each.learned})
+                    break
+        return self.model_copy(update={"fields": fields})
+
     def warnings(self) -> tuple[str, ...]:
         """Messages about settings that are allowed but rarely intended."""
         real = [name for name, field in self.fields.items() if field.is_number]
@@ -321,6 +339,13 @@ class ModelSpec(Section):
             if field.is_derived
         ]
         return hashlib.sha256(json.dumps(derived).encode()).hexdigest()[:16] if derived else ""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A changed copy. Pydantic's would keep what the cached properties were of this spec."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in ("derivation", "sha256"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     def with_columns(self, columns: tuple[str, ...] | None) -> ModelSpec:
         """This spec with the columns of a log without a header, unless it names them; None: the log has a header."""

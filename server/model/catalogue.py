@@ -181,6 +181,17 @@ class Catalogue:
             for at in range(first, stop)
         )
 
+    def tokens_of(self, id_fields: tuple[str, ...]) -> TokenTable:
+        """`tokens_with_ids`, made once. O(items), then O(1)."""
+        found = self._with_ids.get(id_fields)
+        if found is None:
+            found = self._with_ids[id_fields] = self.tokens_with_ids(id_fields) if id_fields else self.tokens
+        return found
+
+    @cached_property
+    def _with_ids(self) -> dict[tuple[str, ...], TokenTable]:
+        return {}
+
     def tokens_with_ids(self, id_fields: Container[str]) -> TokenTable:
         """The tokens, where an item without a value in one of `id_fields` has its own id as value. O(items)."""
         values, writer = self.tokens.values.copy(), TokenWriter()

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from model_store.features.derived import Derivations, is_absent, value_number
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.features.numbers import NumberRule
+from model_store.features.values import LARGEST_REAL, Value
 
 Array = npt.NDArray[Any]
 Record = Mapping[str, Value]
@@ -25,16 +26,18 @@ class DerivedFields:
     """Immutable; shared by all threads.
 
     request: fields of the user's and the context's side. records: fields of items that depend on the item alone; the
-    catalogue holds their values. items: all fields of items. per_request: whether some of them depend on the request.
+    catalogue holds their values. items: all fields of items. per_request: those of them that depend on the request.
     from_items, from_request: what `items` are computed from, by side; from_items includes the fields themselves.
+    rules: of fields whose x is scaled; it may then be beyond what a model takes, and such a value is left out.
     """
 
     request: Derivations
     records: Derivations
     items: Derivations
-    per_request: bool
+    per_request: tuple[str, ...]
     from_items: tuple[str, ...]
     from_request: tuple[str, ...]
+    rules: Mapping[str, NumberRule]
 
     @classmethod
     def of(cls, plan: FeaturePlan) -> DerivedFields | None:
@@ -53,9 +56,17 @@ class DerivedFields:
             request=found.only(lambda field: field.side != "item"),
             records=items.only(lambda field: field.name not in varying),
             items=items,
-            per_request=any(field.name in varying for field in items.fields),
+            per_request=tuple(field.name for field in items.fields if field.name in varying),
             from_items=tuple(name for name, side in sides.items() if side == "item"),
             from_request=tuple(name for name, side in sides.items() if side != "item"),
+            rules={
+                field.name: rule
+                for field in plan.fields
+                if field.spec.is_derived
+                and (rule := field.number) is not None
+                and rule.buckets is None
+                and not rule.is_plain
+            },
         )
 
     def numbers_of(self, records: Collection[Record]) -> dict[str, Array]:
@@ -78,7 +89,7 @@ class DerivedFields:
         if not self.request:
             return values
         given = {name: _numbers([values.get(name)]) for name in self.request.columns}
-        found = self.request.computed(given, np.array([0, 1]))
+        found = self._fitting(self.request.computed(given, np.array([0, 1])))
         absent = (name for name in found if is_absent(values.get(name)))
         return {
             **values,
@@ -95,7 +106,14 @@ class DerivedFields:
         `numbers_of` makes them, for each of `from_items`.
         """
         request = {name: np.full(count, value_number(values.get(name))) for name in self.from_request}
-        return self.items.computed({**request, **given}, np.array([0, count]))
+        return self._fitting(self.items.computed({**request, **given}, np.array([0, count])))
+
+    def _fitting(self, values: dict[str, Array]) -> dict[str, Array]:
+        for name, rule in self.rules.items():
+            if name in values:
+                fits = np.abs(rule.xs(values[name])) <= LARGEST_REAL
+                values[name] = np.where(fits, values[name], np.nan)
+        return values
 
 
 def _numbers(values: Iterable[Value]) -> Array:

@@ -51,9 +51,27 @@ class TokenTable:
         """The group `tokens` of the scoring kernels."""
         return self.values, self.value_start, self.begin, self.x, self.text
 
+    def at(self, values: Array) -> TokenTable:
+        """A table of rows with these values of this table, int32[rows, fields]. O(bytes of these values)."""
+        present = values != NO_VALUE
+        chosen = values[present]
+        numbered = np.full(values.shape, NO_VALUE, np.int32)
+        numbered[present] = np.arange(len(chosen), dtype=np.int32)
+        first, stop = self.value_start[chosen], self.value_start[chosen + 1]
+        at, to = self.begin[first], self.begin[stop]
+        value_start = _from_zero(stop - first)
+        tokens = first if value_start[-1] == len(chosen) else _ranges(first, stop - first)
+        sizes = _from_zero(to - at)
+        begin = self.begin[tokens] - np.repeat(at - sizes[:-1], stop - first)
+        text = self.text[_ranges(at, to - at)]
+        return TokenTable(numbered, value_start, np.append(begin, sizes[-1]), self.x[tokens], text)
+
     def extended(self, more: TokenWriter, values: Array) -> TokenTable:
         """A table of other rows; the values of `more` are numbered after this table's."""
-        tail = more.table(values)
+        return self.followed_by(more.table(values), values)
+
+    def followed_by(self, tail: TokenTable, values: Array) -> TokenTable:
+        """A table of rows with `values`; those of `tail` are numbered after this table's."""
         return TokenTable(
             values,
             np.concatenate([self.value_start, tail.value_start[1:] + self.value_start[-1]]),
@@ -61,6 +79,49 @@ class TokenTable:
             np.concatenate([self.x, tail.x]),
             np.concatenate([self.text, tail.text]),
         )
+
+    def __len__(self) -> int:
+        """The number of values."""
+        return len(self.value_start) - 1
+
+
+def _from_zero(sizes: Array) -> Array:
+    """Where parts of these sizes begin, and where the last one ends."""
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    return starts
+
+
+def _ranges(first: Array, sizes: Array) -> Array:
+    """The numbers first[i] … first[i] + sizes[i] - 1 for each i, one range after the other."""
+    starts = _from_zero(sizes)
+    numbers: Array = np.arange(starts[-1]) + np.repeat(first - starts[:-1], sizes)
+    return numbers
+
+
+def number_tokens(field: FieldPlan, numbers: Array) -> TokenTable:
+    """The tokens of a number field's values, one for each row, NaN where absent: `FieldPlan.tokens` for a column.
+
+    Raises ValueError if an x is beyond what a model takes.
+    """
+    rule, present = field.number, ~np.isnan(numbers)
+    assert rule is not None
+    values = np.full((len(numbers), 1), NO_VALUE, np.int32)
+    writer = TokenWriter()
+    if field.has_missing_key:
+        values[~present, 0] = writer.add(field.tokens(None))
+    found, first = numbers[present], len(writer.value_start) - 1
+    if rule.buckets is None:
+        values[present, 0] = first + np.arange(len(found))
+        head, count = writer.table(values), len(found)
+        starts = np.arange(count + 1)
+        tail = TokenTable(values, starts, starts, rule.xs(found), np.full(count, ord("*"), np.uint8))
+        return head.followed_by(tail, values)
+    buckets, codes = np.unique(rule.buckets(rule.clipped(found)), return_inverse=True)
+    for bucket in buckets.tolist():
+        writer.add([Token(b"%d" % bucket, 1.0)])
+    values[present, 0] = first + codes.reshape(-1)
+    return writer.table(values)
 
 
 @dataclass(slots=True)

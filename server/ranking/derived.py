@@ -1,14 +1,15 @@
 """Gives the candidates of a request their derived values: those that depend on the request, and those of inline items.
 
 A catalogue row whose values depend on the request becomes an inline item over its record, so that scores, explanations,
-impressions, filters and shadows all see the same value.
+impressions, filters and shadows all see the same value. Its tokens are copied from the catalogue's in one pass, and the
+item itself is made when it is read: by an explanation, or by the impression of the few that are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from model_store.features.derived import value_number
 from model_store.features.values import Value
 from server.model.catalogue import Catalogue, InlineItem, StoredItem
 from server.model.derived import DerivedFields
+from server.model.tokens import NO_VALUE, TokenTable, number_tokens
 from server.ranking.query import Candidates, RequestFeatures
-from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
+from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.served import ServedVersion
 
 Array = npt.NDArray[Any]
@@ -27,38 +29,88 @@ Array = npt.NDArray[Any]
 def with_item_values(
     served: ServedVersion, derived: DerivedFields, candidates: Candidates, features: RequestFeatures
 ) -> Candidates:
-    """The candidates with their computed values. Items without a record or given features have none. O(candidates)."""
+    """The candidates with their computed values. Items of which nothing is known have none. O(candidates)."""
     request = features.values() if derived.from_request else {}
-    given = _given(served, derived, candidates)
+    given = _given(served.catalogue, derived, candidates)
     values = derived.of_candidates(request, given, len(candidates.rows))
-    rows, items = candidates.rows.copy(), list[InlineItem]()
-    for place, row in enumerate(candidates.rows.tolist()):
-        if row == NO_ITEM or (row >= 0 and not derived.per_request):
-            continue
-        own = {name: float(found[place]) for name, found in values.items() if isnan(given[name][place])}
-        rows[place] = FIRST_INLINE - len(items)
-        items.append(_item(served.catalogue, candidates, place, row, own))
-    return served.ranker.with_items(candidates, rows, items)
+    known = np.flatnonzero(candidates.rows >= 0) if derived.per_request else np.empty(0, np.int64)
+    inline = np.flatnonzero(candidates.rows <= FIRST_INLINE)
+    stored = candidates.rows[known]
+    columns = {name: values[name][known] for name in derived.per_request}
+    more = [_inline_item(served.catalogue, candidates, place, given, values) for place in inline.tolist()]
+    items = ComputedItems(served.catalogue, candidates.ids, known, stored, columns, more)
+    rows = candidates.rows.copy()
+    rows[known] = FIRST_INLINE - np.arange(len(known))
+    rows[inline] = FIRST_INLINE - len(known) - np.arange(len(inline))
+    tokens = _tokens(served, stored, columns)
+    if more:
+        tail = served.ranker.item_tokens(more)
+        tokens = _below(tokens, tail)
+    own = {name: values[name] for name in derived.per_request}
+    return Candidates(candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own)
 
 
-def _item(
-    catalogue: Catalogue, candidates: Candidates, place: int, row: int, own: Mapping[str, float]
+class ComputedItems(Sequence[InlineItem]):
+    """The inline items of a request: catalogue rows over which values were computed, then others. Immutable.
+
+    place, row: of each of the first ones, among the candidates and in the catalogue; columns: their values by field.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        ids: Sequence[str],
+        place: Array,
+        row: Array,
+        columns: Mapping[str, Array],
+        more: Sequence[InlineItem],
+    ) -> None:
+        self._catalogue, self._ids, self._more = catalogue, ids, more
+        self.place, self.row, self.columns = place, row, columns
+
+    def __len__(self) -> int:
+        return len(self.row) + len(self._more)
+
+    @overload
+    def __getitem__(self, index: int) -> InlineItem: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[InlineItem]: ...
+
+    def __getitem__(self, index: int | slice) -> InlineItem | Sequence[InlineItem]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        if index >= len(self.row):
+            return self._more[index - len(self.row)]
+        values = {name: float(column[index]) for name, column in self.columns.items()}
+        item_id = self._ids[int(self.place[index])]
+        return item_id, StoredItem(_over(values), self._catalogue, int(self.row[index]))
+
+    def __iter__(self) -> Iterator[InlineItem]:
+        return (self[index] for index in range(len(self)))
+
+
+def _over(values: Mapping[str, float]) -> dict[str, Value]:
+    """Values over a record; "" hides what the catalogue has."""
+    return {name: "" if isnan(value) else value for name, value in values.items()}
+
+
+def _inline_item(
+    catalogue: Catalogue,
+    candidates: Candidates,
+    place: int,
+    given: Mapping[str, Array],
+    values: Mapping[str, Array],
 ) -> InlineItem:
-    """A candidate as an inline item. own: its computed values, NaN where it has none."""
-    found: Mapping[str, Value]
-    if row >= 0:
-        item_id, found = candidates.ids[place], StoredItem({}, catalogue, row)
-    else:
-        item_id, found = candidates.items[FIRST_INLINE - row]
-    if isinstance(found, StoredItem):  # "" hides what the catalogue computed of the record alone
-        over = {name: "" if isnan(value) else value for name, value in own.items()}
-        return item_id, StoredItem({**found.given, **over}, catalogue, found.row)
-    return item_id, {**found, **{name: value for name, value in own.items() if not isnan(value)}}
+    item_id, features = candidates.items[FIRST_INLINE - int(candidates.rows[place])]
+    own = {name: float(column[place]) for name, column in values.items() if isnan(given[name][place])}
+    if isinstance(features, StoredItem):
+        return item_id, StoredItem({**features.given, **_over(own)}, catalogue, features.row)
+    return item_id, {**features, **{name: value for name, value in own.items() if not isnan(value)}}
 
 
-def _given(served: ServedVersion, derived: DerivedFields, candidates: Candidates) -> dict[str, Array]:
+def _given(catalogue: Catalogue, derived: DerivedFields, candidates: Candidates) -> dict[str, Array]:
     """The numbers that records, or inline items over them, have of each of `from_items`: float64[candidates]."""
-    rows, stored = candidates.rows, served.catalogue.numbers
+    rows, stored = candidates.rows, catalogue.numbers
     known = np.flatnonzero(rows >= 0)
     given = {name: np.full(len(rows), np.nan) for name in derived.from_items}
     for name, found in given.items():
@@ -71,3 +123,25 @@ def _given(served: ServedVersion, derived: DerivedFields, candidates: Candidates
             else:
                 found[place] = value_number(features.get(name))
     return given
+
+
+def _tokens(served: ServedVersion, rows: Array, columns: Mapping[str, Array]) -> TokenTable:
+    """The tokens of catalogue rows with other values in some number fields."""
+    catalogue = served.catalogue.tokens_of(served.model.item_id_fields)
+    values = catalogue.values[rows]
+    fields = served.model.plan.item_fields
+    places = [place for place, field in enumerate(fields) if field.name in columns]
+    values[:, places] = NO_VALUE
+    table = catalogue.at(values)
+    for place in places:
+        own = number_tokens(fields[place], columns[fields[place].name])
+        numbered = np.where(own.values[:, 0] == NO_VALUE, NO_VALUE, own.values[:, 0] + len(table))
+        table.values[:, place] = numbered
+        table = table.followed_by(own, table.values)
+    return table
+
+
+def _below(table: TokenTable, tail: TokenTable) -> TokenTable:
+    """The rows of both tables."""
+    values = np.where(tail.values == NO_VALUE, NO_VALUE, tail.values + len(table)).astype(np.int32)
+    return table.followed_by(tail, np.concatenate([table.values, values]))

@@ -49,6 +49,11 @@ class Candidates(NamedTuple):
     items: Sequence[InlineItem] = ()
     item_tokens: TokenTable | None = None
     unknown: Sequence[str] = ()
+    stored: Array | None = None
+    """int32, one for each of ids: the catalogue's row of those that became inline items because values were computed
+    over them, else as in rows; None if there are none."""
+    computed: Mapping[str, Array] = {}
+    """float64 by field, one for each of ids: the values that were computed with the request, NaN for none."""
 
     def ids_at(self, places: Array) -> list[str]:
         """The ids at these places, an array of integers."""

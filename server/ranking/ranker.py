@@ -47,7 +47,7 @@ class Ranker:
         if items is None:
             tokens = catalogue.tokens_with_ids(model.item_id_fields)
             items = ItemTable.of(model, tokens, self._variants)
-        nothing = ItemTable.of(model, self._item_tokens(()), self._variants)
+        nothing = ItemTable.of(model, self.item_tokens(()), self._variants)
         self._heads = tuple((*model.head(v), items.own[v], *items.code_arrays) for v in self._variants)
         self._no_inline = nothing.own[0], *nothing.code_arrays
         self._several = _SeveralVariants(model, items, nothing)
@@ -103,12 +103,8 @@ class Ranker:
         ids = [*item_ids, *(item_id for item_id, _ in inline)]
         rows = np.concatenate([rows, more])
         items += inline
-        tokens = self._item_tokens(items) if items else None
+        tokens = self.item_tokens(items) if items else None
         return Candidates(ids, rows, items, tokens, list(dict.fromkeys(unknown_ids)))
-
-    def with_items(self, candidates: Candidates, rows: Array, items: Sequence[InlineItem]) -> Candidates:
-        """The candidates with other rows and inline items, see `Candidates`. Raises as `features`."""
-        return candidates._replace(rows=rows, items=items, item_tokens=self._item_tokens(items))
 
     def rank(self, query: Query, until_s: float = math.inf) -> Ranking:
         """Score the candidates of a query that was made for this ranker, and sort them.
@@ -127,7 +123,8 @@ class Ranker:
             order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
-            columns = CandidateColumns(self._attributes, candidates.ids, candidates.rows, candidates.items)
+            of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
+            columns = CandidateColumns(self._attributes, candidates.ids, *of_items)
             chosen = options.select(scored, columns, candidates.ids, query.top_k, query.request_id, until_s)
             ranking = Ranking(
                 candidates,
@@ -176,7 +173,7 @@ class Ranker:
             for n, v in enumerate(which)
         ]
 
-    def _item_tokens(self, items: Sequence[InlineItem]) -> TokenTable:
+    def item_tokens(self, items: Sequence[InlineItem]) -> TokenTable:
         """The tokens of inline items, as the catalogue's were made. Raises as `features`."""
         writer = TokenWriter()
         model = self._model

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import BinaryIO
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.sections import FieldSpec
@@ -23,13 +24,14 @@ from trainer.examples.blocks import Blocks
 from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.learned import beginning, with_learned
 from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, LogReader
-from trainer.logs.streams import Turns
+from trainer.logs.streams import ReadTwice, Turns, open_input
 
 _END = None
 _POLL_S = 0.1
@@ -83,16 +85,40 @@ class RunStart:
 
 
 @contextmanager
-def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iterator[OpenLog]:
+def open_log(
+    log: Log, *specs: ModelSpec, start: RunStart | None = None, known: Sequence[ModelSpec] = ()
+) -> Iterator[OpenLog]:
     """Open a log and resolve each spec against its columns, or continue it from `start`, which is resolved already.
 
-    Raises SpecError where the log lacks a column that a spec requires, InputError for a missing or unreadable file.
+    Fields that have yet to learn take over what they have learned in `known`, resolved specs, or learn it from the
+    log's first rows, which are then read again. Raises SpecError where the log lacks a column that a spec requires,
+    InputError for a missing or unreadable file.
     """
+    open_file = open_input
+    if start is None and any(spec.with_learned_of(known).has_to_learn for spec in specs):
+        inputs = ReadTwice()
+        open_file = inputs.open
+        with _opened(log, specs, None, known, open_file) as opened:
+            known = opened.learned()
+        log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
+    with _opened(log, specs, start, known, open_file) as opened:
+        yield opened
+
+
+@contextmanager
+def _opened(
+    log: Log,
+    specs: Sequence[ModelSpec],
+    start: RunStart | None,
+    known: Sequence[ModelSpec],
+    open_file: Callable[[str], BinaryIO],
+) -> Iterator[OpenLog]:
     if specs and holds_events(log.inputs, log.format, specs[0].input.label):
         if start is not None or log.readers > 1:
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
         with EventLog(log.inputs, log.on_note) as events:
-            yield OpenLog(log, events, [_resolve_by_events(spec, events, log) for spec in specs])
+            starts = [_resolve_by_events(spec, events, log) for spec in specs]
+            yield OpenLog(log, events, _with_learned(starts, known))
         return
     read = start.read if start is not None else ()
     turns = Turns(log.reader, log.readers)
@@ -103,9 +129,15 @@ def open_log(log: Log, *specs: ModelSpec, start: RunStart | None = None) -> Iter
         read=read,
         on_note=log.on_note,
         turns=turns,
+        open_file=open_file,
         header=_header(log, [start.resolved] if start is not None else specs),
     ) as reader:
-        yield OpenLog(log, reader, [start] if start else [_resolve(spec, reader, log) for spec in specs])
+        starts = [start] if start else [_resolve(spec, reader, log) for spec in specs]
+        yield OpenLog(log, reader, _with_learned(starts, known))
+
+
+def _with_learned(starts: Sequence[RunStart], known: Sequence[ModelSpec]) -> list[RunStart]:
+    return [replace(start, resolved=start.resolved.with_learned_of(known)) for start in starts]
 
 
 ONLY_WHOLE = (
@@ -162,6 +194,11 @@ class OpenLog:
         wanted = _each_once([*(spec.wanted_columns() for spec in self.specs), more_columns])
         return joined(self._reader.batches(_each_once([self._in_log, more])), self._log.tables, wanted)
 
+    def learned(self) -> tuple[ModelSpec, ...]:
+        """The specs, with what their fields learn from the first rows. Consumes rows."""
+        rows = list(beginning((batch.columns, batch.rows) for batch in self._completed(self.batches())))
+        return tuple(with_learned(spec, rows, self._log.on_note) for spec in self.specs)
+
     @contextmanager
     def examples(
         self,
@@ -176,15 +213,19 @@ class OpenLog:
         `maker` and `batches` replace the log's own; `blocks` keeps the rows. The result does not depend on the number
         of threads.
         """
-        whole = self._requests.of(batches if batches is not None else self.batches())
-        if self._histories is not None:
-            self._read_again(self._histories)
-            whole = self._histories.filled(whole)
-        whole = DerivedColumns(self.spec).of(whole)
+        whole = self._completed(batches if batches is not None else self.batches())
         if blocks is not None:
             whole = blocks.keep(whole)
         with examples_of(whole, maker or self.maker, threads) as stream:
             yield stream
+
+    def _completed(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """Whole requests, with the values of history and derived fields."""
+        whole = self._requests.of(batches)
+        if self._histories is not None:
+            self._read_again(self._histories)
+            whole = self._histories.filled(whole)
+        return DerivedColumns(self.spec).of(whole)
 
     def expected_rows(self, rows: int) -> int | None:
         """An estimate of the log's rows once `rows` were taken, from the bytes read; None for standard input."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from model_store.errors import InputError, SpecError
 from trainer.logs.batch import STDIN, Position, ReadFile, RowBatch, sha256_of
@@ -19,7 +19,7 @@ from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
-from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns
+from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, open_input
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 """The formats of labelled rows."""
@@ -167,7 +167,7 @@ class LogReader:
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
     receives remarks on suspicious files and on columns met too late to become fields. turns: which blocks of rows are
-    parsed; the others are read and skipped.
+    parsed; the others are read and skipped. open_file: opens each file.
     """
 
     def __init__(
@@ -179,9 +179,11 @@ class LogReader:
         read: Sequence[ReadFile] = (),
         on_note: Callable[[str], None] = lambda text: None,
         turns: Turns = ALL,
+        open_file: Callable[[str], BinaryIO] = open_input,
         header: Header = _NO_KNOWLEDGE,
     ) -> None:
         self.files = expand(inputs)
+        self._open_file = open_file
         self._turns = turns
         self.bookmarks = Bookmarks(self.files, read, on_note)
         self._late = LateNames(on_note)
@@ -245,7 +247,8 @@ class LogReader:
 
     def _open(self) -> tuple[Source, ByteStream]:
         if self._source is None or self._stream is None:
-            self._stream = ByteStream(self.files[self._next])
+            name = self.files[self._next]
+            self._stream = ByteStream(name, self._open_file(name))
             self._source = self._source_of(self._stream)
         return self._source, self._stream
 

@@ -5,11 +5,12 @@ Compression is detected by the first bytes, not by the name, so a mislabelled fi
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,7 @@ class ByteStream:
         """file: the open file, if `name` is open already; it is closed with the stream."""
         self.name = name
         self.failure: InputError | None = None
-        self._file = _Rewound(name, file if file is not None else _open(name))
+        self._file = _Rewound(name, file if file is not None else open_input(name))
         self._decoder = _decoder(name, self._file)
         # A decoder loses the piece in which it finds damage, so pieces are small; a plain file needs none.
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
@@ -242,7 +243,8 @@ def _first_bytes(file: BinaryIO) -> bytes:
     return head
 
 
-def _open(name: str) -> BinaryIO:
+def open_input(name: str) -> BinaryIO:
+    """Open a file, or standard input. Raises InputError."""
     if name == STDIN:
         # Not through the buffer: its lock, held by a waiting thread, would keep the process from exiting.
         raw: BinaryIO = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
@@ -251,6 +253,55 @@ def _open(name: str) -> BinaryIO:
         return Path(name).open("rb")
     except OSError as error:
         raise InputError(f"{name}: cannot be opened: {error.strerror}") from error
+
+
+class ReadTwice:
+    """Opens inputs for two readers, one after the other.
+
+    Of standard input and pipes, which can be read only once, the bytes that the first takes are kept for the second.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _KeptBytes] = {}
+
+    def open(self, name: str) -> BinaryIO:
+        """Open an input, for the first or the second reader. Raises InputError."""
+        if name != STDIN and Path(name).is_file():
+            return open_input(name)
+        if name in self._kept:
+            self._kept[name].begin_again()
+        else:
+            self._kept[name] = _KeptBytes(open_input(name))
+        return cast(BinaryIO, self._kept[name])
+
+
+class _KeptBytes(io.RawIOBase):
+    """A file that keeps what is read of it, until `begin_again`. `close` leaves it open before that."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._taken: list[bytes] | None = []
+        self._ahead = memoryview(b"")
+
+    def begin_again(self) -> None:
+        """Return the bytes again that were read, then those that follow."""
+        self._ahead, self._taken = memoryview(b"".join(self._taken or [])), None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        data = self._ahead[: len(buffer)] or memoryview(self._file.read(len(buffer)) or b"")
+        self._ahead = self._ahead[len(data) :]
+        if self._taken is not None:
+            self._taken.append(bytes(data))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if self._taken is None:
+            self._file.close()
+            super().close()
 
 
 def _decoder(name: str, file: _Rewound) -> _Decoder:

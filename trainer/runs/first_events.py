@@ -1,17 +1,27 @@
-"""Which fields a trainer learns from: resolved once, by the first impressions or the first file it reads."""
+"""Which fields a trainer has, and what they learn: resolved once, by the first impressions or the first file."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+
+import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
-from trainer.events.events import READ_BYTES
+from trainer.events.columns import Wanted
+from trainer.events.events import IMPRESSION, READ_BYTES
 from trainer.events.fields import resolve_fields
-from trainer.events.open_sources import open_sources
+from trainer.events.histories import EventHistories
+from trainer.events.merge import Merger
+from trainer.events.open_sources import open_rows, open_sources
+from trainer.events.parse import gathered
 from trainer.events.rows import RowSource
+from trainer.examples.derived import DerivedColumns
+from trainer.examples.learned import Columns, beginning, with_learned
+from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.signals import StopRequest
@@ -20,6 +30,8 @@ from trainer.runs.stream import Counts
 LOOK_EVERY_S = 0.5
 ENOUGH = 100
 """After so many impressions without one of the spec's fields the spec is wrong."""
+LEARNED_FROM = 1_000
+"""So many rows, or items shown, must be there before fields learn from them."""
 _ITEMS = b'"items"'
 
 
@@ -30,12 +42,14 @@ def resolve_by_impressions(
     stop: StopRequest,
     *,
     once: bool = False,
+    known: Sequence[ModelSpec] = (),
     output: Output = SILENT,
 ) -> ModelSpec:
     """The spec with its fields resolved or checked by the first impressions in the sources.
 
-    Without `once` it waits: for an impression if the spec has no [fields], for ENOUGH of them if they lack a field.
-    Raises SpecError, InputError, StoreUnavailable, and Stopped if a signal comes meanwhile.
+    Without `once` it waits: for an impression if the spec has no [fields], for ENOUGH of them if they lack a field, for
+    LEARNED_FROM items if a field has to learn. known: see `open_log`. Raises SpecError, InputError, StoreUnavailable,
+    and Stopped if a signal comes meanwhile.
     """
     reported, reported_idle, began_s = "", False, time.monotonic()
     while True:
@@ -44,7 +58,11 @@ def resolve_by_impressions(
             reported_idle = True
             output.warn(_idle_reason(spec, names, store))
         try:
-            return resolve_fields(spec, data, names)
+            resolved = resolve_fields(spec, data, names).with_learned_of(known)
+            rows = first_items(resolved, names, store) if resolved.has_to_learn else []
+            if once or not resolved.has_to_learn or sum(size for _, size in rows) >= LEARNED_FROM:
+                return with_learned(resolved, rows, output.warn)
+            missing = f"fields learn from the first items shown, at least {LEARNED_FROM:,}"
         except SpecError as error:
             if once or _is_enough(spec, data):
                 raise
@@ -57,9 +75,17 @@ def resolve_by_impressions(
 
 
 def resolve_by_file(
-    spec: ModelSpec, source: RowSource, stop: StopRequest, *, once: bool = False, output: Output = SILENT
+    spec: ModelSpec,
+    source: RowSource,
+    stop: StopRequest,
+    *,
+    once: bool = False,
+    known: Sequence[ModelSpec] = (),
+    output: Output = SILENT,
 ) -> ModelSpec:
     """The spec resolved by the columns of the first file. Without `once` it waits for that.
+
+    Fields learn from the rows that are there; without `once` it waits for LEARNED_FROM of them. known: see `open_log`.
 
     Raises SpecError, InputError, and Stopped if a signal comes meanwhile.
     """
@@ -83,7 +109,64 @@ def resolve_by_file(
             reported = True
         if stop.wait(LOOK_EVERY_S):
             raise Stopped("stopped while waiting for a first file", stop.number)
-    return spec.resolve(columns).with_columns(source.columns_without_header)
+    resolved = spec.resolve(columns).with_columns(source.columns_without_header).with_learned_of(known)
+    while resolved.has_to_learn:
+        rows = list(beginning(_rows_of_file(resolved, source.name)))
+        if once or sum(size for _, size in rows) >= LEARNED_FROM:
+            return with_learned(resolved, rows, output.warn)
+        if not reported:
+            output.note(
+                f"waiting for the first {LEARNED_FROM:,} rows of {source.name}, from which fields learn"
+            )
+            reported = True
+        if stop.wait(LOOK_EVERY_S):
+            raise Stopped("stopped while waiting for the first rows", stop.number)
+    return resolved
+
+
+def _rows_of_file(spec: ModelSpec, name: str) -> Iterator[tuple[Columns, int]]:
+    histories, derived = RowHistories.of(spec), DerivedColumns(spec)
+    with closing(open_rows([name], spec, once=True)) as source:
+        while (rows := source.read(spec.wanted_columns())) is not None:
+            batch = rows.batch if histories is None else histories.fill(rows.batch)
+            for filled in derived.of([batch]):
+                yield filled.columns, filled.rows
+
+
+def first_items(spec: ModelSpec, names: Sequence[str], store: Store | None) -> list[tuple[Columns, int]]:
+    """The first items shown, for `with_learned`. Nothing is consumed. Raises InputError, StoreUnavailable."""
+    return list(beginning(_items_shown(spec, names, store)))
+
+
+def _items_shown(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[tuple[Columns, int]]:
+    """The items of all impressions, in the order of the events, with the values of derived and history fields."""
+    latest, histories = _LatestRows(), EventHistories.of(spec)
+    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
+    with closing(Merger(sources, Wanted.of(spec), latest, once=True)) as merger:
+        while not merger.ended:
+            merged = merger.poll(LOOK_EVERY_S)
+            if merged is None:
+                continue
+            if histories is not None:
+                histories.take(merged, latest)
+            shown = merged.kind == IMPRESSION
+            if merged.rows[shown].any():
+                at = pa.array(gathered(merged.row[shown], merged.rows[shown]))
+                yield {name: column.take(at) for name, column in latest.table(0).items()}, len(at)
+
+
+class _LatestRows:
+    """The rows that a merger has added last, as segment number 0."""
+
+    def add(self, columns: Mapping[str, pa.Array], /) -> int:
+        self._columns = columns
+        return 0
+
+    def table(self, number: int, /) -> Mapping[str, pa.Array]:
+        return self._columns
+
+    def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
+        self._columns = columns
 
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:

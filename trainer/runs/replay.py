@@ -24,6 +24,7 @@ from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import EVENTS, ROWS, open_sources
 from trainer.examples.hashing import ExampleMaker
+from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
 from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
@@ -34,6 +35,7 @@ from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
 from trainer.output import SILENT, Output, Progress
 from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.runs.first_events import first_items
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import LearningLoop
 
@@ -105,6 +107,8 @@ def replay_events(
     """
     began = time.perf_counter()
     resolved = as_events(spec)
+    if resolved.has_to_learn:
+        resolved = with_learned(resolved, first_items(resolved, logs, store), output.warn)
     with ExitStack() as stack:
         sources = open_sources(logs, spec, store, (), output.note, once=True)
         folder = stack.enter_context(TemporaryDirectory(prefix="ftrie-replay-"))

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from model_store.errors import CheckpointError, InputError, OutputError
+from model_store.errors import CheckpointError, InputError, OutputError, SpecError
 from model_store.records.records import Records
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
@@ -169,19 +169,20 @@ def open_run(
             "`ftrie train-distributed` learns a log on several machines"
         )
     compile_trainer(spec, options.output)
+    published, known = None, list[ModelSpec]()
+    if saved.checkpoint is None:
+        published = initial_model(spec, options.init_from, options.store)
+        known = [published.spec] if published is not None else []
     loop: Loop
     if has_rows:
-        loop, sources = _open_row_loop(spec, options, saved, store, stop, stack)
+        loop, sources = _open_row_loop(spec, options, saved, store, stop, stack, known)
     else:
-        loop, sources = _open_event_loop(spec, options, saved, store, stop, stack, partners)
-    published = None
-    if saved.checkpoint is None:
-        published = initial_model(loop.model.spec, options.init_from, options.store)
-        if published is None and not has_rows:
-            options.output.note(
-                f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
-                "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
-            )
+        loop, sources = _open_event_loop(spec, options, saved, store, stop, stack, partners, known)
+    if saved.checkpoint is None and published is None and not has_rows:
+        options.output.note(
+            f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
+            "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
+        )
     initial = start_model(
         loop.model, options.output, checkpoint=saved.checkpoint, initial=published, whole=loop
     )
@@ -201,13 +202,16 @@ def _open_event_loop(
     stop: StopRequest,
     stack: ExitStack,
     partners: Partners | None,
+    known: Sequence[ModelSpec],
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Impressions and feedback, to be joined."""
     once, output = options.once, options.output
+    if partners is not None and saved.checkpoint is None:
+        _check_learned_alike(spec.with_learned_of(known))
     resolved = (
         resumed_spec(spec, saved.checkpoint)
         if saved.checkpoint is not None
-        else resolve_by_impressions(spec, options.sources, store, stop, once=once, output=output)
+        else resolve_by_impressions(spec, options.sources, store, stop, once=once, known=known, output=output)
     )
     sources = open_sources(options.sources, spec, store, saved.positions, output.warn, once=once)
     segments = Segments(options.folder / SEGMENTS, options.memory_bytes)
@@ -228,6 +232,16 @@ def _open_event_loop(
     return RoundLoop(partners, saved.round, *parts, counts=saved.counts, once=once), sources
 
 
+def _check_learned_alike(spec: ModelSpec) -> None:
+    """Raise SpecError for a field that would learn on its own in each of several partitions."""
+    for name, field in spec.fields.items():
+        if field.has_to_learn:
+            raise SpecError(
+                f"fields.{name}: each partition would learn from the items shown when it starts, and the partitions' "
+                "models could not be merged; set learned, or --init-from a model that has learned"
+            )
+
+
 def _open_row_loop(
     spec: ModelSpec,
     options: TrainerOptions,
@@ -235,14 +249,15 @@ def _open_row_loop(
     store: Store,
     stop: StopRequest,
     stack: ExitStack,
+    known: Sequence[ModelSpec],
 ) -> tuple[Loop, Sequence[NamedSource]]:
     """Rows that have their label already."""
     once, output = options.once, options.output
     resolved = resumed_spec(spec, saved.checkpoint) if saved.checkpoint is not None else None
-    known = spec if resolved is None else spec.with_columns(resolved.input.columns)
-    source = open_rows(options.sources, known, saved.positions, output.warn, once=once)
+    named = spec if resolved is None else spec.with_columns(resolved.input.columns)
+    source = open_rows(options.sources, named, saved.positions, output.warn, once=once)
     stack.callback(source.close)
-    resolved = resolved or resolve_by_file(spec, source, stop, once=once, output=output)
+    resolved = resolved or resolve_by_file(spec, source, stop, once=once, known=known, output=output)
     model, dead_letters = _model(resolved, options), _dead_letters(spec, options, saved, store)
     return RowLoop(source, saved.positions, model, dead_letters, saved.counts, once=once), [source]
 

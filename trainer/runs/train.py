@@ -169,7 +169,7 @@ def train(
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     folder = checkpoints.path if checkpoints is not None else None
     with (
-        _opened(spec, log, resumed, checkpoints) as opened,
+        _opened(spec, log, resumed, checkpoints, initial) as opened,
         open_passes(passes or PassOptions(), opened.spec, folder, checkpoint) as several,
     ):
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
@@ -197,9 +197,14 @@ def train(
 
 @contextmanager
 def _opened(
-    spec: ModelSpec, log: Log, resumed: RunStart | None, checkpoints: Checkpoints | None
+    spec: ModelSpec,
+    log: Log,
+    resumed: RunStart | None,
+    checkpoints: Checkpoints | None,
+    initial: Artefact | None,
 ) -> Iterator[OpenLog]:
-    with open_log(log, spec, start=resumed) as opened:
+    known = [initial.spec] if initial is not None else []
+    with open_log(log, spec, start=resumed, known=known) as opened:
         if checkpoints is not None and opened.is_of_events:
             raise InputError(f"--checkpoint: {log.inputs[0]} {ONLY_WHOLE}")
         yield opened

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.values import Value
+from model_store.features.values import Value, text_of
 from server.model.attributes import NO_TEXT, Attributes, Column, number_of
 from server.model.catalogue import InlineItem
 from server.ranking.scoring_kernels import FIRST_INLINE
@@ -69,9 +69,21 @@ class CandidateColumns:
     """Columns over the candidates of one request, each made when it is first used. For one thread."""
 
     def __init__(
-        self, attributes: Attributes, ids: Sequence[str], rows: Array, items: Sequence[InlineItem]
+        self,
+        attributes: Attributes,
+        ids: Sequence[str],
+        rows: Array,
+        items: Sequence[InlineItem],
+        stored: Array | None = None,
+        computed: Mapping[str, Array] | None = None,
     ) -> None:
-        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r stands for items[r]."""
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r stands for items[r].
+
+        stored, computed: see `Candidates`; all other fields of such items are read from the catalogue.
+        """
+        self._computed = computed or {}
+        self._places = rows
+        rows = rows if stored is None else stored
         self._attributes = attributes
         self._ids = ids
         self._rows = rows
@@ -97,6 +109,8 @@ class CandidateColumns:
         return self._texts[name]
 
     def _numbers_of(self, name: str) -> Array:
+        if name in self._computed:
+            return self._computed[name]
         found = np.full(len(self), np.nan)
         column = self._attributes.columns.get(name)
         if column is not None and column.start is None:
@@ -106,6 +120,8 @@ class CandidateColumns:
         return found
 
     def _texts_of(self, name: str) -> Texts:
+        if name in self._computed:
+            return _texts_of_numbers(self._computed[name])
         column = self._attributes.columns.get(name)
         if column is None and name == ID:
             return self._own_ids()
@@ -147,7 +163,14 @@ class CandidateColumns:
 
     def _inline_items(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
         for at in self._at.tolist():
-            yield at, self._items[FIRST_INLINE - int(self._rows[at])][1]
+            yield at, self._items[FIRST_INLINE - int(self._places[at])][1]
+
+
+def _texts_of_numbers(numbers: Array) -> Texts:
+    owner = np.flatnonzero(~np.isnan(numbers))
+    distinct, code = np.unique(numbers[owner], return_inverse=True)
+    numbered = {text_of(number): index for index, number in enumerate(distinct.tolist())}
+    return Texts(owner, code.reshape(-1), numbered, None)
 
 
 # -- conditions: a candidate that fails one is left out before the order is made

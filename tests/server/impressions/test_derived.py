@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
+from model_store.features.features import Token
 from model_store.spec.spec import ModelSpec
 from server.impressions.lines import Lines, Shown
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
+from server.model.tokens import NO_VALUE, TokenTable
 from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.query import Query
 from server.ranking.ranker import Ranker
 from server.ranking.scoring_kernels import FIRST_INLINE
+from server.ranking.select.filters import CandidateColumns, Texts
 from server.ranking.served import ServedVersion
 from tests.server.impressions import drawn, whole_spec
 from tests.server.impressions.test_same_keys import Hashed, hashed
@@ -42,7 +45,6 @@ GIVEN: Fields = {
     "city": {"side": "context"},
 }
 OF_ITEMS, OF_REQUESTS = ("price", "stars", "kg"), ("budget", "nights")
-KEYS = st.sampled_from([{}, {"bucket": "log"}, {"column": "another name"}])
 
 
 @st.composite
@@ -62,7 +64,19 @@ def specs(draw: st.DrawFn) -> ModelSpec:
         best = draw(st.sampled_from([{}, {"best": "max"}])) if measure in ("rank", "gap") else {}
         fields[f"list{number}"] = {"side": "item", **NUMBER, "list": measure, "of": of, **best}
     for number, name in enumerate(each for each in fields if each not in GIVEN):
-        fields[name] |= draw(st.sampled_from([{}, {"bucket": "log"}, {"column": f"its column {number}"}]))
+        fields[name] |= draw(
+            st.sampled_from(
+                [
+                    {},
+                    {"bucket": "log"},
+                    {"column": f"its column {number}"},
+                    {"bucket": [1.0, 2.0, 5.0], "missing": "key"},
+                    {"clip": [0.5, 3.0], "missing": "key"},
+                    {"scale": "log1p", "main": False},
+                    {"scale": "standard", "learned": [1.0, 1e-6]},
+                ]
+            )
+        )
     derived = [name for name in fields if name not in GIVEN]
     crosses = [{"fields": [name, "city"]} for name in derived if draw(st.booleans())]
     if len(derived) > 1 and draw(st.booleans()):
@@ -118,6 +132,52 @@ def scored_keys(served: ServedVersion, query: Query, places: list[int]) -> list[
     return found
 
 
+def check_tokens(served: ServedVersion, query: Query) -> None:
+    """What the ranker reads of inline items is what each of them says."""
+    table = query.candidates.item_tokens
+    if table is None:
+        return
+    for row, (item_id, features) in enumerate(query.candidates.items):
+        expected = item_tokens(served.model, served.catalogue, item_id, features)
+        for column, field in enumerate(served.model.plan.item_fields):
+            assert tokens_at(table, int(table.values[row, column])) == expected[field.name], (
+                item_id,
+                field.name,
+            )
+
+
+def check_columns(served: ServedVersion, query: Query) -> None:
+    """Filters, caps and objectives read of a field what each item says."""
+    candidates, attributes = query.candidates, served.catalogue.attributes
+    plain = CandidateColumns(attributes, candidates.ids, candidates.rows, candidates.items)
+    fast = CandidateColumns(
+        *(
+            attributes,
+            candidates.ids,
+            candidates.rows,
+            candidates.items,
+            candidates.stored,
+            candidates.computed,
+        )
+    )
+    for field in served.model.plan.item_fields:
+        assert repr(plain.numbers(field.name).tolist()) == repr(fast.numbers(field.name).tolist())
+        assert texts_of(plain.texts(field.name)) == texts_of(fast.texts(field.name))
+
+
+def texts_of(found: Texts) -> list[tuple[int, bytes]]:
+    texts, place = found.distinct
+    return list(zip(found.owner.tolist(), [texts[each].as_py() for each in place.tolist()], strict=True))
+
+
+def tokens_at(table: TokenTable, value: int) -> tuple[Token, ...]:
+    tokens = range(table.value_start[value], table.value_start[value + 1]) if value != NO_VALUE else range(0)
+    for token in tokens:
+        assert table.text[table.begin[token + 1] - 1] == ord("*")
+    texts = [table.text[table.begin[token] : table.begin[token + 1] - 1].tobytes() for token in tokens]
+    return tuple(Token(text, float(table.x[token])) for token, text in zip(tokens, texts, strict=True))
+
+
 def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
     data = b"".join(line + b"\n" for line in lines)
     events = parse(data, np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64), Wanted.of(spec))
@@ -170,5 +230,7 @@ def test_what_was_served_is_what_is_learned_by_every_thread(
     lines = [Lines.of(served).line(shown) for _, shown in answers]
     assert lines[0] == lines[1] == lines[2]
     query, shown = answers[0]
+    check_tokens(served, query)
+    check_columns(served, query)
     scored = scored_keys(served, query, shown.ranking.order.tolist())
     assert learned_keys(spec, lines[:1]) == scored

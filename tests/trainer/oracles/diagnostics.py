@@ -31,8 +31,10 @@ def wilson(clicks: float, rows: float) -> tuple[float, float]:
     return max(below / (2.0 * (rows + Z * Z)), 0.0), min(above / (2.0 * (rows + Z * Z)), 1.0)
 
 
-def bins(rows: Sequence[Row], count: int = 10, buckets: int = 512) -> list[list[Row]]:
+def bins(rows: Sequence[Row], buckets: int = 512) -> list[list[Row]]:
     """Buckets of 1/16 of the latent score go into the bin of the share of weight below their middle."""
+    clicked = sum(row.label for row in rows)
+    count = min(10, max(1, min(clicked, len(rows) - clicked) // 10))
     by_bucket: dict[int, list[Row]] = {}
     for row in rows:
         at = int((min(max(row.latent, -16.0), 16.0) + 16.0) * buckets / 32.0)

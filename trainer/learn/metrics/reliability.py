@@ -27,7 +27,8 @@ from trainer.learn.metrics.reliability_kernels import (
 )
 from trainer.learn.predictions_kernels import Predictions
 
-BINS = 10
+BINS, ROWS_OF_BIN = 10, 10
+"""The most bins of a group; with fewer than BINS * ROWS_OF_BIN clicked (or unclicked) rows, it has fewer of them."""
 BUCKETS = 512
 ENOUGH = 20
 """A group with fewer clicked or fewer unclicked rows is not judged: its bins would be noise."""
@@ -128,15 +129,18 @@ class ReliabilitySums:
         """The figures of one group."""
         total = self._sums[group, 0].sum(axis=0)
         own = _bin(total) if total[WEIGHT] > 0.0 else None
+        clicked = int(self.clicked[group])
+        fewer = min(clicked, int(total[ROWS]) - clicked)
+        count = min(max(fewer // ROWS_OF_BIN, 1), BINS)
         return GroupReliability(
             rows=int(total[ROWS]),
-            clicked=int(self.clicked[group]),
+            clicked=clicked,
             weight=float(total[WEIGHT]),
             clicks=float(total[CLICKS]),
             click_rate=_ratio(total[CLICKS], total[WEIGHT]),
             low=own.low if own else None,
             high=own.high if own else None,
-            variants={name: _reliability(self._sums[group, bit]) for bit, name in enumerate(variants)},
+            variants={name: _reliability(self._sums[group, bit], count) for bit, name in enumerate(variants)},
         )
 
 
@@ -153,12 +157,12 @@ def wilson(rate: float, rows: float) -> tuple[float, float]:
     return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
 
 
-def _reliability(buckets: Floats) -> Reliability:
+def _reliability(buckets: Floats, count: int) -> Reliability:
     """The figures of one group and variant: float64[BUCKETS, COLUMNS]."""
     total = buckets.sum(axis=0)
     weight, clicks = float(total[WEIGHT]), float(total[CLICKS])
     logloss = _ratio(total[LOSS], weight)
-    bins = _bins(buckets) if weight > 0.0 else np.empty((0, COLUMNS))
+    bins = _bins(buckets, count) if weight > 0.0 else np.empty((0, COLUMNS))
     gap = np.abs(bins[:, PREDICTED] - bins[:, CLICKS])
     mean = bins[:, PREDICTED] / bins[:, WEIGHT]
     noise = np.sqrt(2.0 / math.pi * bins[:, SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
@@ -174,12 +178,12 @@ def _reliability(buckets: Floats) -> Reliability:
     )
 
 
-def _bins(buckets: Floats) -> Floats:
-    """Up to BINS bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
+def _bins(buckets: Floats, count: int) -> Floats:
+    """Up to `count` bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
     weight = buckets[:, WEIGHT]
     before = np.cumsum(weight) - weight
-    number = np.minimum((before + 0.5 * weight) / weight.sum() * BINS, BINS - 1).astype(np.int64)
-    bins = np.zeros((BINS, COLUMNS))
+    number = np.minimum((before + 0.5 * weight) / weight.sum() * count, count - 1).astype(np.int64)
+    bins = np.zeros((count, COLUMNS))
     np.add.at(bins, number, buckets)
     filled: Floats = bins[bins[:, WEIGHT] > 0.0]
     return filled

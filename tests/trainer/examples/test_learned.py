@@ -1,0 +1,139 @@
+"""What buckets and scales learn from the first rows, however these are read, and where it is taken over."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.features.numbers import NumberRule
+from model_store.spec.sections import FieldSpec
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.examples import open_log as module
+from trainer.examples.learned import learn
+from trainer.examples.open_log import Log, open_log
+
+HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+SPEC = HEAD + (
+    'price = { kind = "number", bucket = "quantile:4" }\n'
+    'size = { kind = "number", scale = "standard" }\n'
+    'age = { kind = "number", scale = "minmax", clip = [18, 99] }\n'
+)
+FINITE = st.floats(-1e24, 1e24)
+
+
+def field(options: dict[str, object]) -> FieldSpec:
+    return FieldSpec.model_validate({"kind": "number", **options})
+
+
+def learned(options: dict[str, object], numbers: Sequence[float]) -> tuple[float, ...]:
+    return learn(field(options), np.array(numbers, np.float64)).numbers
+
+
+@given(st.lists(FINITE, min_size=1), st.integers(2, 20), st.randoms())
+def test_quantiles_divide_the_numbers_whatever_their_order(numbers, buckets, order):
+    options = {"bucket": f"quantile:{buckets}"}
+    edges = learned(options, numbers)
+    assert list(edges) == sorted(set(edges))
+    assert len(edges) < buckets
+    found = NumberRule.of(field({**options, "learned": edges})).buckets(np.array(numbers))
+    assert set(found.tolist()) == set(range(len(edges) + 1))  # no bucket is empty
+    if len(set(numbers)) == len(numbers):
+        assert np.bincount(found).max() <= math.ceil(len(numbers) / buckets)
+    order.shuffle(numbers)
+    assert learned(options, numbers) == edges
+
+
+@given(st.lists(FINITE, min_size=2), st.randoms())
+def test_scales_learn_alike_whatever_the_order(numbers, order):
+    for options in ({"scale": "standard"}, {"scale": "minmax"}):
+        before = learned(options, numbers)
+        order.shuffle(numbers)
+        assert learned(options, numbers) == before
+        field({**options, "learned": before})  # valid in a spec
+
+
+def test_scales_learn_the_textbook_numbers():
+    assert learned({"scale": "standard"}, [2, 4, 4, 4, 5, 5, 7, 9, math.nan]) == (5.0, 2.0)
+    assert learned({"scale": "minmax"}, [3, -1, math.nan, 7]) == (-1.0, 7.0)
+    assert learned({"scale": "minmax", "clip": [0, 5]}, [3, -1, 7]) == (0.0, 5.0)
+    assert learned({"bucket": "quantile:4"}, range(1, 9)) == (3.0, 5.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "expected", "remark"),
+    [
+        ({"bucket": "quantile:4"}, [], (), "no number"),
+        ({"bucket": "quantile:4"}, [7, 7, 7], (), "1 bucket instead of 4"),
+        ({"bucket": "quantile:4"}, [0, 0, 0, 1], (1.0,), "2 buckets instead of 4"),
+        ({"scale": "standard"}, [math.nan], (0.0, 1.0), "no number"),
+        ({"scale": "standard"}, [0.1] * 10, (0.1, 1.0), "every number is 0.1"),
+        ({"scale": "minmax"}, [-5.0], (-5.0, 0.0), "every number is -5.0"),
+        ({"scale": "minmax"}, [], (0.0, 1.0), "no number"),
+        ({"scale": "minmax"}, [1e300, 1, 3], (1.0, 3.0), None),
+    ],
+)
+def test_numbers_that_do_not_suffice_are_remarked(options, numbers, expected, remark):
+    found = learn(field(options), np.array(numbers, np.float64))
+    assert found.numbers == expected
+    assert remark is None if found.remark is None else remark in found.remark
+    field({**options, "learned": found.numbers})
+
+
+def write(path: Path, rows: int = 5000) -> Path:
+    draw = random.Random(3)
+    lines = [
+        f"{n % 3 % 2},{draw.choice(['', round(draw.lognormvariate(3, 1), 2)])},{n},{draw.randint(0, 120)}"
+        for n in range(rows)
+    ]
+    path.write_text("\n".join(["y,price,size,age", *lines]) + "\n")
+    return path
+
+
+def resolved(log: Log, spec: str = SPEC, *known: ModelSpec) -> tuple[ModelSpec, int]:
+    """The spec as it was resolved, and the rows that were then read."""
+    with open_log(log, parse_spec(spec), known=known) as opened, opened.examples(2) as examples:
+        rows = sum(each.rows.size for each in examples)
+        return opened.spec, rows
+
+
+def test_learning_does_not_depend_on_how_the_log_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.beginning, "__defaults__", (1234,))
+    path = write(tmp_path / "log.csv")
+    once, rows = resolved(Log([str(path)]))
+    assert (once.has_to_learn, rows) == (False, 5000)
+    assert once.fields["size"].learned == pytest.approx((1233 / 2, math.sqrt((1234**2 - 1) / 12)))
+    assert once.fields["age"].learned == (18.0, 99.0)
+    for batch_bytes in (1000, 17_000):
+        assert resolved(Log([str(path)], batch_bytes=batch_bytes)) == (once, rows)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert resolved(Log(["-"])) == (once, rows)
+
+
+def test_what_is_given_or_known_is_kept(tmp_path):
+    path = write(tmp_path / "log.csv")
+    given = SPEC.replace('"quantile:4"', '"quantile:4", learned = [1, 2, 3]')
+    first, _ = resolved(Log([str(path)]), given)
+    assert first.fields["price"].learned == (1.0, 2.0, 3.0)
+    path.write_text("y,price,size,age\n1,5,5,50\n0,6,6,60\n")
+    again, _ = resolved(Log([str(path)]), SPEC, first)
+    assert again == first
+    changed, _ = resolved(Log([str(path)]), SPEC.replace("quantile:4", "quantile:2"), first)
+    assert changed.fields["price"].learned == (6.0,)
+    assert changed.fields["size"] == first.fields["size"]
+
+
+def test_what_has_been_learned_changes_the_hash_of_a_copied_spec(tmp_path):
+    spec = parse_spec(SPEC)
+    before = spec.sha256
+    with open_log(Log([str(write(tmp_path / "log.csv"))]), spec) as opened:
+        assert opened.spec.sha256 != before
+    assert spec.sha256 == before

@@ -1,0 +1,112 @@
+"""What buckets and scales learn from the first rows of a log: quantiles, mean and deviation, or minimum and maximum.
+
+In: the first rows, as batches. Out: the spec with `learned` in every field that had none. The result depends on the
+rows alone, not on the size of batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import SpecError, counted
+from model_store.features.cells import number_column, plain
+from model_store.features.numbers import NumberRule
+from model_store.features.values import LARGEST_REAL
+from model_store.spec.sections import FieldSpec, quantiles_of
+from model_store.spec.spec import ModelSpec
+
+LEARNED_ROWS = 100_000
+"""The rows at the beginning of a log that fields learn from."""
+
+Columns = Mapping[str, Any]
+"""The columns of a batch by name; arrays of one length."""
+
+
+class Learned(NamedTuple):
+    """What a field has learned, and a remark if its numbers do not suffice."""
+
+    numbers: tuple[float, ...]
+    remark: str | None = None
+
+
+def beginning(
+    batches: Iterable[tuple[Columns, int]], rows: int = LEARNED_ROWS
+) -> Iterator[tuple[Columns, int]]:
+    """The first `rows` rows. In and out: the columns of each batch and how many rows it has."""
+    for columns, size in batches:
+        take = min(size, rows)
+        yield {name: column[:take] for name, column in columns.items()}, take
+        rows -= take
+        if rows <= 0:
+            return
+
+
+def with_learned(
+    spec: ModelSpec, batches: Iterable[tuple[Columns, int]], on_note: Callable[[str], None]
+) -> ModelSpec:
+    """The resolved spec, whose fields have learned from all rows of `batches`. Raises SpecError for unusable columns.
+
+    Empty values, and values that do not fit, are left out.
+    """
+    learning = {name: field for name, field in spec.fields.items() if field.has_to_learn}
+    found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in learning}
+    rows = 0
+    for columns, size in batches:
+        rows += size
+        for name, field in learning.items():
+            found[name].append(_numbers(name, columns[field.column or name]))
+    fields = dict(spec.fields)
+    for name, field in learning.items():
+        learned = learn(field, np.concatenate([np.empty(0), *found[name]]))
+        if learned.remark is not None:
+            on_note(f"fields.{name}: {learned.remark} in the first {counted(rows, 'row')}")
+        fields[name] = field.model_copy(update={"learned": learned.numbers})
+    return spec.model_copy(update={"fields": fields})
+
+
+def learn(field: FieldSpec, numbers: npt.NDArray[np.float64]) -> Learned:
+    """What a field learns from numbers, NaN where there is none. Numbers are clipped first."""
+    present = NumberRule.of(field).clipped(numbers[~np.isnan(numbers)]) + 0.0
+    buckets = quantiles_of(field.bucket)
+    if buckets is not None:
+        return _edges(present, buckets)
+    present = present[np.abs(present) <= LARGEST_REAL]
+    if not present.size:
+        return Learned((0.0, 1.0), "no number, so numbers are taken as they are,")
+    low, high = float(present.min()), float(present.max())
+    if low == high:
+        span = 1.0 if field.scale == "standard" else low + max(1.0, abs(low))
+        return Learned((low, span), f"every number is {low!r}, so scale only subtracts that,")
+    if field.scale == "minmax":
+        return Learned((low, high))
+    mean = math.fsum(present) / present.size  # correctly rounded, so the order of the rows does not matter
+    deviation = math.sqrt(math.fsum((present - mean) ** 2) / present.size)
+    return Learned((mean, deviation or 1.0))  # 0 where squares of tiny numbers are 0
+
+
+def _edges(numbers: npt.NDArray[np.float64], buckets: int) -> Learned:
+    """Edges between `buckets` buckets of about as many numbers each; equal ones are merged."""
+    if not numbers.size:
+        return Learned((), "no number, so all numbers to come share one bucket,")
+    ordered = np.sort(numbers)
+    edges = np.unique(ordered[np.arange(1, buckets) * ordered.size // buckets])
+    edges = edges[edges > ordered[0]]  # an edge at the least number would leave the bucket below it empty
+    if edges.size == buckets - 1:
+        return Learned(tuple(edges.tolist()))
+    return Learned(
+        tuple(edges.tolist()),
+        f"{counted(edges.size + 1, 'bucket')} instead of {buckets}, since single values fill several of them",
+    )
+
+
+def _numbers(name: str, array: Any) -> npt.NDArray[np.float64]:
+    try:
+        return number_column(plain(array))[0]
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise SpecError(f"fields.{name}: a column of type {array.type} cannot be of kind 'number'") from None
