@@ -30,7 +30,7 @@ _LOG = ("inputs", "items", "users", "spec")
 _ACCESS = ("tls_ca", "tls_cert", "tls_key")
 
 FILES = {
-    "init": Files(("output",), ("source",)),
+    "init": Files(("output",), ("inputs",)),
     "train": Files(("report", "metrics", "rejects", "save", "checkpoint"), (*_LOG, "init_from")),
     "train-distributed": Files(("report", "rejects", "save", "checkpoint"), (*_LOG, "held_out")),
     "trainer": Files(("checkpoint", "save"), ("spec", "more", "sources", "init_from")),

@@ -12,10 +12,10 @@ from ftrie import terminal
 from ftrie.commands.flags import (
     InputsArgument,
     JsonSpecOption,
-    LogFlags,
     ModelArgument,
     RejectsOption,
     StrictOption,
+    TimedLogFlags,
     WithoutOption,
     grouped,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add `ftrie evaluate`."""
     examples = (
-        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5 | ftrie evaluate ads day.csv --report ads.html"
+        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5; ftrie evaluate ads day.csv --report ads.html"
     )
     app.command("evaluate", epilog=f"Examples: {examples}")(evaluate)
 
@@ -99,7 +99,7 @@ def evaluate(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     spec: JsonSpecOption = None,
-    log: LogFlags,
+    log: TimedLogFlags,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Scoring threads; the result does not depend on their number.")
     ] = None,

@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -171,6 +171,26 @@ class LogFlags:
         tables = side_tables(self.items, self.users, section)
         size = batch_bytes or BATCH_BYTES
         return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
+
+
+@dataclass(frozen=True)
+class TimedLogFlags(LogFlags):
+    """A log, and the time from and until which its rows count."""
+
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Only rows from this time of input.timestamp on; earlier ones count as history.",
+        ),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only rows before this time of input.timestamp.")
+    ] = None
+
+    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
+        """See LogFlags."""
+        return replace(super().log(inputs, section, batch_bytes), since=self.since, until=self.until)
 
 
 # --- Reaching a server ---

@@ -16,13 +16,13 @@ from ftrie.commands.flags import (
     InitFromOption,
     InputsArgument,
     KeepOption,
-    LogFlags,
     RejectsOption,
     SaveOption,
     SpecArgument,
     StrictOption,
     ThreadsOption,
     ThresholdOption,
+    TimedLogFlags,
     grouped,
 )
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
@@ -206,7 +206,7 @@ def train(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     save: SaveOption = None,
-    log: LogFlags,
+    log: TimedLogFlags,
     several: PassFlags,
     threads: ThreadsOption = None,
     batch_bytes: Annotated[

@@ -312,8 +312,8 @@ class Variant(Section):
     """A subset of the model: all features except those in `without` (fields, or crosses written `a*b`).
 
     With `values = "per_variant"` a variant may have its own parameters; None means those of `[learner]`. It may also be
-    the average of another variant's weights over all examples so far, or over the last ones: an example counts half as
-    much as one `half_life` examples later.
+    an average of another variant's weights, most of it over the last tenth of the examples so far; with a `half_life`,
+    an example counts half as much as one so many examples later.
     """
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)

@@ -43,7 +43,7 @@ class Shown(NamedTuple):
 class Lines:
     """Makes the lines of one version. Holds no part of the model, so that a waiting line does not keep a version alive.
 
-    heads: by variant, the members `model`, `version` and `variant`.
+    heads: by variant, the members `model`, `version` and `variant`, and `derived` if values are.
     """
 
     model: str
@@ -54,8 +54,10 @@ class Lines:
     @classmethod
     def of(cls, served: ServedVersion) -> Lines:
         """The lines of a version. O(variants)."""
+        derivation = served.model.spec.derivation
+        derived = f',"derived":"{derivation}"' if derivation else ""
         heads = tuple(
-            f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}'
+            f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}{derived}'
             for variant in served.variant_names
         )
         return cls(served.name, served.form, served.catalogue, heads)

@@ -90,7 +90,10 @@ class ImpressionLog:
         """
         if query.no_log or query.is_forced:
             return self._meter.count(IMPRESSIONS_SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
-        shown = Shown(time.time(), self._lines_of(served), query, ranking)
+        # The age of an event is of the time that the line says.
+        shown = Shown(
+            query.time_us / 1e6 if query.time_us else time.time(), self._lines_of(served), query, ranking
+        )
         if not self._writer.offer(shown, query.size):
             self._drop(served.name, CLOSED if self._writer.closed else QUEUE)
 

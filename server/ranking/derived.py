@@ -27,16 +27,30 @@ Array = npt.NDArray[Any]
 
 
 def with_item_values(
-    served: ServedVersion, derived: DerivedFields, candidates: Candidates, features: RequestFeatures
+    served: ServedVersion,
+    derived: DerivedFields | None,
+    candidates: Candidates,
+    features: RequestFeatures,
+    histories: Mapping[str, Array] | None = None,
 ) -> Candidates:
-    """The candidates with their computed values. Items of which nothing is known have none. O(candidates)."""
-    request = features.values() if derived.from_request else {}
-    given = _given(served.catalogue, derived, candidates)
-    values = derived.of_candidates(request, given, len(candidates.rows))
-    known = np.flatnonzero(candidates.rows >= 0) if derived.per_request else np.empty(0, np.int64)
+    """The candidates with their computed values. Items of which nothing is known have none. O(candidates).
+
+    histories: values of fields of the user's history by name, float64[candidates]; a given value goes before them.
+    """
+    given, values = dict[str, Array](), dict[str, Array]()
+    if derived is not None:
+        request = features.values() if derived.from_request else {}
+        given = _given(served.catalogue, derived, candidates)
+        values = derived.of_candidates(request, given, len(candidates.rows))
+    per_request = derived.per_request if derived is not None else ()
+    if histories:
+        given |= _given_inline(candidates, tuple(histories))
+        values = {**values, **histories}
+        per_request = (*per_request, *histories)
+    known = np.flatnonzero(candidates.rows >= 0) if per_request else np.empty(0, np.int64)
     inline = np.flatnonzero(candidates.rows <= FIRST_INLINE)
     stored = candidates.rows[known]
-    columns = {name: values[name][known] for name in derived.per_request}
+    columns = {name: values[name][known] for name in per_request}
     more = [_inline_item(served.catalogue, candidates, place, given, values) for place in inline.tolist()]
     items = ComputedItems(served.catalogue, candidates.ids, known, stored, columns, more)
     rows = candidates.rows.copy()
@@ -46,7 +60,7 @@ def with_item_values(
     if more:
         tail = served.ranker.item_tokens(more)
         tokens = _below(tokens, tail)
-    own = {name: values[name] for name in derived.per_request}
+    own = {name: values[name] for name in per_request}
     return Candidates(candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own)
 
 
@@ -122,6 +136,17 @@ def _given(catalogue: Catalogue, derived: DerivedFields, candidates: Candidates)
                 found[place] = stored[name][features.row]
             else:
                 found[place] = value_number(features.get(name))
+    return given
+
+
+def _given_inline(candidates: Candidates, names: Sequence[str]) -> dict[str, Array]:
+    """The numbers that inline items bring of these fields: float64[candidates], NaN elsewhere."""
+    given = {name: np.full(len(candidates.rows), np.nan) for name in names}
+    for place in np.flatnonzero(candidates.rows <= FIRST_INLINE).tolist():
+        _, features = candidates.items[FIRST_INLINE - int(candidates.rows[place])]
+        own = features.given if isinstance(features, StoredItem) else features
+        for name, found in given.items():
+            found[place] = value_number(own.get(name))
     return given
 
 

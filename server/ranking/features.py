@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.history import HistoryPlan
 from model_store.features.values import Value
 from model_store.records.lookups import HashFields
 from server.ranking.query import TokenArrays
@@ -80,12 +81,14 @@ class UserFields:
 
     fields: all of the request's, in the plan's order. users: places among them of those that the record may fill;
     hash_fields names these, in the same order. cookies: those whose value is the cookie itself, unless the record has
-    one. Sets of fields are also given as integers with a bit for each of `fields`.
+    one. histories: what is read of the user's history; None for nothing.
+    Sets of fields are also given as integers with a bit for each of `fields`.
     """
 
     fields: tuple[FieldPlan, ...]
     users: tuple[int, ...]
     cookies: tuple[str, ...]
+    histories: HistoryPlan | None = None
     hash_fields: HashFields = field(init=False)
     makers: tuple[tuple[str, TokenMaker], ...] = field(init=False)
     """The name of each of `fields`, and what makes its tokens."""
@@ -105,18 +108,24 @@ class UserFields:
         bind(self, "stored_bits", self.user_bits & ~self.bits(self.cookies))
 
     @classmethod
-    def of(cls, plan: FeaturePlan, cookie_column: str | None) -> UserFields:
-        """The plan's; the same object for plans with equal request fields."""
+    def of(
+        cls, plan: FeaturePlan, cookie_column: str | None, histories: HistoryPlan | None = None
+    ) -> UserFields:
+        """The plan's; the same object for plans with equal request fields and histories."""
         fields = plan.request_fields
-        key = (cookie_column, *((field.name, field.spec.model_dump_json()) for field in fields))
+        key = (cookie_column, histories, *((field.name, field.spec.model_dump_json()) for field in fields))
         with _made_lock:
             made = _made.pop(key, None)
             if made is None:
-                users = tuple(place for place, field in enumerate(fields) if field.side == "user")
+                users = tuple(
+                    place
+                    for place, field in enumerate(fields)
+                    if field.side == "user" and field.spec.history is None
+                )
                 cookies = tuple(
                     fields[place].name for place in users if fields[place].column == cookie_column
                 )
-                made = cls(fields, users, cookies)
+                made = cls(fields, users, cookies, histories)
             _made[key] = made
             if len(_made) > REMEMBERED_PLANS:
                 del _made[next(iter(_made))]
@@ -152,15 +161,23 @@ def _maker(plan: FieldPlan, is_cookie: bool) -> TokenMaker:
 class StoredUser:
     """One user's record as it was read, empty if there was none. Its tokens are made when they are first used.
 
-    fresh_until: seconds on the monotonic clock. lost_at: when it was read last, if the store has lost it since; else 0.
+    history: the record of the user's earlier events, as bytes since many users are kept; empty for no events, None if
+    it is not known. fresh_until: seconds on the monotonic clock. lost_at: when it was read last, if the store has lost
+    it since; else 0.
     place and used belong to the cache that keeps it; whoever uses the user sets `used`.
     """
 
-    __slots__ = ("_tokens", "cookie", "fresh_until", "lost_at", "place", "used", "values")
+    __slots__ = ("_tokens", "cookie", "fresh_until", "history", "lost_at", "place", "used", "values")
 
     def __init__(
-        self, cookie: str, values: Sequence[str | None], fresh_until: float, lost_at: float = 0.0
+        self,
+        cookie: str,
+        values: Sequence[str | None],
+        fresh_until: float,
+        lost_at: float = 0.0,
+        history: bytes | None = None,
     ) -> None:
+        self.history = history
         self.cookie, self.values, self.fresh_until = cookie, tuple(values), fresh_until
         self.lost_at = lost_at
         self.used, self.place = False, -1

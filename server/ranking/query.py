@@ -68,6 +68,7 @@ class Query(NamedTuple):
     unknown_fields: feature names that the model does not have, of the request and of its inline items. degraded: what
     was left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
     completing the user's features took; completed_ns: when that ended (perf_counter_ns).
+    time_us: since 1970, the time that histories were taken at; 0 without any.
     """
 
     features: RequestFeatures
@@ -85,6 +86,7 @@ class Query(NamedTuple):
     size: int = 0
     store_ns: int = 0
     completed_ns: int = 0
+    time_us: int = 0
 
 
 @dataclass(slots=True)

@@ -9,18 +9,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 
 import grpc
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
+from model_store.features.history import UserHistory
 from model_store.features.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
 from server.model.catalogue import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.derived import with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
+from server.ranking.histories import item_values, read_history, user_values
 from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
 from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
@@ -43,7 +45,8 @@ from server.ranking.users import Users
 class Call:
     """One call: its message, and the version that answers it. For one thread.
 
-    until_s: its deadline on the monotonic clock. degraded: the notes so far. store_ns, completed_ns: see `Query`.
+    until_s: its deadline on the monotonic clock. degraded: the notes so far. history: the user's, if known.
+    store_ns, completed_ns, time_us: see `Query`.
     """
 
     message: Received
@@ -56,6 +59,8 @@ class Call:
     degraded: list[Degradation] = field(default_factory=list)
     store_ns: int = 0
     completed_ns: int = 0
+    time_us: int = 0
+    history: UserHistory | None = None
 
 
 class Resolver:
@@ -78,8 +83,9 @@ class Resolver:
         """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
         message, served = call.message, call.served
         request = message.brief
-        derived = served.derived
-        plain = None if derived is not None and derived.request else served.plain.read(message)
+        derived, histories = served.derived, served.histories
+        slow = histories is not None or (derived is not None and derived.request)
+        plain = None if slow else served.plain.read(message)
         own = read_features(message, served.schema) if plain is None else _NO_VALUES
         top_k = read_top_k(request)
         named, inline = message.item_ids, read_inline(message, served.schema)
@@ -106,8 +112,11 @@ class Resolver:
             if not request.candidate_set:
                 check_unknown(named, candidates.unknown)
             candidates = _with_late_items(call, candidates, named, inline)
-        if derived is not None and (candidates.items or derived.per_request):
-            candidates = with_item_values(served, derived, candidates, features)
+        of_history = None
+        if histories is not None and histories.item_fields and call.history is not None:
+            of_history = item_values(served, histories, candidates, call.history, call.time_us)
+        if of_history or (derived is not None and (candidates.items or derived.per_request)):
+            candidates = with_item_values(served, derived, candidates, features, of_history)
         unknown_fields = features.unknown
         if inline and (odd := unknown_item_fields(inline, served.schema)):
             unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
@@ -130,6 +139,7 @@ class Resolver:
             message.size,
             call.store_ns,
             call.completed_ns,
+            call.time_us,
         )
 
     def _members(self, call: Call) -> Sequence[str]:
@@ -156,6 +166,11 @@ class Resolver:
         call.degraded += notes
         if plain is None:
             values = own if user is None else {**user.fields(wanted), **own}
+            if served.histories is not None:
+                call.time_us = time_ns() // 1000
+                if user is not None and user.history is not None:
+                    call.history = read_history(served.histories, user.history)
+                    values = {**user_values(served.histories, call.history, call.time_us), **values}
             return served.ranker.features(
                 values if served.derived is None else served.derived.of_request(values)
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ctr.v1.ranking_pb2 import RankResponse
+from model_store.features.history import HistoryPlan
 from model_store.versions.experiments import Experiment
 from server.errors import Degradation
 from server.model.binding import bound
@@ -54,6 +55,7 @@ class ServedVersion:
     schema: RequestSchema = field(init=False)
     plain: PlainReader = field(init=False)
     derived: DerivedFields | None = field(init=False)
+    histories: HistoryPlan | None = field(init=False)
     user_fields: UserFields = field(init=False)
     """The same object for successive versions with equal request fields."""
     answer_heads: tuple[bytes, ...] = field(init=False)
@@ -68,7 +70,8 @@ class ServedVersion:
         bind(self, "schema", RequestSchema.of(plan))
         bind(self, "plain", PlainReader(plan))
         bind(self, "derived", DerivedFields.of(plan))
-        bind(self, "user_fields", UserFields.of(plan, self.model.spec.input.cookie))
+        bind(self, "histories", HistoryPlan.of(self.model.spec))
+        bind(self, "user_fields", UserFields.of(plan, self.model.spec.input.cookie, self.histories))
         answers = (
             RankResponse(model=self.name, version=self.version, variant=variant) for variant in plan.variants
         )

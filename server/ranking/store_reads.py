@@ -177,6 +177,27 @@ class StoredReads:
             lambda records: records.holder_of_user(cookie),
         )
 
+    def user_and_history(
+        self, cookie: str, wanted: HashFields, model: str, wait_s: float
+    ) -> tuple[list[str | None], bytes | None]:
+        """As `user_values`, and the user's history for a model: one round trip, unless users have a store of their own.
+
+        Raises StoreError.
+        """
+        if self.users is not self._records:
+            values = self.user_values(cookie, wanted, wait_s) if wanted.names else []
+            nothing = HashFields(())
+            return values, self._records.read(
+                lambda records, wait: records.user_and_history(cookie, nothing, model, wait)[1],
+                wait_s,
+                lambda records: records.holder_of_user(cookie),
+            )
+        return self.users.read(
+            lambda records, wait: records.user_and_history(cookie, wanted, model, wait),
+            wait_s,
+            lambda records: records.holder_of_user(cookie),
+        )
+
     def lost_sets(self, read_at: float, context: grpc.ServicerContext) -> bool:
         """Whether the store of candidate sets has lost its data since `read_at`. Raises as `items`."""
         return self._records.has_lost(read_at, self._records.wait_s(context))

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from model_store.errors import StoreError, StoreUnavailable
+from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
+from model_store.features.history import check_record
 from server.errors import Degradation
 from server.ranking.features import StoredUser, UserFields
 from server.ranking.store_reads import StoredReads
@@ -22,7 +23,8 @@ from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
 from server.telemetry.families import USER_CACHE
 from server.telemetry.meter import Meter
 
-PART = "user_features"
+PART, HISTORY_PART = "user_features", "user_history"
+HISTORY_FRESH_S = 1.0
 MAX_KEPT_COOKIE = 256
 """Characters. Callers choose cookies of up to 4 KiB, and 100,000 are kept: the record of a longer one is not."""
 MAX_SWEEP = 128
@@ -111,13 +113,18 @@ class Users:
         given: a bit for each field that the request has itself. The notes tell what is missing or stale, and which
         stored values were left out because they do not fit their field. Raises DeadlinePassed.
         """
-        if not cookie or given & wanted.user_bits == wanted.user_bits:
+        reads_history = wanted.histories is not None
+        if not cookie or (given & wanted.user_bits == wanted.user_bits and not reads_history):
             return None, ()
         notes = list[Degradation]()
-        if given & wanted.stored_bits == wanted.stored_bits:
+        if given & wanted.stored_bits == wanted.stored_bits and not reads_history:
             user = _unread(cookie, wanted)
         else:
             user, notes = self._user(cookie, model, wanted, context)
+        if reads_history and user.history is None and not notes:
+            notes = [
+                Degradation.left_out(HISTORY_PART, "a record that is damaged; see ftrie store check", cookie)
+            ]
         if misfits := user.tokens(wanted).misfits:
             notes = [*notes, *(Degradation.left_out(PART, text) for bit, text in misfits if not given & bit)]
         return user, notes
@@ -129,7 +136,7 @@ class Users:
         shelf = self._shelves.get(model)
         if shelf is None or shelf.wanted is not wanted:
             # Another version, whose spec has other fields: the records read for the one before do not serve it.
-            shelf = self._shelves[model] = _Shelf(wanted, UserCache(self._users))
+            shelf = self._shelves[model] = _Shelf(model, wanted, UserCache(self._users))
         user = shelf.cache.get(cookie)
         if user is not None and user.fresh_until > time.monotonic():
             user.used = True
@@ -144,7 +151,7 @@ class Users:
             if user is None:
                 return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
-            age_s = time.monotonic() - user.fresh_until + self._ttl_s
+            age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
     def _read(self, shelf: _Shelf, cookie: str, context: grpc.ServicerContext) -> StoredUser:
@@ -187,23 +194,32 @@ class Users:
         raise StoreUnavailable(flight.failure)
 
     def _ask(self, shelf: _Shelf, cookie: str, wait_s: float) -> StoredUser:
-        values = self._reads.user_values(cookie, shelf.wanted.hash_fields, wait_s)
-        user = StoredUser(cookie, values, time.monotonic() + self._ttl_s)
-        if all(value is None for value in values):
+        wanted, history = shelf.wanted, None
+        if wanted.histories is None:
+            values = self._reads.user_values(cookie, wanted.hash_fields, wait_s)
+        else:
+            values, record = self._reads.user_and_history(cookie, wanted.hash_fields, shelf.model, wait_s)
+            history = _sound(record)
+        user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
+        if all(value is None for value in values) and not history:
             user = self._unless_lost(shelf, user, wait_s)
         if len(cookie) <= MAX_KEPT_COOKIE:
             shelf.cache.put(user)
         return user
 
+    def _fresh_s(self, wanted: UserFields) -> float:
+        """How long a record counts as fresh: a history for no longer than it takes the trainer to write it again."""
+        return self._ttl_s if wanted.histories is None else min(self._ttl_s, HISTORY_FRESH_S)
+
     def _unless_lost(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
         """`user`, of whom the store has nothing; as known before if that is because the store lost its data."""
         before = shelf.cache.get(user.cookie)
-        if before is None or all(value is None for value in before.values):
+        if before is None or not (before.history or any(value is not None for value in before.values)):
             return user
-        read_at = before.lost_at or before.fresh_until - self._ttl_s
+        read_at = before.lost_at or before.fresh_until - self._fresh_s(shelf.wanted)
         if not self._reads.users.has_lost(read_at, wait_s):
             return user
-        return StoredUser(user.cookie, before.values, user.fresh_until, read_at)
+        return StoredUser(user.cookie, before.values, user.fresh_until, read_at, before.history)
 
 
 @dataclass(slots=True)
@@ -220,6 +236,7 @@ class _Flight:
 class _Shelf:
     """The users kept of one model. flights: reads under way by cookie, under `lock`."""
 
+    model: str
     wanted: UserFields
     cache: UserCache
     flights: dict[str, _Flight] = field(default_factory=dict)
@@ -229,6 +246,16 @@ class _Shelf:
 def _unread(cookie: str, wanted: UserFields) -> StoredUser:
     """A user of whom only the cookie is known."""
     return StoredUser(cookie, [None] * len(wanted.users), 0.0)
+
+
+def _sound(record: bytes | None) -> bytes | None:
+    """The record of a history; empty if there is none, None if it is damaged."""
+    try:
+        if record is not None:
+            check_record(record)
+    except UnreadableValue:
+        return None
+    return record or b""
 
 
 def _lost(user: StoredUser) -> list[Degradation]:

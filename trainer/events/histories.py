@@ -251,7 +251,8 @@ class EventHistories:
 
     def _walk(self, merged: Merged, rows: _SegmentRows | None) -> None:
         kinds, requests = merged.kind.tolist(), merged.request.tolist()
-        times = np.minimum(merged.time_us, merged.now_us).tolist()
+        # No event is later than it came, by a clock of milliseconds.
+        times = np.minimum(merged.time_us, merged.now_us + 999).tolist()
         first, counts = merged.row.tolist(), merged.rows.tolist()
         ends = np.cumsum(np.where(merged.kind == IMPRESSION, merged.rows, 0)).tolist()
         items, whats = merged.item.tolist(), merged.what.tolist()

@@ -32,6 +32,7 @@ from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, LogReader
 from trainer.logs.streams import ReadTwice, Turns, open_input
+from trainer.logs.times import Period
 
 _END = None
 _POLL_S = 0.1
@@ -47,7 +48,8 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
-    batch. no_header: the first line of a CSV or TSV file is a row.
+    batch. no_header: the first line of a CSV or TSV file is a row. since, until: only rows from this time on, and
+    before that one, become examples; the others still enter the histories of users.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -59,6 +61,8 @@ class Log:
     reader: int = 0
     readers: int = 1
     no_header: bool = False
+    since: str | None = None
+    until: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ def _opened(
     if specs and holds_events(log.inputs, log.format, specs[0].input.label):
         if start is not None or log.readers > 1:
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
+        if log.no_header:
+            raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
         with EventLog(log.inputs, log.on_note) as events:
             starts = [_resolve_by_events(spec, events, log) for spec in specs]
             yield OpenLog(log, events, _with_learned(starts, known))
@@ -157,6 +163,11 @@ class OpenLog:
         self._in_log = _each_once(each.columns for each in starts)
         self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
         self._histories = None if self.is_of_events else RowHistories.of(*self.specs)
+        self._period = Period.of(self.spec, log.since, log.until)
+        if self._period.columns and self.start.rows_read:
+            raise SpecError(
+                "--since and --until: a run that is resumed learns the rows after those it has learned"
+            )
 
     @property
     def spec(self) -> ModelSpec:
@@ -190,6 +201,7 @@ class OpenLog:
 
         A value comes from the log, else from a side table, else it is null.
         """
+        more_columns = [*more_columns, *self._period.columns]
         more = [name for name in more_columns if name in self.columns or self._reader.may_have(name)]
         wanted = _each_once([*(spec.wanted_columns() for spec in self.specs), more_columns])
         return joined(self._reader.batches(_each_once([self._in_log, more])), self._log.tables, wanted)
@@ -220,12 +232,12 @@ class OpenLog:
             yield stream
 
     def _completed(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
-        """Whole requests, with the values of history and derived fields."""
+        """Whole requests of the period, with the values of history and derived fields."""
         whole = self._requests.of(batches)
         if self._histories is not None:
             self._read_again(self._histories)
             whole = self._histories.filled(whole)
-        return DerivedColumns(self.spec).of(whole)
+        return self._period.rows(DerivedColumns(self.spec).of(whole))
 
     def expected_rows(self, rows: int) -> int | None:
         """An estimate of the log's rows once `rows` were taken, from the bytes read; None for standard input."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from model_store.features.cells import addresses, clicked, column_text
 from model_store.hash_kernels import digest_columns
@@ -260,10 +259,6 @@ class Sampling:
         drawn = np.empty(batch.rows, np.bool_)
         draw(ids, clicks, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
         factors = np.where(clicks, 1.0, 1.0 / self.share)[drawn]
-        return Sample(_only(batch, drawn), ids[drawn], factors, batch.rows - int(drawn.sum()))
-
-
-def _only(batch: RowBatch, rows: npt.NDArray[np.bool_]) -> RowBatch:
-    mask = pa.array(rows)
-    columns = {name: column.filter(mask) for name, column in batch.columns.items()}
-    return replace(batch, columns=columns, lines=batch.lines[rows], rows=int(rows.sum()), clicked=None)
+        return Sample(
+            replace(batch.where(drawn), clicked=None), ids[drawn], factors, batch.rows - int(drawn.sum())
+        )

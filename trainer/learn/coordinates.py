@@ -295,10 +295,11 @@ def _variants(
         decay = np.where(np.isnan(rules.decay), decay, rules.decay)
     averages: NoAverages | Averages = NoAverages()
     if (of >= 0).any():
-        lives = [variant.half_life for variant in spec.variants.values()]
+        lives = np.array([variant.half_life or np.nan for variant in spec.variants.values()])
         keep = np.zeros(several)
-        powers_of(np.full(several, 0.5), np.array([1.0 / life if life else 0.0 for life in lives]), keep)
-        averages = Averages(of, np.where([life is not None for life in lives], keep, 0.0))
+        powers_of(np.full(several, 0.5), np.where(np.isnan(lives), 1.0, 1.0 / lives), keep)
+        first = (1.0 / (1.0 - keep)).astype(np.int64)
+        averages = Averages(of, np.where(np.isnan(lives), 0.0, keep), first)
     using = uses.sum(axis=1)
     classes = class_of.reshape(-1).astype(np.int64)
     return loops.Variants(classes, uses, using, parameters, alpha, decay, averages)

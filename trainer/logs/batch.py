@@ -7,6 +7,7 @@ whole numbers to double.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,6 +61,18 @@ class RowBatch:
             rejects=tuple(reject for reject in self.rejects if reject.line >= line),
             rows=self.rows - first,
             stop=self.stop,
+        )
+
+    def where(self, kept: npt.NDArray[np.bool_], rejects: Sequence[Reject] = ()) -> RowBatch:
+        """The rows that are kept, in their order; `rejects` are among the others."""
+        mask = pa.array(kept)
+        return replace(
+            self,
+            columns={name: column.filter(mask) for name, column in self.columns.items()},
+            lines=self.lines[kept],
+            rejects=tuple(sorted((*self.rejects, *rejects), key=lambda reject: reject.line)),
+            rows=int(np.count_nonzero(kept)),
+            clicked=None if self.clicked is None else self.clicked[kept],
         )
 
 

@@ -6,6 +6,8 @@ ISO-8601, UTC where it names no zone. Where a time field of the spec reads the s
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -15,10 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.errors import FieldValueError
+from model_store.errors import FieldValueError, SpecError
 from model_store.features.cells import plain, text_column
 from model_store.features.values import decoded, parse_number, parse_time
 from model_store.spec.spec import ModelSpec
+from trainer.logs.batch import RowBatch
+from trainer.logs.rejects import Reject
 
 NO_TIME = np.iinfo(np.int64).min
 MICROSECONDS = 1_000_000
@@ -32,6 +36,57 @@ _EPOCHS = ("epoch_s", "epoch_ms")
 
 Times = npt.NDArray[np.int64]
 Bad = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Period:
+    """Rows from one time on and before another, in microseconds since 1970. column: their times; None for all rows."""
+
+    column: str | None
+    form: str | None
+    since_us: int
+    until_us: int
+
+    @classmethod
+    def of(cls, spec: ModelSpec, since: str | None, until: str | None) -> Period:
+        """From texts in the format of the log's times, or ISO-8601; None for no bound. Raises SpecError."""
+        if since is None and until is None:
+            return cls(None, None, 0, 0)
+        if spec.input.timestamp is None:
+            raise SpecError("--since and --until need the rows' times: set input.timestamp")
+        form = time_format(spec)
+        first = NO_TIME + 1 if since is None else _bound("--since", since, form)
+        last = np.iinfo(np.int64).max if until is None else _bound("--until", until, form)
+        return cls(spec.input.timestamp, form, first, int(last))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it needs."""
+        return () if self.column is None else (self.column,)
+
+    def rows(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The rows in the period; those without a time are rejected."""
+        for batch in batches:
+            yield batch if self.column is None or not batch.rows else self._inside(batch, self.column)
+
+    def _inside(self, batch: RowBatch, column: str) -> RowBatch:
+        times, bad = parse_times(batch.columns[column], self.form)
+        reasons = dict(bad)
+        absent = [row for row in np.flatnonzero(times == NO_TIME).tolist() if row not in reasons]
+        reasons |= dict.fromkeys(absent, "got no value, expected a time, which --since and --until go by")
+        inside = (times >= self.since_us) & (times < self.until_us)
+        inside[list(reasons)] = False
+        rejects = [Reject(batch.file, int(batch.lines[row]), f"{column}: {reasons[row]}") for row in reasons]
+        return batch.where(inside, rejects)
+
+
+def _bound(flag: str, text: str, form: str | None) -> int:
+    for each in (form, None):
+        times, bad = parse_times(pa.array([text]), each)
+        if not bad and times[0] != NO_TIME:
+            return int(times[0])
+    like = "" if form is None else f", or one like {form}"
+    raise SpecError(f"{flag}: got {text!r}, expected a time such as 2026-11-21T18:00:00Z{like}")
 
 
 def time_format(spec: ModelSpec) -> str | None:

@@ -193,6 +193,10 @@ def compared_variant(spec: ModelSpec, name: str | None) -> str:
     variant = name if name is not None else next(iter(spec.variants))
     if variant not in spec.variants:
         raise SpecError(f"no variant {variant!r}; variants: {', '.join(spec.variants)}")
+    if of := spec.variants[variant].average:
+        raise SpecError(
+            f"variants.{variant} is an average and learns nothing; `tune` compares with --variant {of}"
+        )
     if own := spec.variants[variant].own_parameters:
         raise SpecError(
             f"variants.{variant} sets {', '.join(own)}; `tune` searches the parameters of [learner]: remove them"

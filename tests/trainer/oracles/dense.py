@@ -74,7 +74,7 @@ class Oracle:
     parameters: one for each variant. rate: gradients, counts, global or constant. rounding(key, t, place): the R of
     q2.13, uniform on [0, 1); None keeps every bit. rules: parameters of the keys with a prefix; the longest prefix
     wins. fixed: keys whose weight is given and not learned. averages: variants that are the average of another, with
-    its number and the half-life, None for the mean of all examples.
+    its number and the half-life, None for polynomial decay.
     """
 
     learner: Learner
@@ -118,7 +118,9 @@ class Oracle:
     def _average(self) -> None:
         """Average all weights, as after this example."""
         for variant, (of, half_life) in self.averages.items():
-            share = 1.0 / self.t if half_life is None else 1.0 - 2.0 ** (-1.0 / half_life)
+            share = 10.0 / (self.t + 9)
+            if half_life is not None:
+                share = max(1.0 / self.t, 1.0 - 2.0 ** (-1.0 / half_life))
             for key, known in self.coordinates.items():
                 if variant in known.users:
                     before = self.averaged.get((key, variant), 0.0)

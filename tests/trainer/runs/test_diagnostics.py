@@ -346,6 +346,41 @@ def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(
         assert run(["evaluate", str(file), str(log), "--report", str(tmp_path / "page.svg")]) == 0
 
 
+def test_events_are_reported_on_as_the_rows_that_they_are_joined_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random, impressions, clicks = (
+        np.random.default_rng(3),
+        tmp_path / "impressions.jsonl",
+        tmp_path / "clicks.jsonl",
+    )
+    shown, clicked = [], []
+    for number in range(200):
+        ts = FIRST + number * 1800
+        items = [{"id": f"i{item}", "features": {"price": int(random.integers(1, 9))}} for item in range(4)]
+        device = str(random.choice(["phone", "tablet"]))
+        request = {"request_id": f"r{number}", "ts": ts, "cookie": "u", "context": {"device": device}}
+        shown.append(json.dumps(request | {"items": items}))
+        if random.random() < 0.6:
+            clicked.append(json.dumps({"request_id": f"r{number}", "ts": ts + 5, "item": f"i{number % 3}"}))
+    impressions.write_text("\n".join(shown) + "\n")
+    clicks.write_text("\n".join(clicked) + "\n")
+    spec = tmp_path / "hotels.toml"
+    spec.write_text(
+        '[model]\nname = "hotels"\n[input]\nlabel = "label"\ntimestamp = "ts"\n[fields]\ndevice = {}\n'
+        'id = { side = "item" }\nprice = { side = "item", kind = "number", bucket = "log" }\n[learner]\nalpha = 0.2\n'
+    )
+    saving = ["--save", str(tmp_path / "model.arrow")]
+    assert run(["train", str(spec), str(impressions), str(clicks), *saving]) == 0
+    report = reported(capsys, tmp_path, tmp_path / "model.arrow", impressions, clicks)
+    by = {each["field"]: each["by"] for each in report["importance"]["fields"]}
+    assert by == {"device": "request", "id": "row", "price": "row"}
+    assert (report["total"]["rows"], report["importance"]["requests"]) == (800, 200)
+    assert report["importance"]["fields"][0]["field"] == "id"  # which alone decides the click
+    assert [each["group"]["rows"] for each in report["drift"]["periods"]] == [192, 192, 192, 192, 32]
+    assert {each["values"]["id"] for each in report["worst"]["base"]} <= {"i0", "i1", "i2"}
+
+
 def test_rows_of_weight_0_change_no_mean_and_make_no_importance(
     artefact: Artefact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

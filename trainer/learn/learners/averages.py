@@ -1,21 +1,18 @@
-"""Averaged variants: the average of another variant's weights over the examples so far.
+"""Averaged variants: an average of another variant's weights over the examples so far.
 
-Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging" (SIAM J. Control Optim. 1992).
+With w_t the weight of the variant that is averaged, after example t, and 0 before the key is in the table:
 
-With w_s the weight of the variant that is averaged, after example s, and 0 before the key is in the table, the weight
-after t examples is
+    average_t = average_(t-1) + share_t (w_t - average_(t-1))
 
-    uniform       (w_1 + ... + w_t) / t
-    half-life H   (1 - d) (w_t + d w_(t-1) + d^2 w_(t-2) + ...), d = 2^(-1/H): an example counts half as much as one H
-                  examples later
+    by default     share_t = 10 / (t + 9)                  polynomial decay (Shamir and Zhang, ICML 2013, section 4):
+                                                           w_s counts about s^9, half of all falls on the last 7 %
+    half-life H    share_t = max(1 / t, 1 - 2^(-1/H))      the plain mean (Polyak and Juditsky, 1992) at first, then an
+                                                           example counts half as much as one H examples later
 
-A coordinate stores c, which says how far the average is behind w: average = w - gap. While w does not change,
-
-    uniform       t gap_t stays the same: it is c
-    half-life H   gap_t = d gap_(t-1): c is the gap at the last touch, and `seen` tells when that was
-
-so an average is exact and only touched with its key. That needs a variant whose untouched weights stay: of FTRL, or OGD
-without penalties. The average's a is c, its n is not used; it predicts, but does not learn.
+A coordinate stores its gap at the last touch: average = w - gap. While w does not change gap_t = (1 - share_t)
+gap_(t-1), whose product over the missed examples has a closed form, so an average is exact and only touched with its
+key. That needs a variant whose untouched weights stay: of FTRL, or OGD without penalties. The average's a is the gap,
+its n is not used; it predicts, but does not learn.
 
 Oracle: `tests/trainer/oracles/dense.py`, which averages all weights at every example.
 """
@@ -23,6 +20,8 @@ Oracle: `tests/trainer/oracles/dense.py`, which averages all weights at every ex
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.fobos import powers
@@ -34,20 +33,43 @@ class NoAverages(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """of: int64[variants], the variant that each averages, -1 if it learns; keep: float64[variants], d, 0: uniform."""
+    """of: int64[variants], the variant that each averages, -1 if it learns.
+
+    keep: float64[variants], 2^(-1/H), 0 for the default; first: int64[variants], the last t whose share is 1 / t.
+    """
 
     of: Any
     keep: Any
+    first: Any
+
+
+POWER = 9
 
 
 @bare_inline
-def gap(averages: Any, v: Any, c: Any, seen: Any, t: Any) -> Any:
-    """How far average v is behind before example t."""
-    if c == 0.0:
-        return c
+def gap(averages: Any, v: Any, last: Any, seen: Any, t: Any) -> Any:
+    """How far average v is behind before example t; last: how far it was after example `seen`."""
+    if last == 0.0:
+        return last
+    now, first = t - 1, averages.first[v]
     if averages.keep[v] == 0.0:
-        return c / (t - 1)
-    return c * powers(averages.keep[v], t - 1 - seen)[0]
+        before, after = 1.0, 1.0
+        for j in range(POWER + 1):
+            before *= seen + j
+            after *= now + j
+        return last * (before / after)
+    if now <= first:
+        return last * (np.float64(seen) / now)
+    begin = max(seen, first)
+    return last * (np.float64(min(seen, first)) / first) * powers(averages.keep[v], now - begin)[0]
+
+
+@bare_inline
+def left_at(averages: Any, v: Any, t: Any) -> Any:
+    """1 - share of example t."""
+    if averages.keep[v] == 0.0:
+        return np.float64(t - 1) / (t + POWER)
+    return 1.0 - 1.0 / t if t <= averages.first[v] else averages.keep[v]
 
 
 @stub
@@ -132,11 +154,8 @@ def _update(
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:
             moved, held = new[first + of] - w[first + of], value_of(table, slot, v)
-            if averages.keep[v] == 0.0:
-                held += (t - 1) * moved
-            else:
-                held = averages.keep[v] * (gap(averages, v, held, seen_at(table, slot), t) + moved)
-            put(table, slot, v, held, 0.0, t)
+            behind = gap(averages, v, held, seen_at(table, slot), t) + moved
+            put(table, slot, v, left_at(averages, v, t) * behind, 0.0, t)
 
 
 @implements(put_averages, Averages)
