@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add `ftrie init`."""
     examples = (
-        "ftrie init clicks.csv.gz -o ads.toml | ftrie init impressions.jsonl.gz clicks.jsonl.gz -o ads.toml"
+        "ftrie init clicks.csv.gz -o ads.toml; ftrie init clicks.tsv --no-header --label c1 -o ads.toml; "
+        "ftrie init impressions.jsonl.gz clicks.jsonl.gz -o ads.toml"
     )
     app.command("init", epilog=f"Examples: {examples}")(init)
 
