@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add `ftrie evaluate`."""
     examples = (
-        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5 | ftrie evaluate ads day.csv --report ads.html"
+        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5; ftrie evaluate ads day.csv --report ads.html"
     )
     app.command("evaluate", epilog=f"Examples: {examples}")(evaluate)
 

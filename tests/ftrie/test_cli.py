@@ -38,7 +38,7 @@ def test_every_command_says_what_it_does_and_gives_an_example(
     words: str, command: typer.core.TyperCommand
 ) -> None:
     assert command.help
-    assert (command.epilog or "").startswith(f"Example: ftrie {words}")
+    assert (command.epilog or "").startswith((f"Example: ftrie {words}", f"Examples: ftrie {words}"))
     undocumented = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
     assert not undocumented
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
 from model_store.spec.spec import ModelSpec
-from trainer.examples.requests import request_ids, request_starts
+from trainer.examples.requests import WholeRequests, request_ids, request_starts
 from trainer.logs.batch import RowBatch
 
 
@@ -62,6 +62,31 @@ class DerivedColumns:
             return np.array([0, rows], np.int64)
         ids = np.concatenate([request_ids(batch, self._request) for batch in batches])
         return np.append(np.flatnonzero(request_starts(ids)), rows)
+
+
+def with_derived(batches: Iterable[RowBatch], specs: Sequence[ModelSpec]) -> Iterator[RowBatch]:
+    """Rows that are read by several resolved specs, with the derived fields of all. Raises as `check_one_way`."""
+    check_one_way(specs)
+    for spec in specs:
+        if spec.derivation:
+            batches = DerivedColumns(spec).of(WholeRequests(spec).of(batches))
+    return iter(batches)
+
+
+def check_one_way(specs: Sequence[ModelSpec]) -> None:
+    """Raise SpecError if two specs that read the same rows compute one column in two ways."""
+    ways: dict[str, tuple[object, ...]] = {}
+    for spec in specs:
+        for name, field in spec.fields.items():
+            column, way = (
+                field.column or name,
+                (field.ratio, field.difference, field.list, field.best, field.of),
+            )
+            if field.is_derived and ways.setdefault(column, way) != way:
+                raise SpecError(
+                    f"fields.{name}: two of the models compute the column {column!r} in two ways; rename one of the "
+                    "fields, or evaluate one model at a time"
+                )
 
 
 def check_comparable(spec: ModelSpec) -> None:

@@ -19,6 +19,7 @@ from model_store.features.cells import column_text, number_column, parse_labels,
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
+from trainer.examples.derived import with_derived
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
@@ -59,7 +60,7 @@ class LogOfRows:
             layout = Layout.of(opened.columns, self.propensity, self.position)
             collector = RowCollector(own.input, layout)
             batches = opened.batches([*own.input.named_columns, *layout.wanted])
-            collect(collector, batches, resolved, on_rows)
+            collect(collector, with_derived(batches, resolved), resolved, on_rows)
         return collector.rows(self.decision), layout, resolved
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from model_store.features.cells import label_columns
+from model_store.features.derived import Derivations
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import EVENTS, ROWS, open_sources
+from trainer.examples.derived import check_one_way
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
@@ -185,7 +187,7 @@ class JoinedTap:
         self.spec = as_events(spec)
         self._propensity, self._position, self._decision = propensity, position, decision
         named = (spec.input.request, spec.input.item, propensity, position)
-        resolved = [as_events(each) for each in models]
+        self.models = resolved = [as_events(each) for each in models]
         wanted = [
             name
             for each in resolved
@@ -239,7 +241,11 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
     more = tap.columns if tap is not None else ()
-    return Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
+    wanted = Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
+    models = tap.models if tap is not None else ()
+    check_one_way([resolved, *models])
+    others = [Derivations.of(each.fields) for each in models]
+    return replace(wanted, derived=(*wanted.derived, *filter(None, others)))
 
 
 class _EventSpan:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, FtrieError, InputError, Stopped
+from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
 from model_store.whole_file import write_whole
@@ -255,7 +256,7 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
-        warnings=(*_label_warnings(labels), *model.warnings.finish()),
+        warnings=(*_label_warnings(labels, loop.opened.spec.input), *model.warnings.finish()),
         subsampled=loop.subsampled,
         resumed_requests=loop.opened.requests.resumed,
         cut_requests=loop.opened.requests.cut,
@@ -275,7 +276,12 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     )
 
 
-def _label_warnings(labels: Mapping[str, int]) -> tuple[str, ...]:
+def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[str, ...]:
+    if section.positive is not None and labels["0"] and not labels["1"]:
+        return (
+            f"no row is a click: input.positive = {section.positive!r} occurs in none of {labels['0']:,} rows of "
+            f"column {section.label!r}",
+        )
     if not (labels["-1"] and labels["0"]):
         return ()
     return (

@@ -100,6 +100,12 @@ class Found:
             )
         if self.extent is not None:
             yield from self.extent.warnings()
+        best = tuning.ranking[0].outcome.metrics
+        if best.normalized_entropy is not None and best.normalized_entropy > 1.0:
+            yield (
+                f"the best has a log-loss of {best.logloss:.5f}, worse than the click rate alone would: its order may "
+                'be good, its click rates are not; rank by logloss, or set [calibration] kind = "power"'
+            )
         for edge in tuning.edges:
             direction = "larger" if edge.side == "largest" else "smaller"
             yield (
@@ -157,7 +163,10 @@ def _proposal(
 ) -> Proposal:
     with open_log(log.log, spec) as opened:
         resolved = opened.spec
-    best = tuning.ranking[0]
+    rows = tuning.ranking[0].rows
+    # Crosses are judged by log-loss, so by a model that is good by log-loss, whatever candidates are ranked by.
+    whole = [each for each in tuning.ranking if each.rows == rows]
+    best = min(whole, key=lambda each: each.outcome.metrics.logloss or 0.0)
     return propose(
         resolved,
         best.parameters,
@@ -165,7 +174,7 @@ def _proposal(
         variant=compared_variant(spec, comparison.variant),
         budget=budget,
         rows=comparison.end,
-        compare_from=compared_from(comparison, best.rows),
+        compare_from=compared_from(comparison, rows),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,61 @@ def test_a_label_that_is_none_is_refused() -> None:
         guess_all(profiles, "b")
     with pytest.raises(SpecError, match="no column 'c' in the log; it has a, b"):
         guess_all(profiles, "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "positive"),
+    [
+        ("outcome", ("skipped", "clicked", "skipped"), "clicked"),  # its name, by the words
+        ("anything", ("clicked", "clicked", "skipped"), "clicked"),  # the words alone
+        ("anything", ("purchase", "", ""), "purchase"),
+        ("label", ("no", "yes", "yes"), "yes"),
+        ("label", ("view", "engaged", "engaged"), "engaged"),
+        ("label", ("1", "2", "2"), "2"),  # the larger number
+        ("label", ("a", "b", "a"), "b"),  # the rarer value
+        ("label", ("", "b", "b"), "b"),
+        ("label", ("0", "1", "1"), None),
+    ],
+)
+def test_a_label_of_two_values_says_which_is_a_click(
+    name: str, values: tuple[str, ...], positive: str | None
+) -> None:
+    device, found = guess_all([Profile("device", ("phone", "desk", "phone")), Profile(name, values)])
+    assert (device.role, found.role, found.positive) == ("field", "label", positive)
+
+
+@pytest.mark.parametrize("values", [("yes", "no"), ("f", "m"), ("phone", "desk"), ("y", "x")])
+def test_two_values_that_may_mean_anything_are_no_label_by_themselves(values: tuple[str, str]) -> None:
+    with pytest.raises(SpecError, match="cannot tell which column is the label"):
+        guess_all([Profile("a", values), Profile("b", ("u", "v"))])
+    assert guess_all([Profile("a", values), Profile("b", ("u", "v"))], "a")[0].positive in values
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_without_names_the_label_is_the_first_column_of_0_and_1_or_the_last(place: int) -> None:
+    profiles = [Profile(f"c{n}", ("0", "2", "1")) for n in range(4)]
+    profiles[1] = profiles[place] = Profile("two", ("0", "1", "1"))
+    profiles[1] = Profile("c1", ("0", "1", "1"))
+    sample = Sample(tuple(profiles), has_header=False)
+    assert guesses.guess_all(sample)[place].role == "label"
+    with pytest.raises(SpecError, match="name it with --label"):
+        guess_all(profiles)
+
+
+def test_clicks_beside_views_are_counts() -> None:
+    clicks, views = Profile("clicks", ("0", "3", "1")), Profile("impressions", ("9", "7", "1"))
+    assert [each.role for each in guess_all([views, clicks])] == ["views", "label"]
+    assert [each.role for each in guess_all([views, replace(clicks, name="n")], "n")] == ["views", "label"]
+
+
+@pytest.mark.parametrize("views", [("9", "2", "1"), ("9", "", "1"), ("9", "3.5", "1"), ("1", "1", "1")])
+def test_columns_that_cannot_be_counts_are_none(views: tuple[str, ...]) -> None:
+    profiles = [
+        Profile("clicks", ("0", "3", "1")),
+        Profile("views", views),
+        Profile("click", ("0", "1", "1")),
+    ]
+    assert [each.role for each in guess_all(profiles)][2] == "label"
 
 
 @pytest.mark.parametrize(
@@ -330,3 +386,34 @@ def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> N
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
+
+
+def test_of_events_the_side_is_where_a_value_stands_and_lists_are_sets(tmp_path: Path) -> None:
+    """Given impressions whose features have the names of other things, when guessed, the names do not mislead."""
+    shown = {
+        "user": {"item_brand": "x", "tags": ["new", "old"]},
+        "context": {"click": "yes"},
+        "items": [{"id": "a", "features": {"user_age": 1.5, "item": "b"}}, {"id": "c"}],
+    }
+    events = [
+        {**shown, "request_id": f"r{n}", "ts": 1_700_000_000 + 3600 * n, "cookie": "u"} for n in range(30)
+    ]
+    for number, event in enumerate(events):
+        event["context"] = {"click": f"v{number % 3}"}
+    clicks = [{"request_id": f"r{n}", "ts": 1_700_000_001 + 3600 * n, "item": "a"} for n in range(0, 30, 3)]
+    log, spec_file = tmp_path / "log.jsonl", tmp_path / "shop.toml"
+    in_order = sorted([*events, *clicks], key=lambda event: float(str(event["ts"])))
+    log.write_text("".join(json.dumps(event) + "\n" for event in in_order))
+    assert run(["init", str(log), "--output", str(spec_file)]) == 0
+    spec = load_spec(spec_file)
+    given = spec.input
+    assert (given.label, given.item, given.request, given.cookie) == (
+        "clicked",
+        "item_id",
+        "request_id",
+        "cookie",
+    )
+    found = {name: (field.side, field.kind) for name, field in spec.fields.items()}
+    assert found["tags"] == ("user", "set") and found["click"] == ("context", "category")
+    assert found["hour"] == ("context", "time") and found["item_id"] == ("item", "category")
+    assert "10m" in spec_file.read_text() and "16.7 % of the rows are clicked" in spec_file.read_text()

@@ -157,6 +157,13 @@ def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(by, shown):
     }
 
 
+def test_a_best_by_order_whose_click_rates_are_worse_than_none_is_warned_of(shown):
+    text = SHOWN.replace("c = {}", "c = {}\nd = {}")
+    found = found_in(shown, text, tries=["alpha=60,80"], by="hit@1", crosses=True)
+    assert any("worse than the click rate alone" in each for each in found.warnings())
+    assert not any("click rate alone" in each for each in found_in(shown, SHOWN, by="hit@1").warnings())
+
+
 def test_a_measure_of_requests_needs_requests(log, shown):
     with pytest.raises(SpecError, match=r"set input\.request"):
         found_in(log, by="mrr")
