@@ -66,7 +66,7 @@ def init(
     header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
     of_events, has_header = holds_events(inputs, format, label), True
     if of_events:
-        guesses = guess_events(inputs)
+        guesses = guess_events(inputs, on_note=note)
     elif len(inputs) > 1:
         raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
     else:

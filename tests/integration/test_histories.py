@@ -23,11 +23,12 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.degradation.system import eventually
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving
+from tests.trainer.events.test_histories import a_story
 from tests.trainer.oracles.histories import expected, what_happened
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_sources
-from trainer.examples.hashing import ExampleMaker, key_prefixes
+from trainer.examples.hashing import ExampleMaker
 from trainer.examples.joined import EventRows, JoinedExamples
 from trainer.join.join import Join
 from trainer.join.rows import Segments
@@ -178,8 +179,6 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
 
     learned = learned_keys(resolved, store, store_url, tmp_path)
     plan = FeaturePlan.of(resolved)
-    prefixes = key_prefixes(plan)
-    assert prefixes
     for impression in impressions:
         for item, values in zip(impression["items"], served_values(impression), strict=True):
             example = {"item": item["id"], **item["features"], **values}
@@ -235,3 +234,40 @@ def learned_keys(
     finally:
         merger.close()
     return found
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_over_and_over_learns_what_a_replay_does(tmp_path: Path) -> None:
+    """Given events, a trainer that is killed and resumes has the model of a replay, with every history as it was."""
+    spec, log, folder = tmp_path / "shop.toml", tmp_path / "events.jsonl", tmp_path / "state"
+    spec.write_text(TEXT.replace('request = "request_id"\n', "").replace('window = "20m"', 'window = "40s"'))
+    story = [
+        event | {"items": [{**item, "features": {"brand": f"b{item['id'][-1]}"}} for item in event["items"]]}
+        if "items" in event
+        else event
+        for event in a_story(3, 6000)
+    ]
+    ftrie_store = f"embedded:{tmp_path / 'store'}"
+    lines = [json.dumps(event) + "\n" for event in story]
+    log.write_text("".join(lines))
+    ftrie("replay", spec, log, "--save", tmp_path / "whole.arrow", "--json")
+    log.write_text("")
+    command = [*FTRIE, "trainer", str(spec), "--from", str(log), "--no-publish", "--every", "100"]
+    places = ["--store", ftrie_store, "--checkpoint", str(folder)]
+    with Store.open(ftrie_store):  # so that no trainer starts and ends it
+        for part in range(4):
+            with log.open("a") as file:
+                file.writelines(lines[part * len(lines) // 4 : (part + 1) * len(lines) // 4])
+            with subprocess.Popen(
+                [*command, *places], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as process:
+                known = {path.name for path in folder.glob("*.checkpoint")}
+                eventually(
+                    lambda known=known: {path.name for path in folder.glob("*.checkpoint")} - known != set(),
+                    "a checkpoint",
+                    TIMEOUT_S,
+                )
+                time.sleep(0.3 * part)
+                process.kill()
+        ftrie(*command[3:], *places, "--once", "--save", tmp_path / "resumed.arrow")
+    assert (tmp_path / "resumed.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()

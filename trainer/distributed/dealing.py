@@ -13,7 +13,7 @@ from pathlib import Path
 
 from model_store.errors import InputError, SpecError, shown
 from model_store.spec.spec import ModelSpec
-from trainer.examples.open_log import Log, RunStart, open_log
+from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import BATCH_BYTES, expand
@@ -201,6 +201,8 @@ def plan_shards(
     given = options.held_out
     check_inputs([*log.inputs, *given.inputs])
     with open_log(log, spec) as opened:
+        if opened.is_of_events:
+            raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
         start = opened.start
     parts = _deal(log, log.inputs, workers)
     held = _deal(log, given.inputs, workers) if given.inputs else [None] * workers

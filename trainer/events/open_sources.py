@@ -209,6 +209,8 @@ def kind_of(names: Sequence[str], label: str, format: str | None = None) -> str:
     than JSON lines. JSON lines hold rows if the label is a column in their first 64 KiB: an event has no label, the
     join adds it.
     """
+    if format == EVENTS:
+        return EVENTS
     only_rows = format not in _JSON
     kinds = {name: ROWS if only_rows or _holds_rows(name, label) else EVENTS for name in names}
     if len(set(kinds.values())) > 1:

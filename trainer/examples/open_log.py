@@ -120,6 +120,8 @@ def _opened(
     if specs and holds_events(log.inputs, log.format, specs[0].input.label):
         if start is not None or log.readers > 1:
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
+        if log.no_header:
+            raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
         with EventLog(log.inputs, log.on_note) as events:
             starts = [_resolve_by_events(spec, events, log) for spec in specs]
             yield OpenLog(log, events, _with_learned(starts, known))

@@ -6,7 +6,7 @@ members mean is fixed (docs/events.md), so only fields are guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -21,9 +21,11 @@ from trainer.guess.profiles import SAMPLE_ROWS, Profile, profile_of
 _TIME, _COOKIE = "ts", "cookie"
 
 
-def guess_events(inputs: Sequence[str], rows: int = SAMPLE_ROWS) -> tuple[Guess, ...]:
+def guess_events(
+    inputs: Sequence[str], rows: int = SAMPLE_ROWS, on_note: Callable[[str], None] = lambda text: None
+) -> tuple[Guess, ...]:
     """Guess every column of the first requests that close. Raises InputError if no impression shows an item."""
-    with closing(EventLog(inputs)) as log:
+    with closing(EventLog(inputs, on_note)) as log:
         seen = log.features_seen()
         spec = _spec_of(seen, log.columns())
         log.resolve(spec, {})

@@ -16,7 +16,6 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import SpecError
 from model_store.hash_kernels import hash_keys
 from model_store.normal_kernels import normal_cdfs
-from model_store.spec.learner_section import LearnerSection
 from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec, cross_called
 from trainer.examples.examples_kernels import HashedRows
@@ -132,21 +131,23 @@ def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
 def unseen_rates(artefact: Artefact) -> Array:
     """For each variant, the learning rate of a key that is not in the model: the initial rate, or the prior variance.
 
-    Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model.
+    Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model. Where rules set
+    alpha by prefix it is that of the largest alpha, so that it bounds what a key of any prefix may do.
     """
-    learner = artefact.spec.learner
     rates = _two_axes(artefact.rate)
     first = [
-        _first_rate(learner, variant) or float(rates[:, bit % rates.shape[1]].max(initial=0.0))
+        _first_rate(artefact.spec, variant) or float(rates[:, bit % rates.shape[1]].max(initial=0.0))
         for bit, variant in enumerate(artefact.spec.variants.values())
     ]
     return np.array(first)
 
 
-def _first_rate(learner: LearnerSection, variant: Variant) -> float | None:
-    alpha = learner.alpha if variant.alpha is None else variant.alpha
-    beta = learner.beta if variant.beta is None else variant.beta
-    return learner.first_rate(alpha, beta)
+def _first_rate(spec: ModelSpec, variant: Variant) -> float | None:
+    learning = variant if variant.average is None else spec.variants[variant.average]
+    alpha = spec.learner.alpha if learning.alpha is None else learning.alpha
+    beta = spec.learner.beta if learning.beta is None else learning.beta
+    largest = max([alpha, *(rule.alpha for rule in spec.rules.values() if rule.alpha is not None)])
+    return spec.learner.first_rate(largest, beta)
 
 
 def _without(variant: Variant, names: Sequence[str]) -> Variant:

@@ -120,13 +120,16 @@ class CandidateColumns:
         return found
 
     def _texts_of(self, name: str) -> Texts:
-        if name in self._computed:
-            return _texts_of_numbers(self._computed[name])
-        column = self._attributes.columns.get(name)
-        if column is None and name == ID:
+        computed, numbered = self._computed.get(name), dict[bytes, int]()
+        column = self._attributes.columns.get(name) if computed is None else None
+        if column is None and computed is None and name == ID:
             return self._own_ids()
-        owner, code = self._catalogued(column)
-        numbered: dict[bytes, int] = {}
+        if computed is None:
+            owner, code = self._catalogued(column)
+        else:
+            owner = np.flatnonzero(self._known & ~np.isnan(computed))
+            distinct, code = np.unique(computed[owner], return_inverse=True)
+            numbered = {text_of(number): place for place, number in enumerate(distinct.tolist())}
         more: list[tuple[int, int]] = []
         first = 0 if column is None else len(column.text_offsets) - 1
         for at, features in self._inline_items():
@@ -164,13 +167,6 @@ class CandidateColumns:
     def _inline_items(self) -> Iterator[tuple[int, Mapping[str, Value]]]:
         for at in self._at.tolist():
             yield at, self._items[FIRST_INLINE - int(self._places[at])][1]
-
-
-def _texts_of_numbers(numbers: Array) -> Texts:
-    owner = np.flatnonzero(~np.isnan(numbers))
-    distinct, code = np.unique(numbers[owner], return_inverse=True)
-    numbered = {text_of(number): index for index, number in enumerate(distinct.tolist())}
-    return Texts(owner, code.reshape(-1), numbered, None)
 
 
 # -- conditions: a candidate that fails one is left out before the order is made

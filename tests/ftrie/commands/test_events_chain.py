@@ -67,6 +67,8 @@ def test_a_run_over_events_has_no_checkpoint(
     spec.write_text(
         '[model]\nname = "hotels"\n[input]\nlabel = "click"\n[fields]\nprice = { side = "item" }\n'
     )
+    assert run(["train-distributed", str(spec), *logs, "--workers", "2"]) == 3
+    assert "no part of a file can be joined alone" in capsys.readouterr().err
     assert run(["train", str(spec), *logs, "--checkpoint", str(tmp_path / "saved")]) == 3
     said = capsys.readouterr().err
     assert "--checkpoint:" in said and "holds events" in said and "`ftrie trainer` resumes" in said

@@ -46,6 +46,7 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
         ads.publish_and_activate(model())
     ads.experiments.change(lambda before: before.pinned({"u": "base"}))
     store.records.put_users([("u", {"age": "25"})])
+    store.records.put_histories("ads", [(b"u", b"record")], 60_000)
     store.records.put_items([("i", {"brand": "acme"})])
     store.records.put_candidates("home", ["i"])
     store.records.item_changes.state()  # gives the data its epoch

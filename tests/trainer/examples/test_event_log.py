@@ -22,6 +22,7 @@ from trainer.events.log_files import holds_events
 from trainer.examples.event_log import EventLog
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
+from trainer.join.rows import Segments
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import Reject
 
@@ -253,6 +254,8 @@ def test_a_part_of_a_log_of_events_cannot_be_read_alone(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
     with pytest.raises(InputError, match="joined from the first to the last in one run.*`ftrie trainer`"):
         read([log], readers=2)
+    with pytest.raises(InputError, match="--no-header is for CSV and TSV"):
+        read([log], no_header=True)
 
 
 def notes_of(inputs: Sequence[str]) -> list[str]:
@@ -282,6 +285,23 @@ def test_bytes_read_grow_to_the_size_of_the_files(tmp_path: Path) -> None:
         for _ in events.batches(["brand", "click"]):
             seen.append(events.bytes_read())
     assert seen == sorted(seen) and seen[-1] == events.total_bytes == Path(log).stat().st_size
+
+
+def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given more waiting rows than fit the memory, when read, they are the same and no file is left."""
+    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n // 4_000} for n in range(40_000)]
+    clicks = [{"request_id": f"r{n}", "item": "a", "ts": 1002 + n // 4_000} for n in range(0, 40_000, 7)]
+    logs = [written(tmp_path / "shown.jsonl", shown), written(tmp_path / "clicks.jsonl", clicks)]
+    expected = rows(read(logs), "request_id", "brand", "click")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "folder"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr("trainer.examples.event_log.MEMORY_BYTES", 1)
+    written_packs: list[int] = []
+    flush = Segments._write_pack
+    monkeypatch.setattr(Segments, "_write_pack", lambda self: written_packs.append(1) or flush(self))
+    assert rows(read(logs), "request_id", "brand", "click") == expected
+    assert written_packs and not list((tmp_path / "folder").iterdir())
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:

@@ -386,3 +386,34 @@ def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> N
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
+
+
+def test_of_events_the_side_is_where_a_value_stands_and_lists_are_sets(tmp_path: Path) -> None:
+    """Given impressions whose features have the names of other things, when guessed, the names do not mislead."""
+    shown = {
+        "user": {"item_brand": "x", "tags": ["new", "old"]},
+        "context": {"click": "yes"},
+        "items": [{"id": "a", "features": {"user_age": 1.5, "item": "b"}}, {"id": "c"}],
+    }
+    events = [
+        {**shown, "request_id": f"r{n}", "ts": 1_700_000_000 + 3600 * n, "cookie": "u"} for n in range(30)
+    ]
+    for number, event in enumerate(events):
+        event["context"] = {"click": f"v{number % 3}"}
+    clicks = [{"request_id": f"r{n}", "ts": 1_700_000_001 + 3600 * n, "item": "a"} for n in range(0, 30, 3)]
+    log, spec_file = tmp_path / "log.jsonl", tmp_path / "shop.toml"
+    in_order = sorted([*events, *clicks], key=lambda event: float(str(event["ts"])))
+    log.write_text("".join(json.dumps(event) + "\n" for event in in_order))
+    assert run(["init", str(log), "--output", str(spec_file)]) == 0
+    spec = load_spec(spec_file)
+    given = spec.input
+    assert (given.label, given.item, given.request, given.cookie) == (
+        "clicked",
+        "item_id",
+        "request_id",
+        "cookie",
+    )
+    found = {name: (field.side, field.kind) for name, field in spec.fields.items()}
+    assert found["tags"] == ("user", "set") and found["click"] == ("context", "category")
+    assert found["hour"] == ("context", "time") and found["item_id"] == ("item", "category")
+    assert "10m" in spec_file.read_text() and "16.7 % of the rows are clicked" in spec_file.read_text()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
+
 import numpy as np
 import pytest
 
 from model_store.errors import SpecError
+from model_store.spec.learner_section import Rule
 from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
-from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
+from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows, shop_spec
 from tests.trainer.learn.test_learners import assert_same, gappy_rows
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.model import LearningModel
+from trainer.learn.scorer import unseen_rates
 from trainer.learn.warm_start import warm_start
 from trainer.publish.delta_chain import DeltaChain
 from trainer.runs.reconcile import check_mergeable
@@ -34,8 +39,6 @@ LEARNERS = {
 
 
 def averaging(learner="ftrl", variants=VARIANTS):
-    from tests.trainer.click_logs import SPEC
-
     return parse_spec(SPEC[: SPEC.index("[variants]")] + variants + "[learner]\n" + LEARNERS[learner])
 
 
@@ -95,8 +98,6 @@ def test_an_average_starts_from_the_weights_of_its_variant():
     assert numbers["mean"] == numbers["slow"] == numbers["base"]
     assert numbers["recent"] == numbers["lean"]
     assert any(numbers["base"])
-    learn(second, rows[:1])
-    learn(model_of(spec, list(rows[0])), rows[:1])
 
 
 def test_deltas_carry_averages_of_keys_that_no_example_touched():
@@ -134,17 +135,8 @@ def test_deltas_carry_averages_of_keys_that_no_example_touched():
 )
 def test_averages_that_have_no_meaning_are_refused(variants, learner, expected):
     document = averaging().model_dump(mode="json", exclude_unset=True)
-    written = parse_spec(
-        '[model]\nname = "x"\n[input]\nlabel = "y"\n' + variants.split("mean =")[0]
-        + "base = { share = 1.0 }\n"
-    )  # fmt: skip
-    assert written.variants["base"].average is None
-    import tomllib
-
     document["variants"] = tomllib.loads(variants)["variants"]
     document["learner"] |= learner
-    import json
-
     with pytest.raises(SpecError, match=expected):
         spec_from_json(json.dumps(document))
 
@@ -156,6 +148,16 @@ def test_an_average_takes_the_fields_of_its_variant():
     assert "average" not in shop_spec().to_json()
     with pytest.raises(SpecError, match=r"variants\.mean\.average: --partition cannot merge"):
         check_mergeable(spec)
+
+
+def test_a_key_that_the_model_lacks_has_the_first_rate_of_the_averaged_variant_and_the_largest_alpha():
+    spec, rows = averaging(), gappy_rows(100, 9)
+    artefact = learn(model_of(spec, list(rows[0])), rows).artefact()
+    base, lean = 0.3 / 0.7, 0.6 / 0.7
+    np.testing.assert_allclose(unseen_rates(artefact), [base, base, lean, lean, base])
+    ruled = spec.model_copy(update={"rules": {"brand=": Rule(alpha=0.5), "age=": Rule(alpha=0.1)}})
+    artefact = learn(model_of(ruled, list(rows[0])), rows).artefact()
+    np.testing.assert_allclose(unseen_rates(artefact), [0.5 / 0.7, 0.5 / 0.7, lean, lean, 0.5 / 0.7])
 
 
 def test_an_average_wobbles_less_than_its_variant():

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_store.errors import SpecError
 from tests.trainer.learn import naive_metrics
 from trainer.examples.requests import MOST_ROWS
-from trainer.learn.metrics.requests import RequestMetrics
+from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure, RequestMetrics
+from trainer.learn.predictions_kernels import Predictions
 
 ROW = st.tuples(st.integers(0, 3), st.booleans())
 REQUESTS = st.lists(st.lists(ROW, min_size=1, max_size=6), min_size=1, max_size=5)
@@ -98,3 +100,30 @@ def test_a_request_of_many_candidates_all_alike_has_the_expected_rank_of_chance(
     metrics.update(np.ones(size, np.uint64), np.zeros((size, 1)), labels)
     expected = np.mean(1 / np.arange(1, size + 1))
     assert metrics.report().orders["base"].mrr == pytest.approx(expected)
+
+
+def test_a_measure_is_told_by_its_name_and_needs_requests() -> None:
+    assert RequestMeasure.parse("ndcg@5") == RequestMeasure("ndcg", 5)
+    assert RequestMeasure.parse("mrr") == RequestMeasure("mrr", 10)
+    assert RequestMeasure.parse("logloss") is None and RequestMeasure.parse("auc") is None
+    with pytest.raises(SpecError, match="expected ndcg@K with K from 1"):
+        RequestMeasure.parse("ndcg@0")
+    with pytest.raises(
+        SpecError, match="mrr is a mean over requests, and the spec names none: set input.request"
+    ):
+        RequestMeasure("mrr").check(None)
+
+
+def test_progressive_measures_are_those_of_the_variants_wherever_batches_end() -> None:
+    ids, scores, labels = rows_of([[(2, False), (1, True), (0, False)], [(1, True), (0, False)]])
+    whole, cut = ProgressiveRequests(["a", "b"]), ProgressiveRequests(["a", "b"])
+    none = np.empty(0)
+    whole.update(Predictions(scores, scores, scores, labels, none, ids))
+    for row in range(ids.size):
+        part = slice(row, row + 1)
+        wide = np.column_stack([scores[part], [[9.0]]])  # a column beyond the variants
+        cut.update(Predictions(wide, wide, wide, labels[part], none, ids[part]))
+    report = cut.report()
+    assert report == whole.report()
+    assert report.orders["a"].mrr == (1 / 2 + 1) / 2 and report.orders["a"].hit_1 == 0.5
+    assert RequestMeasure("request_auc").of(report.orders["b"]) == (0.5 + 0.0) / 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, Stopped
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.simulated import event_logs
@@ -74,3 +74,29 @@ def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp
         signal.raise_signal(signal.SIGTERM)  # to wait is to end
         with pytest.raises(SpecError, match="no impression so far has 'colour'"):
             resolve_by_impressions(spec, [str(log)], store, stop)
+
+
+def test_fields_learn_from_the_first_items_shown(store: Store, tmp_path: Path) -> None:
+    """Of both sources in the order of time; a trainer waits for enough of them, and not with `once`."""
+    events = [
+        {"request_id": f"r{n}", "ts": 1_700_000_000 + n, "items": [{"id": i, "price": n} for i in "ab"]}
+        for n in range(600)
+    ]
+    logs = [tmp_path / "even.jsonl", tmp_path / "odd.jsonl"]
+    for number, log in enumerate(logs):
+        log.write_text("".join(f"{json.dumps(event)}\n" for event in events[number::2]))
+    spec = parse_spec(
+        '[model]\nname = "x"\n[input]\nlabel = "click"\n'
+        '[fields]\nprice = { side = "item", kind = "number", bucket = "quantile:3" }\n'
+    )
+    with StopRequest() as stop:
+        resolved = resolve_by_impressions(spec, [str(log) for log in logs], store, stop)
+        assert resolved.fields["price"].learned == (200.0, 400.0)
+        logs[0].write_text(f"{json.dumps(events[0])}\n{json.dumps(events[7])}\n")
+        known = resolve_by_impressions(spec, [str(logs[0])], store, stop, known=[resolved])
+        assert known == resolved
+        few = resolve_by_impressions(spec, [str(logs[0])], store, stop, once=True)
+        assert few.fields["price"].learned == (7.0,)
+        signal.raise_signal(signal.SIGTERM)  # to wait is to end
+        with pytest.raises(Stopped):
+            resolve_by_impressions(spec, [str(logs[0])], store, stop)
