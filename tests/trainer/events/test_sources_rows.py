@@ -17,6 +17,7 @@ from trainer.events.events import SourcePosition
 from trainer.events.rows import RowSource
 from trainer.logs import file_tracker
 from trainer.logs.batch import RowBatch
+from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
 
 WANTED = ("click", "age", "tags")
@@ -174,3 +175,34 @@ def test_a_format_that_does_not_grow_is_refused_by_its_name(tmp_path: Path) -> N
     log.write_bytes(b"1 |a b\n-1 |a c\n")
     with pytest.raises(InputError, match="is vw: a trainer reads rows on from CSV, TSV and JSON lines"):
         Reading(log).all()
+
+
+BARE = b"\xef\xbb\xbf1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n1\t25\ta b\n"
+
+
+@given(cuts=st.lists(st.integers(5, 60), max_size=4))
+def test_a_file_without_a_header_grows_and_is_read_once(
+    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Its name tells the wrong separator too; the columns are those of the spec."""
+    log = tmp_path_factory.mktemp("bare") / "log.csv"
+    header = Header(WANTED)
+    bounds = [0, *sorted(min(cut, len(BARE)) for cut in cuts), len(BARE)]
+    batches: list[RowBatch] = []
+    position: SourcePosition = {}
+    notes: list[str] = []
+    for number, (start, stop) in enumerate(pairwise(bounds), 2):
+        with log.open("ab") as file:
+            file.write(BARE[start:stop])
+        source = RowSource(str(log), position, notes.append, once=number == len(bounds), header=header)
+        while (rows := source.read(WANTED)) is not None:
+            batches.append(rows.batch)
+            position = json.loads(json.dumps(rows.after))
+        source.close()
+    assert (
+        f"{log}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"
+        in notes
+    )
+    with LogReader([str(log)], header=header) as reader:
+        assert told(batches) == told(list(reader.batches(WANTED)))
+    assert len(told(batches)[0]) == 4
