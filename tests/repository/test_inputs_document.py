@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trainer.logs.reader import BATCH_BYTES, EXTENSIONS, FORMATS
+from trainer.logs.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
 from trainer.logs.sparse import REASONS
 from trainer.logs.streams import MAX_ROW_BYTES
 
@@ -23,6 +23,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_format_and_extension_is_listed() -> None:
     listed = {name.strip("`"): extensions.replace("`", "").split() for name, extensions, _ in rows("Inputs")}
+    assert listed.pop(EVENTS) == [".jsonl"]
     assert tuple(listed) == FORMATS
     assert {ext: name for name, extensions in listed.items() for ext in extensions} == EXTENSIONS
 

@@ -41,6 +41,7 @@ REASONS = {
     "needs a version that a guard has refused",
     "needs a server with real calls",
     "needs several hosts",
+    "needs the files that a script makes",
     "needs the servers of another market",
 }
 
