@@ -18,6 +18,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 
 from benchmarks.common import click_log, report
 
-NEEDS = ("vowpalwabbit", "sklearn")
+NEEDS = ("vowpalwabbit",)
 LOG = "avazu/clicks_2014-10-21_28.csv.gz"
 CHOSEN_BY, JUDGED_BY = "141027", "141028"
 SPEC = """
@@ -227,9 +228,12 @@ def main() -> None:
         found = {
             "ftrie": ours(learned, judged, folder),
             "Vowpal Wabbit": chosen(VW, vowpal_wabbit, learned, judged, folder),
-            "scikit-learn, logistic regression": logistic_regression(learned, judged, folder),
-            "scikit-learn, boosted trees": chosen(TREES, boosted_trees, learned, judged, folder),
         }
+        if find_spec("sklearn") is None:
+            print("scikit-learn is not installed: its logistic regression and boosted trees are left out")
+        else:
+            found["scikit-learn, logistic regression"] = logistic_regression(learned, judged, folder)
+            found["scikit-learn, boosted trees"] = chosen(TREES, boosted_trees, learned, judged, folder)
     own = losses(found["ftrie"][1], judged)
     lines: list[list[object]] = []
     for name, (setting, rates) in found.items():

@@ -22,6 +22,8 @@ import pytest
 from ftrie.client.admin import AdminClient, AdminFailed
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import FtrieError
+from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
+from model_store.redis.redis_keys import history_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
@@ -75,6 +77,13 @@ IMPRESSION = {
 }
 
 
+def history() -> bytes:
+    """The record of a user who was shown one item."""
+    plan, user = HistoryPlan((SEEN,), (ITEM,), (), KEPT_US), UserHistory()
+    user.add(SEEN, 1_700_000_000_000_000, [[b"item-1"]])
+    return user.encode(plan)
+
+
 def filled(store: Store) -> None:
     """Everything that ftrie writes, once: a snapshot, a delta of it, a snapshot that is active, and the records."""
     versions = store.model(shop.NAME)
@@ -89,6 +98,8 @@ def filled(store: Store) -> None:
     versions.guard.note_rollback(2, 1, "a test")
     versions.online.write({(MINUTE, 3, "base"): OnlineSums(requests=1)})
     store.client.persist(versions.keys.online(MINUTE))
+    store.records.put_histories(shop.NAME, [(b"u1", history())], 60_000)
+    store.client.persist(history_key(shop.NAME, b"u1"))
     store.impressions(shop.NAME).append([json.dumps(IMPRESSION).encode()])
     feedback = store.feedback()
     feedback.report(shop.NAME, [Event("r1", "item-1")])
