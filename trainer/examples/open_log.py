@@ -208,7 +208,7 @@ class OpenLog:
 
     def learned(self) -> tuple[ModelSpec, ...]:
         """The specs, with what their fields learn from the first rows. Consumes rows."""
-        rows = list(beginning((batch.columns, batch.rows) for batch in self._completed(self.batches())))
+        rows = list(beginning((batch.columns, batch.rows) for batch in self.rows()))
         return tuple(with_learned(spec, rows, self._log.on_note) for spec in self.specs)
 
     @contextmanager
@@ -225,15 +225,15 @@ class OpenLog:
         `maker` and `batches` replace the log's own; `blocks` keeps the rows. The result does not depend on the number
         of threads.
         """
-        whole = self._completed(batches if batches is not None else self.batches())
+        whole = self.rows(batches)
         if blocks is not None:
             whole = blocks.keep(whole)
         with examples_of(whole, maker or self.maker, threads) as stream:
             yield stream
 
-    def _completed(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
-        """Whole requests of the period, with the values of history and derived fields."""
-        whole = self._requests.of(batches)
+    def rows(self, batches: Iterable[RowBatch] | None = None) -> Iterator[RowBatch]:
+        """The rows of the period, or of `batches`, once: whole requests, with values of history and derived fields."""
+        whole = self._requests.of(self.batches() if batches is None else batches)
         if self._histories is not None:
             self._read_again(self._histories)
             whole = self._histories.filled(whole)
@@ -273,7 +273,8 @@ class OpenLog:
                 "standard input cannot be read twice, and the histories of users need the rows that the run has "
                 "learned from before: give a file"
             )
-        with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes) as reader:
+        header = _header(log, [self.spec])
+        with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes, header=header) as reader:
             for batch in joined(reader.batches(self._in_log), log.tables, self.spec.wanted_columns()):
                 rows = min(left, batch.rows)
                 histories.fill(batch if rows == batch.rows else first_rows(batch, rows))

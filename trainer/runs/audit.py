@@ -84,7 +84,7 @@ def audit(
         raise SpecError(f"no variant {name!r}; the model has: {', '.join(names)}")
     with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         seen = 0
-        for batch in opened.batches():
+        for batch in opened.rows():
             if row <= seen + batch.rows:
                 at = row - seen - 1
                 plan = FeaturePlan.of(opened.spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -163,3 +164,20 @@ def test_a_resumed_run_learns_as_one_that_never_stopped(tmp_path: Path) -> None:
     assert run([*again, "--save", str(tmp_path / "twice.arrow")]) == 0
     assert run(["train", str(spec), whole[1], *checkpoints, "--resume"]) == 3
     assert (tmp_path / "once.arrow").read_bytes() == (tmp_path / "twice.arrow").read_bytes()
+
+
+def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "log.csv", a_log(3, requests=60))
+    spec, model, scores = (tmp_path / name for name in ("m.toml", "m.arrow", "scores.csv"))
+    spec.write_text(TEXT + "[learner]\nl1 = 0.0\n")
+    assert run(["train", str(spec), str(log), "--save", str(model)]) == 0
+    assert run(["evaluate", str(model), str(log), "--predictions", str(scores)]) == 0
+    with scores.open(newline="") as file:
+        scored = [float(row["score"]) for row in csv.DictReader(file)]
+    for row in (1, len(scored) // 2, len(scored)):
+        capsys.readouterr()
+        assert run(["audit", str(model), str(log), "--row", str(row), "--json"]) == 0
+        audit = json.loads(capsys.readouterr().out)
+        assert audit["score"] == pytest.approx(scored[row - 1], abs=1e-12)
