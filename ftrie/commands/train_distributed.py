@@ -203,7 +203,7 @@ def train_distributed(
     model_spec = load_spec(spec)
     options = _options(cluster, how)
     check_distributable(model_spec)
-    check_inputs([*inputs, *options.held_out.inputs])
+    check_inputs([*inputs, *options.held_out.inputs], log.format, model_spec.input.label)
     formats = formats_of([*inputs, *options.held_out.inputs], log.format)
     publish = publish or activate
     if save is not None and save.suffix == ".json":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from model_store.errors import InputError, SpecError, shown
 from model_store.spec.spec import ModelSpec
+from trainer.events.log_files import holds_events
 from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.logs.batch import STDIN
@@ -180,12 +181,14 @@ def check_distributable(spec: ModelSpec) -> None:
             raise SpecError(f"{setting} does not go with several workers: {why}, or use ftrie train")
 
 
-def check_inputs(inputs: Sequence[str]) -> None:
-    """Raise InputError for standard input, which only one worker could read."""
+def check_inputs(inputs: Sequence[str], format: str | None, label: str) -> None:
+    """Raise InputError for standard input, which only one worker could read, and for events, which one joins."""
     if STDIN in inputs:
         raise InputError(
             "- is standard input, which several workers cannot read; write the log to a file, and name that"
         )
+    if holds_events(inputs, format, label):
+        raise InputError(f"{inputs[0]} {ONLY_WHOLE}")
 
 
 def plan_shards(
@@ -199,10 +202,8 @@ def plan_shards(
     options = options or ShardOptions()
     check_distributable(spec)
     given = options.held_out
-    check_inputs([*log.inputs, *given.inputs])
+    check_inputs([*log.inputs, *given.inputs], log.format, spec.input.label)
     with open_log(log, spec) as opened:
-        if opened.is_of_events:
-            raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
         start = opened.start
     parts = _deal(log, log.inputs, workers)
     held = _deal(log, given.inputs, workers) if given.inputs else [None] * workers
