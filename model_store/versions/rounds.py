@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,14 @@ class Rounds:
                 raise self._store.translated(answer, key)
             found[part] = _info(key, answer) if answer else None
         return found
+
+    def there(self, record: PartitionsRecord, round_numbers: Iterable[int], part: str) -> list[int]:
+        """Those of the rounds, in their order, of which the part is there. One round trip."""
+        numbers = list(round_numbers)
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for each in numbers:
+                pipe.exists(self._keys.round_part(record.start, each, part))
+            return [each for each, found in zip(numbers, pipe.execute(), strict=True) if found]
 
     def get(self, record: PartitionsRecord, round_number: int, part: str) -> bytes:
         """The bytes of a part, verified. Raises UnreadableValue naming the key of one that is missing or damaged."""

@@ -27,7 +27,8 @@ from server.ranking.store_reads import StoredReads
 from server.ranking.users import Users
 from server.ranking.warmup import warm, warm_kernels
 from server.rpc.feedback_service import FeedbackService, FeedbackStore
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 from server.rpc.observers import Observers
 from server.rpc.ranking_service import RankingService
 from server.rpc.security import credentials, tokens
@@ -130,7 +131,7 @@ class Worker:
         self._stopping.set()
         left_s = self._settings.drain_s
         if refuse:
-            self._health.enter_graceful_shutdown()
+            self._health.drain()
             threading.Event().wait(min(LEAVE_S, left_s / 2))
             self._service.draining = self._feedback.draining = True
             threading.Event().wait(min(REFUSE_S, left_s / 2))

@@ -42,7 +42,7 @@ MESSAGE_WITHIN_S = 10.0
 LOOK_EVERY_S = 1.0
 _AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
 
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -131,7 +131,7 @@ class PatientPool(ThreadPoolExecutor):
     grpc gives a call its thread before the message has arrived, and the thread waits without a limit. As many callers
     as there are threads could stop a service by beginning a call and sending nothing. So each second the pool cancels
     the calls that have waited too long. It relies on grpc's internals (the arguments of `submit`, the state's `due`);
-    a test fails when they change. Thread safety: `submit` from grpc's one thread.
+    a test fails when they change. Thread safety: `submit` from any.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -140,14 +140,20 @@ class PatientPool(ThreadPoolExecutor):
         """By thread: the time it began, and the arguments. Each operation on it is one atomic dict operation."""
         self._name = name
         self._watcher: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Same as in ThreadPoolExecutor."""
         if self._watcher is None:
-            here, name = weakref.ref(self), f"{self._name} calls"
-            self._watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
-            self._watcher.start()
+            self._start_watcher()
         return super().submit(self._run, fn, args, kwargs)
+
+    def _start_watcher(self) -> None:
+        with self._starting:
+            if self._watcher is None:
+                here, name = weakref.ref(self), f"{self._name} calls"
+                self._watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
+                self._watcher.start()
 
     def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         thread = threading.get_ident()
@@ -166,7 +172,7 @@ class PatientPool(ThreadPoolExecutor):
         before = time.monotonic() - MESSAGE_WITHIN_S
         for since, args in list(self._running.values()):
             if since < before and len(args) > 2 and _AWAITED in getattr(args[2], "due", ()):
-                _log.warning("no request received in time, call cancelled", waited_s=MESSAGE_WITHIN_S)
+                log.warning("no request received in time, call cancelled", waited_s=MESSAGE_WITHIN_S)
                 args[1].call.cancel()
 
 

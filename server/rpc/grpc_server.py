@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from model_store.errors import ServerError
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
-from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, PatientPool
+from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.rpc.health import SERVICE as HEALTH_SERVICE
+from server.rpc.health import Health
 from server.rpc.ranking_service import SERVICE
 from server.rpc.security import ROLES, Guard, Tokens
 from server.telemetry.families import IN_PROGRESS, PLACES
@@ -31,59 +32,9 @@ REFLECTION_THREADS = 4
 REFLECTION_PLACES = 16
 
 
-class Health(health.HealthServicer):
-    """Health checks on threads of their own, so that they are answered while all others are busy.
-
-    `""` and every service have the same status.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            experimental_non_blocking=True, experimental_thread_pool=PatientPool(1, "health watch")
-        )
-        self.say(serving=False)
-
-    def say(self, *, serving: bool) -> None:
-        """Set the status: SERVING or NOT_SERVING."""
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        for service in ("", SERVICE, FEEDBACK_SERVICE):
-            self.set(service, status.SERVING if serving else status.NOT_SERVING)
-
-    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The handlers for a grpc server."""
-        read, write = (
-            readable(health_pb2.HealthCheckRequest),
-            health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        check = grpc.unary_unary_rpc_method_handler(self.Check, read, write)
-        watch = grpc.unary_stream_rpc_method_handler(self.Watch, read, write)
-        return grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check, "Watch": watch})
-
-    def Check(
-        self, request: health_pb2.HealthCheckRequest | InvalidRequest, context: grpc.ServicerContext
-    ) -> Any:
-        """The status of one service."""
-        if isinstance(request, InvalidRequest):
-            abort(context, request)
-        return super().Check(request, context)
-
-    def Watch(
-        self,
-        request: health_pb2.HealthCheckRequest | InvalidRequest,
-        context: grpc.ServicerContext,
-        send_response_callback: Any = None,
-    ) -> Any:
-        """The status of one service, and every change of it."""
-        if isinstance(request, InvalidRequest):
-            abort(context, request)
-        return super().Watch(request, context, send_response_callback)
-
-    Check.experimental_thread_pool = PatientPool(2, "health")  # type: ignore[attr-defined]
-
-
 def grpc_server(
     ranking: grpc.GenericRpcHandler[Any, Any],
-    health_servicer: Health,
+    health: Health,
     threads: int,
     *,
     max_concurrency: int = 0,
@@ -115,11 +66,11 @@ def grpc_server(
     meter.set(PLACES, value=pool.places)
     rank, own = (tokens.guard("rank"), {EXPLAIN: tokens.guard("explain")}) if tokens else (None, {})
     handlers: list[grpc.GenericRpcHandler[Any, Any]] = [Gate(ranking, pool, meter, rank, own)]
-    services = [SERVICE, health.SERVICE_NAME]
+    services = [SERVICE, HEALTH_SERVICE]
     if feedback is not None:
         handlers.append(feedback)
         services.append(FEEDBACK_SERVICE)
-    handlers.append(health_servicer.handlers())
+    handlers.append(health.handlers())
     handlers += reflection_gates(services, meter, tokens.guard(*ROLES) if tokens else None)
     return grpc.server(pool, handlers=handlers, options=options)
 

@@ -76,7 +76,7 @@ def test_more_calls_than_a_worker_takes(whole: WholeShop, recovered: Recovered) 
         after_s = CallFailed.of("", call).retry_after_s
         pushback = dict(call.trailing_metadata())["grpc-retry-pushback-ms"]
         assert after_s is not None and 20 <= int(pushback) == round(1000 * after_s) <= 100
-    assert whole.metric("ftrie_places") == PLACES
+    eventually(lambda: whole.metric("ftrie_places") == PLACES, "the number of places")
     eventually(lambda: whole.metric("ftrie_refused_total", reason="overload") >= len(refused), "the count")
     recovered.from_now()
     recovered.when(lambda: whole.degraded("u1") == (), "answers are whole")

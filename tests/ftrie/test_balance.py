@@ -23,7 +23,8 @@ from ftrie.client.access import Access
 from ftrie.client.balance import BALANCES, Balance, cookie_metadata, service_config, target_of
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import ServerError
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 from server.rpc.ranking_service import SERVICE
 from tests.degradation.system import eventually
 from tests.server import echo

@@ -17,7 +17,8 @@ from ftrie.bench_serve import WIDTH, drawn, due, histogram, read
 from ftrie.cli import run
 from ftrie.client.client import METHOD
 from model_store.errors import InputError
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 
 LINES = """\
 {"at": 12.5, "request": {"cookie": "second", "item_ids": ["a"], "context": {"values": {"x": {"number": 2.5}}}}}

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from ftrie.client.access import OPEN, Access
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 from server.rpc.security import Tokens
 from server.telemetry.meter import Meter
 

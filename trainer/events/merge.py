@@ -141,6 +141,11 @@ class Merger:
         with self._changed:
             return all(reader.ended and not reader.queue for reader in self._readers)
 
+    @property
+    def has_released(self) -> bool:
+        """True if there was any event since it was opened, of whichever partition."""
+        return any(taken is not None for taken in self._taken)
+
     def lags(self) -> list[Lag]:
         """Of each source, including events read ahead and not yet released."""
         return [reader.lag_and_queue() for reader in self._readers]

@@ -37,7 +37,7 @@ from trainer.runs.lease import LeaseHolder, lease_owner
 from trainer.runs.metrics import StatusCollector, serve_metrics
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.reconcile import check_mergeable
-from trainer.runs.rounds import Partners
+from trainer.runs.rounds import Partners, WaitsForPartner
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun, TrainerOptions, open_run
@@ -318,7 +318,8 @@ class Daemon:
         """The result of `ask` once store and sources answer and no other trainer has the model.
 
         A key with an unreadable value is waited for like an unavailable store: an operator may repair it. Raises
-        Stopped; LeaseHeld without --wait; with --once UnreadableValue at once and StoreUnavailable after ONCE_WAITS_S.
+        Stopped; LeaseHeld without --wait; with --once UnreadableValue at once, and StoreUnavailable or a source's
+        SourceUnavailable after ONCE_WAITS_S.
         """
         backoff, began, warned = Backoff(), time.monotonic(), -WAITING_AGAIN_S
         while True:
@@ -326,7 +327,8 @@ class Daemon:
                 return ask()
             except (StoreUnavailable, SourceUnavailable, UnreadableValue) as error:
                 waited = time.monotonic() - began
-                if self._options.once and (waited > ONCE_WAITS_S or isinstance(error, UnreadableValue)):
+                too_long = waited > ONCE_WAITS_S and not isinstance(error, WaitsForPartner)
+                if self._options.once and (too_long or isinstance(error, UnreadableValue)):
                     raise
                 if waited - warned >= WAITING_AGAIN_S:
                     self._output.warn(

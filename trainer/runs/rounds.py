@@ -53,12 +53,18 @@ from trainer.runs.stream import ONLINE_PART, Arrays, EventLoop
 
 SAVE_EVERY = 5
 """Rounds between two states in the store. Whoever takes a partition over learns at most so many rounds again."""
+SEARCHED = 1_000
+"""How many rounds after a checkpoint are searched for a later state in the store."""
 POLL_S = 0.02
 SAY_AFTER_S = 5.0
 """After so long without a partition's contribution, a warning names the partition."""
 PUBLISHER = 1
 _FIRST_LIMIT_US = BEFORE_ALL_US + 1
 _TABLE = "coordinates.table."
+
+
+class WaitsForPartner(SourceUnavailable):
+    """The trainer of another partition has to do something first. Waited for without a limit, as in each round."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +115,9 @@ class Partners:
         """The checkpoint to start from: the local one, or the state in the store if that is later or there is no other.
 
         None for the publisher of a model whose partitions have never started. folder: of the local checkpoints; what it
-        holds is replaced by what the store holds. Raises SourceUnavailable until the publisher has started; InputError,
-        CheckpointError if the partitions were started otherwise; StoreError.
+        holds is replaced by what the store holds. Raises WaitsForPartner until the publisher has started, and while it
+        is behind what this partition has in the store; InputError, CheckpointError if the partitions were started
+        otherwise; StoreError.
         """
         record, own = self._rounds.record(), _round_of(local)
         if record is None:
@@ -122,11 +129,14 @@ class Partners:
                 f"{folder} holds a partition that was started as {own['start']}, and the partitions of {self._name} in "
                 f"the store as {record.start}; start this trainer with another --checkpoint"
             )
-        if own is not None and own["number"] >= record.oldest:
+        has_local = own is not None and own["number"] >= record.saved
+        earliest = own["number"] if own is not None and has_local else record.saved
+        number = earliest if self.publishes else self._resumable(record, earliest)
+        if has_local and number == earliest:
             return local
-        if local is not None or record.saved:
-            self._output.note(f"partition {self.share}: starting from round {record.saved:,} in the store")
-        return self._from_store(folder, segments, [known_as(name) for name in sources])
+        if local is not None or number:
+            self._output.note(f"partition {self.share}: starting from round {number:,} in the store")
+        return self._from_store(number, folder, segments, [known_as(name) for name in sources])
 
     def begin(self, describe: Callable[[], Description], arrays: Arrays, model: Arrays) -> None:
         """By the publisher of partitions that have never started: the others start from here. Raises StoreError."""
@@ -142,7 +152,7 @@ class Partners:
 
     def _without_record(self, local: Checkpoint | None, own: Mapping[str, int] | None) -> Checkpoint | None:
         if not self.publishes:
-            raise SourceUnavailable(
+            raise WaitsForPartner(
                 f"the partitions of {self._name} are not started: the trainer of partition 1/{self.share.count} "
                 "does that"
             )
@@ -171,10 +181,30 @@ class Partners:
             )
         check_same_spec(self._spec, record.spec, f"the partitions of {self._name}")
 
-    def _from_store(self, folder: Path, segments: Path, sources: list[str]) -> Checkpoint:
-        """The state of this partition in the store, as a checkpoint."""
+    def _resumable(self, record: PartitionsRecord, earliest: int) -> int:
+        """The round, from `earliest` on, whose successors' contributions stay until this partition has learned them.
+
+        Once all have written a state, the publisher deletes the rounds before it. So if an earlier life of this
+        partition has written a state, those before it may be deleted at any moment.
+        """
+        states = range(earliest - earliest % SAVE_EVERY + SAVE_EVERY, earliest + SEARCHED, SAVE_EVERY)
+        later = max(self._rounds.there(record, states, state(self.share.number)), default=earliest)
+        before = range(earliest, later)
+        whole = len(self._rounds.there(record, before, contribution(self.share.number))) == len(before)
+        if later == earliest or self._rounds.there(record, [later], MODEL):
+            return later
+        if not whole and self._rounds.record() == record:
+            return (
+                earliest  # the publisher waits for what the store has lost: it is learned, and written, again
+            )
+        raise WaitsForPartner(
+            f"partition {self.share} of {self._name} has learned all before round {later:,}; the trainer of "
+            f"partition {PUBLISHER}/{self.share.count} has not, and is waited for"
+        )
+
+    def _from_store(self, number: int, folder: Path, segments: Path, sources: list[str]) -> Checkpoint:
+        """The state of this partition in the store at the beginning of a round, as a checkpoint."""
         record = self.record
-        number = record.saved
         part = state(self.share.number if number else PUBLISHER)
         where = f"round {number} of {self._name} in the store"
         _, merged = file.loads(self._rounds.get(record, number, MODEL), where)
@@ -300,6 +330,7 @@ class RoundLoop(EventLoop):
         self._partners, self._once = partners, once
         self._limit_us = before["limit_us"] if before is not None else _FIRST_LIMIT_US
         self.merger.limit_us = self._limit_us
+        self._had_ended = self.number > 0 and self._limit_us == _FIRST_LIMIT_US
         self._at_boundary, self._is_finished, self._all_ended = True, False, False
         self._mine: bytes | None = None
         self._complete_s = 0.0
@@ -318,6 +349,9 @@ class RoundLoop(EventLoop):
                 self._at_boundary = False
                 return True
             if not self.merger.at_limit:
+                return False
+            if self._had_ended and self.merger.ended and not self.merger.has_released:
+                self._all_ended = True  # as it had when it was killed: the others need not be there any more
                 return False
             self._mine = self._close()
             self._complete_s = time.monotonic()

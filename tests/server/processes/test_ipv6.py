@@ -12,7 +12,8 @@ import pytest
 from ftrie.client.client import Client
 from model_store.store import Store
 from server.processes.takeover import Port
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 from server.telemetry.http import MetricsPage
 from server.telemetry.meter import Totals
 from server.telemetry.prometheus import registry

@@ -17,7 +17,8 @@ from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
 from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
-from server.rpc.grpc_server import REFLECTION_PLACES, Health, grpc_server, listen
+from server.rpc.grpc_server import REFLECTION_PLACES, grpc_server, listen
+from server.rpc.health import Health
 from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
 from server.telemetry.meter import Meter
 

@@ -22,7 +22,8 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
 from server.errors import Degradation
 from server.impressions.recorder import Recorded, Recorder
-from server.rpc.grpc_server import Health, grpc_server, listen
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import Health
 from server.rpc.observers import RANK, Observers
 from server.settings import Settings
 from server.telemetry.meter import Meter

@@ -6,16 +6,22 @@ import json
 import random
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from tests.degradation.system import eventually
 from tests.simulated import event_logs
-from tests.trainer.runs.running import NAME, Trainer
+from tests.trainer.runs.running import NAME, SPEC, Trainer
+from trainer.events.share import Share
+from trainer.output import SILENT
+from trainer.runs.rounds import Partners, WaitsForPartner
 
 REQUESTS = 3000
 ROUND = "10m"
@@ -145,6 +151,49 @@ def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
         victim.kill()
         both[number] = start(number + 1)
     same_as(undisturbed, tmp_path, [each.last() for each in both])
+
+
+@pytest.mark.slow
+def test_one_that_was_killed_after_its_end_ends_again_without_the_others(
+    tmp_path: Path, store: Store, store_url: str
+) -> None:
+    fill(store, 100)
+    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    before = [each.last() for each in both]
+    for number, status in enumerate(before, 1):
+        again = Partition(tmp_path, store_url, f"{number}/2", *ONCE, state=str(number)).last()
+        assert {name: again[name] for name in ("round", "counts")} == {
+            name: status[name] for name in ("round", "counts")
+        }
+
+
+def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store) -> None:
+    """Once all have written the state of a round, partition 1 deletes what is before it, at any moment."""
+    rounds, lease = store.rounds(NAME), store.trainer_lease(NAME, "owner", 2)
+    lease.take()
+    record = PartitionsRecord(start=1, partitions=2, every_us=1, spec="{}", saved=10, oldest=10)
+    rounds.write_record(record)
+    second = Partners(store, parse_spec(SPEC), Share(2, 2), 1, lease, SILENT)
+
+    def has(number: int, part: str) -> None:
+        rounds.put(record, number, part, b"", lease)
+
+    assert second._resumable(record, 11) == 11
+    has(15, state(2))
+    assert second._resumable(record, 11) == 11, "the store has lost what it contributed: it is learned again"
+    for number in range(11, 15):
+        has(number, contribution(2))
+    with pytest.raises(WaitsForPartner, match="partition 2/2 of hotels has learned all before round 15"):
+        second._resumable(record, 11)
+    has(15, MODEL)
+    assert second._resumable(record, 11) == 15
+    has(20, state(2))
+    rounds.delete(record, 11, [contribution(2)])
+    assert second._resumable(record, 11) == 11
+    rounds.write_record(replace(record, saved=15))
+    with pytest.raises(WaitsForPartner, match="round 20"):
+        second._resumable(record, 11)  # it was deleted because all had come to 15
+    assert second._resumable(record, 20) == 20
 
 
 @pytest.mark.slow

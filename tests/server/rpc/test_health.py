@@ -1,0 +1,127 @@
+"""Health watches: each hears every change, and none can stop the others or the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from server.rpc import gate
+from server.rpc.grpc_server import grpc_server, listen
+from server.rpc.health import SERVICES, Health
+from tests.server import echo
+
+SERVING, NOT_SERVING, UNKNOWN = (
+    getattr(health_pb2.HealthCheckResponse, name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
+)
+ALONE = ("grpc.use_local_subchannel_pool", 1)
+
+
+class Running:
+    """A server with nothing but its health to say."""
+
+    def __init__(self) -> None:
+        self.health = Health()
+        self.server = grpc_server(echo.handlers(), self.health, 1)
+        self.address = listen(self.server, "127.0.0.1", 0)
+        self.server.start()
+
+    def stub(self, *options: tuple[str, int]) -> tuple[grpc.Channel, Any]:
+        """A connection of its own."""
+        channel = grpc.insecure_channel(self.address, [ALONE, *options])
+        return channel, health_pb2_grpc.HealthStub(channel)
+
+    def checked(self, service: str = "") -> int:
+        channel, stub = self.stub()
+        with channel:
+            return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=20).status)
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    started = Running()
+    yield started
+    started.server.stop(0).wait()
+
+
+def test_a_watch_hears_the_status_and_each_change(running: Running) -> None:
+    channel, stub = running.stub()
+    with channel:
+        watches = [stub.Watch(health_pb2.HealthCheckRequest(service=each), timeout=60) for each in SERVICES]
+        for serving in (False, True, False):
+            running.health.say(serving=serving)
+            expected = SERVING if serving else NOT_SERVING
+            assert [next(watch).status for watch in watches] == [expected] * len(SERVICES)
+            assert {running.checked(service) for service in SERVICES} == {expected}
+
+
+def test_one_that_drains_is_not_serving_whatever_is_said_then(running: Running) -> None:
+    running.health.say(serving=True)
+    running.health.drain()
+    running.health.say(serving=True)
+    assert running.checked() == NOT_SERVING
+
+
+def test_an_unknown_service_is_told_so(running: Running) -> None:
+    channel, stub = running.stub()
+    with channel:
+        asked = health_pb2.HealthCheckRequest(service="ctr.v1.Unknown")
+        assert next(stub.Watch(asked, timeout=20)).status == UNKNOWN
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Check(asked, timeout=20)
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing(
+    running: Running, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    """grpc_health's own servicer stops here for good: it sends under a lock that the end of a watch takes too."""
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            channel, stub = running.stub()
+            watches = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(20)]
+            for watch in watches:
+                next(watch)
+            channel.close()
+
+    def change() -> None:
+        while not over.wait(0.001):
+            running.health.say(serving=True)
+            running.health.say(serving=False)
+
+    threads = [threading.Thread(target=each) for each in (come_and_go, come_and_go, come_and_go, change)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            running.checked()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    eventually(lambda: not running.health._watches)
+
+
+def test_a_watch_that_takes_nothing_is_cancelled_and_the_others_go_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    monkeypatch.setattr(gate, "MESSAGE_WITHIN_S", 0.2)
+    monkeypatch.setattr(gate, "LOOK_EVERY_S", 0.05)
+    # Its window has no room for a whole message, and grows only when the message is asked for.
+    narrow, narrow_stub = running.stub(("grpc.http2.lookahead_bytes", 5), ("grpc.http2.bdp_probe", 0))
+    channel, stub = running.stub()
+    with narrow, channel:
+        deaf = narrow_stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        eventually(lambda: len(running.health._watches) == 1)
+        others = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(others).status == NOT_SERVING
+        running.health.say(serving=True)
+        assert next(others).status == SERVING
+        eventually(lambda: len(running.health._watches) == 1)
+        deaf.cancel()
