@@ -67,7 +67,7 @@ def compared(spec: ModelSpec, log: Repeated, variant: str) -> Iterator[list[Any]
     """A row for each learner, with its default alpha and with the tuned one."""
     half = count_rows(log, spec) // 2
 
-    def learn(candidates: Sequence[Candidate], **part: int) -> list[VariantMetrics]:
+    def learn(candidates: Sequence[Candidate], **part: Any) -> list[VariantMetrics]:
         groups = groups_of(spec, candidates, range(len(candidates)), variant)
         outcomes = learn_together(log, groups, **part).outcomes
         return [outcomes[index].metrics for index in range(len(candidates))]

@@ -170,7 +170,8 @@ def held_out(trial: Trial, kind: str, learned: float) -> Held:
         sums = np.bincount(number, gains - gains.mean())
     else:
         sums = gains - gains.mean()
-    return Held(*loss.mean(axis=0).tolist(), float(np.sqrt(np.square(sums).sum()) / gains.size))
+    before, after = loss.mean(axis=0).tolist()
+    return Held(before, after, float(np.sqrt(np.square(sums).sum()) / gains.size))
 
 
 def verdict(held: Held) -> str:

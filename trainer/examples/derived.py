@@ -16,7 +16,10 @@ from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
 from model_store.spec.spec import ModelSpec
 from trainer.examples.requests import WholeRequests, request_ids, request_starts
+from trainer.examples.row_histories import RowHistories
 from trainer.logs.batch import RowBatch
+
+_WAY = ("ratio", "difference", "list", "best", "of", "history", "measure", "last", "within")
 
 
 class DerivedColumns:
@@ -65,9 +68,14 @@ class DerivedColumns:
 
 
 def with_derived(batches: Iterable[RowBatch], specs: Sequence[ModelSpec]) -> Iterator[RowBatch]:
-    """Rows that are read by several resolved specs, with the derived fields of all. Raises as `check_one_way`."""
+    """Rows that are read by several resolved specs, with the derived and history fields of all.
+
+    Raises as `check_one_way`.
+    """
     check_one_way(specs)
     for spec in specs:
+        if (histories := RowHistories.of(spec)) is not None:
+            batches = histories.filled(batches)
         if spec.derivation:
             batches = DerivedColumns(spec).of(WholeRequests(spec).of(batches))
     return iter(batches)
@@ -78,10 +86,8 @@ def check_one_way(specs: Sequence[ModelSpec]) -> None:
     ways: dict[str, tuple[object, ...]] = {}
     for spec in specs:
         for name, field in spec.fields.items():
-            column, way = (
-                field.column or name,
-                (field.ratio, field.difference, field.list, field.best, field.of),
-            )
+            column, way = field.column or name, tuple(getattr(field, each) for each in _WAY)
+            way += (field.side,) if field.history is not None else ()  # of the user, or of the candidate
             if field.is_derived and ways.setdefault(column, way) != way:
                 raise SpecError(
                     f"fields.{name}: two of the models compute the column {column!r} in two ways; rename one of the "

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from model_store.errors import SpecError
 from model_store.features.cells import label_columns
 from model_store.features.derived import Derivations
 from model_store.spec.spec import ModelSpec
@@ -244,6 +245,13 @@ def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     wanted = Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
     models = tap.models if tap is not None else ()
     check_one_way([resolved, *models])
+    histories = {each.column or name for name, each in resolved.fields.items() if each.history is not None}
+    for name, each in (item for model in models for item in model.fields.items()):
+        if each.history is not None and (each.column or name) not in histories:
+            raise SpecError(
+                f"fields.{name}: a model to estimate has this history field and the spec of the replay has not, so its "
+                "values would be missing; add it to that spec"
+            )
     others = [Derivations.of(each.fields) for each in models]
     return replace(wanted, derived=(*wanted.derived, *filter(None, others)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.sections import InputSection
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.examples.open_log import Log, open_log
 from trainer.logs.batch import Position, RowBatch
-from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, RowCollector
+from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LogOfRows, RowCollector
+from trainer.runs.replay import JoinedTap, replay_events
 
 SECTION = InputSection(label="click", request="request", item="item")
 LAYOUT = Layout("propensity", "position")
@@ -99,3 +103,71 @@ def test_columns_are_found_by_their_usual_names_or_as_named() -> None:
     assert Layout.of(["chance", "slot"], "chance", "slot") == Layout("chance", "slot")
     with pytest.raises(SpecError, match="--propensity: no column 'chance'"):
         Layout.of(["click"], "chance", None)
+
+
+PLAIN = """
+[model]
+name = "m"
+[input]
+label = "click"
+timestamp = "ts"
+cookie = "cookie"
+item = "item"
+request = "request"
+[fields]
+item = {side = "item"}
+price = {side = "item", kind = "number"}
+budget = {kind = "number"}
+"""
+COMPUTED = """
+part = {side = "item", kind = "number", ratio = ["price", "budget"]}
+place = {side = "item", kind = "number", list = "rank", of = "price"}
+clicks = {side = "item", kind = "number", history = "clicked", measure = "count"}
+before = {side = "user", kind = "set", history = "seen", measure = "last"}
+"""
+
+
+def a_log(folder: Path) -> Path:
+    lines = ["click,ts,cookie,request,item,price,budget,propensity"]
+    for request in range(60):
+        for number in range(3):
+            item = (request + number * 2) % 5
+            lines.append(
+                f"{int(item == 2)},{1700000000 + request * 9},u{request % 4},r{request},i{item},{item + 1.5},7,0.6"
+            )
+    path = folder / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_rows_have_the_derived_and_history_values_that_train_learns_from(tmp_path: Path) -> None:
+    log = Log([str(a_log(tmp_path))])
+    plain, spec = parse_spec(PLAIN), parse_spec(PLAIN + COMPUTED)
+    names = ("part", "place", "clicks", "before")
+    with open_log(log, spec) as opened:
+        learned = [batch.columns for batch in opened.rows()]
+    for own, models in ((spec, [spec]), (plain, [spec]), (plain, [plain, spec])):
+        rows, _, _ = LogOfRows(log, None, None, DECISION_ROW).read(own, models)
+        for name in names:
+            expected = [value for columns in learned for value in columns[name].to_pylist()]
+            assert rows.columns[name].to_pylist() == expected
+            assert len(set(map(str, expected))) > 2
+
+
+def test_two_models_may_not_compute_one_history_in_two_ways(tmp_path: Path) -> None:
+    spec = parse_spec(PLAIN + COMPUTED)
+    other = parse_spec(PLAIN + COMPUTED.replace('"count"', '"age"'))
+    with pytest.raises(SpecError, match="two of the models compute the column 'clicks' in two ways"):
+        LogOfRows(Log([str(a_log(tmp_path))]), None, None, DECISION_ROW).read(spec, [spec, other])
+
+
+@pytest.mark.parametrize("models", [[PLAIN + COMPUTED], [PLAIN, PLAIN + COMPUTED]])
+def test_a_history_that_the_replayed_spec_lacks_is_refused_over_events(
+    models: list[str], tmp_path: Path
+) -> None:
+    specs: list[ModelSpec] = [parse_spec(each) for each in models]
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"request_id": "r", "ts": 1700000000, "cookie": "u", "items": [{"id": "a"}]}\n')
+    tap = JoinedTap(parse_spec(PLAIN), specs, None, None, DECISION_LIST)
+    with pytest.raises(SpecError, match="fields.clicks: a model to estimate has this history"):
+        replay_events(parse_spec(PLAIN), [str(events)], tap=tap)
