@@ -169,6 +169,7 @@ def replay(
     from trainer.events.fields import resolve_fields
     from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
     from trainer.logs.batch import STDIN
+    from trainer.logs.streams import is_pipe
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
 
@@ -181,9 +182,10 @@ def replay(
     model_spec = load_spec(spec)
     check_there([each for each in logs if each != STDIN])
     of_events = kind_of(logs, model_spec.input.label, log.format) == EVENTS
-    if policies.policy and STDIN in logs:
+    if policies.policy and any(map(is_pipe, logs)):
         raise InputError(
-            "standard input can be read only once, and estimates need the log a second time; name a file"
+            "standard input and other pipes can be read only once, and estimates need the log a second time; "
+            "name a file"
         )
     if of_events:
         _check_flags_of_events(policies, log, rejects)
@@ -299,8 +301,8 @@ def _finish(
     if save is not None:
         artefact.write(save)
     if publish and not force:
-        share = replayed.rejected / (replayed.rejected + replayed.examples)
-        if withheld := too_many_rejected(share, replayed.rejected, replayed.reasons, "then replay again"):
+        share, bad, reasons = replayed.rejected_share, replayed.rejected, replayed.reasons
+        if withheld := too_many_rejected(share, bad, reasons, "then replay again"):
             raise InputError(withheld)
     if not publish or store is None:
         return artefact.sha256, None

@@ -13,10 +13,9 @@ from model_store.errors import InputError
 from trainer.events.columns import ITEMS
 from trainer.events.events import BOM, NEVER_US, READ_BYTES, Chunk, Lag, SourcePosition, whole_lines
 from trainer.events.files import chunk_of
-from trainer.logs.batch import STDIN
 from trainer.logs.jsonl import BadRow, load
 from trainer.logs.reader import EVENTS, check_format, expand, format_by_name
-from trainer.logs.streams import MAX_ROW_BYTES, ByteStream
+from trainer.logs.streams import MAX_ROW_BYTES, ByteStream, is_pipe
 
 LINE_BITS = 40
 LINES = (1 << LINE_BITS) - 1
@@ -25,25 +24,28 @@ _IMPRESSIONS, _FEEDBACK, _OTHER = "impressions", "feedback", "other"
 
 
 def holds_events(inputs: Sequence[str], format: str | None = None, label: str | None = None) -> bool:
-    """True if the inputs are event files: by `format`, else by their first lines.
+    """True if the inputs are event files: by `format`, else by their first lines. Pipes are events only by `format`.
 
     Impressions are JSON lines with a list of objects `items` and no member `label`; beside them feedback with `item`
     and `request_id` may stand. Raises InputError for impressions beside files of something else.
     """
     if check_format(format) not in (None, "jsonl"):
         return format == EVENTS
-    files = [name for name in expand(inputs) if name != STDIN]
+    given = expand(inputs)
+    files = [name for name in given if not is_pipe(name)]  # the first lines of a pipe would be lost
     if not files or format_by_name(files[0]) not in (None, "jsonl"):
         return False
     kinds = {name: _kind_of(name, label) for name in files}
     if _IMPRESSIONS not in kinds.values():
         return False
-    if _OTHER in kinds.values() or STDIN in inputs:
-        other = next((name for name, kind in kinds.items() if kind == _OTHER), STDIN)
+    if _OTHER in kinds.values() or len(files) < len(given):
+        pipe = next(filter(is_pipe, given), None)
+        other = next((name for name, kind in kinds.items() if kind == _OTHER), pipe)
         shown = next(name for name, kind in kinds.items() if kind == _IMPRESSIONS)
         raise InputError(
             f"{shown} holds impressions, so {other} must hold impressions or feedback too, JSON lines with `items` or "
-            "`item`; a log is events or labelled rows, not both"
+            "`item`; a log is events or labelled rows, not both; what a pipe holds is not looked at: give --format "
+            "events"
         )
     return True
 

@@ -22,11 +22,11 @@ from trainer.events.files import FileChain, FileSource
 from trainer.events.kafka import SCHEME, kafka_name
 from trainer.events.redis import StreamSource
 from trainer.events.rows import RowSource, format_of
-from trainer.logs.batch import STDIN
 from trainer.logs.csv import Header
 from trainer.logs.jsonl import columns_of
 from trainer.logs.open_files import Listing
 from trainer.logs.reader import format_by_name
+from trainer.logs.streams import is_pipe
 
 STORE = "store"
 EVENTS, ROWS = "events", "rows"
@@ -204,10 +204,10 @@ def _shown(names: Iterable[str]) -> str:
 def kind_of(names: Sequence[str], label: str, format: str | None = None) -> str:
     """EVENTS or ROWS: what the named logs hold. Raises InputError if they hold both.
 
-    Rows: rows=PATH, standard input, and a path whose first file holds rows, or whose extension says so while there is
-    no file yet. CSV, TSV, Parquet and the sparse formats hold nothing but rows; so does any log of a `format` other
-    than JSON lines. JSON lines hold rows if the label is a column in their first 64 KiB: an event has no label, the
-    join adds it.
+    Rows: rows=PATH, standard input, other pipes, and a path whose first file holds rows, or whose extension says so
+    while there is no file yet. CSV, TSV, Parquet and the sparse formats hold nothing but rows; so does any log of a
+    `format` other than JSON lines. JSON lines hold rows if the label is a column in their first 64 KiB: an event has no
+    label, the join adds it.
     """
     if format == EVENTS:
         return EVENTS
@@ -221,7 +221,7 @@ def kind_of(names: Sequence[str], label: str, format: str | None = None) -> str:
 
 def _holds_rows(name: str, label: str) -> bool:
     kind, equals, _ = name.partition("=")
-    if name == STDIN or (equals and f"{kind}=" == ROWS_PREFIX):
+    if is_pipe(name) or (equals and f"{kind}=" == ROWS_PREFIX):
         return True
     is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith(EMBEDDED)
     if is_stream or (equals and kind in KINDS):
@@ -277,7 +277,7 @@ def open_rows(
             "folder or glob"
         )
     name = names[0].removeprefix(ROWS_PREFIX)
-    if not name or name == STDIN or "://" in name:
+    if not name or is_pipe(name) or "://" in name:
         raise InputError(
             f"{ROWS_PREFIX}{name}: expected a file, a folder or a glob of CSV, TSV or JSON lines"
         )

@@ -30,8 +30,8 @@ from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.csv import Header
-from trainer.logs.reader import BATCH_BYTES, LogReader
-from trainer.logs.streams import ReadTwice, Turns, open_input
+from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
+from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
 from trainer.logs.times import Period
 
 _END = None
@@ -100,6 +100,11 @@ def open_log(
     """
     open_file = open_input
     if start is None and any(spec.with_learned_of(known).has_to_learn for spec in specs):
+        if log.format == EVENTS and (pipes := list(filter(is_pipe, log.inputs))):
+            raise InputError(
+                f"{pipes[0]} is a pipe, which can be read only once, and fields that learn from the first events need "
+                "them a second time: give a file, or what the fields learn as `learned`"
+            )
         inputs = ReadTwice()
         open_file = inputs.open
         with _opened(log, specs, None, known, open_file) as opened:

@@ -255,6 +255,11 @@ def open_input(name: str) -> BinaryIO:
         raise InputError(f"{name}: cannot be opened: {error.strerror}") from error
 
 
+def is_pipe(name: str) -> bool:
+    """True for standard input, and for what has a name and can be read only once: a FIFO, a process substitution."""
+    return name == STDIN or (os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)))
+
+
 class ReadTwice:
     """Opens inputs for two readers, one after the other.
 
@@ -266,7 +271,7 @@ class ReadTwice:
 
     def open(self, name: str) -> BinaryIO:
         """Open an input, for the first or the second reader. Raises InputError."""
-        if name != STDIN and Path(name).is_file():
+        if not is_pipe(name):
             return open_input(name)
         if name in self._kept:
             self._kept[name].begin_again()

@@ -97,7 +97,7 @@ class PublishPacer:
         if self._force or not counts.rows:
             return ""
         bad = counts.bad_rows - self._before.bad_rows
-        rows = bad + counts.examples - self._before.examples
+        rows = counts.rows - self._before.rows
         name = self.publisher.model_name
         where = [
             f"of the rows since the last publication; `ftrie store dead {name}` lists them with their reasons"

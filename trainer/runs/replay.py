@@ -51,9 +51,9 @@ _ROWS_A_SEGMENT = 40  # bits of a row's number in its key; the segment's number 
 class Replayed:
     """A replay that has ended.
 
-    kind: EVENTS or ROWS; examples: learned from; rejected, reasons: bad events and rows, in all and by category;
-    span_s: from the log's first time to its last, None if it has no times. counts: events by kind, join: outcomes of
-    the join; both are empty for rows.
+    kind: EVENTS or ROWS; examples: learned from; doubled: rows of which each is two examples; rejected, reasons: bad
+    events and rows, in all and by category; span_s: from the log's first time to its last, None if it has no times.
+    counts: events by kind, join: outcomes of the join; both are empty for rows.
     """
 
     kind: str
@@ -65,6 +65,12 @@ class Replayed:
     counts: Mapping[str, int] = field(default_factory=dict)
     join: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
+    doubled: int = 0
+
+    @property
+    def rejected_share(self) -> float:
+        """The share of the events or rows that were rejected."""
+        return self.rejected / max(self.rejected + self.examples - self.doubled, 1)
 
     @property
     def speed(self) -> float | None:
@@ -166,7 +172,11 @@ def replay_rows(
     for warning in opened.warnings():
         output.note(warning)
     seconds = time.perf_counter() - began
-    return Replayed(ROWS, model, model.rows, rejects.count, seconds, span.seconds, reasons=rejects.counts)
+    return Replayed(
+        *(ROWS, model, model.rows, rejects.count, seconds, span.seconds),
+        reasons=rejects.counts,
+        doubled=loop.doubled,
+    )
 
 
 class JoinedTap:

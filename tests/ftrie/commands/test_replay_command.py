@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,31 @@ def test_a_replay_of_which_too_many_rows_are_rejected_is_not_published_unless_fo
     assert not store.model(load_spec(spec).model.name).versions()
     assert run([*publish, "--force"]) == 0
     assert len(store.model(load_spec(spec).model.name).versions()) == 1
+
+
+def test_a_row_of_many_views_counts_once_among_those_that_are_rejected(
+    tmp_path: Path, store_url: str, capsys: Capture
+) -> None:
+    spec, log = tmp_path / "views.toml", tmp_path / "views.csv"
+    spec.write_text('[model]\nname = "v"\n[input]\nlabel = "clicks"\nviews = "views"\n[fields]\nsite = {}\n')
+    lines = [f"{3 if row % 8 else 'x'},9,s{row % 3}" for row in range(80)]  # each good row is two examples
+    log.write_text("\n".join(["clicks,views,site", *lines]) + "\n")
+    assert run(["replay", str(spec), str(log), "--publish", "--store", store_url]) == InputError.exit_code
+    assert "10 rows were rejected, 12.5 % of those read" in capsys.readouterr().err
+
+
+def test_a_replay_reads_rows_from_a_pipe_once_and_estimates_need_a_file(
+    spec: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    log = write_rows(tmp_path / "log.csv", rows_of(60, seed=8))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(pipe.write_bytes, log.read_bytes())
+        assert answer(capsys, spec, pipe)["sha256"] == answer(capsys, spec, log)["sha256"]
+        done.result()
+    assert run(["replay", str(spec), str(pipe), "--policy", "logged"]) == InputError.exit_code
+    assert "can be read only once" in capsys.readouterr().err
 
 
 def slow_lists(lists: list[Row], included: Any) -> tuple[float, float]:

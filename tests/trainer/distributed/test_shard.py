@@ -245,6 +245,19 @@ def test_a_file_that_has_changed_is_refused(tmp_path: Path) -> None:
         build_shard(plan)
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_every_worker_has_the_numbers_that_train_learns_from_the_first_rows(
+    tmp_path: Path, files: int
+) -> None:
+    rows = rows_of(600)
+    inputs = [write(tmp_path / f"{n}.csv", rows[n * 300 :][: 600 // files]) for n in range(files)]
+    spec = spec_of(SPEC.replace('kind = "number"', 'kind = "number", bucket = "quantile:6"'))
+    with open_log(Log(inputs), spec) as opened:
+        expected = opened.spec
+    assert len(expected.fields["price"].learned or ()) > 1
+    assert [plan.start.resolved for plan in plans_of(spec, inputs, 2)] == [expected] * 2
+
+
 def test_fields_are_those_of_the_first_file_for_every_worker(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"click": 1, "site": "s"}\n')
     (tmp_path / "b.jsonl").write_text('{"site": "t", "late": 1, "click": 0}\n' * 9)

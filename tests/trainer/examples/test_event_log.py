@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -248,6 +250,47 @@ def test_events_beside_labelled_rows_are_refused(tmp_path: Path) -> None:
         read([shown, other])
     with pytest.raises(InputError, match="so - must hold impressions or feedback"):
         holds_events([shown, "-"])
+
+
+@contextmanager
+def pipe_of(text: str) -> Iterator[str]:
+    """The name of a pipe that has the text, as a shell's process substitution has."""
+    source, sink = os.pipe()
+    os.write(sink, text.encode())  # less than a pipe holds
+    os.close(sink)
+    yield f"/dev/fd/{source}"
+    os.close(source)
+
+
+@pytest.mark.parametrize("format", [None, "jsonl"])
+def test_rows_from_a_pipe_are_read_from_the_first_on(format: str | None) -> None:
+    with pipe_of("".join(f'{{"click": {row % 2}, "f": "v{row}"}}\n' for row in range(100))) as pipe:
+        assert not holds_events([pipe], format)
+        spec = parse_spec('[model]\nname = "m"\n[input]\nlabel = "click"\n')
+        with open_log(Log([pipe], format), spec) as opened:
+            first = next(opened.rows())
+    assert first.columns["f"].to_pylist()[:2] == ["v0", "v1"]
+
+
+def test_a_pipe_holds_events_only_if_the_format_says_so(tmp_path: Path) -> None:
+    shown = written(tmp_path / "shown.jsonl", [SHOWN])
+    with pipe_of(json.dumps(CLICK) + "\n") as pipe:
+        with pytest.raises(InputError, match=f"{pipe} must hold .*: give --format events"):
+            holds_events([shown, pipe])
+        assert holds_events([shown, pipe], "events")
+
+
+def test_fields_do_not_learn_from_events_that_can_be_read_only_once() -> None:
+    spec = parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nx = {kind = "number", scale = "standard"}\n'
+    )
+    message = "is a pipe, which can be read only once, and fields that learn"
+    with (
+        pipe_of(json.dumps(SHOWN) + "\n") as pipe,
+        pytest.raises(InputError, match=message),
+        open_log(Log([pipe], "events"), spec),
+    ):
+        pass
 
 
 def test_a_part_of_a_log_of_events_cannot_be_read_alone(tmp_path: Path) -> None:

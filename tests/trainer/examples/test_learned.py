@@ -118,6 +118,40 @@ def test_learning_does_not_depend_on_how_the_log_is_read(tmp_path, monkeypatch):
     assert resolved(Log(["-"])) == (once, rows)
 
 
+def test_numbers_of_derived_and_history_fields_are_learned_as_those_of_a_column(tmp_path):
+    head = (
+        '[model]\nname = "m"\n[input]\nlabel = "y"\ntimestamp = "t"\ncookie = "u"\nitem = "i"\n'
+        'request = "r"\n[fields]\n'
+        'a = { kind = "number", side = "item" }\nb = { kind = "number" }\n'
+    )
+    fields = {
+        "part": 'ratio = ["a", "b"], bucket = "quantile:5", side = "item"',
+        "gap": 'list = "gap", of = "a", scale = "standard", side = "item"',
+        "seen": 'history = "seen", measure = "count", bucket = "quantile:4", side = "item"',
+        "ago": 'history = "clicked", measure = "age", scale = "minmax", side = "user"',
+    }
+    draw = random.Random(5)
+    lines = ["y,t,u,i,r,a,b"]
+    for request in range(300):
+        b = draw.randint(1, 9)
+        for item in draw.sample("pqrst", 3):
+            lines.append(
+                f"{int(draw.random() < 0.3)},{1_700_000_000 + request},u{request % 7},{item},{request},"
+                f"{draw.randint(1, 999)},{b}"
+            )
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(lines) + "\n")
+    computed = parse_spec(head + "".join(f'{n} = {{ kind = "number", {o} }}\n' for n, o in fields.items()))
+    with open_log(Log([str(log)]), computed) as opened:
+        batches = list(opened.rows())
+        found = opened.spec
+    for name in fields:
+        cells = [value for batch in batches for value in batch.columns[name].to_pylist()]
+        numbers = np.array([math.nan if cell is None else cell for cell in cells], np.float64)
+        expected = learn(computed.fields[name], numbers).numbers
+        assert found.fields[name].learned == expected and len(set(expected)) > 1
+
+
 def test_what_is_given_or_known_is_kept(tmp_path):
     path = write(tmp_path / "log.csv")
     given = SPEC.replace('"quantile:4"', '"quantile:4", learned = [1, 2, 3]')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
@@ -54,6 +56,18 @@ def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(st
     learn(model, rows(50, seed=1))
     pacer.after_step(model, Counts(), behind=False)
     assert pacer.version is not None
+
+
+@pytest.mark.parametrize(("rejected", "goes_out"), [(10, True), (11, False)])
+def test_rejected_rows_are_counted_among_rows_of_which_each_may_be_two_examples(
+    store: Store, rejected: int, goes_out: bool
+) -> None:
+    versions, model = store.model("shop"), learner()
+    pacer = pacer_of(versions, earlier_rows=0)
+    pacer.begin(model)
+    learn(model, rows(50, seed=1))
+    pacer.after_step(model, Counts(rows=100, examples=180, bad_rows=rejected), behind=False)
+    assert (pacer.version is not None) is goes_out
 
 
 def test_what_is_older_than_the_newest_version_stays_in(store: Store) -> None:
