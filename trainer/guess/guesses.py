@@ -331,9 +331,10 @@ def guess_field(profile: Profile) -> Guess:
     if _is_quantity(profile):
         return replace(guess, kind="number", why=f"numbers; {guess.why}")
     if profile.is_unique:
-        return replace(
-            guess, role="ignore", why=f"another value in every row, such as {profile.examples(1)[0]}"
-        )
+        why = f"another value in every row, such as {profile.examples(1)[0]}"
+        if 2 * sum(" " in text.strip() for text in profile.texts) > profile.filled:
+            why += '; a field of kind = "text" learns its words'
+        return replace(guess, role="ignore", why=why)
     if profile.distinct == 1:
         return replace(guess, role="ignore", why=f"always {profile.examples(1)[0]} in these rows")
     return guess

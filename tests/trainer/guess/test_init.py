@@ -219,6 +219,7 @@ def test_kind_follows_from_the_values(name: str, values: list[Any], kind: str) -
     ("name", "values", "why"),
     [
         ("id", [f"r{i}" for i in range(ROWS)], "another value in every row"),
+        ("title", [f"red shoes {i}" for i in range(ROWS)], 'kind = "text" learns its words'),
         ("version", ["7"] * ROWS, "always 7 in these rows"),
         ("note", [""] * ROWS, "empty in these rows"),
         ("propensity_score", [i * 0.01 for i in range(ROWS)], "says how the item was chosen"),
