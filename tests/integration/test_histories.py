@@ -51,7 +51,7 @@ seen_items = {side = "user", kind = "set", history = "seen", measure = "last", l
 clicks = {side = "user", kind = "number", bucket = "log", history = "clicked", measure = "count", within = "1h"}
 quiet = {side = "user", kind = "number", bucket = "log", history = "clicked", measure = "age"}
 seen_before = {side = "item", kind = "number", bucket = "log", history = "seen", measure = "count"}
-seen_ago = {side = "item", kind = "number", bucket = "log", history = "seen", measure = "age"}
+seen_ago = {side = "item", kind = "number", scale = "standard", learned = [40, 25], history = "seen", measure = "age"}
 brand_clicks = {side = "item", kind = "number", bucket = "log", history = "clicked", measure = "count", of = "brand"}
 [[crosses]]
 fields = ["clicked_brands", "brand"]
