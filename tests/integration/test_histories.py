@@ -66,8 +66,18 @@ TIMEOUT_S = 60.0
 
 
 @contextmanager
-def training(spec: Path, store_url: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [*FTRIE, "trainer", str(spec), "--store", store_url, "--checkpoint", str(folder), "--json"]
+def training(spec: Path, store_url: str, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [
+        *FTRIE,
+        "trainer",
+        str(spec),
+        "--store",
+        store_url,
+        "--checkpoint",
+        str(folder),
+        "--json",
+        *flags,
+    ]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
