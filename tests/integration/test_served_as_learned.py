@@ -208,7 +208,7 @@ def test_every_feature_is_served_as_it_is_learned(
     store.client.delete("ftrie:{shop}:impressions", "ftrie:{shop}:clicks")
     flags = ("--init-from", "active", "--publish-every", "500ms", "--keep", "1000")
     with (
-        training(spec, store_url, tmp_path / "trainer", *flags) as trainer,
+        training(spec, store_url, tmp_path / "trainer", *flags),
         serving("shop", store_url, "--impressions", "store", "--user-ttl", "0.5") as address,
     ):
         visitors = Visitors(shop, address, threads=4, calls=150, seed=seed)

@@ -1,0 +1,170 @@
+"""docs/degradation.md, "Histories": the store, a record or the trainer that writes them is away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ftrie.client.messages import Ranking
+from model_store.redis.redis_keys import history_key
+from model_store.store import Store
+from tests.degradation.recovered import Recovered
+from tests.degradation.system import COMPILE_S, Running, Valkey, eventually, serving
+from tests.integration.processes import ftrie
+from tests.integration.test_histories import training
+
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+timestamp = "ts"
+cookie = "cookie"
+item = "item"
+request = "request"
+[fields]
+item = { side = "item" }
+brand = { side = "item" }
+seen_before = { side = "item", kind = "number", bucket = [1], history = "seen", measure = "count" }
+[join]
+window = "1h"
+[learner]
+l1 = 0.0
+"""
+ITEM = "i0"
+
+
+class Histories:
+    """A trainer that writes histories, and a server whose model tells items that the user has seen from others."""
+
+    def __init__(self, folder: Path, valkey: Valkey, stack: ExitStack) -> None:
+        self.valkey = valkey
+        self._spec, self._folder, self._stack = folder / "shop.toml", folder, stack
+        self._spec.write_text(SPEC)
+        log, items = folder / "log.csv", folder / "items.csv"
+        # The item is clicked by those who see it for the first time, and by nobody else.
+        rows = [f"r{n},{n},u{n // 4},i0,b0,{int(n % 4 == 0)}" for n in range(400)]
+        log.write_text("\n".join(["request,ts,cookie,item,brand,click", *rows]) + "\n")
+        items.write_text(f"item,brand\n{ITEM},b0\n")
+        ftrie("store", "load", "items", items, "--store", valkey.url)
+        ftrie("train", self._spec, log, "--store", valkey.url, "--activate")
+        self.start_trainer()
+        flags = ("--impressions", "store", "--user-ttl", "0.2", "--store-budget", "150")
+        self.running: Running = stack.enter_context(serving(valkey.url, folder, *flags))
+        self.running.await_ready()
+
+    def start_trainer(self) -> None:
+        """The trainer, resuming from its folder."""
+        flags = ("--no-publish", "--every", "1s")
+        started = training(self._spec, self.valkey.url, self._folder / "trainer", *flags)
+        self._trainer = self._stack.enter_context(started)
+
+    def stop_trainer(self) -> None:
+        """At once."""
+        self._trainer.kill()
+        self._trainer.wait()
+
+    def ask(self, cookie: str) -> Ranking:
+        """An answer with the item, which the user sees."""
+        return self.running.client.rank("shop", cookie=cookie, candidates=[ITEM])
+
+    def is_known(self, answer: Ranking) -> bool:
+        """Whether the answer was scored as for a user who has seen the item: a whole unit lower than for the first."""
+        fresh = self.running.client.rank("shop", user={}, candidates=[ITEM]).items[0].score
+        return answer.items[0].score < fresh - 1.0
+
+    def has_seen_one(self, cookie: str) -> None:
+        """Let the user see the item, and wait until the trainer has written it and the server has read it."""
+        self.ask(cookie)
+        eventually(lambda: self.record(cookie) is not None, "the trainer's record", COMPILE_S)
+        eventually(lambda: self.is_known(self.ask(cookie)), "an answer with it")
+
+    def record(self, cookie: str) -> bytes | None:
+        """What the store has."""
+        with Store.open(self.valkey.url) as store:
+            found: bytes | None = store.client.get(history_key("shop", cookie.encode()))
+        return found
+
+
+@pytest.fixture
+def histories(tmp_path: Path) -> Iterator[Histories]:
+    valkey = Valkey(tmp_path)
+    try:
+        with ExitStack() as stack:
+            yield Histories(tmp_path, valkey, stack)
+    finally:
+        valkey.go_on()
+        valkey.kill()
+
+
+def degraded(answer: Ranking) -> list[str]:
+    return [str(each) for each in answer.degraded]
+
+
+@pytest.mark.slow
+def test_store_of_histories_stalls(histories: Histories, recovered: Recovered) -> None:
+    histories.has_seen_one("ann")
+    histories.valkey.stall()
+
+    def says_so() -> bool:
+        answer = histories.ask("ann")
+        assert histories.is_known(answer)
+        return any(each.startswith("user_features: stale") for each in degraded(answer))
+
+    eventually(says_so, "an answer that says so")
+    nobody = histories.ask("bob")
+    assert any(each.startswith("user_features: ") for each in degraded(nobody))
+    assert not histories.is_known(nobody)
+    assert histories.running.healthy()
+    histories.valkey.go_on()
+    recovered.from_now()
+    recovered.when(lambda: not histories.ask("ann").degraded, "answers are whole")
+    recovered.when(lambda: histories.is_known(histories.ask("bob")), "what was shown meanwhile counts")
+
+
+@pytest.mark.slow
+def test_history_is_damaged(histories: Histories, recovered: Recovered) -> None:
+    histories.has_seen_one("ann")
+    histories.stop_trainer()
+    with Store.open(histories.valkey.url) as store:
+        store.client.set(history_key("shop", b"ann"), b"no history")
+
+    def says_so() -> bool:
+        answer = histories.ask("ann")
+        found = any(each.startswith("user_history: ") for each in degraded(answer))
+        assert not (found and histories.is_known(answer))
+        return found
+
+    eventually(says_so, "an answer that says so")
+    assert histories.running.healthy()
+    metric = {"part": "user_history"}
+    eventually(lambda: histories.running.metric("ftrie_degraded_total", **metric) > 0, "the metric")
+    recovered.from_now()
+    histories.start_trainer()
+
+    def is_whole() -> bool:
+        answer = histories.ask("ann")
+        return not answer.degraded and histories.is_known(answer)
+
+    recovered.when(is_whole, "the trainer has written it again", COMPILE_S)
+
+
+@pytest.mark.slow
+def test_trainer_of_histories_is_killed(histories: Histories, recovered: Recovered) -> None:
+    histories.has_seen_one("ann")
+    histories.stop_trainer()
+    before = histories.record("ann")
+    assert not histories.ask("bob").degraded
+    old = histories.ask("ann")
+    assert not old.degraded
+    assert histories.is_known(old)
+    assert not histories.is_known(histories.ask("bob"))
+    assert (histories.record("ann"), histories.record("bob")) == (before, None)
+    recovered.from_now()
+    histories.start_trainer()
+    recovered.when(
+        lambda: histories.is_known(histories.ask("bob")), "what was shown meanwhile counts", COMPILE_S
+    )
