@@ -67,13 +67,13 @@ class Lookups:
     ) -> tuple[list[str | None], bytes | None]:
         """As `user_values`, which may be of no fields; and the user's history for a model, None if there is none.
 
-        One round trip. Raises like `user`.
+        One round trip. A history of another type is empty bytes, which no history is. Raises like `user`.
         """
         key = record_key(USER, cookie)
         other = history_key(model, cookie.encode("utf-8", "surrogateescape"))
         commands = [(key, wanted.head + _bulk(key) + wanted.tail)] if wanted.names else []
         *values, record = self.ask_each([*commands, (other, packed(b"GET", other))], wait_s)
-        found = self.checked(record)
+        found = "" if is_of_another_type(record) else self.checked(record)
         history = None if found is None else found.encode("utf-8", "surrogateescape")
         return (self.checked(values[0]) if values else []), history
 

@@ -28,6 +28,7 @@ request = "request"
 [fields]
 item = { side = "item" }
 brand = { side = "item" }
+taste = { side = "user" }
 seen_before = { side = "item", kind = "number", bucket = [1], history = "seen", measure = "count" }
 [join]
 window = "1h"
@@ -35,6 +36,7 @@ window = "1h"
 l1 = 0.0
 """
 ITEM = "i0"
+TASTES = ("sweet", "salty")
 
 
 class Histories:
@@ -46,8 +48,8 @@ class Histories:
         self._spec.write_text(SPEC)
         log, items = folder / "log.csv", folder / "items.csv"
         # The item is clicked by those who see it for the first time, and by nobody else.
-        rows = [f"r{n},{n},u{n // 4},i0,b0,{int(n % 4 == 0)}" for n in range(400)]
-        log.write_text("\n".join(["request,ts,cookie,item,brand,click", *rows]) + "\n")
+        rows = [f"r{n},{n},u{n // 4},i0,b0,{int(n % 4 == 0)},{TASTES[n % 8 < 4]}" for n in range(400)]
+        log.write_text("\n".join(["request,ts,cookie,item,brand,click,taste", *rows]) + "\n")
         items.write_text(f"item,brand\n{ITEM},b0\n")
         ftrie("store", "load", "items", items, "--store", valkey.url)
         ftrie("train", self._spec, log, "--store", valkey.url, "--activate")
@@ -73,8 +75,11 @@ class Histories:
 
     def is_known(self, answer: Ranking) -> bool:
         """Whether the answer was scored as for a user who has seen the item: a whole unit lower than for the first."""
-        fresh = self.running.client.rank("shop", user={}, candidates=[ITEM]).items[0].score
-        return answer.items[0].score < fresh - 1.0
+        return answer.items[0].score < self.fresh() - 1.0
+
+    def fresh(self, **user: str) -> float:
+        """The item's score for a user without a history."""
+        return self.running.client.rank("shop", user=user, candidates=[ITEM]).items[0].score
 
     def has_seen_one(self, cookie: str) -> None:
         """Let the user see the item, and wait until the trainer has written it and the server has read it."""
@@ -115,6 +120,9 @@ def test_store_of_histories_stalls(histories: Histories, recovered: Recovered) -
         return any(each.startswith("user_features: stale") for each in degraded(answer))
 
     eventually(says_so, "an answer that says so")
+    eventually(lambda: histories.running.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
+    metric = {"part": "user_features"}
+    eventually(lambda: histories.running.metric("ftrie_degraded_total", **metric) > 0, "the count")
     nobody = histories.ask("bob")
     assert any(each.startswith("user_features: ") for each in degraded(nobody))
     assert not histories.is_known(nobody)
@@ -126,17 +134,30 @@ def test_store_of_histories_stalls(histories: Histories, recovered: Recovered) -
 
 
 @pytest.mark.slow
-def test_history_is_damaged(histories: Histories, recovered: Recovered) -> None:
+@pytest.mark.parametrize("of_another_type", [False, True])
+def test_history_is_damaged(histories: Histories, recovered: Recovered, of_another_type: bool) -> None:
+    with Store.open(histories.valkey.url) as store:
+        store.records.put_users([("ann", {"taste": "sweet"})])
     histories.has_seen_one("ann")
     histories.stop_trainer()
+    key = history_key("shop", b"ann")
     with Store.open(histories.valkey.url) as store:
-        store.client.set(history_key("shop", b"ann"), b"no history")
+        if of_another_type:
+            store.client.delete(key)
+            store.client.lpush(key, "no STRING")
+        else:
+            store.client.set(key, b"no history")
 
     def says_so() -> bool:
         answer = histories.ask("ann")
-        found = any(each.startswith("user_history: ") for each in degraded(answer))
-        assert not (found and histories.is_known(answer))
-        return found
+        if not answer.degraded:
+            return False  # the record that was read before is fresh for a second
+        (reason,) = degraded(answer)
+        assert reason.startswith("user_history: ")
+        fresh = histories.fresh(taste="sweet")  # all but the history
+        assert answer.items[0].score == pytest.approx(fresh)
+        assert 0.01 < abs(fresh - histories.fresh()) < 0.9
+        return True
 
     eventually(says_so, "an answer that says so")
     assert histories.running.healthy()

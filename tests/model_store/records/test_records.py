@@ -169,6 +169,8 @@ def test_a_user_and_his_history_come_in_one_read(store: Store) -> None:
     assert store.records.user_and_history("u", HashFields(()), "m") == ([], bytes(range(256)))
     assert store.records.user_and_history("Ümit}{:history:n", age, "m") == ([None, None], b"other")
     assert store.records.user_and_history("u", age, "n") == (["25", None], None)
+    store.client.lpush("ftrie:{ftrie:user:u}:history:n", "no STRING")
+    assert store.records.user_and_history("u", age, "n") == (["25", None], b"")
     assert 0 < store.client.pttl(history_key("m", b"u")) <= 60_000
 
 
