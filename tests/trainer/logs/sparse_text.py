@@ -6,7 +6,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-LABELS = {1.0: 1, 0.0: 0, -1.0: 0}
+LABELS = {Decimal(1): 1, Decimal(0): 0, Decimal(-1): 0}
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Row = dict[str, Any]
 
@@ -30,8 +30,9 @@ def number(text: str) -> float:
 
 
 def label(text: str) -> int:
+    number(text)
     try:
-        return LABELS[number(text)]
+        return LABELS[Decimal(text)]  # 1e-400 is not written as 0
     except KeyError:
         raise Bad(text) from None
 

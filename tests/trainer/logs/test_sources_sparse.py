@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
@@ -238,6 +238,7 @@ def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
     parse = getattr(sparse_text, format)
 
     @given(st.lists(line, max_size=8), st.sampled_from([1, 30, 1 << 20]), st.sampled_from(["\n", "\r\n"]))
+    @example([" 1e-400 1|a"], 30, "\n")
     def check(lines: list[str], batch_bytes: int, end: str) -> None:
         path = write(tmp_path_factory.getbasetemp(), f"log.{format}", end.join([first, *lines]))
         good, bad = [], []
