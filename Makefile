@@ -10,6 +10,7 @@ BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
 TORCH := .venv/installed-torch
 DISTRIBUTED := .venv/installed-distributed
+DOCS := .venv/installed-docs
 
 .PHONY: help setup torch distributed demo live test test-all check lint types imports wire pages docs bench proto lock
 .DEFAULT_GOAL := help
@@ -104,7 +105,7 @@ EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
-$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED): pyproject.toml | .venv/bin/python
+$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
 	@touch $@
