@@ -12,26 +12,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
+    from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
     from ftrie.library.output import FtrieWarning
+    from ftrie.library.ranker import Ranker
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
     from model_store.errors import FtrieError
 
 _HOMES = {
+    "AnyOf": "ftrie.client.messages",
+    "Between": "ftrie.client.messages",
     "Client": "ftrie.client.client",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "NoneOf": "ftrie.client.messages",
+    "Ranker": "ftrie.library.ranker",
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
+    "Thompson": "ftrie.client.messages",
+    "UpperConfidenceBound": "ftrie.client.messages",
     "train": "ftrie.library.run",
 }
 
 __all__ = [
+    "AnyOf",
+    "Between",
     "Client",
     "FtrieError",
     "FtrieWarning",
+    "NoneOf",
+    "Ranker",
     "Run",
     "Spec",
+    "Thompson",
+    "UpperConfidenceBound",
     "train",
 ]
 

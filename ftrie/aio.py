@@ -19,9 +19,22 @@ from ftrie.client.balance import Balance
 from ftrie.client.calls import DEFAULT_TIMEOUT_S, Calls, RankFailed
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
-from ftrie.client.messages import Explanation, Options, Ranking, request_of
+from ftrie.client.messages import (
+    AnyOf,
+    Between,
+    Explanation,
+    NoneOf,
+    Options,
+    Ranking,
+    Thompson,
+    UpperConfidenceBound,
+    request_of,
+)
 
-__all__ = ["Client", "Feedback", "RankFailed", "ReportFailed"]
+__all__ = [
+    "AnyOf", "Between", "Client", "Feedback", "NoneOf", "RankFailed", "ReportFailed", "Thompson",
+    "UpperConfidenceBound",
+]  # fmt: skip
 
 
 class Client:

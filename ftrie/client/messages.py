@@ -276,7 +276,7 @@ def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
 
 def _unknown(options: Mapping[str, object]) -> str:
     """The message for keywords that no ranking has."""
-    known = [*Options.__annotations__, *RankOptions.__annotations__]
+    known = list(Options.__annotations__)
     name = next(each for each in options if each not in known)
     close = get_close_matches(name, known, 1)
     guess = f"; did you mean {close[0]!r}?" if close else ";"

@@ -26,12 +26,13 @@ from ftrie.client.messages import (
     RankOptions,
     request_of,
 )
+from ftrie.library.output import warn
 from model_store.artefact.artefact import Artefact
-from model_store.errors import FieldValueError, UsageError
+from model_store.errors import FieldValueError, UnreadableValue, UsageError
 from model_store.features.features import FeaturePlan
 from model_store.records.lookups import HashFields, Record
 from model_store.records.records import Records as StoreRecords
-from model_store.records.tables import ITEM_IDS, USER_IDS, cell_text, read_records
+from model_store.records.tables import ITEM_IDS, USER_IDS, cell_text, read_records, records_of
 from model_store.redis.redis_keys import ITEM, USER, record_key
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
@@ -49,6 +50,7 @@ from server.ranking.resolve import Call, Resolver
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import Holder, Source, StoredReads, no_holder
 from server.ranking.users import Users
+from trainer.logs.tables import arrow_table
 
 __all__ = ["Ranker"]
 
@@ -287,10 +289,17 @@ def _catalogue(spec: ModelSpec, items: Records | None) -> Catalogue:
         found = ()
     else:
         found = _records(items, "items", ITEM, (spec.input.item, *ITEM_IDS))
-    return Catalogue.build(FeaturePlan.of(spec), ((item, record) for item, record in found if record))
+    catalogue = Catalogue.build(FeaturePlan.of(spec), ((item, record) for item, record in found if record))
+    if catalogue.problems:
+        warn(f"stored values left out: {'; '.join(catalogue.problems)}")
+    return catalogue
 
 
 # -- records
+
+
+_LONGEST_S = 3600.0
+"""How long a thread waits for another that reads the same user, which takes no time unless the mapping does."""
 
 
 class _InMemory(Source):
@@ -298,7 +307,7 @@ class _InMemory(Source):
 
     def __init__(self, users: Mapping[str, Any], histories: Store | None) -> None:
         """histories: the store that has the users' histories, if any does."""
-        super().__init__("", math.inf)
+        super().__init__("", _LONGEST_S)
         self._records = cast(StoreRecords, _RecordsInMemory(users, histories))
 
     def has_lost(self, read_at: float, wait_s: float) -> bool:
@@ -317,9 +326,12 @@ class _RecordsInMemory:
         self._users, self._histories = users, histories
 
     def user_values(self, cookie: str, wanted: HashFields, wait_s: float) -> list[str | None]:
-        """The values of some fields of a user. Raises FieldValueError for one that cannot be stored."""
+        """The values of some fields of a user. Raises UnreadableValue for one that no store could hold."""
         record = self._users.get(cookie) or {}
-        return [_text("users", cookie, name, record.get(name)) for name in wanted.names]
+        try:
+            return [_text("users", cookie, name, record.get(name)) for name in wanted.names]
+        except FieldValueError as error:
+            raise UnreadableValue(str(error)) from error
 
     def user_and_history(
         self, cookie: str, wanted: HashFields, model: str, wait_s: float
@@ -382,11 +394,11 @@ def _records(
         for record_id, values in data.items():
             texts = ((name, _text(what, record_id, name, value)) for name, value in values.items())
             yield _checked(prefix, record_id), {name: text for name, text in texts if text is not None}
-    elif isinstance(data, str | Path):
-        for record_id, record in read_records(Path(data), names):
-            yield _checked(prefix, record_id), record
     else:
-        raise TypeError(f"got a {type(data).__name__} as {what}")
+        from_file = isinstance(data, str | Path)
+        rows = read_records(Path(data), names) if from_file else records_of(arrow_table(data), what, names)
+        for record_id, record in rows:
+            yield _checked(prefix, record_id), record
 
 
 def _checked(prefix: bytes, record_id: str) -> str:
