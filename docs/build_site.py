@@ -59,7 +59,7 @@ def api_page() -> str:
     """The page that mkdocstrings fills: a heading for each public name, in the order of `ftrie.__all__`."""
     import ftrie
 
-    names = "\n\n".join(f"::: ftrie.{name}" for name in getattr(ftrie, "__all__", ()))
+    names = "\n\n".join(f"::: ftrie.{name}" for name in ftrie.__all__)
     modules = "\n\n".join(f"::: ftrie.{name}" for name in ("aio", "sklearn") if _has(f"ftrie/{name}.py"))
     return (
         "# Python API\n\nWhat `import ftrie` gives. [The library](library.md) shows it in use. "

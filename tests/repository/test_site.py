@@ -85,11 +85,14 @@ def test_the_reference_has_every_public_name(site: Path, read: dict[Path, Page])
     assert [name for name in ftrie.__all__ if not {f"ftrie.{name}"} & anchors] == []
 
 
-def test_a_broken_link_ends_the_build(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["other.md", "missing.md", "other.md#missing"])
+def test_a_broken_link_ends_the_build(link: str, tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    (tmp_path / "source/index.md").write_text("# A page\n\n[nowhere](missing.md)\n")
+    (tmp_path / "source/index.md").write_text(f"# A page\n\n[a link]({link})\n")
+    (tmp_path / "source/other.md").write_text("# Another page\n")
     (tmp_path / "zensical.toml").write_text((ROOT / "docs/zensical.toml").read_text("utf-8"))
     ended = subprocess.run(
         [sys.executable, "-m", "zensical", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert ended.returncode != 0 and "missing.md" in ended.stdout + ended.stderr
+    assert (ended.returncode == 0) == (link == "other.md")
+    assert ("does not exist" in ended.stderr) == (link != "other.md")

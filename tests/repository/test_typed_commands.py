@@ -30,7 +30,8 @@ PAGES = [
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
-TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
+LIBRARY = "docs/library.md"
+TYPED = [page for page in PAGES if page != LIBRARY and any(not block.not_run for block in BLOCKS[page])]
 ROWS = 40_000
 TOKEN = "a-token-of-the-documents"
 
@@ -152,6 +153,12 @@ def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
             eventually(lambda: (version() or 0) > 3, "a version that has learned the click", 60)
         eventually(lambda: rate() > before, "a higher rate by the click", 60)
     assert [code for _, code in shell.exits] == [0, 0], shell.exits
+
+
+def test_the_library_s_page_works_as_written(shell: Shell) -> None:
+    with shell:
+        _type(shell, BLOCKS[LIBRARY])
+    assert {code for _, code in shell.exits} <= {0}, shell.exits
 
 
 @pytest.mark.slow
