@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
-    from ftrie.library.model import Evaluation, Explanation, Model, load
+    from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
-    from ftrie.library.store import Store
+    from ftrie.library.store import Store, load
     from ftrie.library.weights import ModelDiff
     from model_store.errors import FtrieError
 
@@ -31,7 +31,7 @@ _HOMES = {
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
     "Store": "ftrie.library.store",
-    "load": "ftrie.library.model",
+    "load": "ftrie.library.store",
     "train": "ftrie.library.run",
 }
 
