@@ -376,7 +376,7 @@ def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> 
 
 def _store_of(records: Any) -> Store | None:
     """The store, open, of a Store of ftrie or of model_store; None for anything else."""
-    store = getattr(records, "store", records)
+    store = getattr(records, "engine", records)
     return store if isinstance(store, Store) else None
 
 
