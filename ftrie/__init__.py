@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
+    from ftrie.library.learner import Learner
     from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
     from ftrie.library.run import Run, train
@@ -26,6 +27,7 @@ _HOMES = {
     "Explanation": "ftrie.library.model",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "Learner": "ftrie.library.learner",
     "Model": "ftrie.library.model",
     "ModelDiff": "ftrie.library.weights",
     "Run": "ftrie.library.run",
@@ -41,6 +43,7 @@ __all__ = [
     "Explanation",
     "FtrieError",
     "FtrieWarning",
+    "Learner",
     "Model",
     "ModelDiff",
     "Run",
