@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftrie.client.client import Client
     from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+    from ftrie.library.learner import Learner
     from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
     from ftrie.library.ranker import Ranker
@@ -30,6 +31,7 @@ _HOMES = {
     "Explanation": "ftrie.library.model",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "Learner": "ftrie.library.learner",
     "Model": "ftrie.library.model",
     "ModelDiff": "ftrie.library.weights",
     "NoneOf": "ftrie.client.messages",
@@ -51,6 +53,7 @@ __all__ = [
     "Explanation",
     "FtrieError",
     "FtrieWarning",
+    "Learner",
     "Model",
     "ModelDiff",
     "NoneOf",
