@@ -126,12 +126,13 @@ def render(notebook: Any, name: str, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def printed_text(notebook: Any) -> str:
-    """All that the cells printed or gave, as plain text."""
+def shown_text(notebook: Any) -> str:
+    """All that the cells printed or gave, as text: of a value that shows itself as HTML, the HTML."""
     texts = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            data = output.get("data", {})
+            texts.append(output.get("text") or data.get("text/html") or data.get("text/plain", ""))
     return _ESCAPES.sub("", "\n".join(texts))
 
 
