@@ -41,7 +41,7 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
     assert found.num_rows == ROWS
     for number, name in enumerate(model.variants):
         path = tmp_path / f"{name}.csv"
-        with RejectLog() as rejects, PredictionFile(path, number) as file:
+        with RejectLog() as rejects, PredictionFile(path, number, ALL_KINDS.model_spec.input) as file:
             evaluate(model.artefact, Log((), table=table_of(rows)), rejects=rejects, predictions=file)
         written = pa.csv.read_csv(path)
         for column, kind in (
