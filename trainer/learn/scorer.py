@@ -21,6 +21,7 @@ from model_store.spec.spec import ModelSpec, cross_called
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import scorer_kernels as kernels
+from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import probabilities
 from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
 
@@ -52,7 +53,7 @@ class Scorer:
         """O(keys)."""
         self.artefact = artefact
         self.variants = tuple(artefact.spec.variants)
-        self._index = _index(artefact)
+        self._index = _index_of(artefact.key_data, artefact.key_offsets)
         self._columns = KeyColumns(
             artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
         )
@@ -108,6 +109,26 @@ class Scorer:
         return ctr
 
 
+class ModelScorer:
+    """A learning model as it is now, unrounded, which scores examples for its first variant. Immutable."""
+
+    def __init__(self, model: LearningModel) -> None:
+        """O(keys)."""
+        keys = model.table.keys()
+        self._index = _index_of(keys.data, keys.offsets)
+        weights, rates = model.coordinates.weights(keys), model.coordinates.rates(keys)
+        unseen = np.array([model.spec.learner.alpha])
+        self._columns = KeyColumns(model.coordinates.masks_of(keys), weights, rates, unseen)
+        self._masks = model.maker.rules.masks
+
+    def sums(self, rows: HashedRows) -> tuple[Array, Array]:
+        """Each row's sums of weight * x and of rate * x^2, which for adpredictor is the variance: float64[rows]."""
+        shape = (int(rows.labels.size), 1)
+        scores, variances = np.empty(shape), np.empty(shape)
+        kernels.score(rows, self._masks, self._index, self._columns, True, scores, variances)
+        return scores[:, 0], variances[:, 0]
+
+
 def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
     """The spec for scoring a log: every row is used, and no variant uses the fields and crosses in `without`.
 
@@ -158,10 +179,10 @@ def _two_axes(numbers: Any) -> Any:
     return np.ascontiguousarray(numbers if numbers.ndim == 2 else numbers[:, None])
 
 
-def _index(artefact: Artefact) -> KeyIndex:
-    hashes = np.empty(artefact.rows, np.uint64)
-    hash_keys(artefact.key_data, artefact.key_offsets, hashes)
-    size = 1 << (2 * artefact.rows + 1).bit_length()
+def _index_of(data: Any, offsets: Any) -> KeyIndex:
+    hashes = np.empty(offsets.size - 1, np.uint64)
+    hash_keys(data, offsets, hashes)
+    size = 1 << (2 * hashes.size + 1).bit_length()
     index = KeyIndex(np.zeros(size, np.uint64), np.empty(size, np.int64))
     kernels.fill(hashes, index)
     return index
