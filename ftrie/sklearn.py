@@ -18,13 +18,15 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from model_store.errors import SpecError
+from ftrie.library.model import Model
+from model_store.errors import InputError, SpecError
 from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL
@@ -40,9 +42,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import probabilities
 from trainer.learn.scorer import ModelScorer
 from trainer.logs.batch import NotPlain, Position, RowBatch, is_several, plain
-
-if TYPE_CHECKING:
-    from model_store.artefact.artefact import Artefact
+from trainer.logs.tables import arrow_table
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -85,10 +85,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
     algorithm : {"ftrl", "ogd", "truncation", "truncated_gradient", "fobos", "rda", "adpredictor"}, default="ftrl"
         The learner; docs/learners.md describes each. For "adpredictor", alpha is the prior variance of a weight and
         beta the noise, and the link is the normal distribution's instead of the logistic one.
-    max_iter : int, default=20
+    max_iter : int, default=100
         The most passes over the rows in `fit`. 1 learns a stream as `ftrie train` does.
     tol : float or None, default=1e-3
-        Stop after a pass that lowers the log-loss by less than this share. None: make all passes.
+        Stop after a pass that lowers the mean log-loss by less than this. None: make all passes.
     shuffle : bool, default=True
         Whether `fit` learns the rows of each pass in a random order. `partial_fit` learns them as they come.
     random_state : int, RandomState instance or None, default=None
@@ -121,7 +121,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         The number of passes of `fit`; 1 after `partial_fit` alone.
     loss_curve_ : list of float
         The mean log-loss of each pass of `fit`, each row predicted before it was learned.
-    model_
+    model_ : ftrie.Model
         The model so far, to look at, save and publish.
 
     A missing number, NaN, adds nothing to the score, as 0; a missing category neither, nor one that was not learned.
@@ -154,7 +154,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         l1: float = 0.0,
         l2: float = 0.0,
         algorithm: str = "ftrl",
-        max_iter: int = 20,
+        max_iter: int = 100,
         tol: float | None = 1e-3,
         shuffle: bool = True,
         random_state: Any = None,
@@ -210,7 +210,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             again = ProgressiveMetrics(metrics.variants)
         if self.tol is not None and self.max_iter > 1:
             warnings.warn(
-                f"the last of max_iter={self.max_iter} passes has lowered the log-loss by more than tol={self.tol:g}; "
+                f"the last of max_iter={self.max_iter} passes still lowered the log-loss by tol={self.tol:g} or more; "
                 "raise max_iter, alpha or tol",
                 ConvergenceWarning,
                 stacklevel=2,
@@ -285,10 +285,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         return self._engine.weights[:1]
 
     @property
-    def artefact_(self) -> Artefact:
-        """The model as it is published, with weights in float32."""
+    def model_(self) -> Model:
+        """The model so far as a `ftrie.Model`, with weights in float32, as a server has them."""
         check_is_fitted(self)
-        return self._engine.model.artefact()
+        return Model(self._engine.model.artefact())
 
     def __sklearn_tags__(self) -> Any:
         """Two classes, sparse matrices, missing values."""
@@ -305,7 +305,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         if self.tol is None or len(self.loss_curve_) < 2:
             return False
         before, now = self.loss_curve_[-2:]
-        return bool(now >= before * (1.0 - self.tol))
+        return bool(now > before - self.tol)
 
     def _labels(self, X: Any, y: Any) -> Any:  # noqa: N803
         """The labels of the rows, checked: a vector of two values at most."""
@@ -527,14 +527,15 @@ class _MatrixEngine(_Engine):
 
     def scores(self, matrix: Any) -> Floats:
         """The score of each row: float64[rows]."""
-        scores = _product(matrix, self.weights[1:]) + self.weights[0]
+        scores: Floats = _product(matrix, self.weights[1:]) + self.weights[0]
         return self._of_sums(scores, self._spreads(matrix) if self.is_probit else None)
 
     def _spreads(self, matrix: Any) -> Floats:
         if self._variances is None:
             self._variances = self._matrix.rates(self.model.spec.learner.alpha)
         squares = matrix.multiply(matrix).tocsr() if hasattr(matrix, "tocsr") else np.square(matrix)
-        return _product(squares, self._variances[1:]) + self._variances[0]
+        spreads: Floats = _product(squares, self._variances[1:]) + self._variances[0]
+        return spreads
 
 
 class _TableEngine(_Engine):
@@ -560,8 +561,12 @@ class _TableEngine(_Engine):
         )
 
     def rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Columns of plain Arrow types, by the names of the first rows."""
-        return _plain_columns(dict(zip(self.names, columns.values(), strict=True)))
+        """Columns of plain Arrow types, by the names of the first rows; a field of numbers takes booleans."""
+        named = _plain_columns(dict(zip(self.names, columns.values(), strict=True)))
+        for name, field in self.model.spec.fields.items():
+            if field.kind == "number" and pa.types.is_boolean(named[name].type):
+                named[name] = named[name].cast(pa.int64())
+        return named
 
     def learn(
         self,
@@ -628,7 +633,10 @@ def _columns_of(table: Any) -> dict[str, Any]:
     if hasattr(table, "iloc"):
         columns = [(str(name), table.iloc[:, index]) for index, name in enumerate(table.columns)]
     else:
-        arrow = table if isinstance(table, pa.Table) else pa.table(table)
+        try:
+            arrow = arrow_table(table)
+        except InputError as error:
+            raise ValueError(f"X: {error}") from None
         columns = list(zip(arrow.column_names, arrow.columns, strict=True))
     found = {name: _arrow(column) for name, column in columns}
     if len(found) < len(columns):
@@ -649,6 +657,13 @@ def _arrow(column: Any) -> Any:
         texts = [None if absent else str(value) for value, absent in zip(column, missing, strict=True)]
         found = pa.array(texts, pa.string())
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _without_nan_values(column: Any) -> Any:
+    """A column with null for NaN, which libraries other than pandas distinguish."""
+    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+        return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column
 
 
 def _kind_of(name: str, column: Any) -> str:
@@ -673,7 +688,7 @@ def _plain_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, column in columns.items():
         try:
-            found[name] = plain(column)
+            found[name] = plain(_without_nan_values(column))
         except (NotPlain, pa.ArrowInvalid) as error:
             raise ValueError(f"X: column {name!r}: {error}") from None
     return found
@@ -699,7 +714,8 @@ def _without_nan(matrix: Any) -> Any:
 
 
 def _product(matrix: Any, weights: Floats) -> Floats:
-    return np.asarray(safe_sparse_dot(matrix, weights))
+    product: Floats = np.asarray(safe_sparse_dot(matrix, weights))
+    return product
 
 
 def _two_classes(labels: Any) -> Any:

@@ -114,11 +114,17 @@ class ModelScorer:
 
     def __init__(self, model: LearningModel) -> None:
         """O(keys)."""
-        keys = model.table.keys()
-        self._index = _index_of(keys.data, keys.offsets)
-        weights, rates = model.coordinates.weights(keys), model.coordinates.rates(keys)
-        unseen = np.array([model.spec.learner.alpha])
-        self._columns = KeyColumns(model.coordinates.masks_of(keys), weights, rates, unseen)
+        keys, coordinates = model.table.keys(), model.coordinates
+        given, fixed, used_by = coordinates.margin.rows(model.maker.plan, coordinates.own)
+        more = np.cumsum([len(key) for key in given], dtype=np.int64)
+        data = np.concatenate([keys.data, np.frombuffer(b"".join(given), np.uint8)])
+        self._index = _index_of(data, np.concatenate([keys.offsets, keys.offsets[-1] + more]))
+        self._columns = KeyColumns(
+            np.concatenate([coordinates.masks_of(keys), used_by]),
+            np.concatenate([coordinates.weights(keys), fixed]),
+            np.concatenate([coordinates.rates(keys), np.zeros(fixed.shape)]),
+            np.array([model.spec.learner.alpha]),
+        )
         self._masks = model.maker.rules.masks
 
     def sums(self, rows: HashedRows) -> tuple[Array, Array]:
