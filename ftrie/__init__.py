@@ -12,26 +12,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
+    from ftrie.library.model import Evaluation, Explanation, Model, load
     from ftrie.library.output import FtrieWarning
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
+    from ftrie.library.store import Store
+    from ftrie.library.weights import ModelDiff
     from model_store.errors import FtrieError
 
 _HOMES = {
     "Client": "ftrie.client.client",
+    "Evaluation": "ftrie.library.model",
+    "Explanation": "ftrie.library.model",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "Model": "ftrie.library.model",
+    "ModelDiff": "ftrie.library.weights",
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
+    "Store": "ftrie.library.store",
+    "load": "ftrie.library.model",
     "train": "ftrie.library.run",
 }
 
 __all__ = [
     "Client",
+    "Evaluation",
+    "Explanation",
     "FtrieError",
     "FtrieWarning",
+    "Model",
+    "ModelDiff",
     "Run",
     "Spec",
+    "Store",
+    "load",
     "train",
 ]
 
