@@ -46,7 +46,6 @@ from trainer.logs.tables import arrow_table
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.class_weight import compute_class_weight
@@ -85,8 +84,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
     algorithm : {"ftrl", "ogd", "truncation", "truncated_gradient", "fobos", "rda", "adpredictor"}, default="ftrl"
         The learner; docs/learners.md describes each. For "adpredictor", alpha is the prior variance of a weight and
         beta the noise, and the link is the normal distribution's instead of the logistic one.
-    max_iter : int, default=100
-        The most passes over the rows in `fit`. 1 learns a stream as `ftrie train` does.
+    max_iter : int, default=5
+        The most passes over the rows in `fit`: more fit sparse rows too closely. 1 learns as `ftrie train` does.
     tol : float or None, default=1e-3
         Stop after a pass that lowers the mean log-loss by less than this. None: make all passes.
     shuffle : bool, default=True
@@ -154,7 +153,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         l1: float = 0.0,
         l2: float = 0.0,
         algorithm: str = "ftrl",
-        max_iter: int = 100,
+        max_iter: int = 5,
         tol: float | None = 1e-3,
         shuffle: bool = True,
         random_state: Any = None,
@@ -206,15 +205,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             self.n_iter_ = number
             self.loss_curve_.append(metrics.logloss() or 0.0)
             if self._has_converged():
-                return self
+                break
             again = ProgressiveMetrics(metrics.variants)
-        if self.tol is not None and self.max_iter > 1:
-            warnings.warn(
-                f"the last of max_iter={self.max_iter} passes still lowered the log-loss by tol={self.tol:g} or more; "
-                "raise max_iter, alpha or tol",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803

@@ -17,12 +17,13 @@ import pytest
 
 pytest.importorskip("sklearn")
 
+import sklearn
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import make_classification
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import SGDClassifier
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -46,6 +47,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rda": {"l1": 0.001},
     "adpredictor": {},
 }
+KNOWS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)  # of version 2
 ONCE: dict[str, Any] = {"max_iter": 1, "shuffle": False}
 STORED = {
     "csr": sparse.csr_matrix,
@@ -81,7 +83,7 @@ def rows(n: int = 300, columns: int = 6, seed: int = 0) -> tuple[Any, Any]:
 
 
 def mixed(n: int = 400) -> tuple[pa.Table, Any]:
-    """A table of categories, text, numbers and booleans, some missing; a column is called as the bias, one as labels."""
+    """A table of categories, text, numbers and booleans, some missing; a column is called bias, one label."""
     random = np.random.default_rng(1)
     bias = np.round(random.normal(size=n), 3)
     city = random.choice(["Graz", "Wien*=%", "Linz"], n)
@@ -168,7 +170,7 @@ def sigmoid(scores: Any) -> Any:
 # -- what is learned
 
 
-@pytest.mark.parametrize("l1", [0.0, 2.0])
+@pytest.mark.parametrize("l1", [0.0, 8.0])
 def test_the_weights_are_those_of_the_textbook(l1: float) -> None:
     X, y = rows()
     weights = np.random.default_rng(3).random(y.size) * 3
@@ -176,7 +178,7 @@ def test_the_weights_are_those_of_the_textbook(l1: float) -> None:
     classifier = FTRLClassifier(**ONCE, **options).fit(X, y, sample_weight=weights)
     expected = textbook(X, y, weights, **options)
     assert all_weights(classifier) == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert (l1 == 0.0) == all(expected)
+    assert (l1 > 0.0) == (0.0 in expected)
 
 
 @pytest.mark.parametrize("hash_bits", [None, 8])
@@ -198,13 +200,13 @@ def test_the_published_model_predicts_the_same(algorithm: str) -> None:
     maker = ExampleMaker(artefact.spec)
     columns = {
         name: pa.array(np.where(x == 0, np.nan, x), from_pandas=True)
-        for name, x in zip(maker.spec.fields, X.T)
+        for name, x in zip(maker.spec.fields, X.T, strict=True)
     }
     columns["label"] = pa.array(y)
     batch = RowBatch(columns, np.arange(len(y)), "log", (), len(y), Position("log"))
     scores = Scorer(artefact).score(maker, maker.make(batch))
-    assert classifier.predict_proba(X)[:, 1] == pytest.approx(scores.ctr[:, 0], rel=1e-6)
-    assert classifier.decision_function(X) == pytest.approx(scores.latent[:, 0], rel=1e-5, abs=1e-6)
+    assert classifier.predict_proba(table_of(X))[:, 1] == pytest.approx(scores.ctr[:, 0], rel=1e-6)
+    assert classifier.decision_function(table_of(X)) == pytest.approx(scores.latent[:, 0], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("stored", STORED)
@@ -284,13 +286,12 @@ def test_class_weights_multiply_sample_weights() -> None:
 
 def test_passes_end_when_they_help_little() -> None:
     X, y = rows()
-    few = FTRLClassifier(random_state=0, tol=1e-2).fit(X, y)
-    more = FTRLClassifier(random_state=0, tol=1e-4).fit(X, y)
-    assert 2 <= few.n_iter_ < more.n_iter_
-    assert len(few.loss_curve_) == few.n_iter_
+    few = FTRLClassifier(random_state=0, max_iter=100, tol=1e-2).fit(X, y)
+    more = FTRLClassifier(random_state=0, max_iter=100, tol=1e-4).fit(X, y)
+    all_of_them = FTRLClassifier(random_state=0, max_iter=7, tol=None).fit(X, y)
+    assert 2 <= few.n_iter_ < more.n_iter_ < 100
+    assert (len(few.loss_curve_), all_of_them.n_iter_) == (few.n_iter_, 7)
     assert few.loss_curve_[-2] - few.loss_curve_[-1] < 1e-2 <= few.loss_curve_[0] - few.loss_curve_[1]
-    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
-        FTRLClassifier(random_state=0, tol=1e-9, max_iter=2).fit(X, y)
 
 
 def test_it_predicts_better_than_stochastic_gradient_descent() -> None:
@@ -355,7 +356,8 @@ def test_pandas_and_polars_give_what_arrow_gives() -> None:
     for data in (frame, polars.from_arrow(table)):
         classifier = FTRLClassifier(random_state=0, max_iter=2, tol=None).fit(data, y)
         assert (classifier.predict_proba(data) == expected).all()
-        assert classifier.feature_names_in_.tolist() == table.column_names
+        if data is frame or KNOWS_POLARS:
+            assert classifier.feature_names_in_.tolist() == table.column_names
     numbers = frame[["bias", "flag", "maybe"]]
     plain = FTRLClassifier(random_state=0).fit(numbers, y)
     X = numbers.fillna(0.0).to_numpy(np.float64)
@@ -473,7 +475,7 @@ def test_a_fit_that_fails_leaves_the_model_as_it_was() -> None:
     classifier = FTRLClassifier(random_state=0).fit(X, y)
     before = classifier.predict_proba(X)
     with pytest.raises(ValueError, match="Only binary"):
-        classifier.fit(X, np.arange(y.size))
+        classifier.fit(X, np.arange(y.size) % 3)
     assert (classifier.predict_proba(X) == before).all()
     unfitted = FTRLClassifier()
     with pytest.raises(ValueError, match="classes must be passed"):
