@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
-    from ftrie.library.model import Evaluation, Explanation, Model, load
+    from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+    from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
+    from ftrie.library.ranker import Ranker
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
-    from ftrie.library.store import Store
+    from ftrie.library.store import Store, load
     from ftrie.library.weights import ModelDiff
     from model_store.errors import FtrieError
 
 _HOMES = {
+    "AnyOf": "ftrie.client.messages",
+    "Between": "ftrie.client.messages",
     "Client": "ftrie.client.client",
     "Evaluation": "ftrie.library.model",
     "Explanation": "ftrie.library.model",
@@ -28,14 +32,20 @@ _HOMES = {
     "FtrieWarning": "ftrie.library.output",
     "Model": "ftrie.library.model",
     "ModelDiff": "ftrie.library.weights",
+    "NoneOf": "ftrie.client.messages",
+    "Ranker": "ftrie.library.ranker",
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
     "Store": "ftrie.library.store",
-    "load": "ftrie.library.model",
+    "Thompson": "ftrie.client.messages",
+    "UpperConfidenceBound": "ftrie.client.messages",
+    "load": "ftrie.library.store",
     "train": "ftrie.library.run",
 }
 
 __all__ = [
+    "AnyOf",
+    "Between",
     "Client",
     "Evaluation",
     "Explanation",
@@ -43,9 +53,13 @@ __all__ = [
     "FtrieWarning",
     "Model",
     "ModelDiff",
+    "NoneOf",
+    "Ranker",
     "Run",
     "Spec",
     "Store",
+    "Thompson",
+    "UpperConfidenceBound",
     "load",
     "train",
 ]

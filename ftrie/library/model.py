@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,8 @@ from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant, summaries
 from model_store.errors import UsageError, counted
-from model_store.model_files import read_named, write_model
+from model_store.model_files import write_model
+from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.logs.rejects import RejectLog
 from trainer.runs.audit import RowAudit, audit
@@ -34,11 +36,8 @@ from trainer.runs.warmup import compiling_scorer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ftrie.library.store import Store
-
 DEFAULT_STORE = "embedded:.ftrie"
 """The store if neither an argument nor FTRIE_STORE names one; that of the command line too."""
-_SCHEME = "store://"
 
 
 class Model:
@@ -197,15 +196,14 @@ class Model:
         """Write the model: .arrow for everything, .json for the JSON form; atomically. Raises OutputError."""
         write_model(self.artefact, Path(path))
 
-    def publish(self, store: Store | str | None = None, *, activate: bool = False) -> int:
+    def publish(self, store: Any = None, *, activate: bool = False) -> int:
         """Put the model into a store as a new version, and return its number. activate: servers switch to it.
 
-        Raises StoreError if it could not be published, LeaseHeld if a trainer publishes this model.
+        store: a `Store` or a URL; by default FTRIE_STORE, else the embedded store of this folder. Raises StoreError if
+        it could not be published, LeaseHeld if a trainer publishes this model.
         """
-        from ftrie.library.store import opened_store
-
-        with opened_store(store) as opened:
-            return opened.publish(self, activate=activate)
+        with opened_engine(store) as engine:
+            return published(self.artefact, engine, activate)
 
     def plot_weights(self, n: int = 20, variant: str | None = None) -> Axes:
         """The `n` keys with the largest weights of a variant. Needs the extra `notebook`."""
@@ -267,25 +265,27 @@ class Model:
         return names + [f"{name}.uncertainty" for name in self.variants if uncertainty]
 
 
-def load(source: str | os.PathLike[str], store: Store | str | None = None) -> Model:
-    """A model from a file or a store.
+@contextmanager
+def opened_engine(store: Any) -> Iterator[Any]:
+    """The engine of an open `Store`, or of the one that a URL names (None: the default), which is closed after."""
+    if store is not None and not isinstance(store, str):
+        yield store.engine
+    else:
+        with StoreEngine.open(store or os.environ.get("FTRIE_STORE") or DEFAULT_STORE) as opened:
+            yield opened
 
-    source: a path ending in .arrow; or `model:version`, or `model` for its active version, in `store`, which is a Store
-    or a URL, by default FTRIE_STORE, else the embedded store of this folder. `store://model:version` is the same.
-    Raises ArtefactError for a damaged file, VersionNotFound, StoreUnavailable.
-    """
-    name = os.fspath(source)
-    if name.endswith(".arrow"):
-        return Model(read_named(name, "").artefact)
-    from ftrie.library.store import opened_store
 
-    model, colon, version = name.removeprefix(_SCHEME).partition(":")
-    if colon and not (version.isascii() and version.isdigit()):
-        raise UsageError(
-            f"{name}: expected a path ending in .arrow, MODEL, or MODEL:VERSION with a whole number"
+def published(artefact: Artefact, engine: StoreEngine, activate: bool) -> int:
+    """Put a model into a store as a new version, and return its number. A guard that is passed by is a warning."""
+    versions = engine.model(artefact.spec.model.name, warn)
+    if not activate:
+        return versions.publish(artefact)
+    if artefact.spec.guard is not None:
+        name = artefact.spec.model.name
+        warn(
+            f"the guard of {name!r} does not judge what is published from Python: version activated unjudged"
         )
-    with opened_store(store) as opened:
-        return opened.load(model, int(version) if colon else None)
+    return versions.publish_and_activate(artefact)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 from ftrie.library.data import Data, is_path, one_table
-from ftrie.library.model import DEFAULT_STORE, Model
+from ftrie.library.model import DEFAULT_STORE, Model, opened_engine, published
 from ftrie.library.output import warn
+from model_store.errors import UsageError
+from model_store.model_files import read_named
 from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
 from model_store.store import Store as StoreEngine
 from model_store.versions.model_versions import ModelVersions
 from model_store.versions.published_versions import VersionInfo
+
+_SCHEME = "store://"
 
 
 class Store:
@@ -22,20 +25,20 @@ class Store:
 
     url: redis://…, rediss://…, unix://…, cluster://…, sentinel://…, or embedded:DIR, which starts or joins a Valkey in
     DIR; by default FTRIE_STORE, else embedded:.ftrie. Raises StoreError for an invalid URL, StoreUnavailable without an
-    answer; so does every method.
+    answer; so does every method. `engine` is the store as the engine holds it; internal.
     """
 
     def __init__(self, url: str | None = None, *, timeout_s: float = 5.0) -> None:
-        self._engine = StoreEngine.open(url or os.environ.get("FTRIE_STORE") or DEFAULT_STORE, timeout_s)
+        self.engine = StoreEngine.open(url or os.environ.get("FTRIE_STORE") or DEFAULT_STORE, timeout_s)
 
     @property
     def url(self) -> str:
         """The URL, without its password."""
-        return self._engine.url
+        return self.engine.url
 
     def models(self) -> list[str]:
         """The names of all models with a published version."""
-        return self._engine.model_names()
+        return self.engine.model_names()
 
     def versions(self, model: str) -> list[VersionInfo]:
         """The published versions of a model, oldest first."""
@@ -56,14 +59,7 @@ class Store:
         Raises LeaseHeld with `activate` while a trainer publishes this model. A spec's guard judges runs, not models
         that are published here: then there is a warning.
         """
-        versions = self._versions(model.name)
-        if not activate:
-            return versions.publish(model.artefact)
-        if model.artefact.spec.guard is not None:
-            warn(
-                f"the guard of {model.name!r} does not judge what is published from Python: version activated unjudged"
-            )
-        return versions.publish_and_activate(model.artefact)
+        return published(model.artefact, self.engine, activate)
 
     def activate(self, model: str, version: int, *, force: bool = False) -> int | None:
         """Make a version the one that servers serve, after verifying its bytes; returns the one before.
@@ -89,36 +85,36 @@ class Store:
 
         id_column: by default item, item_id or id. Raises SpecError without such a column.
         """
-        return self._engine.records.put_items(records_from(items, "items", id_column))
+        return self.engine.records.put_items(records_from(items, "items", id_column))
 
     def put_users(self, users: Data, id_column: str | None = None) -> int:
         """Replace the records of these users, as `put_items`; id_column: by default cookie, user or user_id."""
-        return self._engine.records.put_users(records_from(users, "users", id_column))
+        return self.engine.records.put_users(records_from(users, "users", id_column))
 
     def put_candidates(self, name: str, ids: Iterable[str]) -> int:
         """Replace a candidate set, which requests name, by these item ids, in order; returns their number."""
-        return self._engine.records.put_candidates(name, list(ids))
+        return self.engine.records.put_candidates(name, list(ids))
 
     def items(self, ids: Iterable[str] | None = None) -> dict[str, dict[str, str]]:
         """The stored features of these items, or of all, by id; an item that the store lacks is left out."""
         if ids is None:
-            found: Iterable[tuple[str, Any]] = self._engine.records.scan_items()
+            found: Iterable[tuple[str, Any]] = self.engine.records.scan_items()
         else:
             wanted = list(ids)
-            found = zip(wanted, self._engine.records.items(wanted), strict=True)
+            found = zip(wanted, self.engine.records.items(wanted), strict=True)
         return {name: dict(record) for name, record in found if record}
 
     def user(self, cookie: str) -> dict[str, str]:
         """A user's stored features; empty if there are none."""
-        return dict(self._engine.records.user(cookie) or {})
+        return dict(self.engine.records.user(cookie) or {})
 
     def candidates(self, name: str) -> list[str] | None:
         """The item ids of a candidate set; None if there is no such set."""
-        return self._engine.records.candidates(name)
+        return self.engine.records.candidates(name)
 
     def close(self) -> None:
         """Close the connections; an embedded store ends if no other process uses it. May be called twice."""
-        self._engine.close()
+        self.engine.close()
 
     def __enter__(self) -> Store:
         return self
@@ -132,17 +128,27 @@ class Store:
         return f"Store({self.url!r})"
 
     def _versions(self, model: str) -> ModelVersions:
-        return self._engine.model(model, warn)
+        return self.engine.model(model, warn)
 
 
-@contextmanager
-def opened_store(store: Store | str | None) -> Iterator[Store]:
-    """The store itself, or the one that a URL names (None: the default), which is closed after."""
-    if isinstance(store, Store):
-        yield store
-    else:
-        with Store(store) as opened:
-            yield opened
+def load(source: str | os.PathLike[str], store: Store | str | None = None) -> Model:
+    """A model from a file or a store.
+
+    source: a path ending in .arrow; or `model:version`, or `model` for its active version, in `store`, which is a Store
+    or a URL, by default FTRIE_STORE, else the embedded store of this folder. `store://model:version` is the same.
+    Raises ArtefactError for a damaged file, VersionNotFound, StoreUnavailable.
+    """
+    name = os.fspath(source)
+    if name.endswith(".arrow"):
+        return Model(read_named(name, "").artefact)
+    model, colon, version = name.removeprefix(_SCHEME).partition(":")
+    if colon and not (version.isascii() and version.isdigit()):
+        raise UsageError(
+            f"{name}: expected a path ending in .arrow, MODEL, or MODEL:VERSION with a whole number"
+        )
+    with opened_engine(store) as engine:
+        versions = engine.model(model, warn)
+        return Model(versions.materialise(int(version) if colon else versions.active_or_fail()))
 
 
 def records_from(

@@ -102,13 +102,12 @@ def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
     assert model.keys == len(lines)
 
 
-def test_weights_of_shared_values_and_odd_keys(rows: pa.Table) -> None:
-    odd = pa.table({"y": [1, 0] * 20, "f": pa.array([b"\xff\xfe", b"ok"] * 20, pa.binary())})
-    spec = {"model": {"name": "t"}, "input": {"label": "y"}, "learner": {"l1": 0.0}}
-    model = ftrie.train(spec, odd, progress=False).model
+def test_weights_of_shared_values() -> None:
+    data = {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}
+    model = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, progress=False).model
     table = model.weights()
     assert table.column_names == ["key", "field", "weight", "rate", "variants"]
-    assert [key for key in table["key"].to_pylist() if key.startswith("f=")] == ["f=ok", "f=\\xff\\xfe"]
+    assert [key for key in table["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
 
 
 def test_evaluate_judges_variants_and_requests(model: ftrie.Model, rows: pa.Table, tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_diff_lists_the_largest_changes_first(model: ftrie.Model, rows: pa.Table
         if before.get(key) != after.get(key)
     }
     changes = [abs(line["change"]) for line in lines]
-    assert changes == sorted(changes, reverse=True) and found.largest == changes[0]
+    assert changes == sorted(changes, reverse=True) and found.largest == pytest.approx(changes[0])
     assert model.diff(model).table.num_rows == 0
     assert "keys" in str(found) and "<table>" in found._repr_html_()
     with pytest.raises(UsageError, match="no variant 'x' in both models"):
