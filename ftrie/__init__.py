@@ -11,8 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftrie.client.access import Access
     from ftrie.client.client import Client
+    from ftrie.client.feedback import Feedback
     from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+    from ftrie.library.learner import Learner
     from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
     from ftrie.library.ranker import Ranker
@@ -23,13 +26,16 @@ if TYPE_CHECKING:
     from model_store.errors import FtrieError
 
 _HOMES = {
+    "Access": "ftrie.client.access",
     "AnyOf": "ftrie.client.messages",
     "Between": "ftrie.client.messages",
     "Client": "ftrie.client.client",
     "Evaluation": "ftrie.library.model",
     "Explanation": "ftrie.library.model",
+    "Feedback": "ftrie.client.feedback",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "Learner": "ftrie.library.learner",
     "Model": "ftrie.library.model",
     "ModelDiff": "ftrie.library.weights",
     "NoneOf": "ftrie.client.messages",
@@ -44,13 +50,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "Access",
     "AnyOf",
     "Between",
     "Client",
     "Evaluation",
     "Explanation",
+    "Feedback",
     "FtrieError",
     "FtrieWarning",
+    "Learner",
     "Model",
     "ModelDiff",
     "NoneOf",

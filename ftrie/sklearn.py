@@ -40,7 +40,7 @@ from trainer.learn.matrix import MatrixModel
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import probabilities
-from trainer.learn.scorer import ModelScorer
+from trainer.learn.scorer import Scorer
 from trainer.logs.batch import NotPlain, Position, RowBatch, is_several, plain
 from trainer.logs.tables import arrow_table
 
@@ -451,10 +451,6 @@ class _Engine:
         self.model = LearningModel(ExampleMaker(spec))
         self.names = tuple(spec.fields)
         self.is_probit = spec.learner.link == "probit"
-        self._noise = spec.learner.beta**2
-
-    def _of_sums(self, scores: Floats, variances: Floats | None) -> Floats:
-        return scores if variances is None else scores / np.sqrt(self._noise + variances)
 
     def _learned(self, again: ProgressiveMetrics | None) -> ProgressiveMetrics:
         return self.model.metrics if again is None else again
@@ -520,7 +516,9 @@ class _MatrixEngine(_Engine):
     def scores(self, matrix: Any) -> Floats:
         """The score of each row: float64[rows]."""
         scores: Floats = _product(matrix, self.weights[1:]) + self.weights[0]
-        return self._of_sums(scores, self._spreads(matrix) if self.is_probit else None)
+        if self.is_probit:
+            scores /= np.sqrt(self.model.spec.learner.beta**2 + self._spreads(matrix))
+        return scores
 
     def _spreads(self, matrix: Any) -> Floats:
         if self._variances is None:
@@ -535,7 +533,7 @@ class _TableEngine(_Engine):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._scorer: ModelScorer | None = None
+        self._scorer: Scorer | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"spec": self.model.spec.to_json(), "state": self.model.state()}
@@ -583,16 +581,14 @@ class _TableEngine(_Engine):
         return self._learned(again)
 
     def scores(self, columns: Mapping[str, Any]) -> Floats:
-        """The score of each row: float64[rows]."""
+        """The score of each row by the model as it is published: float64[rows]."""
         if self._scorer is None:
-            self._scorer = ModelScorer(self.model)
-        rows = len(next(iter(columns.values())))
-        found = []
-        for batch in self._batches(columns, np.zeros(rows), None):
-            examples = self.model.maker.make(batch)
+            self._scorer = Scorer(self.model.artefact())
+        maker, found = self.model.maker, []
+        for batch in self._batches(columns, np.zeros(len(next(iter(columns.values())))), None):
+            examples = maker.make(batch)
             _check_rejects(examples.rejects, None)
-            scores, variances = self._scorer.sums(examples.hashed)
-            found.append(self._of_sums(scores, variances if self.is_probit else None))
+            found.append(self._scorer.score(maker, examples).latent[:, 0])
         return np.concatenate(found)
 
     def _batches(self, columns: Mapping[str, Any], labels: Floats, order: Rows | None) -> Iterator[RowBatch]:

@@ -5,7 +5,7 @@ Fields that `ctr.v1` also has mean the same: docs/protocol.md describes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Real
@@ -245,9 +245,14 @@ class Options(RankOptions, total=False):
 
 
 def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
-    """The message. Raises FieldValueError for text that is not Unicode, TypeError for an unknown keyword."""
+    """The message.
+
+    Raises FieldValueError for text that is not Unicode, TypeError for an unknown keyword or a value of another type.
+    """
     if not options.keys() <= Options.__optional_keys__:
         raise TypeError(_unknown(options))
+    if isinstance(options.get("candidates"), str):
+        raise TypeError(f"candidates: got the text {options['candidates']!r}, expected a list of ids")
     try:
         request = RankRequest(
             model=model,
@@ -271,7 +276,27 @@ def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
         _add_exploration(request, options.get("exploration"))
     except UnicodeEncodeError as error:
         raise FieldValueError(f"got {error.object!r}, which is not Unicode text; expected UTF-8") from None
+    except TypeError as error:
+        path, value = next(_no_texts(options), ("", None))
+        raise TypeError(f"{path}: got {value!r}, expected a text" if path else str(error)) from None
     return request
+
+
+def _no_texts(options: Options) -> Iterator[tuple[str, object]]:
+    """The paths and values of what must be a text and is none."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    texts = ("request_id", "cookie", "candidate_set", "variant", "objective")
+    found: list[tuple[str, object]] = [(name, given[name]) for name in texts if name in given]
+    found += [(f"candidates[{at}]", item) for at, item in enumerate(given.get("candidates", ()))]
+    found += [("items", item) for item in given.get("items", ())]
+    sides: dict[str, Any] = {name: given[name] for name in ("user", "context") if name in given}
+    sides |= {f"items[{item!r}]": features for item, features in given.get("items", {}).items()}
+    for side, features in sides.items():
+        for name, value in (features or {}).items():
+            found.append((side, name))
+            if isinstance(value, Iterable):
+                found += [(f"{side}[{name!r}]", member) for member in value]
+    return ((path, value) for path, value in found if not isinstance(value, str))
 
 
 def _unknown(options: Mapping[str, object]) -> str:

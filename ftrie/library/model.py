@@ -36,6 +36,8 @@ from trainer.runs.warmup import compiling_scorer
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ftrie.library.ranker import Ranker
+
 DEFAULT_STORE = "embedded:.ftrie"
 """The store if neither an argument nor FTRIE_STORE names one; that of the command line too."""
 
@@ -204,6 +206,12 @@ class Model:
         """
         with opened_engine(store) as engine:
             return published(self.artefact, engine, activate)
+
+    def ranker(self, items: Data | None = None, users: Data | None = None) -> Ranker:
+        """A ranker in this process: the server's, without a server. items, users: stored features by id."""
+        from ftrie.library.ranker import Ranker
+
+        return Ranker(self, items=items, users=users)
 
     def plot_weights(self, n: int = 20, variant: str | None = None) -> Axes:
         """The `n` keys with the largest weights of a variant. Needs the extra `notebook`."""

@@ -196,7 +196,9 @@ class Ranker:
         options: RankOptions,
     ) -> tuple[Query, Ranked, ServedVersion]:
         """The query, what it got, and the version that ranked it."""
-        if isinstance(user, str):
+        if user is not None and not isinstance(user, Mapping):
+            if not isinstance(user, str):
+                raise TypeError(f"user: got {user!r}, expected features by name, or the user's id as a text")
             if options.get("cookie", user) != user:
                 raise TypeError(
                     f"got user={user!r} and cookie={options['cookie']!r}; give one id of the user"
@@ -359,11 +361,10 @@ def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> 
     of_items, of_users = _store_of(items), _store_of(users)
     memory: Mapping[str, Any] = {}
     if users is not None and of_users is None:
-        memory = (
-            users
-            if _is_by_id(users)
-            else dict(_records(users, "users", USER, (spec.input.cookie, *USER_IDS)))
-        )
+        by_id = _is_by_id(users)
+        memory = users if by_id else dict(_records(users, "users", USER, (spec.input.cookie, *USER_IDS)))
+        if memory:
+            _checked(USER, next(iter(memory)))
     in_memory = _InMemory(memory, of_users)
     reads = StoredReads.of(
         in_memory if of_items is None else Source.of(of_items),
@@ -402,7 +403,9 @@ def _records(
 
 
 def _checked(prefix: bytes, record_id: str) -> str:
-    """The id. Raises StoreError for one that no store would take: empty, or too long."""
+    """The id. Raises StoreError for one that no store would take, empty or too long; TypeError unless it is a text."""
+    if not isinstance(record_id, str):
+        raise TypeError(f"got the id {record_id!r}, expected a text, such as '{record_id}'")
     record_key(prefix, record_id)
     return record_id
 

@@ -104,7 +104,7 @@ def open_log(
     InputError for a missing or unreadable file.
     """
     if log.table is not None:
-        with _opened_table(log, log.table, specs, known) as opened:
+        with _opened_table(log, log.table, specs, start, known) as opened:
             yield opened
         return
     open_file = open_input
@@ -125,9 +125,21 @@ def open_log(
 
 @contextmanager
 def _opened_table(
-    log: Log, table: Table, specs: Sequence[ModelSpec], known: Sequence[ModelSpec]
+    log: Log,
+    table: Table,
+    specs: Sequence[ModelSpec],
+    start: RunStart | None,
+    known: Sequence[ModelSpec],
 ) -> Iterator[OpenLog]:
-    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again."""
+    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again.
+
+    With `start` the table has the rows after those that were learned.
+    """
+    if start is not None:
+        with TableReader(table, batch_bytes=log.batch_bytes, on_note=log.on_note) as reader:
+            now = _resolve(start.resolved, reader, log)
+            yield OpenLog(log, reader, [replace(start, columns=now.columns, sides=now.sides)])
+        return
     if any(spec.with_learned_of(known).has_to_learn for spec in specs):
         with TableReader(table, keep=True, batch_bytes=log.batch_bytes) as reader:
             known = OpenLog(log, reader, [_resolve(spec, reader, log) for spec in specs]).learned()

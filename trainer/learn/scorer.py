@@ -1,11 +1,11 @@
-"""Scorer: a published model that computes scores, click rates and uncertainties of hashed examples for every variant.
+"""Scorer: a model that computes scores, click rates and uncertainties of hashed examples for every variant.
 
 A server answers the same, except for the last bits, since it adds in another order. Immutable and thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration
 from model_store.errors import SpecError
 from model_store.hash_kernels import hash_keys
 from model_store.normal_kernels import normal_cdfs
@@ -21,7 +22,6 @@ from model_store.spec.spec import ModelSpec, cross_called
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import scorer_kernels as kernels
-from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import probabilities
 from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
 
@@ -46,21 +46,23 @@ class Scores:
     uncertainty: Array
 
 
-class Scorer:
-    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes per key, and the artefact."""
+class KeyScorer:
+    """Keys by hash, with the weights and rates of each, and what becomes of a row's sums: link and calibration."""
 
-    def __init__(self, artefact: Artefact) -> None:
-        """O(keys)."""
-        self.artefact = artefact
-        self.variants = tuple(artefact.spec.variants)
-        self._index = _index_of(artefact.key_data, artefact.key_offsets)
-        self._columns = KeyColumns(
-            artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
-        )
-        self.knows_rates = artefact.source is None
-        self._probit = artefact.spec.learner.link == "probit"
-        learner = artefact.spec.learner
-        own = [v.own_parameters.get("beta", learner.beta) for v in artefact.spec.variants.values()]
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: KeyIndex,
+        columns: KeyColumns,
+        calibration: Calibration | None,
+        knows_rates: bool,
+    ) -> None:
+        self.variants = tuple(spec.variants)
+        self.calibration = calibration
+        self.knows_rates = knows_rates
+        self._index, self._columns = index, columns
+        self._probit = spec.learner.link == "probit"
+        own = [each.own_parameters.get("beta", spec.learner.beta) for each in spec.variants.values()]
         self._noise = np.square(np.array(own))
 
     def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
@@ -98,7 +100,7 @@ class Scorer:
         return keys
 
     def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
-        calibration = self.artefact.calibration
+        calibration = self.calibration
         if calibration is None:
             return predicted
         ctr = predicted.copy()
@@ -109,30 +111,19 @@ class Scorer:
         return ctr
 
 
-class ModelScorer:
-    """A learning model as it is now, unrounded, which scores examples for its first variant. Immutable."""
+class Scorer(KeyScorer):
+    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes per key, and the artefact."""
 
-    def __init__(self, model: LearningModel) -> None:
+    def __init__(self, artefact: Artefact) -> None:
         """O(keys)."""
-        keys, coordinates = model.table.keys(), model.coordinates
-        given, fixed, used_by = coordinates.margin.rows(model.maker.plan, coordinates.own)
-        more = np.cumsum([len(key) for key in given], dtype=np.int64)
-        data = np.concatenate([keys.data, np.frombuffer(b"".join(given), np.uint8)])
-        self._index = _index_of(data, np.concatenate([keys.offsets, keys.offsets[-1] + more]))
-        self._columns = KeyColumns(
-            np.concatenate([coordinates.masks_of(keys), used_by]),
-            np.concatenate([coordinates.weights(keys), fixed]),
-            np.concatenate([coordinates.rates(keys), np.zeros(fixed.shape)]),
-            np.array([model.spec.learner.alpha]),
+        columns = KeyColumns(
+            artefact.variants, two_axes(artefact.weight), two_axes(artefact.rate), unseen_rates(artefact)
         )
-        self._masks = model.maker.rules.masks
-
-    def sums(self, rows: HashedRows) -> tuple[Array, Array]:
-        """Each row's sums of weight * x and of rate * x^2, which for adpredictor is the variance: float64[rows]."""
-        shape = (int(rows.labels.size), 1)
-        scores, variances = np.empty(shape), np.empty(shape)
-        kernels.score(rows, self._masks, self._index, self._columns, True, scores, variances)
-        return scores[:, 0], variances[:, 0]
+        hashes = np.empty(artefact.rows, np.uint64)
+        hash_keys(artefact.key_data, artefact.key_offsets, hashes)
+        index = index_of(hashes)
+        super().__init__(artefact.spec, index, columns, artefact.calibration, artefact.source is None)
+        self.artefact = artefact
 
 
 def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
@@ -161,12 +152,18 @@ def unseen_rates(artefact: Artefact) -> Array:
     Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model. Where rules set
     alpha by prefix it is that of the largest alpha, so that it bounds what a key of any prefix may do.
     """
-    rates = _two_axes(artefact.rate)
-    first = [
-        _first_rate(artefact.spec, variant) or float(rates[:, bit % rates.shape[1]].max(initial=0.0))
-        for bit, variant in enumerate(artefact.spec.variants.values())
-    ]
-    return np.array(first)
+    return first_rates(artefact.spec, lambda: two_axes(artefact.rate))
+
+
+def first_rates(spec: ModelSpec, rates: Callable[[], Any]) -> Array:
+    """`unseen_rates` of a spec; rates: the rates of all keys, [keys, own], called only if they are needed."""
+    found = [_first_rate(spec, variant) for variant in spec.variants.values()]
+    if not all(found):
+        known = rates()
+        found = [
+            each or float(known[:, bit % known.shape[1]].max(initial=0.0)) for bit, each in enumerate(found)
+        ]
+    return np.array(found)
 
 
 def _first_rate(spec: ModelSpec, variant: Variant) -> float | None:
@@ -181,13 +178,13 @@ def _without(variant: Variant, names: Sequence[str]) -> Variant:
     return variant.model_copy(update={"without": (*variant.without, *names)})
 
 
-def _two_axes(numbers: Any) -> Any:
+def two_axes(numbers: Any) -> Any:
+    """An artefact's weights or rates as [keys, own]."""
     return np.ascontiguousarray(numbers if numbers.ndim == 2 else numbers[:, None])
 
 
-def _index_of(data: Any, offsets: Any) -> KeyIndex:
-    hashes = np.empty(offsets.size - 1, np.uint64)
-    hash_keys(data, offsets, hashes)
+def index_of(hashes: npt.NDArray[np.uint64]) -> KeyIndex:
+    """An index of keys by hash: the number of each in `hashes`."""
     size = 1 << (2 * hashes.size + 1).bit_length()
     index = KeyIndex(np.zeros(size, np.uint64), np.empty(size, np.int64))
     kernels.fill(hashes, index)

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
+from trainer.examples.requests import Sample
 from trainer.learn.scorer import Scorer, Scores, scoring_spec
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import Reject
@@ -49,13 +51,15 @@ def predict(
     """
     scorer = Scorer(artefact)
     with open_log(replace(log, unlabelled=True), scoring_spec(artefact.spec, tuple(without))) as opened:
-        maker = _PredictingMaker(scorer, opened.spec)
+        maker = _ScoringMaker(scorer, opened.spec)
         first = 0
         with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
             for examples in stream:
                 assert isinstance(examples, _Scored)
                 rows = examples.rows_read
-                yield BatchScores(first, rows, _of_all_rows(examples, rows), examples.rejects)
+                yield BatchScores(
+                    first, rows, of_all_rows(examples.scores, examples.rows, rows), examples.rejects
+                )
                 first += rows
                 bar.update(first, total=opened.expected_rows(first))
 
@@ -65,10 +69,20 @@ class _Scored(Examples):
     scores: Scores
 
 
-class _PredictingMaker(ExampleMaker):
-    """Makes and scores examples, one of each row, whatever its label; in the hashing threads. Stateless."""
+class PredictingMaker(ExampleMaker):
+    """Makes examples to be scored, one of each row, whatever its label."""
 
-    def __init__(self, scorer: Scorer, spec: Any) -> None:
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        return np.zeros(sample.batch.rows), np.empty(0), np.empty(0, np.int64)
+
+    def _outcomes_of(self, good: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+        return good, labels[good], weights
+
+
+class _ScoringMaker(PredictingMaker):
+    """Makes and scores examples, in the hashing threads. Stateless."""
+
+    def __init__(self, scorer: Scorer, spec: ModelSpec) -> None:
         super().__init__(spec)
         self._scorer = scorer
 
@@ -77,20 +91,14 @@ class _PredictingMaker(ExampleMaker):
         examples = super().make(batch)
         return _Scored(**vars(examples), scores=self._scorer.score(self, examples))
 
-    def _outcomes(self, sample: Any, bad: dict[int, str]) -> tuple[Any, Any, Any]:
-        return np.zeros(sample.batch.rows), np.empty(0), np.empty(0, np.int64)
 
-    def _outcomes_of(self, good: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
-        return good, labels[good], weights
-
-
-def _of_all_rows(examples: _Scored, rows: int) -> Scores:
-    """The scores with NaN for the rows that were rejected."""
-    if examples.rows.size == rows:
-        return examples.scores
+def of_all_rows(scores: Scores, at: Any, rows: int) -> Scores:
+    """Scores of the rows `at` of a batch as those of all its rows, NaN for the others."""
+    if at.size == rows:
+        return scores
     whole = {}
     for each in fields(Scores):
-        scores = getattr(examples.scores, each.name)
-        whole[each.name] = np.full((rows, scores.shape[1]), np.nan)
-        whole[each.name][examples.rows] = scores
+        known = getattr(scores, each.name)
+        whole[each.name] = np.full((rows, known.shape[1]), np.nan)
+        whole[each.name][at] = known
     return Scores(**whole)

@@ -68,3 +68,20 @@ def test_none_is_no_value_and_numpy_s_values_are_python_s() -> None:
         },
         items=None,
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"candidates": "item-1"}, "candidates: got the text 'item-1', expected a list of ids"),
+        ({"candidates": ["a", 7]}, r"candidates\[1\]: got 7, expected a text"),
+        ({"items": {7: {}}}, "items: got 7, expected a text"),
+        ({"cookie": 7}, "cookie: got 7, expected a text"),
+        ({"user": {"likes": ["a", 7]}}, r"user\['likes'\]: got 7, expected a text"),
+        ({"items": {"a": {"tags": [None]}}}, r"items\['a'\]\['tags'\]: got None, expected a text"),
+        ({"context": {7: "a"}}, "context: got 7, expected a text"),
+    ],
+)
+def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        request_of("shop", **options)  # type: ignore[misc]

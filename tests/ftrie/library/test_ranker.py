@@ -307,6 +307,14 @@ def test_a_keyword_that_no_ranking_has_is_refused(of_shop: Ranker) -> None:
         of_shop.explain("u1", **asked(topk=1))
 
 
+def test_ids_are_texts(of_shop: Ranker) -> None:
+    with pytest.raises(TypeError, match="user: got 7, expected features by name, or the user's id as a text"):
+        of_shop.rank(7, **asked())  # type: ignore[arg-type]
+    for records in ({7: {"brand": "b1"}}, {}), ({}, {7: {"age": "20"}}):
+        with pytest.raises(TypeError, match="got the id 7, expected a text, such as '7'"):
+            Ranker(shop.artefact(), *records)
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got a str as model; expected an ftrie\.Model"):
         Ranker("m.arrow")
