@@ -396,7 +396,7 @@ def _records(
             texts = ((name, _text(what, record_id, name, value)) for name, value in values.items())
             yield _checked(prefix, record_id), {name: text for name, text in texts if text is not None}
     else:
-        from_file = isinstance(data, str | Path)
+        from_file = isinstance(data, str | os.PathLike)
         rows = read_records(Path(data), names) if from_file else records_of(arrow_table(data), what, names)
         for record_id, record in rows:
             yield _checked(prefix, record_id), record
