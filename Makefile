@@ -26,7 +26,7 @@ help:
 	@echo "make check   lint, formatting, types, import direction, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
-	@echo "make docs    regenerate docs/commands.md after changing a command or a flag"
+	@echo "make docs    regenerate docs/commands.md after changing a command or a flag, and build the site: build/site"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
@@ -72,8 +72,9 @@ wire: $(DEV)
 pages: $(DEV)
 	@$(BIN)/python docs/generate.py --check
 
-docs: $(DEV)
+docs: $(DEV) $(DOCS)
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m docs.build_site
 
 bench: $(BENCH) $(PEERS)
 	@$(BIN)/ftrie bench

@@ -94,8 +94,8 @@ def _default(option: TyperOption) -> str:
 
 
 def _sentence(text: str | None) -> str:
-    """Help as the page has it: without the full stop at the end."""
-    return " ".join((text or "").split()).removesuffix(".").replace("|", "\\|")
+    """Help as the page has it: without the full stop at the end, and with brackets that make no link."""
+    return " ".join((text or "").split()).removesuffix(".").replace("|", "\\|").replace("][", "]\\[")
 
 
 def _paragraphs(text: str) -> str:

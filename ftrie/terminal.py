@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 5.0
 BAR_EVERY_S = 0.1
+NOTEBOOK_EVERY_S = 0.5
+NOTEBOOK_WIDTH = 100
 PIPE_WIDTH = 10_000
 MOST_WHOLE = 24
 BESIDE_DETAILS = 20
@@ -72,6 +74,28 @@ def progress(description: str, total: int | None = None, unit: str = "rows") -> 
         lines = _Lines(description, total, unit, sys.stderr)
         yield lines
         lines.finish()
+
+
+@contextmanager
+def library_progress(description: str, total: int | None = None, unit: str = "rows") -> Iterator[Progress]:
+    """Show progress to a caller in Python: a bar on a terminal, a line that changes in a notebook, else nothing."""
+    if _in_notebook():
+        line = _NotebookLine(description, total, unit)
+        yield line
+        line.finish()
+    elif sys.stderr.isatty():
+        with _Bar(description, total, unit) as bar:
+            yield bar
+    else:
+        with SILENT.progress(description) as silent:
+            yield silent
+
+
+def _in_notebook() -> bool:
+    """True if a Jupyter kernel runs this process."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def note(message: str) -> None:
@@ -160,6 +184,27 @@ class _Lines(_Output):
     def _show(self) -> None:
         percent = f"{100 * self._completed / self.total:3.0f} % · " if self.total else ""
         print(f"{self.description}: {percent}{self._details()}", file=self._out, flush=True)
+
+    def finish(self) -> None:
+        self._show()
+
+
+class _NotebookLine(_Output):
+    """One line of a notebook's output, replaced in place."""
+
+    def __init__(self, description: str, total: int | None, unit: str) -> None:
+        super().__init__(description, total, unit, NOTEBOOK_EVERY_S)
+        self._handle: Any = None
+
+    def _show(self) -> None:
+        percent = f"{100 * self._completed / self.total:3.0f} % · " if self.total else ""
+        text = {"text/plain": f"{self.description}: {percent}{self._details(NOTEBOOK_WIDTH)}"}
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(text, raw=True, display_id=True)
+        else:
+            self._handle.update(text, raw=True)
 
     def finish(self) -> None:
         self._show()

@@ -1,4 +1,4 @@
-"""Reads files of user and item records: CSV, TSV, JSON lines and Parquet; gzip, zstd or plain.
+"""Reads user and item records: from CSV, TSV, JSON lines and Parquet files, gzip, zstd or plain, and from Arrow tables.
 
 A row becomes an id and a mapping of column to text, without empty cells.
 """
@@ -45,14 +45,16 @@ def read_records(
     The id is in `id_column`, by default the first of `usual_ids` that the file has. Raises SpecError without such a
     column, InputError naming a line that cannot be read.
     """
-    table = open_table(path)
-    wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
-    if wanted not in table.columns:
-        raise SpecError(
-            f"{path}: no column {' or '.join([id_column] if id_column else usual_ids)} for the id; "
-            f"it has: {', '.join(table.columns)}; name one with --id-column"
-        )
-    return _records(table, wanted)
+    return _records_by_id(open_table(path), usual_ids, id_column)
+
+
+def records_of(
+    data: pa.Table, what: str, usual_ids: Sequence[str], id_column: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The same from a table in memory; `what` is its name in messages, which have the row's number: `items:7`."""
+    columns = tuple(name for name in data.schema.names if name)
+    rows = enumerate((row for batch in data.to_batches() for row in batch.to_pylist()), 1)
+    return _records_by_id(Table(Path(what), columns, rows), usual_ids, id_column)
 
 
 def read_ids(path: Path) -> Iterator[str]:
@@ -93,6 +95,18 @@ def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
         name = text_of(member).decode("utf-8", "surrogateescape")
         weighted[name] = weighted.get(name, 0.0) + (x or 0.0)
     return weighted
+
+
+def _records_by_id(
+    table: Table, usual_ids: Sequence[str], id_column: str | None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
+    if wanted not in table.columns:
+        raise SpecError(
+            f"{table.path}: no column {' or '.join([id_column] if id_column else usual_ids)} for the id; "
+            f"it has: {', '.join(table.columns)}; name one with --id-column"
+        )
+    return _records(table, wanted)
 
 
 def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]]]:

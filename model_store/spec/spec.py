@@ -529,6 +529,11 @@ def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
     return _validate(document, source)
 
 
+def spec_from_document(document: Any, source: str = "spec") -> ModelSpec:
+    """A spec from what its TOML or JSON holds, as dictionaries and lists. Raises SpecError."""
+    return _validate(document, source)
+
+
 def load_spec(path: str | Path) -> ModelSpec:
     """Read and check the spec file at `path`. Raises SpecError."""
     try:

@@ -20,7 +20,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PACKAGES = ("ftrie", "server", "trainer", "model_store", "proto/ctr")
 # The last one is known to type checkers only.
 OURS = {"ftrie", "server", "trainer", "model_store", "ctr", "benchmarks", "_typeshed"}
-FOR_DEVELOPERS = {"dev"}
+FOR_DEVELOPERS = {"dev", "docs"}
+# Imported only in a process that a notebook has started, which has it.
+OF_A_NOTEBOOK = {"ipython"}
 CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
 # How a distribution that may not be installed is imported, where that is not its name.
 IMPORTED_AS = {"scikit-learn": "sklearn"}
@@ -92,7 +94,8 @@ def distributions_of(name: str) -> set[str]:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     plain = declared()
-    optional = declared("kafka") | declared("otel") | declared("torch") | declared("distributed")
+    extras = ("kafka", "otel", "torch", "distributed", "notebook", "sklearn")
+    optional = OF_A_NOTEBOOK.union(*map(declared, extras))
     found = {}
     for package in PACKAGES:
         for name, where, at_once in imports(package):

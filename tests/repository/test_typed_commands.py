@@ -1,4 +1,4 @@
-"""Every block of commands in README.md and docs/ is typed, in order, in a folder prepared as the text says.
+"""Every block of commands or Python in README.md and docs/ is run, in order, in a folder prepared as the text says.
 
 What a document prints is compared loosely: its first line but for numbers, and its lines without any (tables' heads).
 """
@@ -20,16 +20,20 @@ from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.system import eventually
 from tests.repository.typed import Block, Shell, blocks_of, differences
+from tests.server.certificates import identity
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "examples/README.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
-TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
+LIBRARY = "docs/library.md"
+TYPED = [page for page in PAGES if page != LIBRARY and any(not block.not_run for block in BLOCKS[page])]
 ROWS = 40_000
+TOKEN = "a-token-of-the-documents"
 
 # Why a block may stand in a document and not be run here.
 REASONS = {
@@ -41,7 +45,6 @@ REASONS = {
     "needs a version that a guard has refused",
     "needs a server with real calls",
     "needs several hosts",
-    "needs the files that a script makes",
     "needs the servers of another market",
 }
 
@@ -88,18 +91,31 @@ def shell(demo_folder: Path, tmp_path: Path) -> Shell:
         "import sys; from model_store.store import Store\n"
         f"with Store.open('embedded:{folder}/.ftrie') as store: print(store.client.execute_command(*sys.argv[1:]))",
     )
+    pem = identity(tmp_path, "server")
+    for name, path in (("ca.pem", pem.ca), ("server.pem", pem.cert), ("server.key", pem.key)):
+        shutil.copy(path, folder / name)
+    (folder / "tokens.toml").write_text(f'rank = ["{TOKEN}"]\n')
+    (folder / "tokens.toml").chmod(0o600)
     port = str(free_port())
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")} | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
         "FTRIE_SERVE_PORT": port,
         "FTRIE_TRAINER_SAY_EVERY": "1",
+        "FTRIE_TOKEN": TOKEN,
         **{f"FTRIE_{name}_ADDRESS": f"127.0.0.1:{port}" for name in ("RANK", "EXPLAIN", "FEEDBACK")},
     }
+    ports = [free_port() for _ in range(3)]
     replaced = {
         r"(?<=--port )50051\b": port,
-        **{rf"\b{number}\b": str(free_port()) for number in (50061, 50062, 50063)},
+        **{rf"\b{number}\b": str(each) for number, each in zip((50061, 50062, 50063), ports, strict=True)},
         r"redis://[\w.]+:6379": f"embedded:{folder}/.ftrie",
+        r"\b10\.0\.0\.5:50051,10\.0\.0\.6:50051,10\.0\.0\.7:50051\b": ",".join(
+            f"127.0.0.1:{each}" for each in ports
+        ),
+        r"\brank\.example:50051\b": f"localhost:{port}",
+        r"\b127\.0\.0\.1:50051\b": f"127.0.0.1:{port}",
+        "FTRIE_TOKEN=… ": "",
         r"/var/log/ftrie\b": f"{folder}/log",
         r"--seconds 270\b": "--seconds 20",
     }
@@ -137,6 +153,12 @@ def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
             eventually(lambda: (version() or 0) > 3, "a version that has learned the click", 60)
         eventually(lambda: rate() > before, "a higher rate by the click", 60)
     assert [code for _, code in shell.exits] == [0, 0], shell.exits
+
+
+def test_the_library_s_page_works_as_written(shell: Shell) -> None:
+    with shell:
+        _type(shell, BLOCKS[LIBRARY])
+    assert {code for _, code in shell.exits} <= {0}, shell.exits
 
 
 @pytest.mark.slow

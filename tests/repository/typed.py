@@ -1,19 +1,29 @@
-"""Commands in documents: finding them, and typing them into a shell as a reader would.
+"""Code in documents: finding it, and typing it into a shell, or into Python, as a reader would.
 
-A block of commands is a fenced block without a language in which a line begins with `$ ` or its first line with the
-name of a program. Comments before the fence, which readers do not see, may say:
+`fences_of` finds the fenced blocks of a page; `blocks_of` those that are run: commands (blocks without a language in
+which a line begins with `$ ` or the first line with the name of a program; `sh`), `redis` commands, and `python`, whose
+blocks of one page share one interpreter. Comments before the fence, which readers do not see, may say:
 
     <!-- not run: REASON -->      this block cannot run in a test
+    <!-- run by: tests/FILE -->   that test runs, or compares, what the block shows
     <!-- slow -->                 only in the slow tests
     <!-- before: COMMAND -->      what the text has the reader do first; may be repeated
+    <!-- needs: MODULE -->        only where that Python package is installed
+    <!-- file: NAME -->           the block is a file that the reader saves under this name
+    <!-- output of: COMMAND -->   the block is what that command prints
+    <!-- output -->               the block is what the Python block above it prints
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +32,7 @@ from pathlib import Path
 PROGRAM = re.compile(
     r"(?:[A-Z_]+=\S* )*(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
 )
-COMMENT = re.compile(r"<!-- (not run|before|slow)(?:: (.+))? -->")
+COMMENT = re.compile(r"<!-- (not run|run by|before|slow|needs|file|output of|output)(?:: (.+))? -->")
 IN_BACKGROUND = re.compile(r"(?<!&)&\s*(?:#.*)?$")
 STAYS = re.compile(r"ftrie (?:serve|trainer)\b(?!.*--once)")
 READY = re.compile(r"^(?:serving |\d[\d,]* events )", re.MULTILINE)
@@ -40,8 +50,36 @@ class Command:
 
 
 @dataclass(frozen=True)
+class Fence:
+    """A fenced block as written: where it is, its language, its lines, and the comments above it."""
+
+    page: str
+    line: int
+    language: str
+    body: tuple[str, ...]
+    comments: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    def said(self, kind: str) -> list[str]:
+        """What comments of a kind say, in order."""
+        return [what for each, what in self.comments if each == kind]
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether a line of it is a command of a shell."""
+        return any(line.startswith("$ ") for line in self.body) or bool(
+            self.body and PROGRAM.match(self.body[0])
+        )
+
+
+@dataclass(frozen=True)
 class Block:
-    """A block of commands: where it is, what it needs before, why it is not run ("" where it is)."""
+    """A block that is run: where it is, what it needs before, why it is not run ("" where it is).
+
+    It is commands, or Python code with the output that is shown for it, or a file that is saved.
+    """
 
     page: str
     line: int
@@ -49,29 +87,69 @@ class Block:
     before: tuple[str, ...]
     not_run: str
     slow: bool
+    python: Command | None = None
+    file: tuple[str, str] | None = None
+    needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
 
 
-def blocks_of(page: str, text: str) -> Iterator[Block]:
-    """The blocks of commands of a page, in order."""
+def fences_of(page: str, text: str) -> list[Fence]:
+    """The fenced blocks of a page, in order."""
     lines = text.splitlines()
-    fences = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
-    for start, end in zip(fences[::2], fences[1::2], strict=True):
-        body = lines[start + 1 : end]
-        prompted = any(line.startswith("$ ") for line in body)
-        if lines[start].strip() not in ("```", "```sh") or not (prompted or PROGRAM.match(body[0])):
-            continue
-        said = list(_comments_above(lines, start))
-        yield Block(
+    marks = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
+    return [
+        Fence(
             page,
             start + 1,
-            tuple(_prompted(body) if prompted else _plain(body)),
-            tuple(what for kind, what in reversed(said) if kind == "before"),
-            next((what for kind, what in said if kind == "not run"), ""),
-            any(kind == "slow" for kind, _ in said),
+            lines[start].strip().removeprefix("```"),
+            tuple(lines[start + 1 : end]),
+            tuple(reversed(list(_comments_above(lines, start)))),
         )
+        for start, end in zip(marks[::2], marks[1::2], strict=True)
+    ]
+
+
+def blocks_of(page: str, text: str) -> Iterator[Block]:
+    """The blocks of a page that are run, in order."""
+    fences = fences_of(page, text)
+    for number, fence in enumerate(fences):
+        commands: list[Command] = []
+        python = file = None
+        if fence.said("run by"):
+            continue
+        if fence.said("file"):
+            file = fence.said("file")[0], "\n".join((*fence.body, ""))
+        elif fence.said("output of"):
+            commands = [Command(fence.said("output of")[0], fence.body)]
+        elif fence.language == "python":
+            after = fences[number + 1] if number + 1 < len(fences) else fence
+            shown = after.body if ("output", "") in after.comments else ()
+            python = Command("\n".join(fence.body), shown)
+        elif fence.language == "redis":
+            commands = [Command(_redis(line), ()) for line in fence.body]
+        elif fence.language == "sh" and not fence.has_commands:
+            commands = [Command("\n".join(fence.body), ())]
+        elif fence.language in ("", "sh") and fence.has_commands:
+            prompted = any(line.startswith("$ ") for line in fence.body)
+            commands = list(_prompted([*fence.body]) if prompted else _plain([*fence.body]))
+        if commands or python or file:
+            yield Block(
+                page,
+                fence.line,
+                tuple(commands),
+                tuple(fence.said("before")),
+                next(iter(fence.said("not run")), ""),
+                ("slow", "") in fence.comments,
+                python,
+                file,
+                tuple(fence.said("needs")),
+            )
+
+
+def _redis(line: str) -> str:
+    return f"redis-cli {shlex.join(line.split())}"
 
 
 def _comments_above(lines: list[str], fence: int) -> Iterator[tuple[str, str]]:
@@ -115,8 +193,33 @@ def _shape(line: str) -> str:
     return " ".join(re.sub("─+", "─", NUMBER.sub("0", REQUEST_ID.sub("0", line))).split())
 
 
+# A Python that runs blocks in one namespace, as a notebook does: a line of JSON in, a line of JSON out.
+INTERPRETER = """
+import ast, contextlib, io, json, os, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+names = {"__name__": "__main__"}
+for line in sys.stdin:
+    folder, code = json.loads(line)
+    os.chdir(folder)
+    printed, failed = io.StringIO(), False
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            tree = ast.parse(code)
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "block", "exec"), names)
+            value = None if last is None else eval(compile(ast.Expression(last.value), "block", "eval"), names)
+            if value is not None:
+                print(value)
+        except BaseException:
+            failed = True
+            traceback.print_exc()
+    print(json.dumps([failed, printed.getvalue()]), file=answers, flush=True)
+"""
+
+
 class Shell:
-    """A shell in one folder in which the commands of a page are typed, one after the other.
+    """A shell in one folder in which the commands of a page are typed, one after the other; and a Python beside it.
 
     `replaced` maps patterns to what is put in their place: hosts, ports and folders only. Use it as a context; leaving
     it ends what runs in the background with SIGTERM, the last first, and `exits` has how each ended.
@@ -130,19 +233,31 @@ class Shell:
         self.replaced = dict(replaced or {})
         self.exits: list[tuple[str, int]] = []
         self._running: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+        self._python: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Shell:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._python is not None:
+            self._python.communicate(timeout=TIMEOUT_S)
         for text, process, output in reversed(self._running):
             self._end(text, process, output)
         self._running.clear()
 
     def run(self, block: Block) -> None:
-        """Type a block; each command must end with 0 and print what the document shows."""
+        """Type a block; each command must end with 0, and Python raise nothing; and print what the document shows."""
+        if not all(importlib.util.find_spec(name) for name in block.needs):
+            return
         for text in block.before:
-            self.type(text)
+            code, output = self.type(text)
+            assert code == 0, f"exit code {code}: {block}: before: {text}\n{output}"
+        if block.file is not None:
+            (self._now / block.file[0]).write_text(block.file[1], "utf-8")
+        if block.python is not None:
+            failed, output = self.python(block.python.text)
+            assert not failed, f"{block}:\n{output}"
+            assert differences(block.python.output, output) == [], f"{block}:\n{output}"
         for command in block.commands:
             code, output = self.type(command.text)
             where = f"{block}: $ {command.text}\n{output}"
@@ -176,6 +291,25 @@ class Shell:
                 raise
         self._now = Path(place.read_text("utf-8").strip())
         return process.returncode, output.decode()
+
+    def python(self, code: str) -> tuple[bool, str]:
+        """Run a block of Python; gives whether it raised, and all that it printed. Names stay for the next block."""
+        for pattern, instead in self.replaced.items():
+            code = re.sub(pattern, instead, code)
+        if self._python is None:
+            self._python = subprocess.Popen(
+                [sys.executable, "-c", INTERPRETER],
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._python.stdin is not None and self._python.stdout is not None
+        print(json.dumps([str(self._now), code]), file=self._python.stdin, flush=True)
+        answer = self._python.stdout.readline()
+        assert answer, f"Python ended while it ran:\n{code}"
+        failed, output = json.loads(answer)
+        return failed, output
 
     def _start(self, text: str, *, stays: bool) -> tuple[int, str]:
         """Start what does not end by itself; in the foreground it is ended once it is ready, as by Ctrl-C."""

@@ -32,6 +32,7 @@ from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
+from trainer.logs.tables import Table, TableReader
 from trainer.logs.times import Period
 
 _END = None
@@ -50,6 +51,7 @@ class Log:
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
     batch. no_header: the first line of a CSV or TSV file is a row. since, until: only rows from this time on, and
     before that one, become examples; the others still enter the histories of users.
+    table: rows in memory, in place of files; `inputs` is empty then.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -63,6 +65,7 @@ class Log:
     no_header: bool = False
     since: str | None = None
     until: str | None = None
+    table: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ def open_log(
     log's first rows, which are then read again. Raises SpecError where the log lacks a column that a spec requires,
     InputError for a missing or unreadable file.
     """
+    if log.table is not None:
+        with _opened_table(log, log.table, specs, known) as opened:
+            yield opened
+        return
     open_file = open_input
     if start is None and any(spec.with_learned_of(known).has_to_learn for spec in specs):
         if log.format == EVENTS and (pipes := list(filter(is_pipe, log.inputs))):
@@ -112,6 +119,20 @@ def open_log(
         log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
     with _opened(log, specs, start, known, open_file) as opened:
         yield opened
+
+
+@contextmanager
+def _opened_table(
+    log: Log, table: Table, specs: Sequence[ModelSpec], known: Sequence[ModelSpec]
+) -> Iterator[OpenLog]:
+    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again."""
+    if any(spec.with_learned_of(known).has_to_learn for spec in specs):
+        with TableReader(table, keep=True, batch_bytes=log.batch_bytes) as reader:
+            known = OpenLog(log, reader, [_resolve(spec, reader, log) for spec in specs]).learned()
+        log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
+    with TableReader(table, batch_bytes=log.batch_bytes, on_note=log.on_note) as reader:
+        starts = [_resolve(spec, reader, log) for spec in specs]
+        yield OpenLog(log, reader, _with_learned(starts, known))
 
 
 @contextmanager
@@ -161,7 +182,9 @@ ONLY_WHOLE = (
 class OpenLog:
     """An open log. `start` is the first spec's; `specs` are all specs, resolved, in the order given."""
 
-    def __init__(self, log: Log, reader: LogReader | EventLog, starts: Sequence[RunStart]) -> None:
+    def __init__(
+        self, log: Log, reader: LogReader | EventLog | TableReader, starts: Sequence[RunStart]
+    ) -> None:
         self.start = starts[0]
         self.specs = tuple(each.resolved for each in starts)
         self._log, self._reader = log, reader
@@ -309,7 +332,7 @@ def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
     return Header(next(iter(named), None), log.no_header, known)
 
 
-def _resolve(spec: ModelSpec, reader: LogReader, log: Log) -> RunStart:
+def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunStart:
     """Resolve the spec against the log's columns, then those that only a side table has."""
     in_log = (*reader.columns(), *_expected_later(spec, reader, log))
     names = dict.fromkeys(in_log)
@@ -345,7 +368,7 @@ def _resolve_by_events(spec: ModelSpec, events: EventLog, log: Log) -> RunStart:
     return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
 
 
-def _expected_later(spec: ModelSpec, reader: LogReader, log: Log) -> tuple[str, ...]:
+def _expected_later(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> tuple[str, ...]:
     """The columns of fields that no row has named so far, but that later rows may name."""
     known = {*reader.columns(), *(name for table in log.tables for name in table.columns)}
     columns = {field.column or name: field.is_derived for name, field in spec.fields.items()}

@@ -1,4 +1,4 @@
-"""Features that are not in the log: a file of items or users, joined to each row by its id.
+"""Features that are not in the log: a file or table of items or users, joined to each row by its id.
 
 The file is read as `ftrie store load` reads it, so that training sees what will be served. Log columns win.
 """
@@ -16,17 +16,17 @@ import pyarrow.compute as pc
 
 from model_store.errors import InputError, SpecError
 from model_store.features.cells import column_text
-from model_store.records.tables import ITEM_IDS, USER_IDS, read_records
+from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
 from model_store.spec.sections import InputSection
 from trainer.logs.batch import RowBatch
 
 
 @dataclass(frozen=True)
 class SideTable:
-    """A file's records as columns: `ids` and each of `columns` are binary arrays, one value a record.
+    """Records as columns: `ids` and each of `columns` are binary arrays, one value a record.
 
-    `name` is items or users, `sha256` that of the file at `path`. `key` is the log column that holds a record's id. A
-    row whose id the file lacks has no value of these columns.
+    `name` is items or users, `sha256` that of the file at `path`; a table in memory has its name as path, and "". `key`
+    is the log column that holds a record's id. A row whose id they lack has no value of these columns.
     """
 
     name: str
@@ -37,14 +37,14 @@ class SideTable:
     columns: dict[str, Any]
 
     @classmethod
-    def of_items(cls, path: Path, section: InputSection) -> SideTable:
-        """The file of items, joined by the log's `input.item`. Raises SpecError, InputError."""
-        return _load(path, "items", section.item, ITEM_IDS)
+    def of_items(cls, source: Path | pa.Table, section: InputSection) -> SideTable:
+        """The items of a file or table, joined by the log's `input.item`. Raises SpecError, InputError."""
+        return _load(source, "items", section.item, ITEM_IDS)
 
     @classmethod
-    def of_users(cls, path: Path, section: InputSection) -> SideTable:
-        """The file of users, joined by the log's `input.cookie`. Raises SpecError, InputError."""
-        return _load(path, "users", section.cookie, USER_IDS)
+    def of_users(cls, source: Path | pa.Table, section: InputSection) -> SideTable:
+        """The users of a file or table, joined by the log's `input.cookie`. Raises SpecError, InputError."""
+        return _load(source, "users", section.cookie, USER_IDS)
 
     def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
         """The batch with the `wanted` columns that it lacks and this table has."""
@@ -56,10 +56,12 @@ class SideTable:
         return replace(batch, columns=batch.columns | joined)
 
 
-def side_tables(items: Path | None, users: Path | None, section: InputSection) -> list[SideTable]:
-    """The tables of the files given. Raises SpecError, InputError."""
-    tables = [SideTable.of_items(items, section)] if items else []
-    return [*tables, SideTable.of_users(users, section)] if users else tables
+def side_tables(
+    items: Path | pa.Table | None, users: Path | pa.Table | None, section: InputSection
+) -> list[SideTable]:
+    """The tables of the files and Arrow tables given. Raises SpecError, InputError."""
+    tables = [SideTable.of_items(items, section)] if items is not None else []
+    return [*tables, SideTable.of_users(users, section)] if users is not None else tables
 
 
 def joined(
@@ -73,28 +75,32 @@ def joined(
         yield replace(batch, columns=batch.columns | absent) if absent else batch
 
 
-def _load(path: Path, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:
+def _load(source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:
     if key is None:
-        name = "item" if what == "items" else "cookie"
+        member = "item" if what == "items" else "cookie"
         raise SpecError(
-            f"input.{name} is missing: --{what} needs the log column with the id of each row's {name}"
+            f"input.{member} is missing: --{what} needs the log column with the id of each row's {member}"
         )
     ids: dict[bytes, int] = {}
     columns: dict[str, list[bytes | None]] = {}
-    for row, (record_id, record) in enumerate(read_records(path, usual_ids, None)):
+    if isinstance(source, Path):
+        path, digest, records = source, _sha256(source), read_records(source, usual_ids)
+    else:
+        path, digest, records = Path(what), "", records_of(source, what, usual_ids)
+    for row, (record_id, record) in enumerate(records):
         before = ids.setdefault(record_id.encode(), row)
         if before != row:
             raise InputError(
                 f"{path}: the id {record_id!r} is there twice, in records {before + 1:,} and {row + 1:,}; "
                 "expected each once"
             )
-        for name, value in record.items():
-            column = columns.setdefault(name, [])
+        for each, value in record.items():
+            column = columns.setdefault(each, [])
             column += [None] * (row - len(column))
             column.append(value.encode())
     whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
     arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
-    return SideTable(what, path, _sha256(path), key, pa.array(list(ids), pa.binary()), arrays)
+    return SideTable(what, path, digest, key, pa.array(list(ids), pa.binary()), arrays)
 
 
 def _sha256(path: Path) -> str:

@@ -9,7 +9,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,6 +20,7 @@ from model_store.features.cells import LABELS
 from model_store.features.values import text_of
 from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
+from trainer.logs.tables import TableReader
 
 SAMPLE_ROWS = 10_000
 _BATCH_BYTES = 1024 * 1024
@@ -189,19 +189,22 @@ def take_sample(
     on_note: Callable[[str], None] = lambda text: None,
 ) -> Sample:
     """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
-    values: dict[str, list[Any]] = {}
     given = header or Header()
-    with closing(
-        LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given)
-    ) as reader:
-        columns, kinds = reader.columns(), reader.kinds()
-        taken = 0
-        for batch in reader.batches(columns):
-            for column in columns:
-                values.setdefault(column, []).extend(batch.columns[column].slice(0, rows - taken).to_pylist())
-            taken = len(values[columns[0]])
-            if taken >= rows:
-                break
+    with LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given) as reader:
+        return sample_of(reader, name, rows)
+
+
+def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROWS) -> Sample:
+    """Profile every column in the first rows that a reader delivers. Raises InputError if there are none."""
+    values: dict[str, list[Any]] = {}
+    columns, kinds = reader.columns(), reader.kinds()
+    taken = 0
+    for batch in reader.batches(columns):
+        for column in columns:
+            values.setdefault(column, []).extend(batch.columns[column].slice(0, rows - taken).to_pylist())
+        taken = len(values[columns[0]])
+        if taken >= rows:
+            break
     if not values or not taken:
         raise InputError(f"{name} has no readable row")
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]

@@ -154,11 +154,14 @@ def _plain_map(array: pa.Array) -> pa.Array:
     members, x = _target(kind.key_type), kind.item_type
     if not (types.is_string(members) or types.is_binary(members) or types.is_int64(members)):
         raise NotPlain(f"maps from {kind.key_type}")
-    if not (types.is_integer(x) or types.is_floating(x)):
+    if not (types.is_integer(x) or types.is_floating(x) or types.is_decimal(x)):
         raise NotPlain(f"maps to {x}")
-    if types.is_floating(x) and x != pa.float64():  # by its digits, as above
+    if not types.is_integer(x) and x != pa.float64():  # by its digits, as above
         array = array.cast(pa.map_(kind.key_type, pa.string()))
     return array.cast(pa.map_(members, pa.float64()), safe=False)
+
+
+_BINARIES = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
 
 
 def _target(kind: pa.DataType) -> pa.DataType:
@@ -168,11 +171,12 @@ def _target(kind: pa.DataType) -> pa.DataType:
         return pa.string() if types.is_uint64(kind) else pa.int64()
     if types.is_floating(kind):
         return pa.float64()
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    if any(is_kind(kind) for is_kind in _BINARIES):
         return pa.binary()
     if (
         types.is_string(kind)
         or types.is_large_string(kind)
+        or types.is_string_view(kind)
         or types.is_temporal(kind)
         or types.is_decimal(kind)
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +13,8 @@ from model_store.errors import InputError
 from trainer.logs.batch import Position, RowBatch, is_several, is_usable, plain
 from trainer.logs.streams import ALL, ByteStream, Turns, too_short
 
-_FEWEST_ROWS = 1024
-_MOST_ROWS = 65_536
+FEWEST_ROWS = 1024
+MOST_ROWS = 65_536
 _GROUPS_A_READER = 4  # with fewer, readers that take turns by row groups would get unequal parts
 _READ_AHEAD_BYTES = 256 * 1024
 
@@ -30,8 +30,8 @@ class ParquetInput:
         self._file = _open(stream, ahead)
         self._rows = max(self._file.metadata.num_rows, 1)
         text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
-        self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), _FEWEST_ROWS), _MOST_ROWS)
-        found = dict(_paths(self._file.schema_arrow))
+        self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), FEWEST_ROWS), MOST_ROWS)
+        found = dict(paths(self._file.schema_arrow))
         self.columns = tuple(found)
         self.kinds: Mapping[str, str | None] = {
             name: "set" for name, kind in found.items() if is_several(kind)
@@ -59,7 +59,7 @@ class ParquetInput:
                 row += table
                 continue
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
-            columns = {name: plain(_find(table, name)) for name in wanted}
+            columns = {name: plain(find(table, name)) for name in wanted}
             row += table.num_rows
             if self._stream.is_plain_file:
                 self._stream.report(self._stream.size * row // self._rows)
@@ -105,15 +105,17 @@ def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
         raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
 
 
-def _paths(fields: Sequence[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:
+    """The columns whose values can become features, with their types; those of structs as `a.b`."""
     for field in fields:
         if pa.types.is_struct(field.type):
-            yield from _paths(field.type, f"{prefix}{field.name}.")
+            yield from paths(field.type, f"{prefix}{field.name}.")
         elif is_usable(field.type):
             yield prefix + field.name, field.type
 
 
-def _find(table: pa.RecordBatch, name: str) -> pa.Array:
+def find(table: pa.RecordBatch, name: str) -> pa.Array:
+    """The column that `paths` names. Raises KeyError if the batch lacks it."""
     if name in table.schema.names:
         return table.column(name)
     top, *path = name.split(".")

@@ -1,0 +1,108 @@
+"""What the library takes as data: files, tables in memory and streams of tables, as the trainer's `Log`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from ftrie.library.output import warn
+from model_store.errors import InputError
+from model_store.spec.sections import InputSection
+from trainer.events.log_files import holds_events
+from trainer.examples.open_log import Log
+from trainer.examples.side_tables import side_tables
+from trainer.guess.events import guess_events
+from trainer.guess.guesses import guess_all
+from trainer.guess.profiles import sample_of, take_sample
+from trainer.guess.spec_writer import spec_text
+from trainer.logs.csv import Header
+from trainer.logs.tables import NAME, Table, TableReader, arrow_table, table_of
+
+Data: TypeAlias = Any
+"""A path, a glob or a list of them; or a table: pyarrow, pandas, polars, a DuckDB relation, a mapping of columns, or a
+list of rows as dictionaries; or an iterator of such tables, which is read once."""
+
+
+def log_of(
+    data: Data,
+    section: InputSection | None = None,
+    *,
+    items: Data | None = None,
+    users: Data | None = None,
+    format: str | None = None,
+    no_header: bool = False,
+    since: str | None = None,
+    until: str | None = None,
+) -> Log:
+    """The log that `data` stands for, with the features of items and users joined by the ids that `section` names.
+
+    Raises InputError for an object that is no log, SpecError for a table of items or users without an id column.
+    """
+    tables = []
+    if section is not None:
+        tables = side_tables(_records(items), _records(users), section)
+    files = files_of(data)
+    return Log(
+        files or (),
+        format,
+        tables,
+        _note,
+        no_header=no_header,
+        since=since,
+        until=until,
+        table=None if files else table_of(data),
+    )
+
+
+def files_of(data: Data) -> list[str] | None:
+    """The paths and globs that `data` names; None if it is a table."""
+    if isinstance(data, str | os.PathLike):
+        return [os.fspath(data)]
+    if isinstance(data, Sequence) and data and all(isinstance(each, str | os.PathLike) for each in data):
+        return [os.fspath(each) for each in data]
+    return None
+
+
+def one_table(data: Data) -> pa.Table:
+    """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError."""
+    if isinstance(data, Table):
+        table = data
+    else:
+        table = table_of(data)
+    return pa.Table.from_batches(table.batches())
+
+
+def guessed_text(
+    data: Data, label: str | None, *, name: str | None, format: str | None, no_header: bool
+) -> str:
+    """The spec that `trainer.guess` writes for the log, as TOML text. Raises InputError, SpecError."""
+    files = files_of(data)
+    if files is not None and holds_events(files, format, label):
+        return spec_text(name or files[0], guess_events(files, on_note=warn), joins=True)
+    if files is not None and len(files) > 1:
+        raise InputError(f"got {len(files)} paths; expected one log, or impressions and their clicks")
+    if files is None:
+        with TableReader(table_of(data), on_note=warn) as reader:
+            sample = sample_of(reader, NAME)
+    else:
+        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+        sample = take_sample(files[0], format, header=header, on_note=warn)
+    return spec_text(
+        name or (files[0] if files else NAME), guess_all(sample, label), has_header=sample.has_header
+    )
+
+
+def _records(data: Data | None) -> Path | pa.Table | None:
+    """A table of items or users: a file, or a table in memory."""
+    if data is None:
+        return None
+    return Path(data) if isinstance(data, str | os.PathLike) else arrow_table(data)
+
+
+def _note(message: str) -> None:
+    """Remarks on files that look suspicious are warnings to a caller in Python."""
+    warn(message)

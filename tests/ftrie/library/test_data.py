@@ -1,0 +1,235 @@
+"""Tables in memory, of every library, learn as the same rows of a file do, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ftrie
+from model_store.errors import InputError, SpecError
+
+ROWS = 600
+SPEC = ftrie.Spec(
+    """
+    [model]
+    name = "t"
+    [input]
+    label = "click"
+    [fields]
+    user = { side = "user" }
+    hour = { side = "context" }
+    price = { side = "item", kind = "number", bucket = "log" }
+    tags = { side = "item", kind = "set" }
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    random = np.random.default_rng(3)
+    return pa.table(
+        {
+            "click": random.integers(0, 2, ROWS),
+            "user": pa.array(random.choice(["a", "b", "c", None], ROWS).tolist(), pa.string()),
+            "hour": pa.array(random.integers(0, 24, ROWS), pa.int8()),
+            "price": random.random(ROWS) * 100,
+            "tags": pa.array(
+                [["x", "y"][:each] for each in random.integers(0, 3, ROWS)], pa.list_(pa.string())
+            ),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(rows: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("log") / "rows.parquet"
+    pq.write_table(rows, path)
+    return learned(path)
+
+
+def learned(data: Any, spec: ftrie.Spec = SPEC) -> str:
+    return ftrie.train(spec, data, progress=False).model.artefact.sha256
+
+
+def columns_of(rows: pa.Table) -> dict[str, list[Any]]:
+    return {name: rows[name].to_pylist() for name in rows.column_names}
+
+
+def pieces(rows: pa.Table, size: int) -> Iterator[pa.Table]:
+    return (rows.slice(first, size) for first in range(0, rows.num_rows, size))
+
+
+def test_arrow_tables_and_python_columns_and_rows(rows: pa.Table, expected: str) -> None:
+    assert learned(rows) == expected
+    assert learned(rows.combine_chunks().to_batches()[0]) == expected
+    assert learned(rows.to_reader(max_chunksize=100)) == expected
+    assert learned(columns_of(rows)) == expected
+    assert learned(rows.to_pylist()) == expected
+
+
+def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
+    other = pa.table(
+        {
+            "click": rows["click"].cast(pa.bool_()),
+            "user": rows["user"].dictionary_encode(),
+            "hour": rows["hour"].cast(pa.string()).cast(pa.string_view()),
+            "price": rows["price"],
+            "tags": rows["tags"].cast(pa.large_list(pa.large_string())),
+        }
+    )
+    assert learned(other) == expected
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
+def test_tables_of_other_libraries(library: str, rows: pa.Table, expected: str) -> None:
+    module = pytest.importorskip(library)
+    if library == "pandas":
+        frame = rows.to_pandas()
+        assert learned(frame) == expected
+        assert learned(frame.assign(user=frame["user"].astype("category"))) == expected
+        assert learned(frame.astype({"user": object})[::-1][::-1]) == expected
+    elif library == "polars":
+        assert learned(module.from_arrow(rows)) == expected
+        assert learned(module.from_arrow(rows).lazy()) == expected
+    else:
+        assert learned(module.from_arrow(rows)) == expected
+
+
+class OnlyInterchange:
+    """A table that offers nothing but the dataframe interchange protocol."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    def __dataframe__(self, **options: Any) -> Any:
+        return self._rows.__dataframe__(**options)
+
+
+def test_interchange_protocol(rows: pa.Table) -> None:
+    plain = rows.drop_columns(["tags"])
+    spec = SPEC.replace(fields={"tags": None})
+    assert learned(OnlyInterchange(plain), spec) == learned(plain, spec)
+
+
+@given(size=st.integers(1, ROWS + 1))
+def test_the_size_of_batches_does_not_matter(rows: pa.Table, expected: str, size: int) -> None:
+    assert learned(pieces(rows, size)) == expected
+
+
+def test_a_stream_whose_fields_learn_from_its_first_rows(rows: pa.Table) -> None:
+    spec = SPEC.replace(fields={"price": {"bucket": "quantile:8"}})
+    assert learned(pieces(rows, 70), spec) == learned(rows, spec)
+
+
+def test_weighted_sets_sets_times_and_decimals(tmp_path: Any) -> None:
+    spec = {
+        "model": {"name": "t"},
+        "input": {"label": "y"},
+        "fields": {"w": {"kind": "set"}, "s": {"kind": "set"}, "t": {}, "d": {"kind": "number"}},
+    }
+    data = {
+        "y": [1, 0, 1],
+        "w": [{"a": 0.5, "b": 2}, None, {"a": 1}],
+        "s": [{"q", "r"}, {"q"}, None],
+        "t": [datetime(2026, 1, 2, tzinfo=UTC)] * 3,
+        "d": [Decimal("1.5"), Decimal("2"), None],
+    }
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        '{"y":1,"w":{"a":0.5,"b":2},"s":["q","r"],"t":"2026-01-02 00:00:00.000000Z","d":1.5}\n'
+        '{"y":0,"s":["q"],"t":"2026-01-02 00:00:00.000000Z","d":2}\n'
+        '{"y":1,"w":{"a":1},"t":"2026-01-02 00:00:00.000000Z"}\n'
+    )
+    assert learned(data, ftrie.Spec(spec)) == learned(log, ftrie.Spec(spec))
+
+
+def test_structs_are_columns(rows: pa.Table, expected: str) -> None:
+    nested = pa.table(
+        {
+            "click": rows["click"],
+            "u": pa.StructArray.from_arrays(
+                [rows["user"].combine_chunks(), rows["hour"].combine_chunks()], ["user", "hour"]
+            ),
+            "price": rows["price"],
+            "tags": rows["tags"],
+        }
+    )
+    spec = SPEC.replace(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
+    assert (
+        ftrie.train(spec, nested, progress=False).report.keys
+        == ftrie.train(SPEC, rows, progress=False).report.keys
+    )
+
+
+def test_items_and_users_from_tables_and_files(rows: pa.Table, tmp_path: Any) -> None:
+    items = {"item": ["i", "j"], "brand": ["x", None]}
+    (tmp_path / "items.csv").write_text("item,brand\ni,x\nj,\n")
+    log = {"click": [1, 0, 1], "item": ["i", "j", "k"]}
+    spec = ftrie.Spec(
+        {
+            "model": {"name": "t"},
+            "input": {"label": "click", "item": "item"},
+            "fields": {"brand": {"side": "item", "optional": True}},
+        }
+    )
+    from_table = ftrie.train(spec, log, items=items, progress=False)
+    from_file = ftrie.train(spec, log, items=tmp_path / "items.csv", progress=False)
+    assert from_table.model.artefact.sha256 == from_file.model.artefact.sha256
+    assert from_table.report.keys == 2
+    with pytest.raises(InputError, match="items: the id 'i' is there twice, in records 1 and 2"):
+        ftrie.train(spec, log, items={"item": ["i", "i"]}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (5, "got int as data; expected the path of a log, or a table"),
+        ([], "no rows and no columns"),
+        ([1, 2], "got int as batch 1"),
+        ({"click": [1, "a"]}, "the dict cannot be read as a table: .*columns of one type"),
+        ({"a": [1], "b": [1, 2]}, "the dict cannot be read as a table"),
+    ],
+)
+def test_what_is_no_table(data: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ftrie.train(SPEC, data, progress=False)
+
+
+def test_columns_that_are_missing_or_unusable(rows: pa.Table) -> None:
+    with pytest.raises(SpecError, match=r"no column 'user' in the log; it has: click, hour"):
+        ftrie.train(SPEC, rows.drop_columns(["user"]), progress=False)
+    with pytest.raises(
+        InputError, match=r"table:601: a batch lacks the column 'tags', which the first one has"
+    ):
+        ftrie.train(SPEC, iter([rows, rows.drop_columns(["tags"])]), progress=False)
+    nested = rows.set_column(4, "tags", pa.array([[["x"]]] * ROWS))
+    with pytest.raises(SpecError, match="no column 'tags'"):
+        ftrie.train(SPEC, nested, progress=False)
+
+
+def test_a_bad_row_is_counted_with_its_number(rows: pa.Table) -> None:
+    bad = pa.table({"click": [1, 7, 0], "user": ["a", "b", "c"]})
+    spec = ftrie.Spec({"model": {"name": "t"}, "input": {"label": "click"}})
+    run = ftrie.train(spec, bad, progress=False)
+    assert (run.report.rows, run.report.rejected) == (2, 1)
+    assert str(run.rejected[0]).startswith("table:2: ")
+    with pytest.raises(InputError, match="table:2"):
+        ftrie.train(spec, bad, strict=True, progress=False)
+
+
+def test_a_stream_is_read_once(rows: pa.Table) -> None:
+    from trainer.logs.tables import table_of
+
+    table = table_of(pieces(rows, 100))
+    assert sum(batch.num_rows for batch in table.batches()) == ROWS
+    with pytest.raises(InputError, match="has been read already: pass a table, or a new iterator"):
+        next(table.batches())

@@ -1,0 +1,146 @@
+"""ftrie.train equals `ftrie train`; the run's report, metrics, plots and page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pytest
+
+import ftrie
+from model_store.errors import InputError, UsageError
+
+ROWS = 3_000
+SPEC = """
+[model]
+name = "ads"
+[input]
+label = "click"
+timestamp = "ts"
+[fields]
+age = { side = "user" }
+ad = { side = "item" }
+[[crosses]]
+fields = ["age", "ad"]
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5, without = ["age*ad"] }
+[learner]
+l1 = 0.1
+[calibration]
+kind = "isotonic"
+"""
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    random = np.random.default_rng(5)
+    age, ad = random.integers(0, 4, ROWS), random.integers(0, 6, ROWS)
+    click = random.random(ROWS) < 0.1 + 0.4 * (age == ad)
+    return pa.table({"click": click.astype(int), "ts": 1_700_000_000 + np.arange(ROWS), "age": age, "ad": ad})
+
+
+def test_the_model_and_report_of_the_command(rows: pa.Table, tmp_path: Path) -> None:
+    log, spec = tmp_path / "rows.csv", tmp_path / "ads.toml"
+    pa.csv.write_csv(rows, log)
+    spec.write_text(SPEC)
+    command = [
+        sys.executable,
+        "-m",
+        "ftrie",
+        "train",
+        str(spec),
+        str(log),
+        "--save",
+        str(tmp_path / "m.arrow"),
+    ]
+    done = subprocess.run([*command, "--json", "--passes", "2"], capture_output=True, check=True, text=True)
+    run = ftrie.train(spec, rows, passes=2, progress=False)
+    assert run.model.artefact.to_bytes() == (tmp_path / "m.arrow").read_bytes()
+    printed = json.loads(done.stdout)
+    for name in ("rows", "rejected", "keys", "nonzero", "variants", "calibration", "labels"):
+        assert printed[name] == json.loads(json.dumps(run.report.as_dict()))[name]
+
+
+def test_metrics_are_a_line_per_window_and_variant(rows: pa.Table) -> None:
+    run = ftrie.train(SPEC, rows, window=500, slices=["age"], progress=False)
+    metrics = run.metrics
+    assert metrics.num_rows == 2 * ROWS / 500
+    assert metrics["rows"].to_pylist()[-1] == ROWS and metrics["window_rows"].unique().to_pylist() == [500]
+    last = {each["variant"]: each for each in metrics.to_pylist()[-2:]}
+    for name, figures in run.report.variants.items():
+        assert last[name]["total_logloss"] == figures.logloss and last[name]["total_auc"] == figures.auc
+    assert {each.value for each in run.report.slices["age"]} == {"0", "1", "2", "3"}
+    assert "log-loss" in run._repr_html_() and repr(run).startswith("Run('ads': 3,000 rows")
+
+
+def test_a_run_starts_from_a_model(rows: pa.Table) -> None:
+    first = ftrie.train(SPEC, rows.slice(0, 2000), progress=False)
+    second = ftrie.train(SPEC, rows.slice(2000), initial=first.model, progress=False)
+    fresh = ftrie.train(SPEC, rows.slice(2000), progress=False)
+    loss, without = (run.report.variants["base"].logloss for run in (second, fresh))
+    assert loss is not None and without is not None and loss < without
+
+
+def test_pages_and_pictures(rows: pa.Table, tmp_path: Path) -> None:
+    run = ftrie.train(SPEC, rows, slices=["age"], progress=False)
+    run.save_report(tmp_path / "run.html")
+    run.save_report(tmp_path / "run.svg")
+    assert "How ads learned" in (tmp_path / "run.html").read_text()
+    assert (tmp_path / "run.svg").read_text().startswith("<svg")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    axes = run.plot_learning()
+    assert [line.get_label() for line in axes.get_lines()][1::2] == ["base", "plain"]
+    assert run.plot_learning("auc").get_ylabel() == "auc"
+    assert run.plot_calibration().get_title() == "Calibration"
+    assert len(run.plot_slices("age").get_yticklabels()) >= 4
+    with pytest.raises(UsageError, match="no figure 'f1' in the metrics; expected one of logloss, auc"):
+        run.plot_learning("f1")
+
+
+def test_plots_without_matplotlib_name_the_extra(rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ftrie.train(SPEC, rows, progress=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'ftrie\[notebook\]'"):
+        run.plot_learning()
+
+
+def test_a_warning_points_at_the_caller(rows: pa.Table) -> None:
+    spec = ftrie.Spec(SPEC).replace(fields={"size": {"optional": True}})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ftrie.train(spec, rows, progress=False)
+    found = [each for each in caught if each.category is ftrie.FtrieWarning]
+    assert [str(each.message).partition(";")[0] for each in found] == [
+        "no column was found for the optional fields size"
+    ]
+    assert found[0].filename == __file__
+
+
+def test_a_log_that_ends_early_is_an_error(rows: pa.Table) -> None:
+    def failing() -> object:
+        yield rows
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        ftrie.train(SPEC, failing(), progress=False)
+    with pytest.raises(InputError, match="no rows and no columns"):
+        ftrie.train(SPEC, iter([]), progress=False)
+
+
+def test_import_is_lazy_and_complete() -> None:
+    code = (
+        "import sys, ftrie; heavy = {'numba', 'pyarrow', 'grpc', 'numpy', 'typer'} & {*sys.modules}; "
+        "assert not heavy, heavy; [getattr(ftrie, name) for name in ftrie.__all__]; "
+        "assert set(ftrie.__all__) <= set(dir(ftrie))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'Trian'; it has: "):
+        ftrie.Trian  # noqa: B018
