@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
+    from ftrie.library.doctor import Diagnosis, doctor
     from ftrie.library.output import FtrieWarning
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
@@ -19,19 +20,23 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Client": "ftrie.client.client",
+    "Diagnosis": "ftrie.library.doctor",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
+    "doctor": "ftrie.library.doctor",
     "train": "ftrie.library.run",
 }
 
 __all__ = [
     "Client",
+    "Diagnosis",
     "FtrieError",
     "FtrieWarning",
     "Run",
     "Spec",
+    "doctor",
     "train",
 ]
 

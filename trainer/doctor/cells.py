@@ -23,7 +23,7 @@ from trainer.doctor.sketches import ABSENT, Float64s, Int64s, UInt64s, mixed
 Flags = npt.NDArray[np.bool_]
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 MISSING = tuple(
-    "null|NULL|Null|nan|NaN|none|None|NONE|n/a|N/A|#N/A|NA|undefined|nil|\\N|(null)|<null>".encode().split(b"|")
+    b"null|NULL|Null|nan|NaN|none|None|NONE|n/a|N/A|#N/A|NA|undefined|nil|\\N|(null)|<null>".split(b"|")
 )
 """Texts that stand for no value in logs whose writer had nothing better."""
 _MOJIBAKE = r"Ã[\x{0080}-\x{00BF}]|â€|Â[\x{00A0}-\x{00BF}]|\x{FFFD}"

@@ -156,8 +156,8 @@ def _leak(column: ColumnCounts, roles: Roles, places: Places) -> Finding | None:
     clicks = total[CLICKS] + total[OTHER_CLICKS]
     if tells:
         message = (
-            f"{column.name} tells the label: in {percent(leak.share, 1)} of the clicked rows it has values that "
-            f"{percent(leak.rate, 1)} of the time mean a click, against {percent(base, 1)} overall"
+            f"{column.name} tells the label: of the rows with some of its values {percent(leak.rate, 1)} are "
+            f"clicked, against {percent(base, 1)} of all; they hold {percent(leak.share, 1)} of the clicks"
         )
         if leak.share >= 0.98 and column.is_filled_only_for_clicks:
             message = f"{column.name} tells the label: it is filled in clicked rows only"
@@ -192,6 +192,8 @@ def _exploding(columns: Sequence[ColumnCounts], roles: Roles, places: Places) ->
         kind = roles.fields.get(each.name)
         if kind not in ("category", "set") or each.name in roles.identities:
             continue
+        if _is_spoiled_number(each):
+            continue  # said of its cells
         pace = each.new_values()
         if pace < EXPLODES or each.distinct < MANY_VALUES:
             continue
@@ -211,6 +213,12 @@ def _exploding(columns: Sequence[ColumnCounts], roles: Roles, places: Places) ->
         )
 
 
+def _is_spoiled_number(column: ColumnCounts) -> bool:
+    """Whether the column is numbers that a few cells make categories of."""
+    odd = column.not_number.rows + column.not_finite.rows + column.missing.rows
+    return bool(odd and column.fractions and column.numbers >= MOSTLY_NUMBERS * (column.filled - odd))
+
+
 def _remedy_for_exploding(column: ColumnCounts) -> str:
     name = column.name if column.name.replace("_", "").isalnum() else f'"{column.name}"'
     if column.is_numeric and column.fractions:
@@ -223,9 +231,7 @@ def _remedy_for_exploding(column: ColumnCounts) -> str:
 def _unique(columns: Sequence[ColumnCounts], roles: Roles, places: Places) -> Iterator[Finding]:
     """Identities that never repeat; other columns only where no spec ignores them."""
     found = [
-        each
-        for each in columns
-        if each.filled >= FEWEST_UNIQUE and not each.repeats and not each.is_several
+        each for each in columns if each.filled >= FEWEST_UNIQUE and not each.repeats and not each.is_several
     ]
     losses = {
         roles.item: "nothing is learned of an item from its other rows",
@@ -291,7 +297,7 @@ def _odd(column: ColumnCounts, roles: Roles, places: Places) -> Iterator[Finding
     if kind is None and not (name in roles.ignored and not roles.is_given):
         return
     if column.not_finite.rows:
-        is_number = kind == "number"
+        is_number = kind == "number" or (not roles.is_given and _is_spoiled_number(column))
         many = column.not_finite.rows >= MANY_ODD * column.rows
         yield Finding(
             ("error" if many else "warning") if is_number else "note",

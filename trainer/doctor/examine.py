@@ -38,6 +38,7 @@ from trainer.guess.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
+from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
 
 _BATCH_BYTES = 4 << 20
@@ -92,9 +93,10 @@ class _Source:
         events: EventChecks | None = None,
         guessed_events: tuple[ModelSpec, Any] | None = None,
     ) -> None:
-        self.names = tuple(log.inputs) or ("table",)
+        self.names = tuple(log.inputs) or (NAME,)
         self.events = events
         self._reader, self._spec, self._guessed = reader, spec, guessed_events
+        self._kinds = dict(reader.kinds())  # a reader that has ended does not know them
         in_tables = [name for table in log.tables for name in table.columns]
         keys = [table.key for table in log.tables]
         own = tuple(dict.fromkeys([*columns, *keys]))
@@ -146,7 +148,6 @@ class _Source:
         return roles_by_guess(Sample(tuple(profiles), self._reader.columns_without_header is None), label)
 
     def _profiles(self, first: Sequence[RowBatch]) -> list[Profile]:
-        kinds = {} if self.events is not None else self._reader.kinds()
         profiles = []
         for name in self._columns:
             values: list[Any] = []
@@ -155,11 +156,15 @@ class _Source:
             if self.events is not None:
                 profiles.append(profile_of_rows(name, values))
             else:
-                profiles.append(profile_of(name, values, kinds.get(name, "category")))
+                profiles.append(profile_of(name, values, self._kinds.get(name, "category")))
         return profiles
 
 
 def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStack) -> _Source:
+    if log.table is not None:
+        table = TableReader(log.table, batch_bytes=_BATCH_BYTES, on_note=log.on_note)
+        stack.enter_context(table)
+        return _Source(log, table, table.columns(), spec)
     wanted = spec.input.label if spec is not None else label
     if holds_events(log.inputs, log.format, wanted):
         return _opened_events(log, spec, stack)
@@ -187,8 +192,11 @@ def _opened_events(log: Log, spec: ModelSpec | None, stack: ExitStack) -> _Sourc
     guessed = first if spec is None else None
     resolved = reader.resolve(first, {})
     watched.append(EventChecks(resolved, reader.files))
-    columns = columns_of(guessed, seen) if guessed is not None else resolved.wanted_columns()
-    columns = tuple(dict.fromkeys([*columns, POSITION, PROPENSITY]))
+    if guessed is not None:
+        columns = columns_of(guessed, seen)
+    else:
+        columns = [*resolved.input.named_columns, *resolved.wanted_columns()]
+    columns = list(dict.fromkeys([*columns, POSITION, PROPENSITY]))
     return _Source(
         log,
         reader,

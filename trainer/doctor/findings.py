@@ -111,6 +111,13 @@ class Diagnosis:
         """The findings of one check."""
         return tuple(finding for finding in self.findings if finding.check == check)
 
+    @property
+    def verdict(self) -> str:
+        """How many findings of each severity there are, in words."""
+        counts = [(len(self.of_severity(severity)), severity) for severity in SEVERITIES]
+        told = [f"{count:,} {name}{'s' if count != 1 else ''}" for count, name in counts if count]
+        return ", ".join(told) or "nothing found"
+
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON."""
         rate = self.clicks / self.views if self.views else None

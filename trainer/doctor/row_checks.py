@@ -31,7 +31,7 @@ _MANY = 0.01
 """The share of bad or repeated rows from which on a log should not be learned as it is."""
 _FEW_CLICKS = 100
 _LEAST_RATE, _GREATEST_RATE = 1e-4, 0.9
-_NEARLY_ALL = 0.95
+_NEARLY_ALL, _ALIKE, _FEWEST_DISTINCT = 0.95, 0.2, 50
 _POSITIONS = 1000
 _FALLS, _SURE = 1.3, 5.0
 """The click rate of the first positions is so many times that of the last ones, and surely falls."""
@@ -235,13 +235,16 @@ class Repeated:
         """columns: the counts of all columns."""
         rows, repeated = self._rows, self._rows.repeated
         distinct = rows.rows - repeated
-        telling = max((each.distinct for each in columns.values() if not each.is_several), default=0)
+        of_columns = (each.distinct for each in columns.values() if not each.is_several)
+        telling = max(*of_columns, self._pairs.sample.distinct)
         if repeated:
-            # Without a column that tells rows apart, equal rows may be two that are alike.
-            sure = telling >= _NEARLY_ALL * distinct
+            # Without a column that tells rows apart, equal rows may be two that are alike; many surely are.
+            sure = telling >= _NEARLY_ALL * distinct and distinct >= max(_FEWEST_DISTINCT, _ALIKE * rows.rows)
+            if not sure and repeated > _ALIKE * rows.rows:
+                repeated = 0
             many = repeated >= _MANY * rows.rows
-            mark, before = rows.examples[0]
-            if sure or many:
+            if repeated and (sure or many):
+                mark, before = rows.examples[0]
                 yield Finding(
                     ("error" if many else "warning") if sure else "note",
                     "duplicate-rows",

@@ -18,6 +18,7 @@ UInt64s = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
 
+_EXAMPLES = 3
 ABSENT = np.uint64(0)
 """The hash of no value; it is always kept."""
 
@@ -110,12 +111,14 @@ class Repeats:
         self.rows += keys.size
         distinct, index, counts = np.unique(keys, return_index=True, return_counts=True)
         known, before = self.sample.add(distinct, counts[:, None].astype(np.float64), marks[index])
-        if len(self.examples) < 3:
-            self.examples += zip(marks[index[known]].tolist(), before.tolist(), strict=True)
-            for twice in np.flatnonzero(counts > 1)[:3].tolist():
-                rows = np.flatnonzero(keys == distinct[twice])
-                self.examples.append((int(marks[rows[1]]), int(marks[rows[0]])))
-            self.examples = sorted(self.examples)[:3]
+        if len(self.examples) < _EXAMPLES and (known.size or distinct.size < keys.size):
+            order = np.argsort(keys, kind="stable")
+            same = keys[order][1:] == keys[order][:-1]
+            later = np.concatenate([marks[index[known]], marks[order[1:][same]]])
+            earlier = np.concatenate([before, marks[order[:-1][same]]])
+            first = np.argsort(later, kind="stable")[:_EXAMPLES]
+            self.examples += zip(later[first].tolist(), earlier[first].tolist(), strict=True)
+            del self.examples[_EXAMPLES:]
 
     @property
     def repeated(self) -> int:
