@@ -11,6 +11,7 @@ PEERS := .venv/installed-peers
 TORCH := .venv/installed-torch
 DISTRIBUTED := .venv/installed-distributed
 DOCS := .venv/installed-docs
+NODE := .venv/installed-node
 
 .PHONY: help setup torch distributed demo live test test-all check lint types imports wire pages docs bench proto lock
 .DEFAULT_GOAL := help
@@ -72,7 +73,7 @@ wire: $(DEV)
 pages: $(DEV)
 	@$(BIN)/python docs/generate.py --check
 
-docs: $(DEV) $(DOCS)
+docs: $(DEV) $(DOCS) $(NODE)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m docs.build_site
 
@@ -109,4 +110,9 @@ $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 $(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
+	@touch $@
+
+# What a tutorial calls a server with from JavaScript. Without npm its page says that it was not run.
+$(NODE): $(DOCS)
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix .venv/node @grpc/grpc-js@1 @grpc/proto-loader@0.8
 	@touch $@

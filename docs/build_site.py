@@ -38,6 +38,11 @@ def pages() -> list[Path]:
     )
 
 
+def tutorials() -> list[Path]:
+    """The pages that are executed."""
+    return [page for page in pages() if page.parent == Path("docs/tutorials") and page.name != "README.md"]
+
+
 def stage(folder: Path, *, run_tutorials: bool = True) -> list[Path]:
     """Write the site's sources into `folder`; gives the pages, relative to it."""
     staged = pages()
@@ -47,7 +52,7 @@ def stage(folder: Path, *, run_tutorials: bool = True) -> list[Path]:
         text = (ROOT / page).read_text("utf-8")
         target = folder / page
         target.parent.mkdir(parents=True, exist_ok=True)
-        if run_tutorials and page.parent == Path("docs/tutorials"):
+        if run_tutorials and page in tutorials():
             text = _executed(page, target.parent)
         target.write_text(_linked(text, page, whole, folder), "utf-8")
     for name, text in made.items():
@@ -112,6 +117,7 @@ def _executed(page: Path, beside: Path) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         print(f"executing {page}", flush=True)
+        notebooks.prepare(Path(folder))
         return notebooks.render(notebooks.execute(ROOT / page, Path(folder)), page.stem, beside)
 
 

@@ -10,38 +10,89 @@ from __future__ import annotations
 import base64
 import os
 import re
+import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import jupytext
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = Path(__file__).with_name("tutorials")
+NODE = ROOT / ".venv/node/node_modules"
+ROWS = 500_000
+"""Of each day of the shop, as many as `ftrie demo` has."""
+PORT = "50051"
 TIMEOUT_S = 300
 """For one cell; the test holds each tutorial to less."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
+def prepare(folder: Path) -> None:
+    """Put into `folder` what `ftrie demo --keep` leaves: the spec, two days of clicks, users and items."""
+    from ftrie.demo import market
+
+    shop = market.Shop(1)
+    for day in (1, 2):
+        market.write_shop_log(shop.clicks(day, ROWS), folder / f"day-{day}.csv")
+    shop.write_records(folder / "users.csv", folder / "items.csv")
+    (folder / "shop.toml").write_text(market.SHOP_SPEC.read_text("utf-8"), "utf-8")
+
+
 def execute(tutorial: Path, folder: Path) -> Any:
     """Run the cells of a tutorial in `folder`; gives the executed notebook (nbformat).
 
-    Raises nbclient's CellExecutionError with the cell and its traceback where a cell fails.
+    Servers listen on a free port instead of 50051; what is shown names 50051. Cells that start node are skipped where
+    it, or gRPC for it, is not installed. Raises nbclient's CellExecutionError with the cell and its traceback where a
+    cell fails.
     """
+    from nbclient import NotebookClient
+
     notebook = jupytext.read(tutorial, fmt="md")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
+        "NODE_PATH": str(NODE),
         "COLUMNS": "100",
-        "NO_COLOR": "1",
     }
+    port, sources = _free_port(), [cell.source for cell in notebook.cells]
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = cell.source.replace(PORT, port)
+            if _starts_node(cell.source) and not has_node():
+                cell.source = 'print("not run: Node.js or @grpc/grpc-js is not installed")'
     client = NotebookClient(
-        notebook, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=TIMEOUT_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
-    client.execute(env=environment)
+    # The log lines of the servers that the cells start are no output of a cell.
+    client.execute(env=environment, stderr=subprocess.DEVNULL)
+    for cell, source in zip(notebook.cells, sources, strict=True):
+        cell.source = source
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = output.text.replace(port, PORT)
     return notebook
+
+
+def has_node() -> bool:
+    """Whether Node.js is installed, with the packages that `make docs` puts beside the Python ones."""
+    return shutil.which("node") is not None and (NODE / "@grpc/grpc-js").is_dir()
+
+
+def _starts_node(source: str) -> bool:
+    return source.startswith("%%bash") and re.search(r"^node ", source, re.MULTILINE) is not None
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 def render(notebook: Any, name: str, folder: Path) -> str:
@@ -67,9 +118,7 @@ def render(notebook: Any, name: str, folder: Path) -> str:
                 (folder / file).write_bytes(base64.b64decode(data["image/png"]))
                 parts.append(f"![{_title(notebook)}, picture {pictures}]({file})")
             elif "text/html" in data:
-                # One line: a blank line within would end the HTML for Markdown.
-                html = "".join(line.strip() for line in data["text/html"].splitlines())
-                parts.append(f'<div class="ftrie-output">{html}</div>')
+                parts.append(f'<div class="ftrie-output">{_one_line(data["text/html"])}</div>')
             elif "text/plain" in data:
                 parts.append(_fence(data["text/plain"], "text"))
         if printed:
@@ -77,12 +126,13 @@ def render(notebook: Any, name: str, folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def printed_text(notebook: Any) -> str:
-    """All that the cells printed or gave, as plain text."""
+def shown_text(notebook: Any) -> str:
+    """All that the cells printed or gave, as text: of a value that shows itself as HTML, the HTML."""
     texts = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            texts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+            data = output.get("data", {})
+            texts.append(output.get("text") or data.get("text/html") or data.get("text/plain", ""))
     return _ESCAPES.sub("", "\n".join(texts))
 
 
@@ -97,6 +147,12 @@ def _language(source: str) -> str:
 def _fence(text: str, language: str) -> str:
     text = _ESCAPES.sub("", text).strip("\n")
     return f"```{language}\n{text}\n```"
+
+
+def _one_line(html: str) -> str:
+    """The HTML without line breaks, of which an empty line would end it for Markdown; those of <pre> stay, escaped."""
+    html = re.sub(r"<pre.*?</pre>", lambda found: found[0].replace("\n", "&#10;"), html, flags=re.DOTALL)
+    return "".join(line.strip() for line in html.splitlines())
 
 
 def _last_state(text: str) -> str:

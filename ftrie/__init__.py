@@ -11,32 +11,70 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftrie.client.access import Access
     from ftrie.client.client import Client
+    from ftrie.client.feedback import Feedback
+    from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
     from ftrie.library.doctor import Diagnosis, doctor
+    from ftrie.library.learner import Learner
+    from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
+    from ftrie.library.ranker import Ranker
     from ftrie.library.run import Run, train
     from ftrie.library.spec import Spec
+    from ftrie.library.store import Store, load
+    from ftrie.library.weights import ModelDiff
     from model_store.errors import FtrieError
 
 _HOMES = {
+    "Access": "ftrie.client.access",
+    "AnyOf": "ftrie.client.messages",
+    "Between": "ftrie.client.messages",
     "Client": "ftrie.client.client",
     "Diagnosis": "ftrie.library.doctor",
+    "Evaluation": "ftrie.library.model",
+    "Explanation": "ftrie.library.model",
+    "Feedback": "ftrie.client.feedback",
     "FtrieError": "model_store.errors",
     "FtrieWarning": "ftrie.library.output",
+    "Learner": "ftrie.library.learner",
+    "Model": "ftrie.library.model",
+    "ModelDiff": "ftrie.library.weights",
+    "NoneOf": "ftrie.client.messages",
+    "Ranker": "ftrie.library.ranker",
     "Run": "ftrie.library.run",
     "Spec": "ftrie.library.spec",
+    "Store": "ftrie.library.store",
+    "Thompson": "ftrie.client.messages",
+    "UpperConfidenceBound": "ftrie.client.messages",
     "doctor": "ftrie.library.doctor",
+    "load": "ftrie.library.store",
     "train": "ftrie.library.run",
 }
 
 __all__ = [
+    "Access",
+    "AnyOf",
+    "Between",
     "Client",
     "Diagnosis",
+    "Evaluation",
+    "Explanation",
+    "Feedback",
     "FtrieError",
     "FtrieWarning",
+    "Learner",
+    "Model",
+    "ModelDiff",
+    "NoneOf",
+    "Ranker",
     "Run",
     "Spec",
+    "Store",
+    "Thompson",
+    "UpperConfidenceBound",
     "doctor",
+    "load",
     "train",
 ]
 

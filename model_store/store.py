@@ -65,6 +65,13 @@ class Store:
         """
         return ModelVersions(self._connection, name, on_junk)
 
+    def model_names(self) -> list[str]:
+        """The models with published versions, sorted. Reads all key names: O(keys of the store)."""
+        names = (
+            key.decode() for batch in self._connection.scan(b"ftrie:{*}:versions", 1000) for key in batch
+        )
+        return sorted({name.removeprefix("ftrie:{").removesuffix("}:versions") for name in names})
+
     def impressions(self, model: str) -> EventStream:
         """The stream of impressions. Raises UsageError for an invalid name."""
         return self.event_stream(ModelKeys(model).impressions)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import grpc
+import grpc.aio
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 
@@ -100,6 +101,22 @@ class Access:
         own_connection: do not share a connection with this process's other channels to the same address. Raises
         ServerError if the token would be sent unencrypted, a file is missing, or the address is malformed.
         """
+        target, credentials, options = self._reach(address, balance, own_connection)
+        if credentials is None:
+            return grpc.insecure_channel(target, options=options)
+        return grpc.secure_channel(target, credentials, options=options)
+
+    def aio_channel(self, address: str, *, balance: Balance | None = None) -> grpc.aio.Channel:
+        """The same for asyncio. Call it where the event loop runs that uses the channel."""
+        target, credentials, options = self._reach(address, balance, own_connection=False)
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, credentials, options=options)
+
+    def _reach(
+        self, address: str, balance: Balance | None, own_connection: bool
+    ) -> tuple[str, grpc.ChannelCredentials | None, list[tuple[str, str | int]]]:
+        """The target, the credentials (None without TLS) and the options of a channel. Raises ServerError."""
         options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
             ("grpc.use_local_subchannel_pool", int(own_connection)),
@@ -114,10 +131,10 @@ class Access:
                     f"got {address!r} and --tls-ca; a certificate is checked against one name: give a name that stands "
                     "for all servers, dns:///ftrie.example:50051"
                 )
-            return grpc.secure_channel(target, self._credentials(), options=options)
+            return target, self._credentials(), options
         if self.token and not all(map(is_loopback, hosts)):
             raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
-        return grpc.insecure_channel(target, options=options)
+        return target, None, options
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """The metadata of each call."""

@@ -14,10 +14,10 @@ from typing import Any, Unpack
 
 import grpc
 
-from ctr.v1.feedback_pb2 import ReportRequest, ReportResponse
-from ctr.v1.ranking_pb2 import ExplainRequest, ExplainResponse, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import ExplainRequest
 from ftrie.client.access import OPEN, Access, CallFailed
-from ftrie.client.balance import Balance, cookie_metadata
+from ftrie.client.balance import Balance
+from ftrie.client.calls import DEFAULT_TIMEOUT_S, Calls, RankFailed
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
@@ -27,7 +27,7 @@ from ftrie.client.messages import (
     Explanation,
     FeatureValues,
     NoneOf,
-    Question,
+    Options,
     RankedItem,
     Ranking,
     Thompson,
@@ -36,18 +36,9 @@ from ftrie.client.messages import (
 )
 
 __all__ = [
-    "AnyOf", "Between", "Client", "Degradation", "Explanation", "FeatureValues", "Feedback", "NoneOf", "RankFailed",
-    "RankedItem", "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
+    "AnyOf", "Between", "Client", "Degradation", "Explanation", "FeatureValues", "Feedback", "NoneOf", "Options",
+    "RankFailed", "RankedItem", "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
 ]  # fmt: skip
-
-METHOD = "/ctr.v1.RankingService/Rank"
-EXPLAIN = "/ctr.v1.RankingService/Explain"
-REPORT = "/ctr.v1.FeedbackService/Report"
-DEFAULT_TIMEOUT_S = 5.0
-
-
-class RankFailed(CallFailed):
-    """A Rank or Explain call failed."""
 
 
 class Client:
@@ -68,41 +59,25 @@ class Client:
         Raises ServerError for a malformed address, or if `access` cannot be used for it.
         """
         self.address = address
-        self._timeout_s = timeout_s
         self._channel = access.channel(address, balance=balance)
-        self._metadata = access.metadata()
-        self._by_cookie = balance == "cookie"
-        self._rank = self._channel.unary_unary(
-            METHOD,
-            request_serializer=RankRequest.SerializeToString,
-            response_deserializer=RankResponse.FromString,
-        )
-        self._explain = self._channel.unary_unary(
-            EXPLAIN,
-            request_serializer=ExplainRequest.SerializeToString,
-            response_deserializer=ExplainResponse.FromString,
-        )
-        self._report = self._channel.unary_unary(
-            REPORT,
-            request_serializer=ReportRequest.SerializeToString,
-            response_deserializer=ReportResponse.FromString,
-        )
+        self._calls = Calls(self._channel, timeout_s, access, balance)
 
-    def rank(self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]) -> Ranking:
+    def rank(self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]) -> Ranking:
         """Rank `candidates` by id, `items` with their features, or a `candidate_set`.
 
-        `ftrie.client.messages.Question` describes every keyword. Raises RankFailed with the server's message and
-        status, FieldValueError for text that is not Unicode.
+        `ftrie.client.messages.Options` describes every keyword. Raises RankFailed with the server's message and
+        status, FieldValueError for text that is not Unicode, TypeError for an unknown keyword.
         """
-        request = request_of(model, **asked)
-        return Ranking.of(self._call(self._rank, request, timeout_s, cookie=request.cookie))
+        request, calls = request_of(model, **options), self._calls
+        return Ranking.of(self._call(calls.rank, request, calls.keywords(timeout_s, request.cookie)))
 
     def explain(
-        self, model: str = "", *, timeout_s: float | None = None, **asked: Unpack[Question]
+        self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Explanation:
         """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
-        request = ExplainRequest(request=request_of(model, **asked))
-        return Explanation.of(self._call(self._explain, request, timeout_s, cookie=request.request.cookie))
+        request, calls = ExplainRequest(request=request_of(model, **options)), self._calls
+        keywords = calls.keywords(timeout_s, request.request.cookie)
+        return Explanation.of(self._call(calls.explain, request, keywords))
 
     def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
         """Report 1 to 1,000 clicks and conversions. The accepted ones are in the store when this returns.
@@ -110,8 +85,8 @@ class Client:
         Raises ReportFailed with the server's message and status; the same events may be reported again. Raises
         FieldValueError for text that is not Unicode, or an event of an unknown kind.
         """
-        request = report_of(model, events)
-        return Report.of(self._call(self._report, request, timeout_s, failed=ReportFailed))
+        request, calls = report_of(model, events), self._calls
+        return Report.of(self._call(calls.report, request, calls.keywords(timeout_s), ReportFailed))
 
     def close(self) -> None:
         """Close the connection."""
@@ -126,18 +101,9 @@ class Client:
         self.close()
 
     def _call(
-        self,
-        method: Any,
-        request: Any,
-        timeout_s: float | None,
-        *,
-        cookie: str = "",
-        failed: type[CallFailed] = RankFailed,
+        self, method: Any, request: Any, keywords: dict[str, Any], failed: type[CallFailed] = RankFailed
     ) -> Any:
-        metadata = self._metadata + cookie_metadata(cookie) if self._by_cookie else self._metadata
         try:
-            return method(
-                request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=metadata
-            )
+            return method(request, **keywords)
         except grpc.RpcError as error:
             raise failed.of(self.address, error) from error

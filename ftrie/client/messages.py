@@ -5,9 +5,11 @@ Fields that `ctr.v1` also has mean the same: docs/protocol.md describes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypedDict, Unpack
+from difflib import get_close_matches
+from numbers import Real
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
 from ctr.v1.ranking_pb2 import Degradation as DegradationMessage
@@ -18,7 +20,7 @@ from model_store.errors import FieldValueError
 RAW_KEYS = "raw_keys"  # a list under this name is whole keys of the model's raw field
 
 Scalar: TypeAlias = str | int | float | bool
-FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float]]
+FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,61 +205,107 @@ class Thompson:
 
 
 Filter: TypeAlias = AnyOf | NoneOf | Between
+FilterTest: TypeAlias = str | Sequence[str] | tuple[float | None, float | None]
 Exploration: TypeAlias = UpperConfidenceBound | Thompson
 
 
-class Question(TypedDict, total=False):
-    """The keywords of a ranking; all are optional, but there must be candidates.
+class RankOptions(TypedDict, total=False):
+    """The keywords of a ranking besides its user, context and candidates; all are optional.
 
-    candidates: ids of items in the store; items: features by id, for items with features of their own; candidate_set:
-    a set in the store. user, context: features; a list is a set, a mapping to numbers a weighted set, and a list under
-    `raw_keys` whole keys of a model that was trained elsewhere. objective, filters, caps (at most N by field),
-    exploration: docs/ranking.md. variant: forces one, for tests; no_log: for load tests. With either, no impression is
-    logged (docs/impressions.md).
+    cookie: the user's id. candidate_set: a set in the store, instead of candidates. objective, caps (at most N by
+    field), exploration: docs/ranking.md. filters: a list of AnyOf, NoneOf and Between, or tests by field, where a text
+    or several texts are AnyOf and two numbers (None is no bound) are Between. variant: forces one, for tests.
     """
 
     cookie: str
-    candidates: Sequence[str]
-    items: Mapping[str, FeatureValues] | None
     candidate_set: str
-    user: FeatureValues | None
-    context: FeatureValues | None
     top_k: int | None
     variant: str | None
     request_id: str
     objective: str
-    filters: Sequence[Filter]
+    filters: Sequence[Filter] | Mapping[str, FilterTest]
     caps: Mapping[str, int]
     exploration: Exploration | None
+
+
+class Options(RankOptions, total=False):
+    """The keywords of a ranking; all are optional, but there must be candidates.
+
+    candidates: ids of items in the store; items: features by id, for items with features of their own. user, context:
+    features; None is no value, a list is a set, a mapping to numbers a weighted set, and a list under `raw_keys` whole
+    keys of a model that was trained elsewhere. no_log: for load tests. With it, or a forced variant, no impression is
+    logged (docs/impressions.md).
+    """
+
+    candidates: Sequence[str]
+    items: Mapping[str, FeatureValues] | None
+    user: FeatureValues | None
+    context: FeatureValues | None
     no_log: bool
 
 
-def request_of(model: str, **asked: Unpack[Question]) -> RankRequest:
-    """The message. Raises FieldValueError for text that is not Unicode."""
+def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
+    """The message.
+
+    Raises FieldValueError for text that is not Unicode, TypeError for an unknown keyword or a value of another type.
+    """
+    if not options.keys() <= Options.__optional_keys__:
+        raise TypeError(_unknown(options))
+    if isinstance(options.get("candidates"), str):
+        raise TypeError(f"candidates: got the text {options['candidates']!r}, expected a list of ids")
     try:
         request = RankRequest(
             model=model,
-            request_id=asked.get("request_id", ""),
-            cookie=asked.get("cookie", ""),
-            item_ids=asked.get("candidates", ()),
-            candidate_set=asked.get("candidate_set", ""),
-            top_k=asked.get("top_k"),
-            variant=asked.get("variant"),
-            objective=asked.get("objective", ""),
-            no_log=asked.get("no_log", False),
+            request_id=options.get("request_id", ""),
+            cookie=options.get("cookie", ""),
+            item_ids=options.get("candidates", ()),
+            candidate_set=options.get("candidate_set", ""),
+            top_k=options.get("top_k"),
+            variant=options.get("variant"),
+            objective=options.get("objective", ""),
+            no_log=options.get("no_log", False),
         )
-        _add_features(request.user, asked.get("user"))
-        _add_features(request.context, asked.get("context"))
-        for item_id, features in (asked.get("items") or {}).items():
+        _add_features(request.user, options.get("user"))
+        _add_features(request.context, options.get("context"))
+        for item_id, features in (options.get("items") or {}).items():
             _add_features(request.items.add(id=item_id).features, features)
-        for one in asked.get("filters", ()):
+        for one in _filters(options.get("filters", ())):
             _add_filter(request, one)
-        for field, at_most in asked.get("caps", {}).items():
+        for field, at_most in options.get("caps", {}).items():
             request.caps.add(field=field, at_most=at_most)
-        _add_exploration(request, asked.get("exploration"))
+        _add_exploration(request, options.get("exploration"))
     except UnicodeEncodeError as error:
         raise FieldValueError(f"got {error.object!r}, which is not Unicode text; expected UTF-8") from None
+    except TypeError as error:
+        path, value = next(_no_texts(options), ("", None))
+        raise TypeError(f"{path}: got {value!r}, expected a text" if path else str(error)) from None
     return request
+
+
+def _no_texts(options: Options) -> Iterator[tuple[str, object]]:
+    """The paths and values of what must be a text and is none."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    texts = ("request_id", "cookie", "candidate_set", "variant", "objective")
+    found: list[tuple[str, object]] = [(name, given[name]) for name in texts if name in given]
+    found += [(f"candidates[{at}]", item) for at, item in enumerate(given.get("candidates", ()))]
+    found += [("items", item) for item in given.get("items", ())]
+    sides: dict[str, Any] = {name: given[name] for name in ("user", "context") if name in given}
+    sides |= {f"items[{item!r}]": features for item, features in given.get("items", {}).items()}
+    for side, features in sides.items():
+        for name, value in (features or {}).items():
+            found.append((side, name))
+            if isinstance(value, Iterable):
+                found += [(f"{side}[{name!r}]", member) for member in value]
+    return ((path, value) for path, value in found if not isinstance(value, str))
+
+
+def _unknown(options: Mapping[str, object]) -> str:
+    """The message for keywords that no ranking has."""
+    known = list(Options.__annotations__)
+    name = next(each for each in options if each not in known)
+    close = get_close_matches(name, known, 1)
+    guess = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"unexpected keyword {name!r}{guess} a ranking takes {', '.join(known)}"
 
 
 def _add_features(features: Features, values: FeatureValues | None) -> None:
@@ -270,6 +318,10 @@ def _add_features(features: Features, values: FeatureValues | None) -> None:
             features.values[name].text = str(value)
         elif isinstance(value, float):
             features.values[name].number = value
+        elif value is None:
+            continue
+        elif hasattr(value, "tolist"):  # a scalar or an array of numpy
+            _add_features(features, {name: value.tolist()})
         elif isinstance(value, Mapping):
             members = features.values[name].weighted_set
             members.SetInParent()
@@ -287,6 +339,25 @@ def _add_exploration(request: RankRequest, exploration: Exploration | None) -> N
         request.exploration.ucb.width = exploration.width
     elif exploration is not None:
         request.exploration.thompson.width = exploration.width
+
+
+def _filters(filters: Sequence[Filter] | Mapping[str, FilterTest]) -> Iterable[Filter]:
+    if not isinstance(filters, Mapping):
+        return filters
+    return [_filter(field, test) for field, test in filters.items()]
+
+
+def _filter(field: str, test: FilterTest) -> Filter:
+    if isinstance(test, str):
+        return AnyOf(field, [test])
+    values: list[Any] = list(test) if isinstance(test, Iterable) else [test]
+    if all(isinstance(value, str) for value in values):
+        return AnyOf(field, values)
+    if len(values) == 2 and all(value is None or isinstance(value, Real) for value in values):
+        return Between(field, *values)
+    raise TypeError(
+        f"filters: got {test!r} for {field!r}, expected a text, several texts, or the pair (least, most) of numbers"
+    )
 
 
 def _add_filter(request: RankRequest, one: Filter) -> None:

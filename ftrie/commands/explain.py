@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 @grouped
 def explain(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    asked: RankFlags,
+    request: RankFlags,
     server: ServerFlags,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,7 +36,7 @@ def explain(
     from ftrie.client.client import Client
 
     with Client(server.address, server.timeout, server.access()) as client:
-        explanation = client.explain(model, **asked.question())
+        explanation = client.explain(model, **request.options())
     if as_json:
         print_json(_as_json(explanation))
     else:

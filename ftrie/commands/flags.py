@@ -20,7 +20,7 @@ from ftrie.terminal import note
 
 if TYPE_CHECKING:
     from ftrie.client.access import Access
-    from ftrie.client.messages import Exploration, Filter, Question
+    from ftrie.client.messages import Exploration, Filter, Options
     from model_store.spec.sections import InputSection
     from trainer.examples.open_log import Log
 
@@ -322,7 +322,7 @@ class RankFlags:
         str, typer.Option(help="The request's id, which is the seed of Thompson draws.")
     ] = ""
 
-    def question(self) -> Question:
+    def options(self) -> Options:
         """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""
         if bool(self.candidates) == bool(self.candidate_set):
             raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 @grouped
 def rank(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    asked: RankFlags,
+    request: RankFlags,
     server: ServerFlags,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,7 +34,7 @@ def rank(
     from ftrie.client.client import Client
 
     with Client(server.address, server.timeout, server.access()) as client:
-        ranking = client.rank(model, **asked.question())
+        ranking = client.rank(model, **request.options())
     if as_json:
         print_json(_as_json(ranking))
     else:

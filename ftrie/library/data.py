@@ -20,7 +20,7 @@ from trainer.guess.guesses import guess_all
 from trainer.guess.profiles import sample_of, take_sample
 from trainer.guess.spec_writer import spec_text
 from trainer.logs.csv import Header
-from trainer.logs.tables import NAME, Table, TableReader, arrow_table, table_of
+from trainer.logs.tables import NAME, Table, TableReader, table_of
 
 Data: TypeAlias = Any
 """A path, a glob or a list of them; or a table: pyarrow, pandas, polars, a DuckDB relation, a mapping of columns, or a
@@ -37,10 +37,12 @@ def log_of(
     no_header: bool = False,
     since: str | None = None,
     until: str | None = None,
+    unlabelled: bool = False,
 ) -> Log:
     """The log that `data` stands for, with the features of items and users joined by the ids that `section` names.
 
-    Raises InputError for an object that is no log, SpecError for a table of items or users without an id column.
+    unlabelled: rows are only scored. Raises InputError for an object that is no log, SpecError for a table of items or
+    users without an id column.
     """
     tables = []
     if section is not None:
@@ -55,6 +57,7 @@ def log_of(
         since=since,
         until=until,
         table=None if files else table_of(data),
+        unlabelled=unlabelled,
     )
 
 
@@ -96,11 +99,14 @@ def guessed_text(
     )
 
 
+def is_path(data: Data) -> Path | None:
+    """The path of one file; None if it is a table."""
+    return Path(data) if isinstance(data, str | os.PathLike) else None
+
+
 def _records(data: Data | None) -> Path | pa.Table | None:
     """A table of items or users: a file, or a table in memory."""
-    if data is None:
-        return None
-    return Path(data) if isinstance(data, str | os.PathLike) else arrow_table(data)
+    return None if data is None else is_path(data) or one_table(data)
 
 
 def _note(message: str) -> None:

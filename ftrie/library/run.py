@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
-from ftrie.library.model import Model
+from ftrie.library.model import Model, variants_table
 from ftrie.library.output import LibraryOutput, warn
 from ftrie.library.spec import Spec, spec_of
 from ftrie.report.series import RunMetrics, read_runs
@@ -218,15 +218,6 @@ class Run:
         if report.warnings:
             parts.append(details("warnings", html_table(["warning"], [[each] for each in report.warnings])))
         return "".join(parts)
-
-
-def variants_table(variants: Mapping[str, VariantMetrics]) -> str:
-    """The metrics of every variant as an HTML table."""
-    names = ("logloss", "auc", "calibration", "normalized_entropy", "mean_prediction")
-    rows = [[variant, *(getattr(figures, name) for name in names)] for variant, figures in variants.items()]
-    return html_table(
-        ["variant", "log-loss", "AUC", "calibration", "normalized entropy", "mean prediction"], rows
-    )
 
 
 def _numbers(figures: VariantMetrics) -> dict[str, float | None]:

@@ -51,6 +51,13 @@ class Spec:
         """
         return cls(guessed_text(data, label, name=name, format=format, no_header=no_header))
 
+    @classmethod
+    def of(cls, model_spec: ModelSpec) -> Spec:
+        """The spec that the engine holds; internal."""
+        spec = cls.__new__(cls)
+        spec._text, spec._model_spec = None, model_spec
+        return spec
+
     @property
     def model_spec(self) -> ModelSpec:
         """The spec as the engine holds it; internal."""

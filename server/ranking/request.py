@@ -198,7 +198,9 @@ def _not_text(path: str, kind: str | None, value: FeatureValue) -> Value:
         return list(value.set.values)
     if kind == "weighted_set":
         check_members(path, value.weighted_set.members)
-        return dict(value.weighted_set.members)
+        return dict(
+            sorted(value.weighted_set.members.items())
+        )  # a map has no order, and sums round by theirs
     raise InvalidRequest(f"{path}: no value; give text, number, set or weighted_set")
 
 

@@ -90,13 +90,22 @@ class Source:
         self._epoch = ""
         self._lost_at = -math.inf
 
+    @classmethod
+    def of(cls, store: Store, budget_s: float = DEFAULT_STORE_BUDGET_S) -> Source:
+        """A store that is open, and that its owner closes."""
+        made = cls(store.url, budget_s)
+        made._bind(store)
+        return made
+
     def connect(self) -> None:
         """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
         if self._store is None:
-            store = Store.open(self._url, timeout_s=self._budget_s)
-            with suppress(StoreError):  # without it a loss of data goes unnoticed
-                self._epoch = store.records.item_changes.epoch()
-            self._store = store
+            self._bind(Store.open(self._url, timeout_s=self._budget_s))
+
+    def _bind(self, store: Store) -> None:
+        with suppress(StoreError):  # without it a loss of data goes unnoticed
+            self._epoch = store.records.item_changes.epoch()
+        self._store = store
 
     def has_lost(self, read_at: float, wait_s: float) -> bool:
         """Whether the store has lost its data since `read_at` (monotonic clock). Asks it. Raises StoreUnavailable."""
@@ -156,6 +165,13 @@ class StoredReads:
     def __init__(self, url: str, budget_s: float = DEFAULT_STORE_BUDGET_S, user_url: str = "") -> None:
         self._records = Source(url, budget_s)
         self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
+
+    @classmethod
+    def of(cls, records: Source, users: Source) -> StoredReads:
+        """Reads of these sources, which may be the same."""
+        made = cls.__new__(cls)
+        made._records, made.users = records, users
+        return made
 
     def connect(self) -> None:
         """Open each store unless it is open. Raises StoreUnavailable if one of them does not answer."""

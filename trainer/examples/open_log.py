@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,7 +51,8 @@ class Log:
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
     batch. no_header: the first line of a CSV or TSV file is a row. since, until: only rows from this time on, and
     before that one, become examples; the others still enter the histories of users.
-    table: rows in memory, in place of files; `inputs` is empty then.
+    table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
+    of labels, weights and identities may be missing; they are null then.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -66,6 +67,7 @@ class Log:
     since: str | None = None
     until: str | None = None
     table: Table | None = None
+    unlabelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def open_log(
     InputError for a missing or unreadable file.
     """
     if log.table is not None:
-        with _opened_table(log, log.table, specs, known) as opened:
+        with _opened_table(log, log.table, specs, start, known) as opened:
             yield opened
         return
     open_file = open_input
@@ -123,9 +125,21 @@ def open_log(
 
 @contextmanager
 def _opened_table(
-    log: Log, table: Table, specs: Sequence[ModelSpec], known: Sequence[ModelSpec]
+    log: Log,
+    table: Table,
+    specs: Sequence[ModelSpec],
+    start: RunStart | None,
+    known: Sequence[ModelSpec],
 ) -> Iterator[OpenLog]:
-    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again."""
+    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again.
+
+    With `start` the table has the rows after those that were learned.
+    """
+    if start is not None:
+        with TableReader(table, batch_bytes=log.batch_bytes, on_note=log.on_note) as reader:
+            now = _resolve(start.resolved, reader, log)
+            yield OpenLog(log, reader, [replace(start, columns=now.columns, sides=now.sides)])
+        return
     if any(spec.with_learned_of(known).has_to_learn for spec in specs):
         with TableReader(table, keep=True, batch_bytes=log.batch_bytes) as reader:
             known = OpenLog(log, reader, [_resolve(spec, reader, log) for spec in specs]).learned()
@@ -340,11 +354,34 @@ def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunS
         if table.key not in in_log:
             raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
         names |= dict.fromkeys(table.columns)
+    if log.unlabelled:
+        _check_fields(spec, names)
+        names |= dict.fromkeys(_only_learned_from(spec))
     resolved = spec.resolve(tuple(names), reader.kinds()).with_columns(reader.columns_without_header)
     check_comparable(resolved)
     wanted = _each_once([resolved.wanted_columns(), [table.key for table in log.tables]])
     columns = tuple(name for name in wanted if name in in_log)
     return RunStart(spec, resolved, columns, {table.name: table.sha256 for table in log.tables})
+
+
+def _check_fields(spec: ModelSpec, columns: Mapping[str, None]) -> None:
+    """Raise SpecError for a required field whose column is missing."""
+    for name, field in spec.fields.items():
+        if not (field.optional or field.is_derived or (field.column or name) in columns):
+            column = field.column or name
+            raise SpecError(f"fields.{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
+
+
+def _only_learned_from(spec: ModelSpec) -> tuple[str, ...]:
+    """The columns of [input] that scoring a row does not need. Histories and lists need the others too."""
+    given, needed = spec.input, set[str | None]()
+    for name, field in spec.fields.items():
+        if field.history is not None:
+            return ()
+        needed.add(field.column or name)
+        if field.list is not None:
+            needed.add(given.request)
+    return tuple(name for name in given.named_columns if name not in needed)
 
 
 def _resolve_by_events(spec: ModelSpec, events: EventLog, log: Log) -> RunStart:

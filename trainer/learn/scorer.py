@@ -1,11 +1,11 @@
-"""Scorer: a published model that computes scores, click rates and uncertainties of hashed examples for every variant.
+"""Scorer: a model that computes scores, click rates and uncertainties of hashed examples for every variant.
 
 A server answers the same, except for the last bits, since it adds in another order. Immutable and thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration
 from model_store.errors import SpecError
 from model_store.hash_kernels import hash_keys
 from model_store.normal_kernels import normal_cdfs
@@ -45,21 +46,23 @@ class Scores:
     uncertainty: Array
 
 
-class Scorer:
-    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes per key, and the artefact."""
+class KeyScorer:
+    """Keys by hash, with the weights and rates of each, and what becomes of a row's sums: link and calibration."""
 
-    def __init__(self, artefact: Artefact) -> None:
-        """O(keys)."""
-        self.artefact = artefact
-        self.variants = tuple(artefact.spec.variants)
-        self._index = _index(artefact)
-        self._columns = KeyColumns(
-            artefact.variants, _two_axes(artefact.weight), _two_axes(artefact.rate), unseen_rates(artefact)
-        )
-        self.knows_rates = artefact.source is None
-        self._probit = artefact.spec.learner.link == "probit"
-        learner = artefact.spec.learner
-        own = [v.own_parameters.get("beta", learner.beta) for v in artefact.spec.variants.values()]
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: KeyIndex,
+        columns: KeyColumns,
+        calibration: Calibration | None,
+        knows_rates: bool,
+    ) -> None:
+        self.variants = tuple(spec.variants)
+        self.calibration = calibration
+        self.knows_rates = knows_rates
+        self._index, self._columns = index, columns
+        self._probit = spec.learner.link == "probit"
+        own = [each.own_parameters.get("beta", spec.learner.beta) for each in spec.variants.values()]
         self._noise = np.square(np.array(own))
 
     def score(self, maker: ExampleMaker, examples: Examples) -> Scores:
@@ -97,7 +100,7 @@ class Scorer:
         return keys
 
     def _calibrated(self, maker: ExampleMaker, examples: Examples, predicted: Array) -> Array:
-        calibration = self.artefact.calibration
+        calibration = self.calibration
         if calibration is None:
             return predicted
         ctr = predicted.copy()
@@ -106,6 +109,21 @@ class Scorer:
                 if (curve := calibration.curve(variant, value)) is not None:
                     ctr[rows, column] = curve.apply(predicted[rows, column])
         return ctr
+
+
+class Scorer(KeyScorer):
+    """A model's weights and rates behind a hash index. Memory: 32 to 64 bytes per key, and the artefact."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        """O(keys)."""
+        columns = KeyColumns(
+            artefact.variants, two_axes(artefact.weight), two_axes(artefact.rate), unseen_rates(artefact)
+        )
+        hashes = np.empty(artefact.rows, np.uint64)
+        hash_keys(artefact.key_data, artefact.key_offsets, hashes)
+        index = index_of(hashes)
+        super().__init__(artefact.spec, index, columns, artefact.calibration, artefact.source is None)
+        self.artefact = artefact
 
 
 def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
@@ -134,12 +152,18 @@ def unseen_rates(artefact: Artefact) -> Array:
     Where all keys share a rate, or the initial rate is infinite, it is the largest rate in the model. Where rules set
     alpha by prefix it is that of the largest alpha, so that it bounds what a key of any prefix may do.
     """
-    rates = _two_axes(artefact.rate)
-    first = [
-        _first_rate(artefact.spec, variant) or float(rates[:, bit % rates.shape[1]].max(initial=0.0))
-        for bit, variant in enumerate(artefact.spec.variants.values())
-    ]
-    return np.array(first)
+    return first_rates(artefact.spec, lambda: two_axes(artefact.rate))
+
+
+def first_rates(spec: ModelSpec, rates: Callable[[], Any]) -> Array:
+    """`unseen_rates` of a spec; rates: the rates of all keys, [keys, own], called only if they are needed."""
+    found = [_first_rate(spec, variant) for variant in spec.variants.values()]
+    if not all(found):
+        known = rates()
+        found = [
+            each or float(known[:, bit % known.shape[1]].max(initial=0.0)) for bit, each in enumerate(found)
+        ]
+    return np.array(found)
 
 
 def _first_rate(spec: ModelSpec, variant: Variant) -> float | None:
@@ -154,14 +178,14 @@ def _without(variant: Variant, names: Sequence[str]) -> Variant:
     return variant.model_copy(update={"without": (*variant.without, *names)})
 
 
-def _two_axes(numbers: Any) -> Any:
+def two_axes(numbers: Any) -> Any:
+    """An artefact's weights or rates as [keys, own]."""
     return np.ascontiguousarray(numbers if numbers.ndim == 2 else numbers[:, None])
 
 
-def _index(artefact: Artefact) -> KeyIndex:
-    hashes = np.empty(artefact.rows, np.uint64)
-    hash_keys(artefact.key_data, artefact.key_offsets, hashes)
-    size = 1 << (2 * artefact.rows + 1).bit_length()
+def index_of(hashes: npt.NDArray[np.uint64]) -> KeyIndex:
+    """An index of keys by hash: the number of each in `hashes`."""
+    size = 1 << (2 * hashes.size + 1).bit_length()
     index = KeyIndex(np.zeros(size, np.uint64), np.empty(size, np.int64))
     kernels.fill(hashes, index)
     return index

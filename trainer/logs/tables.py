@@ -221,10 +221,10 @@ def _converted(data: Any) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if isinstance(data, Mapping):
-        return pa.table({str(name): _array(values) for name, values in data.items()})
+        return pa.table({str(name): python_array(values) for name, values in data.items()})
     if isinstance(data, Sequence):
         names = dict.fromkeys(name for row in data for name in row)
-        return pa.table({str(name): _array([row.get(name) for row in data]) for name in names})
+        return pa.table({str(name): python_array([row.get(name) for row in data]) for name in names})
     if _is_lazy(data) and not _speaks_arrow(data):
         return _converted(data.collect())
     if hasattr(data, "__arrow_c_stream__"):
@@ -236,12 +236,12 @@ def _converted(data: Any) -> pa.Table:
     return interchange.from_dataframe(data)
 
 
-def _array(values: Any) -> pa.Array:
+def python_array(values: Any) -> pa.Array:
     """A column of Python values; mappings to numbers are weighted sets, collections are sets."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if _speaks_arrow(values):
-        return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
+        return pa.chunkedpython_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
     values = list(values)

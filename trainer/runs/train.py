@@ -186,7 +186,7 @@ def train(
             passes=several,
         )
         failure = _learn(loop, opened, several, threads, output)
-        report = _report(loop, publisher)
+        report = report_of(loop, publisher)
         if failure is None:
             report = replace(report, regret=_regret(model, output))
             model.metrics.finish(report.collisions, report.regret)
@@ -247,7 +247,8 @@ def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expe
     bar.update(metrics.rows, total=expected, **fields, keys=model.table.count)
 
 
-def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
+def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
+    """What the loop has done so far."""
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
     rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.minus_labels
     labels = {"1": clicked, "0": rows - clicked - minus, "-1": minus}
@@ -256,10 +257,10 @@ def _report(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
-        warnings=(*_label_warnings(labels, loop.opened.spec.input), *model.warnings.finish()),
+        warnings=(*_label_warnings(labels, model.spec.input), *model.warnings.finish()),
         subsampled=loop.subsampled,
-        resumed_requests=loop.opened.requests.resumed,
-        cut_requests=loop.opened.requests.cut,
+        resumed_requests=loop.opened.requests.resumed if loop.opened is not None else 0,
+        cut_requests=loop.opened.requests.cut if loop.opened is not None else 0,
         seconds=loop.seconds,
         keys=model.table.count,
         nonzero=model.nonzero(),
@@ -300,7 +301,7 @@ class LearningLoop:
     def __init__(
         self,
         model: LearningModel,
-        opened: OpenLog,
+        opened: OpenLog | None,
         rejects: RejectLog,
         *,
         start: RunStart | None = None,
@@ -309,17 +310,20 @@ class LearningLoop:
         force: bool = False,
         passes: Passes | None = None,
     ) -> None:
-        """`start`: where the run starts, by default where the log does; `force`: publish despite many rejects.
+        """`opened`: None between the tables of an online model, which has a `start`.
 
-        `passes`: of a run of several.
+        `start`: where the run starts, by default where the log does; `force`: publish despite many rejects; `passes`:
+        of a run of several.
         """
-        start = start or opened.start
+        if start is None:
+            assert opened is not None
+            start = opened.start
         self.model, self.opened, self.rejects, self.checkpoints = model, opened, rejects, checkpoints
         self.passes = passes
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
         self.doubled = start.doubled
-        self._rows_read = start.rows_read
+        self.rows_read = start.rows_read
         self._start = start
         self._publisher = publisher
         self._force = force
@@ -372,7 +376,7 @@ class LearningLoop:
                     self.rejects.add_all(examples.rejects)
                 except FtrieError as error:
                     return error
-                self._learn(examples)
+                self.learn(examples)
             on_batch()
             if self._publisher is not None:
                 self._publisher.withheld = self.withheld
@@ -395,15 +399,17 @@ class LearningLoop:
             self.passes.finish(self.passes.metrics, self.seconds)
             self._save()
             return
-        self._read = self.opened.read_until(None)
+        if self.opened is not None:
+            self._read = self.opened.read_until(None)
         self._save()
         if self.passes is not None:
             self.passes.finish(self.model.metrics, self.seconds)
 
-    def _learn(self, examples: Examples) -> None:
+    def learn(self, examples: Examples) -> None:
+        """Learn a batch, and count its rows."""
         self.model.learn(examples)
         self._stop, self._resumable = examples.stop, examples.resumable
-        self._rows_read += examples.rows_read
+        self.rows_read += examples.rows_read
         self.subsampled += examples.subsampled
         self.minus_labels += examples.minus_labels
         self.doubled += examples.doubled
@@ -411,17 +417,29 @@ class LearningLoop:
     @property
     def _rejected_share(self) -> float:
         good = self.model.metrics.rows - self.doubled
-        return rejected_share(self._rows_read, self.subsampled, good, self.rejects.count)
+        return rejected_share(self.rows_read, self.subsampled, good, self.rejects.count)
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._read is not None:
             return self._read
-        return self._start.read if self._stop is None else self.opened.read_until(self._stop)
+        if self._stop is None or self.opened is None:
+            return self._start.read
+        return self.opened.read_until(self._stop)
 
-    def _save(self) -> None:
-        if self.checkpoints is None or not self._resumable:
-            return
-        description = Description(
+    def state(self) -> RunStart:
+        """Where a run would start that continues this one."""
+        return replace(
+            self._start,
+            rows_read=self.rows_read,
+            subsampled=self.subsampled,
+            minus_labels=self.minus_labels,
+            doubled=self.doubled,
+            seconds=self.seconds,
+        )
+
+    def description(self) -> Description:
+        """The description of a checkpoint of this moment."""
+        return Description(
             ftrie=version("ftrie"),
             created=now().isoformat(),
             spec=self._start.spec.to_json(),
@@ -431,7 +449,7 @@ class LearningLoop:
             keys=self.model.table.count,
             seconds=self.seconds,
             read=self._read_so_far(),
-            rows_read=self._rows_read,
+            rows_read=self.rows_read,
             subsampled=self.subsampled,
             minus_labels=self.minus_labels,
             doubled=self.doubled,
@@ -442,8 +460,12 @@ class LearningLoop:
             initial=self._start.initial,
             passes=self.passes.description() if self.passes is not None else None,
         )
-        state = self.passes.state(self._rows_read) if self.passes is not None else {}
-        self.checkpoints.save(description, self.model.state() | state)
+
+    def _save(self) -> None:
+        if self.checkpoints is None or not self._resumable:
+            return
+        state = self.passes.state(self.rows_read) if self.passes is not None else {}
+        self.checkpoints.save(self.description(), self.model.state() | state)
 
     def _metrics_written(self) -> Written:
         file = self.model.metrics.file

@@ -1,0 +1,169 @@
+"""The asyncio client beside the client of threads, over real channels: the same answers, errors and servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ftrie import aio
+from ftrie.client.access import Access
+from ftrie.client.client import Client, Feedback, RankFailed, ReportFailed
+from model_store.errors import FieldValueError, ServerError
+from model_store.store import Store
+from tests.ftrie.test_balance import COOKIES, Named, homes
+from tests.server import shop
+from tests.server.certificates import identity
+from tests.server.one_process import Server
+
+TOKEN = "rank-0123456789abcdef"
+REQUEST: dict[str, Any] = {
+    "cookie": "u1",
+    "candidates": [*shop.ITEMS, "unknown"],
+    "items": {"mine": {"brand": "b1", "price": 3}},
+    "context": {"hour": shop.HOURS[0], "distance": 2.5, "moon": "full"},
+    "objective": "ctr * price",
+    "filters": {"brand": ["b1", "b2", "b3"]},
+    "caps": {"brand": 2},
+    "exploration": aio.Thompson(0.5),
+    "request_id": "r1",
+    "top_k": 4,
+}
+
+
+def test_answers_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
+    async def ask() -> Any:
+        async with aio.Client(server.address, timeout_s=20.0) as connected:
+            return await asyncio.gather(connected.rank(**REQUEST), connected.explain("shop", **REQUEST))
+
+    ranking, explanation = asyncio.run(ask())
+    assert ranking == client.rank(**REQUEST)
+    assert explanation == client.explain("shop", **REQUEST)
+    assert len(ranking.items) == 4 and ranking.unknown_fields == ("moon",)
+
+
+def test_calls_of_many_tasks_go_at_a_time(server: Server, client: Client) -> None:
+    requests = [{**REQUEST, "cookie": f"u{number}", "request_id": f"r{number}"} for number in range(100)]
+
+    async def ask() -> list[Any]:
+        async with aio.Client(server.address, timeout_s=20.0) as connected:
+            return await asyncio.gather(*(connected.rank(**request) for request in requests))
+
+    assert asyncio.run(ask()) == [client.rank(**request) for request in requests]
+
+
+def test_reports_count_once(server: Server) -> None:
+    events = [Feedback("r1", "item-1"), Feedback("r1", "item-2"), Feedback("", "item-3")]
+
+    async def report() -> list[Any]:
+        async with aio.Client(server.address, timeout_s=20.0) as connected:
+            with pytest.raises(ReportFailed, match="model: this server serves 'shop', not 'mall'"):
+                await connected.report("mall", events)
+            return [await connected.report("shop", events) for _ in range(2)]
+
+    first, second = asyncio.run(report())
+    assert (first.accepted, first.duplicates, len(first.rejected)) == (2, 0, 1)
+    assert (second.accepted, second.duplicates, second.rejected) == (0, 2, first.rejected)
+
+
+def test_errors_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
+    async def fail(**request: Any) -> RankFailed:
+        async with aio.Client(server.address, timeout_s=20.0) as connected:
+            with pytest.raises(RankFailed) as failed:
+                await connected.rank(**request)
+            return failed.value
+
+    request = {**REQUEST, "top_k": 0}
+    ours = asyncio.run(fail(**request))
+    with pytest.raises(RankFailed) as failed:
+        client.rank(**request)
+    theirs = failed.value
+    assert (str(ours), ours.code, ours.reason) == (str(theirs), theirs.code, "INVALID_REQUEST")
+    assert (ours.metadata, ours.violations) == ({"request_id": "r1"}, theirs.violations)
+    assert ours.violations[0].field == "top_k"
+
+
+def test_what_no_server_needs_to_see_is_refused_before_a_call() -> None:
+    async def ask(error: type[Exception], match: str, **options: Any) -> None:
+        async with aio.Client("127.0.0.1:1") as connected:
+            with pytest.raises(error, match=match):
+                await connected.rank("shop", **options)
+
+    asyncio.run(ask(TypeError, "unexpected keyword 'contxt'; did you mean 'context'", contxt={}))
+    asyncio.run(ask(FieldValueError, "not Unicode text", cookie="\ud800"))
+
+
+def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(server: Server) -> None:
+    async def ask() -> None:
+        async with aio.Client("127.0.0.1:1") as away:
+            with pytest.raises(RankFailed) as failed:
+                await away.rank(candidates=["a"])
+            assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+        async with aio.Client(server.address) as connected:
+            task = asyncio.create_task(connected.rank(**REQUEST))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert (await connected.rank(**REQUEST)).items
+
+    asyncio.run(ask())
+
+
+def test_tls_and_tokens_are_used_as_by_the_client_of_threads(
+    shop_store: Store,
+    start: Callable[..., Server],
+    tmp_path: Path,
+) -> None:
+    pem, tokens = identity(tmp_path, "server"), tmp_path / "tokens.toml"
+    tokens.write_text(f'rank = ["{TOKEN}"]\n')
+    tokens.chmod(0o600)
+    served = start(tls_cert=pem.cert, tls_key=pem.key, tokens=str(tokens))
+    assert served.ready.wait(60)
+
+    async def outcome(access: Access) -> grpc.StatusCode:
+        async with aio.Client(served.address, 20.0, access) as connected:
+            try:
+                await connected.rank(candidates=["item-1"])
+            except RankFailed as error:
+                return error.code
+            return grpc.StatusCode.OK
+
+    assert asyncio.run(outcome(Access(ca=pem.ca, token=TOKEN))) is grpc.StatusCode.OK
+    assert asyncio.run(outcome(Access(ca=pem.ca, token=TOKEN + "x"))) is grpc.StatusCode.UNAUTHENTICATED
+    assert asyncio.run(outcome(Access(ca=pem.ca))) is grpc.StatusCode.UNAUTHENTICATED
+    other = identity(tmp_path, "other")
+    assert asyncio.run(outcome(Access(ca=other.ca, token=TOKEN))) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_address_that_the_access_does_not_fit_is_refused() -> None:
+    async def connect(address: str, access: Access) -> None:
+        aio.Client(address, access=access)
+
+    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
+        asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
+    with pytest.raises(ServerError, match="expected IP:PORT"):
+        asyncio.run(connect("one:50051,two:50051", Access()))
+
+
+def test_by_cookie_a_user_s_calls_go_where_the_client_of_threads_sends_them(servers: list[Named]) -> None:
+    address = ",".join(server.address for server in servers)
+
+    async def ours() -> dict[str, str]:
+        async with aio.Client(address, 20.0, balance="cookie") as connected:
+            for _ in range(200):  # until all three are connected
+                answers = [await connected.rank(cookie=cookie, candidates=["a"]) for cookie in COOKIES[:30]]
+                if len({answer.model for answer in answers}) == 3:
+                    break
+            found = [await connected.rank(cookie=cookie, candidates=["a"]) for cookie in COOKIES]
+            return {cookie: answer.model for cookie, answer in zip(COOKIES, found, strict=True)}
+
+    with Client(address, balance="cookie", timeout_s=20) as threads:
+        for _ in range(200):
+            if len(set(homes(threads).values())) == 3:
+                break
+        assert asyncio.run(ours()) == homes(threads)

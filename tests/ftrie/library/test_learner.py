@@ -1,0 +1,200 @@
+"""ftrie.Learner: batches of any size, single rows and saved states give the model of ftrie.train, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ftrie
+from model_store.errors import CheckpointError, InputError, SpecError
+from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+
+ROWS = 400
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    return all_kinds_rows(ROWS)
+
+
+def ready(rows: pa.Table, spec: ftrie.Spec = ALL_KINDS) -> ftrie.Spec:
+    """The spec, with what its fields learn from the rows."""
+    return ftrie.train(spec, rows, progress=False).model.spec
+
+
+SPECS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "shared values": {"learner": {"values": None}, "variants": {"plain": {"alpha": None}}},
+    "one variant": {"variants": None, "learner": {"values": None}},
+    "q2.13": {"learner": {"precision": "q2.13"}, "fields": {"quality": None}},
+    "buckets": {"learner": {"hash_bits": 8}},
+    "counts": {"learner": {"rate": "counts"}, "fields": {"quality": None}},
+    "adpredictor": {"learner": {"algorithm": "adpredictor", "l1": None}, "calibration": None},
+    "averages": {
+        "learner": {"l1": 0.0},
+        "variants": {"plain": {"alpha": None, "average": "base", "without": None}},
+    },
+    "admission": {"learner": {"inclusion": {"kind": "poisson", "p": 0.3}}},
+    "times to live": {"learner": {"ttl": "100s"}},
+    "a margin": {"fields": {"quality": {"scale": None, "fixed_weight": 0.25}}},
+    "a global rate": {"learner": {"algorithm": "ogd", "rate": "global", "l1": None}},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path) -> None:
+    spec = ready(rows, ALL_KINDS.replace(**SPECS[name]))
+    whole = ftrie.train(spec, rows, progress=False)
+    learner = ftrie.Learner(spec)
+    random, first = np.random.default_rng(1), 0
+    while first < ROWS:
+        size = int(random.integers(1, 60))
+        part = rows.slice(first, size)
+        if size % 3 == 0:
+            for row in part.to_pylist():
+                learner.learn_one({name: row[name] for name in row if name != "click"}, row["click"])
+        else:
+            learner.learn(part)
+        if size % 5 == 0:
+            learner.save(tmp_path / "state")
+            learner = ftrie.Learner.load(tmp_path / "state")
+        first += part.num_rows
+    assert learner.model.artefact.to_bytes() == whole.model.artefact.to_bytes()
+    report, expected = learner.report.as_dict(), whole.report.as_dict()
+    for figure in ("rows", "rejected", "keys", "nonzero", "labels", "variants", "calibration", "evicted"):
+        assert report[figure] == expected[figure]
+    saved = learner.model
+    assert learner.predict(rows) == saved.predict(rows)
+    for row in rows.slice(0, 20).to_pylist():
+        one = saved.predict([row]).to_pylist()[0]
+        assert learner.predict_one(row) == one
+
+
+@settings(max_examples=25)
+@given(cuts=st.lists(st.integers(1, ROWS - 1), max_size=12), saves=st.integers(0, 12))
+def test_any_cuts(
+    cuts: list[int], saves: int, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    spec = ready(rows)
+    learner = ftrie.Learner(spec)
+    ends = [*sorted(set(cuts)), ROWS]
+    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        learner.learn(rows.slice(begin, end - begin))
+        if number == saves:
+            path = tmp_path_factory.mktemp("state") / "s"
+            learner.save(path)
+            learner = ftrie.Learner.load(path)
+    assert learner.model == ftrie.train(spec, rows, progress=False).model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learner": {"subsample": {"unclicked": 0.5}}},
+        {"fields": {"nth": {"list": "rank", "of": "price", "kind": "number", "side": "item"}}},
+    ],
+)
+def test_whole_requests_in_each_call(change: dict[str, Any], rows: pa.Table) -> None:
+    spec = ready(rows, ALL_KINDS.replace(**change))
+    learner = ftrie.Learner(spec)
+    for first in range(0, ROWS, 40):
+        learner.learn(rows.slice(first, 40))
+    assert learner.model == ftrie.train(spec, rows, progress=False).model
+
+
+def test_columns_as_fields_and_a_model_to_start_from(rows: pa.Table) -> None:
+    spec = ftrie.Spec(
+        {"model": {"name": "t"}, "input": {"label": "click", "ignore": ["request", "ts", "tags"]}}
+    )
+    plain = rows.drop_columns(["tags"])
+    learner = ftrie.Learner(spec)
+    with pytest.raises(InputError, match="nothing was learned yet, and the spec names no fields"):
+        learner.learn_one({"age": "1"}, 1)
+    learner.learn(plain.slice(0, 100)).learn(plain.slice(100))
+    assert learner.model == ftrie.train(spec, plain, progress=False).model
+    first = ftrie.train(spec, plain, progress=False).model
+    again = ftrie.Learner(first.spec, first).learn(plain)
+    assert again.model == ftrie.train(first.spec, plain, initial=first, progress=False).model
+
+
+def test_bad_rows(rows: pa.Table) -> None:
+    spec = ready(rows)
+    learner = ftrie.Learner(spec)
+    row = {name: value for name, value in rows.to_pylist()[0].items() if name != "click"}
+    for bad, message in (
+        ({"price": "much"}, "price: got 'much', expected a number"),
+        ({"tags": [[1]]}, "tags: got"),
+    ):
+        with pytest.raises(InputError, match=message):
+            learner.learn_one({**row, **bad}, 1)
+        with pytest.raises(InputError, match=message):
+            learner.predict_one({**row, **bad})
+    with pytest.raises(InputError, match="click: got"):
+        learner.learn_one(row, 7)
+    with pytest.raises(SpecError, match="names no input.weight"):
+        learner.learn_one(row, 1, weight=2.0)
+    assert learner.report.rows == 0
+    learner.learn({**{name: [value] * 2 for name, value in row.items()}, "click": [1, 7]})
+    assert (learner.report.rows, learner.report.rejected) == (1, 1)
+
+
+def test_weights_of_rows() -> None:
+    spec = ftrie.Spec({"model": {"name": "t"}, "input": {"label": "y", "weight": "w"}, "fields": {"f": {}}})
+    data = {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": ["a", "b", "a"]}
+    learner = ftrie.Learner(spec)
+    for y, w, f in zip(*data.values(), strict=True):
+        learner.learn_one({"f": f}, y, weight=w)
+    assert learner.model == ftrie.train(spec, data, progress=False).model
+
+
+def test_what_needs_the_whole_log_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
+    ):
+        ftrie.Learner(ALL_KINDS)
+    history = {
+        "seen": {
+            "side": "user",
+            "history": "seen",
+            "of": "ad",
+            "measure": "count",
+            "within": "1h",
+            "kind": "number",
+        }
+    }
+    with pytest.raises(SpecError):
+        ftrie.Learner(ALL_KINDS.replace(fields={**history, "quality": None}))
+
+
+def test_damaged_states(rows: pa.Table, tmp_path: Path) -> None:
+    learner = ftrie.Learner(ready(rows)).learn(rows)
+    learner.save(tmp_path / "s")
+    data = bytearray((tmp_path / "s").read_bytes())
+    for place in (0, len(data) // 2, len(data) - 3):
+        broken = bytearray(data)
+        broken[place] ^= 0xFF
+        (tmp_path / "broken").write_bytes(broken)
+        with pytest.raises(CheckpointError):
+            ftrie.Learner.load(tmp_path / "broken")
+    with pytest.raises(CheckpointError):
+        ftrie.Learner.load(tmp_path / "missing")
+
+
+def test_publish_and_threads(rows: pa.Table, tmp_path: Path) -> None:
+    learner = ftrie.Learner(ready(rows))
+    threads = [threading.Thread(target=learner.learn, args=(rows.slice(0, 100),)) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert learner.report.rows == 400 and "400 rows" in repr(learner)
+    with ftrie.Store(f"embedded:{tmp_path}") as store:
+        assert learner.publish(store, activate=True) == 1
+        assert store.load("kinds") == learner.model

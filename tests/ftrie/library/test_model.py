@@ -1,0 +1,217 @@
+"""ftrie.Model: predictions, weights, explanations, evaluations, differences, files; plain Python is the oracle."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import ftrie
+from model_store.errors import ArtefactError, SpecError, UsageError
+from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from trainer.examples.open_log import Log
+from trainer.logs.rejects import RejectLog
+from trainer.logs.tables import table_of
+from trainer.runs.evaluate import PredictionFile, evaluate
+
+ROWS = 2_000
+
+
+@pytest.fixture(scope="module")
+def rows() -> pa.Table:
+    return all_kinds_rows(ROWS)
+
+
+@pytest.fixture(scope="module")
+def model(rows: pa.Table) -> ftrie.Model:
+    return ftrie.train(ALL_KINDS, rows, progress=False).model
+
+
+def features_of(rows: pa.Table) -> pa.Table:
+    return rows.drop_columns(["click", "request", "ts"])
+
+
+def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp_path: Path) -> None:
+    found = model.predict(rows, score=True, uncertainty=True)
+    assert found.num_rows == ROWS
+    for number, name in enumerate(model.variants):
+        path = tmp_path / f"{name}.csv"
+        with RejectLog() as rejects, PredictionFile(path, number) as file:
+            evaluate(model.artefact, Log((), table=table_of(rows)), rejects=rejects, predictions=file)
+        written = pa.csv.read_csv(path)
+        for column, kind in (
+            (name, "ctr"),
+            (f"{name}.score", "score"),
+            (f"{name}.uncertainty", "uncertainty"),
+        ):
+            assert found[column].to_pylist() == written[kind].to_pylist()
+
+
+def test_predict_needs_no_labels_nor_identities(model: ftrie.Model, rows: pa.Table) -> None:
+    assert model.predict(features_of(rows)) == model.predict(rows)
+    assert model.predict(features_of(rows).to_pylist()[:50]) == model.predict(rows.slice(0, 50))
+    assert model.predict(iter([features_of(rows).slice(0, 7), features_of(rows).slice(7)])) == model.predict(
+        rows
+    )
+
+
+def test_the_score_is_the_sum_of_the_weights(model: ftrie.Model, rows: pa.Table) -> None:
+    weights = {
+        name: dict(zip(model.weights()["key"].to_pylist(), column.to_pylist(), strict=True))
+        for name in model.variants
+        for column in [model.weights()[f"weight.{name}"]]
+    }
+    scores = model.predict(rows.slice(0, 40), score=True)
+    for number, row in enumerate(features_of(rows).slice(0, 40).to_pylist()):
+        for name in model.variants:
+            explained = model.explain(row, name)
+            expected = math.fsum(
+                (weights[name].get(line["key"]) or 0.0) * line["x"] for line in explained.table.to_pylist()
+            )
+            assert scores[f"{name}.score"][number].as_py() == pytest.approx(expected, abs=1e-12)
+            assert explained.score == pytest.approx(expected, abs=1e-12)
+            assert explained.ctr == pytest.approx(scores[name][number].as_py(), abs=1e-12)
+
+
+def test_a_bad_value_is_null_and_a_warning(model: ftrie.Model, rows: pa.Table) -> None:
+    bad = features_of(rows).slice(0, 3).to_pylist()
+    bad = [{**row, "price": text} for row, text in zip(bad, ["1.5", "much", "2"], strict=True)]
+    with pytest.warns(ftrie.FtrieWarning, match=r"1 row could not be scored: table:2: price: got 'much'"):
+        found = model.predict(bad)
+    assert [value is None for value in found["base"].to_pylist()] == [False, True, False]
+
+
+def test_a_missing_column_is_named(model: ftrie.Model, rows: pa.Table) -> None:
+    with pytest.raises(SpecError, match=r"fields\.age: no column 'age' in the log; it has: ad, price, tags"):
+        model.predict(features_of(rows).drop_columns(["age"]))
+    with pytest.raises(SpecError, match="no variant 'none'"):
+        model.explain(features_of(rows).to_pylist()[0], "none")
+
+
+def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
+    lines = {line["key"]: line for line in model.weights().to_pylist()}
+    assert list(lines) == sorted(lines)
+    assert lines["bias"]["field"] == "bias" and lines["bias"]["variants"] == "base, plain"
+    crossed = next(line for key, line in lines.items() if key.startswith("age*ad="))
+    assert crossed["field"] == "age*ad" and crossed["variants"] == "base" and crossed["weight.plain"] is None
+    assert model.keys == len(lines)
+
+
+def test_weights_of_shared_values() -> None:
+    data = {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}
+    model = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, progress=False).model
+    table = model.weights()
+    assert table.column_names == ["key", "field", "weight", "rate", "variants"]
+    assert [key for key in table["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
+
+
+def test_evaluate_judges_variants_and_requests(model: ftrie.Model, rows: pa.Table, tmp_path: Path) -> None:
+    found = model.evaluate(rows, diagnose=True, progress=False)
+    assert [line["variant"] for line in found.table.to_pylist()] == ["base", "plain"]
+    assert {"logloss", "auc", "mrr", "ndcg"} <= {*found.table.column_names}
+    found.save_report(tmp_path / "e.html")
+    assert "How far to trust kinds" in (tmp_path / "e.html").read_text()
+    assert "2,000 rows" in repr(found) and "<table>" in found._repr_html_()
+    with pytest.raises(UsageError, match="diagnose=True"):
+        model.evaluate(rows, progress=False).save_report(tmp_path / "e.html")
+
+
+def test_diff_lists_the_largest_changes_first(model: ftrie.Model, rows: pa.Table) -> None:
+    older = ftrie.train(ALL_KINDS, rows.slice(0, 40), progress=False).model
+    found = model.diff(older)
+    before = dict(zip(*(older.weights()[name].to_pylist() for name in ("key", "weight.base")), strict=True))
+    after = dict(zip(*(model.weights()[name].to_pylist() for name in ("key", "weight.base")), strict=True))
+    before, after = ({key: w for key, w in each.items() if w is not None} for each in (before, after))
+    assert found.added == len(after.keys() - before.keys()) > 0
+    assert found.removed == len(before.keys() - after.keys())
+    assert found.changed == sum(before[key] != after[key] for key in before.keys() & after.keys())
+    lines = found.table.to_pylist()
+    assert {line["key"]: (line["before"], line["after"]) for line in lines} == {
+        key: (before.get(key), after.get(key))
+        for key in before.keys() | after.keys()
+        if before.get(key) != after.get(key)
+    }
+    changes = [abs(line["change"]) for line in lines]
+    assert changes == sorted(changes, reverse=True) and found.largest == pytest.approx(changes[0])
+    assert model.diff(model).table.num_rows == 0
+    assert "keys" in str(found) and "<table>" in found._repr_html_()
+    with pytest.raises(UsageError, match="no variant 'x' in both models"):
+        model.diff(older, "x")
+
+
+def test_files_and_the_json_form(model: ftrie.Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "m.arrow")
+    assert ftrie.load(tmp_path / "m.arrow") == model
+    assert {entry["key"] for entry in json.loads(model.to_json("plain"))["list"]} <= {
+        *model.weights()["key"].to_pylist()
+    }
+    (tmp_path / "broken.arrow").write_bytes(b"ARROW1 no more")
+    with pytest.raises(ArtefactError, match=r"broken\.arrow"):
+        ftrie.load(tmp_path / "broken.arrow")
+    with pytest.raises(UsageError, match="expected a path ending in .arrow, MODEL, or MODEL:VERSION"):
+        ftrie.load("m.json:x")
+
+
+def test_what_notebooks_show_is_escaped(rows: pa.Table) -> None:
+    script = pa.table({"y": [1, 0] * 30, "f": ["<script>alert(1)</script>", "b"] * 30})
+    run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, script, progress=False)
+    other = ftrie.train(
+        {"model": {"name": "t"}, "input": {"label": "y"}}, script.slice(0, 10), progress=False
+    )
+    shown: list[Any] = [
+        run,
+        run.model,
+        run.spec,
+        run.model.explain({"f": "<script>x"}),
+        run.model.diff(other.model),
+    ]
+    for each in shown:
+        assert "<script" not in each._repr_html_()
+
+
+def test_plots(model: ftrie.Model) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    axes = model.plot_weights(5)
+    assert next(label.get_text() for label in axes.get_yticklabels()) in model.weights()["key"].to_pylist()
+    with pytest.raises(UsageError, match="no variant 'z'"):
+        model.plot_weights(variant="z")
+
+
+@pytest.mark.parametrize("algorithm", ["adpredictor", "ogd"])
+def test_other_learners(algorithm: str, rows: pa.Table) -> None:
+    spec = ALL_KINDS.replace(
+        learner={"algorithm": algorithm, "values": None, "l1": None}, calibration=None, variants=None
+    )
+    model = ftrie.train(spec, rows, progress=False).model
+    found = model.predict(rows.slice(0, 30), score=True, uncertainty=True)
+    for number, row in enumerate(features_of(rows).slice(0, 30).to_pylist()):
+        explained = model.explain(row)
+        assert found["base"][number].as_py() == pytest.approx(explained.ctr, abs=1e-12)
+        assert found["base.uncertainty"][number].as_py() == pytest.approx(
+            explained.audit.uncertainty, abs=1e-12
+        )
+
+
+def test_histories_and_lists_need_their_columns() -> None:
+    spec = ftrie.Spec(
+        {
+            "model": {"name": "t"},
+            "input": {"label": "y", "request": "r"},
+            "fields": {
+                "price": {"kind": "number", "side": "item"},
+                "rank": {"list": "rank", "of": "price", "kind": "number", "side": "item"},
+            },
+        }
+    )
+    data = {"y": [1, 0, 0, 1], "r": ["a", "a", "b", "b"], "price": [2.0, 1.0, 5.0, 7.0]}
+    model = ftrie.train(spec, data, progress=False).model
+    with pytest.raises(SpecError, match=r"input\.request: no column 'r'"):
+        model.predict({"price": [1.0]})
+    assert model.predict({name: data[name] for name in ("r", "price")}) == model.predict(data)
+    assert np.isfinite(model.predict(data)["base"].to_numpy()).all()

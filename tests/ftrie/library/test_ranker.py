@@ -1,0 +1,399 @@
+"""`ftrie.Ranker` beside a real server: the same answers, explanations and errors for the same model, items, users."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftrie.client.client import Client, RankFailed
+from ftrie.client.messages import AnyOf, Between, NoneOf, Ranking, Thompson, UpperConfidenceBound
+from ftrie.library.output import FtrieWarning
+from ftrie.library.ranker import Ranker
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.calibration import Calibration, PowerCurve, VariantCurves
+from model_store.errors import ExperimentError, FieldValueError, FtrieError, SpecError, StoreError, UsageError
+from model_store.spec.spec import parse_spec
+from model_store.store import Store
+from model_store.versions.experiments import Experiment
+from server.errors import status_of
+from tests.matrix import examples
+from tests.server import shop
+from tests.server.conftest import client, server, start  # noqa: F401 (fixtures)
+
+CONTEXT: dict[str, Any] = {"hour": shop.HOURS[0], "distance": 2.5}
+ITEMS: dict[str, dict[str, str]] = {
+    item: {**record, "bid": str(1.0 + number % 5), "seller": f"s{number % 3}"}
+    for number, (item, record) in enumerate(shop.ITEMS.items())
+} | {
+    "no price": {"brand": "b1"},
+    "bad price": {"brand": "b2", "price": "dear", "bid": "1e999"},
+    "café": {"brand": "b1", "tags": '["red"]', "price": "3", "bid": "2.5", "seller": "s1"},
+}
+USERS: dict[str, dict[str, str]] = {
+    **shop.USERS,
+    "é": {"age": "40"},
+    "bad likes": {"likes": "{}x", "age": "20"},
+}
+
+
+CALIBRATED = Calibration(
+    "power", "hour", {"base": VariantCurves(PowerCurve(0.5, 1.25), {b"8": PowerCurve(1.5, 2.0)})}
+)
+UNSURE = parse_spec(shop.SPEC + '[learner]\nalgorithm = "adpredictor"\n')
+MODELS = {
+    "one weight": lambda: replace(shop.artefact(), calibration=CALIBRATED),
+    "weights of each variant": lambda: shop.artefact(values="per_variant"),
+    "adpredictor": lambda: replace(shop.artefact(), spec=UNSURE.resolve(["click", "device", *UNSURE.fields])),
+}
+
+
+@pytest.fixture(params=[*MODELS])
+def model(request: pytest.FixtureRequest) -> Artefact:
+    """A model of the shop."""
+    return MODELS[request.param]()
+
+
+@pytest.fixture
+def shop_store(store: Store, model: Artefact) -> Store:
+    """The model, active, and its items and users."""
+    store.records.put_items(ITEMS.items())
+    store.records.put_users(USERS.items())
+    store.records.put_candidates("front page", ["item-3", "item-1", "late"])
+    store.model(shop.NAME).activate(store.model(shop.NAME).publish(model))
+    return store
+
+
+@pytest.fixture
+def ranker(model: Artefact) -> Ranker:
+    """Over the same model, items and users, without the store."""
+    with pytest.warns(FtrieWarning, match="'bad price': price: got 'dear', expected a number"):
+        return Ranker(model, ITEMS, USERS, version=1)
+
+
+# -- requests, most of them sound
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NUMBERS = st.floats() | st.sampled_from([0.0, -0.0, 2.5, 1e300])
+VALUE = (
+    TEXT
+    | st.sampled_from(['["a"]', '{"a": 1}', "[[]]", "1e400", "", "\ud800"])
+    | NUMBERS
+    | st.integers(-(10**20), 10**20)
+    | st.booleans()
+    | st.none()
+    | st.lists(TEXT, max_size=3)
+    | st.dictionaries(TEXT, NUMBERS, max_size=3)
+)
+SOUND: dict[str, st.SearchStrategy[Any]] = {
+    "age": st.sampled_from(shop.AGES),
+    "likes": st.lists(st.sampled_from(["red", "blue", "green", "moon"]), max_size=3)
+    | st.dictionaries(st.sampled_from(["red", "blue"]), st.sampled_from([0.5, 1.0, -2.0])),
+    "hour": st.sampled_from(shop.HOURS),
+    "distance": st.sampled_from([2.5, "2.5", 3, 0.1]),
+    "device": st.sampled_from(["u1", "u2", "x"]),
+    "brand": st.sampled_from(["b0", "b1", "b2", "nova"]),
+    "tags": st.lists(st.sampled_from(["red", "blue"]), max_size=2),
+    "price": st.sampled_from([1.5, "3", 96.0, 0]),
+    "bid": st.sampled_from([1.0, "7", "none"]),
+}
+
+
+def features(*names: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Values that fit the fields, and one of anything: of two misfits, which a map has in no order, either is named."""
+    fitting = st.fixed_dictionaries({}, optional={name: SOUND[name] for name in names})
+    junk = st.dictionaries(st.sampled_from([*SOUND, "raw_keys"]) | TEXT, VALUE, max_size=1)
+    return st.builds(dict.__or__, fitting, st.just({}) | st.just({}) | st.just({}) | junk)
+
+
+ID = st.sampled_from([*ITEMS, "unknown"])
+SOUND_REQUEST: dict[str, st.SearchStrategy[Any]] = {
+    "candidates": st.lists(ID, min_size=1, max_size=8) | st.just(list(ITEMS)),
+    "items": st.dictionaries(ID, features("brand", "tags", "price", "bid"), max_size=3),
+    "user": features("age", "likes", "device"),
+    "context": features("hour", "distance"),
+    "cookie": st.sampled_from(["", "u1", "u2", "é", "bad likes", "unknown"]),
+    "top_k": st.integers(1, 6) | st.none(),
+    "variant": st.sampled_from(["base", "plain", None]),
+    "objective": st.sampled_from(
+        ["ctr * bid", "ctr * (bid ?? 1)", "score", "uncertainty", "-price", "log(score)", "1 / 0"]
+    ),
+    "filters": st.sampled_from(
+        [
+            [AnyOf("brand", ["b1", "b2"]), NoneOf("seller", ["s0"])],
+            [Between("bid", 2)],
+            [NoneOf("moon", ["full"]), AnyOf("tags", ["red"])],
+            {"brand": "b1"},
+            {"seller": ["s1", "s2"], "bid": (2, None)},
+        ]
+    ),
+    "caps": st.dictionaries(st.sampled_from(["brand", "seller", "tags"]), st.integers(1, 3), max_size=2),
+    "exploration": st.builds(UpperConfidenceBound, st.floats(0, 10))
+    | st.builds(Thompson, st.sampled_from([0.0, 0.5, 3.0])),
+}
+ODD_REQUEST: dict[str, st.SearchStrategy[Any]] = {
+    "candidates": st.lists(ID | TEXT, max_size=4),
+    "items": st.dictionaries(TEXT, features("brand"), max_size=2),
+    "cookie": TEXT | st.just("long" * 2000),
+    "top_k": st.integers(-(2**31), 2**31 - 1),
+    "variant": TEXT,
+    "objective": st.sampled_from(["bid +", "(" * 40, "ctr if ctr else 1"]) | TEXT,
+    "filters": st.lists(
+        st.builds(AnyOf, TEXT, st.lists(TEXT, max_size=2)) | st.builds(Between, TEXT, NUMBERS, NUMBERS),
+        max_size=2,
+    ),
+    "caps": st.dictionaries(TEXT, st.integers(-1, 3), max_size=2),
+    "exploration": st.builds(UpperConfidenceBound, NUMBERS) | st.builds(Thompson, NUMBERS),
+    "candidate_set": TEXT,
+}
+REQUESTS = st.builds(
+    lambda request_id, sound, odd, is_odd: {"request_id": request_id, **sound, **(odd if is_odd else {})},
+    st.text(min_size=1, max_size=6, alphabet="abcé"),
+    st.fixed_dictionaries(
+        {"candidates": SOUND_REQUEST["candidates"]},
+        optional={name: SOUND_REQUEST[name] for name in SOUND_REQUEST if name != "candidates"},
+    ),
+    st.sampled_from(sorted(ODD_REQUEST)).flatmap(
+        lambda name: st.fixed_dictionaries({name: ODD_REQUEST[name]})
+    ),
+    st.sampled_from([False, False, True]),
+)
+
+
+def outcome(ask: Callable[..., Any], **options: Any) -> Any:
+    """The answer; of an error its status and its text, as a server sends them."""
+    try:
+        answer = ask(**options)
+        return replace(answer, unknown_fields=sorted(answer.unknown_fields))  # a map's names, in no order
+    except RankFailed as error:
+        return error.code, str(error).partition(f"{error.code.name}: ")[2]
+    except FtrieError as error:
+        return status_of(error), str(error)
+
+
+@pytest.mark.parametrize("method", ["rank", "explain"])
+@settings(examples(250), suppress_health_check=list(HealthCheck))
+@given(request=REQUESTS)
+def test_an_answer_is_what_a_server_sends_in_every_field(
+    client: Client,  # noqa: F811
+    ranker: Ranker,
+    method: str,
+    request: dict[str, Any],
+) -> None:
+    theirs, ours = outcome(getattr(client, method), **request), outcome(getattr(ranker, method), **request)
+    assert repr(ours) == repr(theirs)
+
+
+# -- the store, users, tables
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    return {"candidates": list(shop.ITEMS), "context": CONTEXT, "variant": "base", "request_id": "r", **more}
+
+
+def scores(ranking: Ranking) -> dict[str, float]:
+    return {item.id: item.score for item in ranking.items}
+
+
+@pytest.fixture
+def of_shop() -> Ranker:
+    """Over the shop's first model, items and users."""
+    return Ranker(shop.artefact(), shop.ITEMS, shop.USERS)
+
+
+@pytest.mark.parametrize("model", ["one weight"], indirect=True)
+def test_over_a_store_users_candidate_sets_and_late_items_are_read_from_it(
+    shop_store: Store,
+    client: Client,  # noqa: F811
+    model: Artefact,
+) -> None:
+    with pytest.warns(FtrieWarning):
+        ranker = Ranker(model, shop_store, shop_store, version=1)
+    shop_store.records.put_items([("late", {"brand": "b1", "price": "6"})])
+    for options in (
+        {"candidate_set": "front page"},
+        {"candidate_set": "no such set"},
+        {"candidates": ["late", "item-1", "never"]},
+    ):
+        request: dict[str, Any] = {"cookie": "u1", "context": CONTEXT, "request_id": "r", **options}
+        assert repr(outcome(ranker.rank, **request)) == repr(outcome(client.rank, **request))
+    assert {item.id for item in ranker.rank("u1", candidate_set="front page").items} == {
+        "item-1",
+        "item-3",
+        "late",
+    }
+    shop_store.client.set("ftrie:candidates:odd", "x")
+    with pytest.raises(StoreError, match="expected a LIST, SET or ZSET"):
+        ranker.rank(candidate_set="odd")
+
+
+def test_a_mapping_of_users_is_read_when_a_request_names_the_user() -> None:
+    users: dict[str, dict[str, Any]] = {
+        "u": {"age": 20, "likes": ("red", "blue")},
+        "v": {"age": np.int64(30)},
+    }
+    ranker = Ranker(shop.artefact(), shop.ITEMS, users)
+    given = {"age": "20", "likes": ["red", "blue"], "device": "u"}
+    assert scores(ranker.rank("u", **asked())) == scores(ranker.rank(given, **asked()))
+    assert scores(ranker.rank("v", **asked())) == scores(ranker.rank({"age": 30, "device": "v"}, **asked()))
+    users["u"]["age"] = float("nan")
+    assert scores(ranker.rank("u", **asked())) == scores(ranker.rank({**given, "age": ""}, **asked()))
+    users["u"]["age"] = object()
+    (note,) = ranker.rank("u", **asked()).degraded
+    assert (note.reason, note.part) == ("INVALID_DATA", "user_features")
+    assert note.detail.startswith("users['u'].age: got a object, expected text")
+    with pytest.raises(FieldValueError, match=r"items\['a'\]\.brand: got a object, expected text"):
+        Ranker(shop.artefact(), {"a": {"brand": object()}})
+
+
+def test_the_users_id_is_given_once(of_shop: Ranker) -> None:
+    assert of_shop.rank("u1", **asked()) == of_shop.rank(cookie="u1", **asked())
+    assert of_shop.rank("u1", **asked()).cookie == "u1"
+    with pytest.raises(TypeError, match="user='u1' and cookie='u2'; give one"):
+        of_shop.rank("u1", **asked(cookie="u2"))
+
+
+def test_items_come_from_a_mapping_a_table_or_a_file(of_shop: Ranker, tmp_path: Path) -> None:
+    columns = {name: [record[name] for record in shop.ITEMS.values()] for name in ("brand", "price")}
+    columns |= {
+        "tags": [json.loads(record["tags"]) for record in shop.ITEMS.values()],
+        "id": list(shop.ITEMS),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    file = tmp_path / "items.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = of_shop.rank("u1", **asked())
+    for items in (pa.table(columns), columns, rows, file, str(file)):
+        ranker = Ranker(shop.artefact(), items, shop.USERS)
+        assert len(ranker) == len(shop.ITEMS)
+        assert ranker.rank("u1", **asked()) == expected
+    with pytest.raises(SpecError, match="no column item or item_id or id for the id"):
+        Ranker(shop.artefact(), pa.table({"sku": ["a"], "brand": ["b1"]}))
+    with pytest.raises(StoreError, match="got an id of 0 bytes"):
+        Ranker(shop.artefact(), {"": {"brand": "b1"}})
+
+
+def test_without_items_candidates_carry_their_features() -> None:
+    ranker = Ranker(shop.artefact())
+    items = {item: {**record, "tags": json.loads(record["tags"])} for item, record in shop.ITEMS.items()}
+    found = ranker.rank({"age": "20"}, CONTEXT, items=items, variant="base")
+    assert scores(found) == scores(Ranker(shop.artefact(), shop.ITEMS).rank({"age": "20"}, **asked()))
+    assert found.unknown_items == ()
+
+
+def test_a_request_without_an_id_gets_one_as_from_a_server(of_shop: Ranker) -> None:
+    first, second = (of_shop.rank(candidates=["item-1"]).request_id for _ in range(2))
+    assert re.fullmatch("[0-9a-f]{32}", first) and first != second
+
+
+def test_a_keyword_that_no_ranking_has_is_refused(of_shop: Ranker) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword 'filter'; did you mean 'filters'"):
+        of_shop.rank("u1", **asked(filter=[]))
+    with pytest.raises(TypeError, match="unexpected keyword 'topk'; did you mean 'top_k'"):
+        of_shop.explain("u1", **asked(topk=1))
+
+
+def test_ids_are_texts(of_shop: Ranker) -> None:
+    with pytest.raises(TypeError, match="user: got 7, expected features by name, or the user's id as a text"):
+        of_shop.rank(7, **asked())  # type: ignore[arg-type]
+    for records in ({7: {"brand": "b1"}}, {}), ({}, {7: {"age": "20"}}):
+        with pytest.raises(TypeError, match="got the id 7, expected a text, such as '7'"):
+            Ranker(shop.artefact(), *records)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"got a str as model; expected an ftrie\.Model"):
+        Ranker("m.arrow")
+
+
+# -- versions and experiments
+
+
+def test_an_experiment_divides_requests_and_one_that_does_not_fit_is_refused() -> None:
+    pinned = Experiment(shares={"base": 1.0}, pins={"u2": "plain"}, objective="-score")
+    ranker = Ranker(shop.artefact(), shop.ITEMS, shop.USERS, experiment=pinned)
+    assert {ranker.rank(f"u{n}", CONTEXT, ["item-1"]).variant for n in range(3, 20)} == {"base"}
+    found = ranker.rank("u2", CONTEXT, list(shop.ITEMS))
+    assert found.variant == "plain"
+    assert [item.score for item in found.items] == sorted(scores(found).values())
+    with pytest.raises(ExperimentError, match="no variant 'gone' in the model"):
+        Ranker(shop.artefact(), experiment=Experiment(pins={"u": "gone"}))
+
+
+def test_an_update_keeps_the_items_or_takes_others_and_one_that_fails_changes_nothing(
+    of_shop: Ranker,
+) -> None:
+    first = of_shop.rank("u1", **asked())
+    of_shop.update(shop.artefact(seed=2), version=2)
+    second = of_shop.rank("u1", **asked())
+    assert (first.version, second.version) == (0, 2)
+    assert second == Ranker(shop.artefact(seed=2), shop.ITEMS, shop.USERS, version=2).rank("u1", **asked())
+    of_shop.update(shop.artefact(seed=2), {"item-1": {"brand": "b3"}}, version=3)
+    assert (len(of_shop), of_shop.version) == (1, 3)
+    of_shop.update(shop.artefact(values="per_variant"), version=4)  # another spec: the items are coded again
+    assert len(of_shop) == 1
+    other = replace(shop.artefact(), spec=parse_spec(shop.SPEC.replace('"shop"', '"mall"')))
+    with pytest.raises(UsageError, match="is of model 'shop', got a version of 'mall'"):
+        of_shop.update(other)
+    with pytest.raises(SpecError):
+        of_shop.update(shop.artefact(), pa.table({"sku": ["a"]}))
+    assert (of_shop.version, of_shop.variants, len(of_shop)) == (4, shop.VARIANTS, 1)
+
+
+def test_each_answer_of_any_thread_is_one_versions_while_versions_change(of_shop: Ranker) -> None:
+    models = [shop.artefact(seed) for seed in (1, 2)]
+    expected = {}
+    for version, model in enumerate(models):
+        expected[version] = scores(Ranker(model, shop.ITEMS, shop.USERS).rank("u1", **asked()))
+    ends = threading.Event()
+    seen: list[set[int]] = [set() for _ in range(3)]
+
+    def ask(versions: set[int]) -> None:
+        while not ends.is_set() or len(versions) < 2:
+            answer = of_shop.rank("u1", **asked())
+            assert scores(answer) == expected[answer.version]
+            versions.add(answer.version)
+
+    with ThreadPoolExecutor(len(seen)) as pool:
+        asking = [pool.submit(ask, versions) for versions in seen]
+        for number in range(40):
+            of_shop.update(models[number % 2], version=number % 2)
+        ends.set()
+        while not all(each.done() for each in asking):  # until each has seen both
+            number += 1
+            of_shop.update(models[number % 2], version=number % 2)
+        for each in asking:
+            each.result()
+
+
+def test_a_ranker_leaves_no_memory_files_or_threads_behind() -> None:
+    def held() -> tuple[int, set[str], int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm")), threading.active_count()
+
+    def used() -> weakref.ref[Any]:
+        ranker = Ranker(shop.artefact(), shop.ITEMS, shop.USERS)
+        assert ranker.rank("u1", **asked()).items
+        ranker.update(shop.artefact(seed=2))
+        assert ranker.explain("u1", **asked()).items
+        return weakref.ref(ranker._handle.served.model)  # type: ignore[union-attr]
+
+    used()
+    before = held()
+    models = [used() for _ in range(5)]
+    assert held() == before
+    assert all(model() is None for model in models)

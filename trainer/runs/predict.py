@@ -1,0 +1,104 @@
+"""Scores every row of a log by a published model, labelled or not.
+
+In: an artefact and a log. Out: the scores of each row, batch by batch, in the order of the log. The model does not
+change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from model_store.artefact.artefact import Artefact
+from model_store.spec.spec import ModelSpec
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.open_log import Log, open_log
+from trainer.examples.requests import Sample
+from trainer.learn.scorer import Scorer, Scores, scoring_spec
+from trainer.logs.batch import RowBatch
+from trainer.logs.rejects import Reject
+from trainer.output import SILENT, Output
+
+
+@dataclass(frozen=True)
+class BatchScores:
+    """The scores of a batch of rows: float64[rows, variants] each, NaN for a row in `rejects`.
+
+    first_row: the number of rows before the batch.
+    """
+
+    first_row: int
+    rows: int
+    scores: Scores
+    rejects: tuple[Reject, ...]
+
+
+def predict(
+    artefact: Artefact,
+    log: Log,
+    *,
+    threads: int | None = None,
+    without: Sequence[str] = (),
+    output: Output = SILENT,
+) -> Iterator[BatchScores]:
+    """Score the rows of a log, which needs no labels. A row with a bad value has no scores, and is a reject.
+
+    without: fields and crosses to score without. Raises SpecError if the log lacks a column of a field, InputError if
+    it cannot be read to its end.
+    """
+    scorer = Scorer(artefact)
+    with open_log(replace(log, unlabelled=True), scoring_spec(artefact.spec, tuple(without))) as opened:
+        maker = _ScoringMaker(scorer, opened.spec)
+        first = 0
+        with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
+            for examples in stream:
+                assert isinstance(examples, _Scored)
+                rows = examples.rows_read
+                yield BatchScores(
+                    first, rows, of_all_rows(examples.scores, examples.rows, rows), examples.rejects
+                )
+                first += rows
+                bar.update(first, total=opened.expected_rows(first))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored(Examples):
+    scores: Scores
+
+
+class PredictingMaker(ExampleMaker):
+    """Makes examples to be scored, one of each row, whatever its label."""
+
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        return np.zeros(sample.batch.rows), np.empty(0), np.empty(0, np.int64)
+
+    def _outcomes_of(self, good: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+        return good, labels[good], weights
+
+
+class _ScoringMaker(PredictingMaker):
+    """Makes and scores examples, in the hashing threads. Stateless."""
+
+    def __init__(self, scorer: Scorer, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._scorer = scorer
+
+    def make(self, batch: RowBatch) -> _Scored:
+        """Hash and score a batch."""
+        examples = super().make(batch)
+        return _Scored(**vars(examples), scores=self._scorer.score(self, examples))
+
+
+def of_all_rows(scores: Scores, at: Any, rows: int) -> Scores:
+    """Scores of the rows `at` of a batch as those of all its rows, NaN for the others."""
+    if at.size == rows:
+        return scores
+    whole = {}
+    for each in fields(Scores):
+        known = getattr(scores, each.name)
+        whole[each.name] = np.full((rows, known.shape[1]), np.nan)
+        whole[each.name][at] = known
+    return Scores(**whole)
