@@ -30,6 +30,7 @@ BROKEN_PIPE = 141
 # In the order of `ftrie --help`.
 COMMAND_MODULES = (
     "ftrie.commands.init",
+    "ftrie.commands.doctor",
     "ftrie.commands.train",
     "ftrie.commands.train_distributed",
     "ftrie.commands.trainer",
