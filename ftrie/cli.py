@@ -21,6 +21,7 @@ from typer.exceptions import TyperException
 
 import ftrie
 from ftrie.files import FILES, checked
+from ftrie.help import plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 
@@ -103,7 +104,6 @@ def build() -> typer.core.TyperGroup:
         name="ftrie",
         help="Learn click-through rates from logs, publish the models, serve rankings.",
         epilog="Start with `ftrie demo`, or with `ftrie init clicks.csv`.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -114,6 +114,7 @@ def build() -> typer.core.TyperGroup:
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
     _finish(command, ())
+    plain_help(command)
     return command
 
 
