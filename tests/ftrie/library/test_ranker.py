@@ -22,11 +22,13 @@ from hypothesis import strategies as st
 
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Ranking, Thompson, UpperConfidenceBound
+from ftrie.library.model import Model
 from ftrie.library.output import FtrieWarning
 from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration, PowerCurve, VariantCurves
 from model_store.errors import ExperimentError, FieldValueError, FtrieError, SpecError, StoreError, UsageError
+from model_store.features.history import SEEN, HistoryPlan, UserHistory
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
@@ -34,6 +36,8 @@ from server.errors import status_of
 from tests.matrix import examples
 from tests.server import shop
 from tests.server.conftest import client, server, start  # noqa: F401 (fixtures)
+from tests.server.one_process import Server
+from tests.server.slow_ranker import artefact_of
 
 CONTEXT: dict[str, Any] = {"hour": shop.HOURS[0], "distance": 2.5}
 ITEMS: dict[str, dict[str, str]] = {
@@ -241,6 +245,58 @@ def test_over_a_store_users_candidate_sets_and_late_items_are_read_from_it(
         ranker.rank(candidate_set="odd")
 
 
+HISTORIES = """
+[model]
+name = "shop"
+[input]
+label = "click"
+cookie = "cookie"
+item = "item"
+request = "request_id"
+timestamp = "ts"
+[fields]
+brand = {side = "item"}
+seen_brands = {side = "user", kind = "set", history = "seen", measure = "last", of = "brand", last = 3}
+seen_before = {side = "item", kind = "number", bucket = "log", history = "seen", measure = "count"}
+[[crosses]]
+fields = ["seen_brands", "brand"]
+"""
+
+
+@pytest.mark.parametrize("from_store", [{"items"}, {"users"}, {"items", "users"}])
+def test_histories_are_read_from_the_store_that_is_given(
+    store: Store,
+    start: Callable[..., Server],  # noqa: F811
+    from_store: set[str],
+) -> None:
+    spec = parse_spec(HISTORIES).resolve(["click", "cookie", "item", "request_id", "ts", "brand"])
+    keys = {b"bias", *(b"seen_before=%d" % bucket for bucket in range(20))}
+    keys |= {b"seen_brands*brand=%b*%b" % (a, b) for a in (b"b1", b"b2") for b in (b"b1", b"b2")}
+    model = artefact_of(spec, {key: (shop.weight(key, 1), 1) for key in keys})
+    records = {f"item-{n}": {"brand": f"b{n % 3}"} for n in range(6)}
+    plan, history = HistoryPlan.of(spec), UserHistory()
+    assert plan is not None
+    history.add(SEEN, 1_700_000_000_000_000, [[b"item-1", b"item-2"], [b"b1", b"b2"]])
+    history.add(SEEN, 1_700_000_001_000_000, [[b"item-1"], [b"b1"]])
+    store.records.put_items(records.items())
+    store.records.put_histories("shop", [(b"u1", history.encode(plan))], 60_000)
+    store.model("shop").activate(store.model("shop").publish(model))
+    running = start()
+    assert running.ready.wait(60)
+    ranker = Ranker(
+        model, store if "items" in from_store else records, store if "users" in from_store else {}, version=1
+    )
+    with Client(running.address, timeout_s=20.0) as connected:
+        for cookie in ("u1", "u2"):
+            request: dict[str, Any] = {"cookie": cookie, "candidates": [*records, "new"], "request_id": "r"}
+            request["items"] = {"item-4": {"brand": "b2"}}
+            for method in ("rank", "explain"):
+                ours, theirs = getattr(ranker, method)(**request), getattr(connected, method)(**request)
+                assert ours == theirs
+    found = scores(ranker.rank("u1", candidates=list(records)))
+    assert len(set(found.values())) > 2, "the history counts"
+
+
 def test_a_mapping_of_users_is_read_when_a_request_names_the_user() -> None:
     users: dict[str, dict[str, Any]] = {
         "u": {"age": 20, "likes": ("red", "blue")},
@@ -315,6 +371,12 @@ def test_ids_are_texts(of_shop: Ranker) -> None:
             Ranker(shop.artefact(), *records)
 
 
+def test_a_model_makes_its_ranker(of_shop: Ranker) -> None:
+    ranker = Model(shop.artefact()).ranker(shop.ITEMS, shop.USERS)
+    assert ranker.rank("u1", **asked()) == of_shop.rank("u1", **asked())
+    assert repr(ranker) == "Ranker('shop', version 0, 12 items)"
+
+
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got a str as model; expected an ftrie\.Model"):
         Ranker("m.arrow")
@@ -332,6 +394,14 @@ def test_an_experiment_divides_requests_and_one_that_does_not_fit_is_refused() -
     assert [item.score for item in found.items] == sorted(scores(found).values())
     with pytest.raises(ExperimentError, match="no variant 'gone' in the model"):
         Ranker(shop.artefact(), experiment=Experiment(pins={"u": "gone"}))
+    alone = parse_spec(shop.SPEC.partition("[variants]")[0] + "[variants]\nbase = {}\n")
+    other = replace(shop.artefact(), spec=alone.resolve(["click", "device", *alone.fields]))
+    other = replace(other, variants=np.ones_like(other.variants))
+    with pytest.warns(
+        FtrieWarning, match="experiment does not fit version 2: .*no variant 'plain' in the model"
+    ):
+        ranker.update(other, version=2)
+    assert ranker.rank("u2", CONTEXT, ["item-1"]).variant == "base"
 
 
 def test_an_update_keeps_the_items_or_takes_others_and_one_that_fails_changes_nothing(
