@@ -53,6 +53,7 @@ from trainer.runs.passes import PassOptions
 from trainer.runs.train import train
 from trainer.runs.train_distributed import DistributedOptions, train_distributed
 
+NEEDS = ("sklearn",)  # the minimum that the objective is compared with
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = (2, 4, 16)
 ITERATIONS = 20

@@ -1,7 +1,7 @@
 """Ranking inside a Python program: `ftrie.Ranker` beside Vowpal Wabbit, scikit-learn, River and loops by hand.
 
 All hold the model of `benchmarks.rivals.shared_model`, weight for weight, and take a request as Python values: features
-of the user and context as dicts, candidates as a list of ids. Each returns the ten best. Everything runs on one core.
+of the user and context as dicts, candidates as a list of ids. Each returns the ten best. One thread; CPU time counts.
 treelite compiles ensembles of trees, which a model of keys is not; a loop compiled for this one spec stands for it.
 
     python -m benchmarks.in_process
@@ -14,7 +14,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -89,29 +88,22 @@ def _rates(held: Ranker | Scorer, message: RankRequest) -> dict[str, float]:
     return dict(zip(candidates, held.ctr(asking.fields_of(message), candidates), strict=True))
 
 
-def runner(rank: Rank, asked: list[Asked], threads: int = 1) -> Callable[[], float]:
-    """Measures candidates a second over as many calls as take about RUN_S."""
+def runner(rank: Rank, asked: list[Asked]) -> Callable[[], float]:
+    """Measures candidates a second of CPU time over as many calls as take about RUN_S."""
     requests = cycle(asked)
 
     def run(calls: int) -> float:
         mine = list(islice(requests, calls))
-        parts = [mine[n::threads] for n in range(threads)]
-        began = time.perf_counter()
-        if threads == 1:
-            _each(rank, mine)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda part: _each(rank, part), parts))
-        return calls * len(asked[0][2]) / (time.perf_counter() - began)
+        began = time.process_time()
+        for user, context, candidates in mine:
+            rank(user, context, candidates)
+        return calls * len(asked[0][2]) / (time.process_time() - began)
 
-    speed = run(4)
-    calls = max(4, int(run(max(4, int(speed / len(asked[0][2]) * RUN_S / 4))) / len(asked[0][2]) * RUN_S))
+    def lasting(seconds: float, speed: float) -> int:
+        return max(4, int(speed / len(asked[0][2]) * seconds))
+
+    calls = lasting(RUN_S, run(lasting(RUN_S / 4, run(4))))
     return lambda: run(calls)
-
-
-def _each(rank: Rank, asked: list[Asked]) -> None:
-    for user, context, candidates in asked:
-        rank(user, context, candidates)
 
 
 def rows(ranker: Ranker, scorers: dict[str, Scorer], off: dict[str, float]) -> Iterator[list[object]]:
@@ -131,17 +123,6 @@ def rows(ranker: Ranker, scorers: dict[str, Scorer], off: dict[str, float]) -> I
             ]
 
 
-def two_threads(ranker: Ranker, cores: set[int]) -> Iterator[list[object]]:
-    """Two threads of one ranker on two cores, beside one: what releasing the GIL gives."""
-    os.sched_setaffinity(0, cores)
-    for candidates in CANDIDATES:
-        asked, name = questions(candidates), f"{FTRIE}, two threads, two cores"
-        measures = alternate({n: runner(ftrie(ranker), asked, n) for n in (1, 2)})  # type: ignore[arg-type]
-        speed, times = Spread.of(measures[2]), ratio(measures, 1, 2).median  # type: ignore[index, arg-type]
-        figures = (round(value) for value in (speed.median, speed.low, speed.high))
-        yield [candidates, name, *figures, f"{times:.2f} ×", "—"]
-
-
 def main() -> None:
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
@@ -158,10 +139,11 @@ def main() -> None:
         for what in RIVALS.keys() - scorers.keys():
             print(f"{what} is left out, {RIVALS[what][1]} is not installed: pip install 'ftrie[peers]'")
         off = differences(ranker, scorers, model)
-        table = [*rows(ranker, scorers, off), *(two_threads(ranker, cores) if len(cores) > 1 else ())]
+        table = list(rows(ranker, scorers, off))
+    os.sched_setaffinity(0, cores)
     title = (
-        f"In one Python process, on one core, top {TOP_K}; {artefact.rows:,} keys, {shop.ITEMS:,} items, 8 + 6 fields, "
-        f"{len(shop.CROSSES)} crosses; medians of {ROUNDS} alternating rounds"
+        f"Candidates/s of CPU time in one Python process on one core, top {TOP_K}; {artefact.rows:,} keys, "
+        f"{shop.ITEMS:,} items, 8 + 6 fields, {len(shop.CROSSES)} crosses; medians of {ROUNDS} alternating rounds"
     )
     report("in_process", title, COLUMNS, table)
 

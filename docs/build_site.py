@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 INDEX = "docs/README.md"
 API = "docs/api.md"
+LIBRARY = "docs/library.md"
 DECISIONS = "docs/adr/README.md"
 TEMPLATE = "benchmarks/numbers_page.md"
 """What docs/numbers.md is made from."""
@@ -84,6 +85,9 @@ def navigation(staged: list[Path], folder: Path) -> list[tuple[str, list[tuple[s
             if page in staged and page not in placed:
                 placed.add(page)
                 entries.append((_title(folder / page), str(page)))
+                if page == Path(LIBRARY):
+                    placed.add(Path(API))
+                    entries.append((_title(folder / API), API))
         sections.append((title.partition(":")[0] or "Documentation", entries))
     rest = [page for page in staged if page not in placed]
     decisions = [page for page in rest if page.parent == Path("docs/adr")]

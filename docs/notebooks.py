@@ -104,6 +104,7 @@ def render(notebook: Any, name: str, folder: Path) -> str:
             continue
         parts.append(_fence(cell.source.removeprefix("%%bash\n"), _language(cell.source)))
         printed = ""
+        draws = any("image/png" in output.get("data", {}) for output in cell.outputs)
         for output in cell.outputs:
             if output.output_type == "stream":
                 printed += output.text
@@ -119,7 +120,7 @@ def render(notebook: Any, name: str, folder: Path) -> str:
                 parts.append(f"![{_title(notebook)}, picture {pictures}]({file})")
             elif "text/html" in data:
                 parts.append(f'<div class="ftrie-output">{_one_line(data["text/html"])}</div>')
-            elif "text/plain" in data:
+            elif "text/plain" in data and not draws:  # of what it draws, the value is the axes
                 parts.append(_fence(data["text/plain"], "text"))
         if printed:
             parts.append(_fence(_last_state(printed), "text"))

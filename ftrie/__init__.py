@@ -80,6 +80,8 @@ except PackageNotFoundError:  # run from a checkout that was never installed
 
 
 def __getattr__(name: str) -> Any:
+    if name == "aio":
+        return import_module("ftrie.aio")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ftrie' has no attribute {name!r}; it has: {', '.join(__all__)}")

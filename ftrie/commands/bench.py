@@ -30,6 +30,7 @@ REMEDIES = {
     "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
     "h2load": "apt install nghttp2-client",
     "torch": "make torch, or pip install 'ftrie[torch]'",
+    "sklearn": "pip install 'ftrie[sklearn]'",
 }
 """How to install the packages and programs that benchmarks need."""
 

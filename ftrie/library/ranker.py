@@ -164,8 +164,9 @@ class Ranker:
     def update(self, model: Any, items: Records | None = None, *, version: int | None = None) -> None:
         """Rank with another version from now on; calls that have begun finish with the one before. As `__init__`.
 
-        items: other items; without them, those given before are coded again where the spec has changed. Users and the
-        experiment stay. An error leaves everything as it was. Updates take turns.
+        items: other items; without them, those given before are coded again where the spec has changed. Users,
+        candidate sets and the experiment stay; an experiment that does not fit the new version's variants warns, and
+        the spec's shares divide. An error leaves everything as it was. Updates take turns.
         """
         with self._changing:
             artefact, before = _artefact(model), self._served
@@ -179,6 +180,8 @@ class Ranker:
             catalogue = before.catalogue if kept else _catalogue(artefact.spec, source)
             self._handle.serve(_bound(artefact, _version(model, version), catalogue))
             self._items = source
+            if self._handle.assignment.problem:
+                warn(f"the experiment does not fit version {self.version}: {self._handle.assignment.problem}")
 
     @property
     def _served(self) -> ServedVersion:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import jupytext
 import nbformat
 
 from docs import notebooks
+from tests.repository.typed import fences_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path for path in (ROOT / "docs/tutorials").glob("*.md") if path.name != "README.md")
@@ -42,6 +44,22 @@ def test_the_first_tutorial_has_at_most_thirty_lines() -> None:
     assert len(lines) <= 30
 
 
+def excerpt() -> tuple[list[str], list[str]]:
+    """The README's excerpt of the first tutorial: lines of code, and of output; empty without one."""
+    fences = fences_of("README.md", (ROOT / "README.md").read_text("utf-8"))
+    for code, output in pairwise(fences):
+        if code.said("run by") == ["tests/repository/test_tutorials.py"]:
+            assert ("output", "") in output.comments
+            return [line for line in code.body if line], [*output.body]
+    return [], []
+
+
+def test_the_readme_s_excerpt_is_of_the_first_tutorial() -> None:
+    cells = jupytext.read(ROOT / "docs/tutorials/0-thirty-lines.md", fmt="md").cells
+    lines = iter([line for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines()])
+    assert [line for line in excerpt()[0] if line not in lines] == []  # in the same order
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -50,6 +68,9 @@ def test_a_tutorial_runs_and_shows_what_it_says(page: Path, tmp_path: Path) -> N
     notebook = notebooks.execute(page, tmp_path)
     shown = notebooks.shown_text(notebook)
     assert [pattern for pattern in SHOWN[page.stem] if not re.search(pattern, shown)] == [], shown
+    if page.stem == "0-thirty-lines":
+        lines = iter(shown.splitlines())
+        assert [line for line in excerpt()[1] if line not in lines] == []
     (tmp_path / "site").mkdir()
     rendered = notebooks.render(notebook, page.stem, tmp_path / "site")
     assert len(list((tmp_path / "site").glob("*.png"))) == rendered.count(f"({page.stem}-")

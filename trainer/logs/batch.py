@@ -84,7 +84,7 @@ def plain(array: pa.Array) -> pa.Array:
     """The array as a plain type; times become ISO-8601 text. Raises NotPlain."""
     kind = array.type
     if types.is_dictionary(kind):
-        return plain(array.dictionary_decode())
+        return plain(_with_plain_texts(array).dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _plain_list(array)
     if types.is_map(kind):
@@ -94,6 +94,13 @@ def plain(array: pa.Array) -> pa.Array:
         return array
     # By the digits of a float32: 0.1 becomes 0.1 and not 0.10000000149.
     return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
+
+
+def _with_plain_texts(encoded: pa.Array) -> pa.Array:
+    """A dictionary array whose texts are no views, which Arrow cannot decode: polars' categories are such."""
+    if not types.is_string_view(encoded.type.value_type):
+        return encoded
+    return pa.DictionaryArray.from_arrays(encoded.indices, encoded.dictionary.cast(pa.string()))
 
 
 def is_several(kind: pa.DataType) -> bool:

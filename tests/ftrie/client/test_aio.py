@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+import ftrie
 from ftrie import aio
 from ftrie.client.access import Access
 from ftrie.client.client import Client, Feedback, RankFailed, ReportFailed
@@ -167,3 +169,10 @@ def test_by_cookie_a_user_s_calls_go_where_the_client_of_threads_sends_them(serv
             if len(set(homes(threads).values())) == 3:
                 break
         assert asyncio.run(ours()) == homes(threads)
+
+
+def test_ftrie_aio_needs_no_import_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(ftrie, "aio")
+    monkeypatch.delitem(sys.modules, "ftrie.aio")
+    assert ftrie.aio.Client.__module__ == "ftrie.aio"
+    assert ftrie.aio is sys.modules["ftrie.aio"]

@@ -394,6 +394,14 @@ def test_an_experiment_divides_requests_and_one_that_does_not_fit_is_refused() -
     assert [item.score for item in found.items] == sorted(scores(found).values())
     with pytest.raises(ExperimentError, match="no variant 'gone' in the model"):
         Ranker(shop.artefact(), experiment=Experiment(pins={"u": "gone"}))
+    alone = parse_spec(shop.SPEC.partition("[variants]")[0] + "[variants]\nbase = {}\n")
+    other = replace(shop.artefact(), spec=alone.resolve(["click", "device", *alone.fields]))
+    other = replace(other, variants=np.ones_like(other.variants))
+    with pytest.warns(
+        FtrieWarning, match="experiment does not fit version 2: .*no variant 'plain' in the model"
+    ):
+        ranker.update(other, version=2)
+    assert ranker.rank("u2", CONTEXT, ["item-1"]).variant == "base"
 
 
 def test_an_update_keeps_the_items_or_takes_others_and_one_that_fails_changes_nothing(

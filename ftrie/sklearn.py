@@ -1,0 +1,736 @@
+"""ftrie's learners as a scikit-learn classifier: `from ftrie.sklearn import FTRLClassifier`.
+
+The estimator is a face of the trainer's engine: `trainer.learn` learns, `trainer.examples` hashes, and `model_` is a
+model that a server can serve. Rows reach the engine in one of two ways:
+
+- as a matrix (`_MatrixEngine`): numpy arrays, sparse matrices, and tables whose columns are all plain numbers. Every
+  column is one key; predictions are one matrix product with `coef_`.
+- as a table (`_TableEngine`): tables with categories, texts or lists, with crosses or `fields`. Rows are hashed as
+  those of a log.
+
+docs/sklearn.md is the user's page, with the outcome of each of scikit-learn's own checks.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import Any, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ftrie.library.model import Model
+from model_store.errors import InputError, SpecError
+from model_store.features.cells import number_column
+from model_store.features.features import FeaturePlan
+from model_store.features.values import LARGEST_REAL
+from model_store.normal_kernels import normal_cdfs
+from model_store.spec.learner_section import LEAST_HASH_BITS, MOST_HASH_BITS, Algorithm
+from model_store.spec.spec import ModelSpec, spec_from_json
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.learned import LEARNED_ROWS, with_learned
+from trainer.examples.open_log import examples_of
+from trainer.learn.matrix import MatrixModel
+from trainer.learn.metrics.metrics import ProgressiveMetrics
+from trainer.learn.model import LearningModel
+from trainer.learn.predictions_kernels import probabilities
+from trainer.learn.scorer import Scorer
+from trainer.logs.batch import NotPlain, Position, RowBatch, is_several, plain
+from trainer.logs.tables import arrow_table
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+    from sklearn.utils._param_validation import Interval, StrOptions
+    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.extmath import safe_sparse_dot
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        "ftrie.sklearn needs scikit-learn 1.6 or later: pip install 'ftrie[sklearn]'"
+    ) from error
+
+__all__ = ["FTRLClassifier"]
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+_ROWS_AT_ONCE = 1 << 14
+_MOST_FIELDS = 65_000  # a key's feature has 16 bits
+_MATRIX_FIELD = "features"
+_LEARNER_OPTIONS = (
+    *("rate", "precision", "warmup", "seed", "k", "theta", "shrink"),
+    *("prior_ctr", "forgetting", "prune_kl"),
+)
+
+
+class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unused-ignore]
+    """Online logistic regression for two classes by ftrie's learners, FTRL-Proximal by default.
+
+    Parameters
+    ----------
+    alpha, beta : float, default=0.1, 1.0
+        The learning rate of a coordinate is alpha / (beta + sqrt(n)), n the sum of its squared gradients.
+    l1, l2 : float, default=0.0
+        The penalty l1 |w| + l2 w^2 / 2 of FTRL, OGD, FOBOS and RDA. With FTRL `l1` is compared with a sum of gradients,
+        so it does not depend on the number of rows.
+    algorithm : {"ftrl", "ogd", "truncation", "truncated_gradient", "fobos", "rda", "adpredictor"}, default="ftrl"
+        The learner; docs/learners.md describes each. For "adpredictor", alpha is the prior variance of a weight and
+        beta the noise, and the link is the normal distribution's instead of the logistic one.
+    max_iter : int, default=5
+        The most passes over the rows in `fit`: more fit sparse rows too closely. 1 learns as `ftrie train` does.
+    tol : float or None, default=1e-3
+        Stop after a pass that lowers the mean log-loss by less than this. None: make all passes.
+    shuffle : bool, default=True
+        Whether `fit` learns the rows of each pass in a random order. `partial_fit` learns them as they come.
+    random_state : int, RandomState instance or None, default=None
+        For `shuffle`.
+    class_weight : dict, "balanced" or None, default=None
+        Weights of the classes, by which sample weights are multiplied.
+    hash_bits : int or None, default=None
+        Hash all keys into 2**hash_bits weights. None: each key has its own.
+    categorical_features : "from_dtype" or array-like, default="from_dtype"
+        Columns to treat as categories, besides those of text, categories and lists: names, numbers or a mask. The
+        columns of an array have the names "x0", "x1", ... then.
+    fields : dict or None, default=None
+        Options of columns by name, as in `[fields]` of a spec: {"age": {"bucket": "log"}, "ad": {"side": "item"}}.
+    crosses : list of tuples of column names, or None, default=None
+        Conjunctions of two to four columns.
+    learner_options : dict or None, default=None
+        More of a spec's `[learner]`: rate, precision, warmup, seed, k, theta, shrink, prior_ctr, forgetting, prune_kl.
+    model_name : str, default="classifier"
+        The name under which `model_` is published.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (2,)
+        The labels; the second is the click.
+    coef_, intercept_ : ndarray of shape (1, n_features_in_) and (1,)
+        The weights in float64, if all columns are plain numbers; otherwise an AttributeError names the alternative.
+    n_features_in_, feature_names_in_
+        As in scikit-learn.
+    n_iter_ : int
+        The number of passes of `fit`; 1 after `partial_fit` alone.
+    loss_curve_ : list of float
+        The mean log-loss of each pass of `fit`, each row predicted before it was learned.
+    model_ : ftrie.Model
+        The model so far, to look at, save and publish.
+
+    A missing number, NaN, adds nothing to the score, as 0; a missing category neither, nor one that was not learned.
+    """
+
+    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012, as in scikit-learn
+        "alpha": [Interval(Real, 0, None, closed="neither")],
+        "beta": [Interval(Real, 0, None, closed="left")],
+        "l1": [Interval(Real, 0, None, closed="left")],
+        "l2": [Interval(Real, 0, None, closed="left")],
+        "algorithm": [StrOptions(set(get_args(Algorithm)))],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "tol": [Interval(Real, 0, None, closed="left"), None],
+        "shuffle": ["boolean"],
+        "random_state": ["random_state"],
+        "class_weight": [StrOptions({"balanced"}), dict, None],
+        "hash_bits": [Interval(Integral, LEAST_HASH_BITS, MOST_HASH_BITS, closed="both"), None],
+        "categorical_features": [StrOptions({"from_dtype"}), "array-like"],
+        "fields": [dict, None],
+        "crosses": [list, tuple, None],
+        "learner_options": [dict, None],
+        "model_name": [str],
+    }
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        beta: float = 1.0,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        algorithm: str = "ftrl",
+        max_iter: int = 5,
+        tol: float | None = 1e-3,
+        shuffle: bool = True,
+        random_state: Any = None,
+        class_weight: Any = None,
+        hash_bits: int | None = None,
+        categorical_features: Any = "from_dtype",
+        fields: Mapping[str, Mapping[str, Any]] | None = None,
+        crosses: Sequence[Sequence[str]] | None = None,
+        learner_options: Mapping[str, Any] | None = None,
+        model_name: str = "classifier",
+    ) -> None:
+        self.alpha = alpha
+        self.beta = beta
+        self.l1 = l1
+        self.l2 = l2
+        self.algorithm = algorithm
+        self.max_iter = max_iter
+        self.tol = tol
+        self.shuffle = shuffle
+        self.random_state = random_state
+        self.class_weight = class_weight
+        self.hash_bits = hash_bits
+        self.categorical_features = categorical_features
+        self.fields = fields
+        self.crosses = crosses
+        self.learner_options = learner_options
+        self.model_name = model_name
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Forget what was learned, and learn rows X with labels y in up to `max_iter` passes.
+
+        X: array or sparse matrix of shape (rows, columns), or a table. Raises ValueError for invalid parameters, for
+        labels of more or fewer than two classes, and for infinite numbers.
+        """
+        self._validate_params()
+        read = self._read(X, None)
+        y = self._labels(X, y)
+        classes = _two_classes(y)
+        labels, weights = self._outcomes(y, classes, sample_weight)
+        engine = self._engine_for(read)
+        rows = engine.rows(read)
+        self.classes_, self._engine = classes, engine
+        self.loss_curve_ = []
+        random = check_random_state(self.random_state)
+        again = None
+        for number in range(1, self.max_iter + 1):
+            order = random.permutation(labels.size) if self.shuffle else None
+            metrics = engine.learn(rows, labels, weights, order, again)
+            self.n_iter_ = number
+            self.loss_curve_.append(metrics.logloss() or 0.0)
+            if self._has_converged():
+                break
+            again = ProgressiveMetrics(metrics.variants)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
+        """Learn rows X with labels y once, in their order.
+
+        classes: both labels, needed in the first call; the first call's table decides what each column is.
+        """
+        engine = getattr(self, "_engine", None)
+        if engine is None:
+            self._validate_params()
+        if self.class_weight == "balanced":
+            raise ValueError(
+                "class_weight='balanced' needs all rows at once: give the weights as a dict, such as "
+                "compute_class_weight('balanced', classes=classes, y=y) computes them, or call fit"
+            )
+        found = self._classes_of(classes, engine)
+        read = self._read(X, engine)
+        labels, weights = self._outcomes(self._labels(X, y), found, sample_weight)
+        if engine is None:
+            engine = self._engine_for(read)
+            self.n_iter_, self.loss_curve_ = 1, []
+        rows = engine.rows(read)
+        self.classes_, self._engine = found, engine
+        engine.learn(rows, labels, weights)
+        return self
+
+    def decision_function(self, X: Any) -> Floats:  # noqa: N803
+        """The score of each row, float64[rows]; above 0 the second class is more likely.
+
+        For "adpredictor" it is in standard deviations.
+        """
+        check_is_fitted(self)
+        return self._engine.scores(self._engine.rows(self._read(X, self._engine)))
+
+    def predict(self, X: Any) -> Any:  # noqa: N803
+        """The more likely class of each row."""
+        scores = self.decision_function(X)
+        return self.classes_[(scores > 0.0).astype(np.intp)]
+
+    def predict_proba(self, X: Any) -> Floats:  # noqa: N803
+        """The probability of each class: float64[rows, 2]."""
+        scores = self.decision_function(X)
+        link = normal_cdfs if self._engine.is_probit else probabilities
+        found = np.empty((2, scores.size))
+        link(-scores, found[0])
+        link(scores, found[1])
+        return np.ascontiguousarray(found.T)
+
+    def predict_log_proba(self, X: Any) -> Floats:  # noqa: N803
+        """The logarithm of the probability of each class: float64[rows, 2]."""
+        check_is_fitted(self)
+        if self._engine.is_probit:
+            with np.errstate(divide="ignore"):
+                return np.asarray(np.log(self.predict_proba(X)))
+        scores = self.decision_function(X)
+        return -np.logaddexp(0.0, np.column_stack([scores, -scores]))
+
+    @property
+    def coef_(self) -> Floats:
+        """The weight of each column: float64[1, columns]."""
+        check_is_fitted(self)
+        return self._engine.weights[1:].reshape(1, -1)
+
+    @property
+    def intercept_(self) -> Floats:
+        """The weight of the bias: float64[1]."""
+        check_is_fitted(self)
+        return self._engine.weights[:1]
+
+    @property
+    def model_(self) -> Model:
+        """The model so far as a `ftrie.Model`, with weights in float32, as a server has them."""
+        check_is_fitted(self)
+        return Model(self._engine.model.artefact())
+
+    def __sklearn_tags__(self) -> Any:
+        """Two classes, sparse matrices, missing values."""
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return getattr(self, "_engine", None) is not None
+
+    def _has_converged(self) -> bool:
+        if self.tol is None or len(self.loss_curve_) < 2:
+            return False
+        before, now = self.loss_curve_[-2:]
+        return bool(now > before - self.tol)
+
+    def _labels(self, X: Any, y: Any) -> Any:  # noqa: N803
+        """The labels of the rows, checked: a vector of two values at most."""
+        if y is None:
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(X, y)
+        check_classification_targets(y)
+        kind = type_of_target(y, input_name="y", raise_unknown=True)
+        if kind != "binary":
+            raise ValueError(
+                f"Only binary classification is supported. The type of the target is {kind}; for several classes wrap "
+                "the classifier into sklearn.multiclass.OneVsRestClassifier"
+            )
+        return y
+
+    def _read(self, X: Any, engine: _MatrixEngine | _TableEngine | None) -> Any:  # noqa: N803
+        """X as Arrow columns by name, or as a float64 matrix without NaN, dense or in compressed sparse rows.
+
+        engine: which has learned; None: X sets the number and the names of the columns.
+        """
+        first = engine is None
+        if _is_table(X):
+            if 0 in X.shape:
+                check_array(np.empty(X.shape), estimator=self)  # raises scikit-learn's usual error
+            return _columns_of(validate_data(self, X, reset=first, skip_check_array=True))
+        if self._needs_columns if first else isinstance(engine, _TableEngine):
+            X = validate_data(self, X, reset=first, dtype=None, ensure_all_finite=False)  # noqa: N806
+            return {f"x{index}": _arrow(column) for index, column in enumerate(X.T)}
+        checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
+        return _without_nan(validate_data(self, X, reset=first, **checks))
+
+    @property
+    def _needs_columns(self) -> bool:
+        """Whether an array has to be taken apart into columns."""
+        named = not isinstance(self.categorical_features, str) and len(self.categorical_features) > 0
+        return bool(named or self.fields or self.crosses)
+
+    def _engine_for(self, columns: Any) -> _MatrixEngine | _TableEngine:
+        """A new engine for rows as `_read` returns them."""
+        if not isinstance(columns, dict):
+            return _MatrixEngine(self._spec({_MATRIX_FIELD: {"kind": "set"}}), columns.shape[1])
+        if len(columns) > _MOST_FIELDS:
+            raise ValueError(
+                f"X is a table of {len(columns):,} columns; at most {_MOST_FIELDS:,} can be fields: pass an array or a "
+                "sparse matrix"
+            )
+        kinds: dict[str, Any] = {name: {"kind": _kind_of(name, column)} for name, column in columns.items()}
+        for name in self._categorical(list(columns)):
+            kinds[name] = {"kind": "category"}
+        for name, options in (self.fields or {}).items():
+            if name not in kinds:
+                raise ValueError(f"fields: X has no column {name!r}; it has {_some(columns)}")
+            kinds[name] |= dict(options)
+        for name, field in kinds.items():
+            if field["kind"] == "moment":
+                raise ValueError(
+                    f"X: column {name!r} holds times; make numbers of them, or say what to learn from by fields, such "
+                    f'as fields={{{name!r}: {{"kind": "time", "part": "hour"}}}}'
+                )
+        spec = self._spec(kinds)
+        if any(field.is_derived for field in spec.fields.values()):
+            raise ValueError(
+                "fields: ratio, difference, list and history are for logs; compute the column in X"
+            )
+        if spec.has_to_learn:
+            start = {name: column[:LEARNED_ROWS] for name, column in _plain_columns(columns).items()}
+            spec = with_learned(spec, [(start, len(next(iter(start.values()))))], _note)
+        plan = FeaturePlan.of(spec)
+        if not plan.crosses and all(
+            field.number is not None
+            and field.number.buckets is None
+            and field.number.is_plain
+            and not field.has_missing_key
+            and field.spec.fixed_weight is None
+            and field.spec.main
+            for field in plan.fields
+        ):
+            return _MatrixEngine(spec, len(columns))
+        return _TableEngine(spec)
+
+    def _categorical(self, names: list[str]) -> list[str]:
+        """The names of the columns that `categorical_features` lists."""
+        if isinstance(self.categorical_features, str):
+            return []
+        listed = np.asarray(self.categorical_features)
+        if listed.dtype == bool and listed.shape == (len(names),):
+            return [name for name, is_listed in zip(names, listed, strict=True) if is_listed]
+        found = [names[each] if _is_index(each, names) else each for each in listed.tolist()]
+        if absent := [each for each in found if each not in names]:
+            raise ValueError(
+                f"categorical_features: X has no column {absent[0]!r}; it has {len(names)} columns: {_some(names)}"
+            )
+        return found
+
+    def _spec(self, fields: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
+        """The spec of these fields by the parameters. Raises ValueError for what does not go together."""
+        options = dict(self.learner_options or {})
+        if others := [name for name in options if name not in _LEARNER_OPTIONS]:
+            raise ValueError(
+                f"learner_options: got {others[0]!r}; expected some of {', '.join(_LEARNER_OPTIONS)}"
+            )
+        learner = {name: float(getattr(self, name)) for name in ("alpha", "beta", "l1", "l2")}
+        label = "label"
+        while label in fields:
+            label += "_"
+        document = {
+            "model": {"name": self.model_name},
+            "input": {"label": label},
+            "fields": fields,
+            "crosses": [{"fields": [*cross]} for cross in self.crosses or ()],
+            "learner": {"algorithm": self.algorithm, **learner, "hash_bits": self.hash_bits, **options},
+        }
+        try:
+            spec = spec_from_json(json.dumps(document, default=_number), type(self).__name__)
+            return spec.resolve([label, *fields])
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    def _classes_of(self, classes: Any, engine: _MatrixEngine | _TableEngine | None) -> Any:
+        """The classes of partial_fit: as given, or those of an earlier call."""
+        if classes is None:
+            if engine is None:
+                raise ValueError("classes must be passed on the first call to partial_fit")
+            return self.classes_
+        given = _two_classes(np.asarray(classes))
+        if engine is not None and not np.array_equal(given, self.classes_):
+            raise ValueError(f"classes: got {given}, but the first call had {self.classes_}")
+        return given
+
+    def _outcomes(self, y: Any, classes: Any, sample_weight: Any) -> tuple[Floats, Floats]:
+        """The label of each row as 0.0 or 1.0, and its weight; no weights if all are 1."""
+        clicks = y == classes[1]
+        if (others := ~clicks & (y != classes[0])).any():
+            raise ValueError(f"y holds {y[others][0]!r}; expected the classes {classes.tolist()}")
+        weights = np.ones(0)
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, y, dtype=np.float64)
+            if (weights < 0.0).any():
+                raise ValueError(f"sample_weight: got {weights.min():g}, expected weights >= 0")
+        if self.class_weight is not None:
+            of_class = compute_class_weight(self.class_weight, classes=classes, y=y)
+            weights = of_class[clicks.astype(np.intp)] * (weights if weights.size else 1.0)
+        return clicks.astype(np.float64), np.ascontiguousarray(weights, np.float64)
+
+
+class _Engine:
+    """A learning model of one variant, and what its predictions need, which is computed when they are asked for."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.model = LearningModel(ExampleMaker(spec))
+        self.names = tuple(spec.fields)
+        self.is_probit = spec.learner.link == "probit"
+
+    def _learned(self, again: ProgressiveMetrics | None) -> ProgressiveMetrics:
+        return self.model.metrics if again is None else again
+
+
+class _MatrixEngine(_Engine):
+    """Learns and scores float64 matrices. The spec is as `MatrixModel` takes it."""
+
+    def __init__(self, spec: ModelSpec, columns: int) -> None:
+        super().__init__(spec)
+        self._matrix = MatrixModel(self.model, columns)
+        self._weights: Floats | None = None
+        self._variances: Floats | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        spec = self.model.spec.to_json()
+        return {"spec": spec, "columns": self._matrix.columns, "state": self._matrix.state()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(spec_from_json(state["spec"]), state["columns"])  # type: ignore[misc]
+        self._matrix.restore(state["state"])
+
+    def rows(self, columns: Any) -> Any:
+        """A matrix as it is, or columns of numbers as a matrix, 0 for a missing number."""
+        if not isinstance(columns, dict):
+            return columns
+        matrix = np.empty((len(next(iter(columns.values()))), len(columns)))
+        for index, (name, column) in enumerate(columns.items()):
+            numbers, bad = _numbers_of(name, column)
+            if bad:
+                raise ValueError(f"X, row {bad[0][0]}: {name}: {bad[0][1]}")
+            matrix[:, index] = numbers
+        return _without_nan(matrix)
+
+    def learn(
+        self,
+        matrix: Any,
+        labels: Floats,
+        weights: Floats,
+        order: Rows | None = None,
+        again: ProgressiveMetrics | None = None,
+    ) -> ProgressiveMetrics:
+        """Learn each row once; return the metrics that have its prediction."""
+        values = matrix.data if hasattr(matrix, "tocsr") else matrix
+        if values.size and max(values.max(), -values.min()) > LARGEST_REAL:
+            largest = max(values.max(), -values.min())
+            raise ValueError(
+                f"X holds a number of size {largest:g}; expected at most {LARGEST_REAL:g}: scale X"
+            )
+        self._weights = self._variances = None
+        self._matrix.learn(matrix, labels, weights, order, again)
+        return self._learned(again)
+
+    @property
+    def weights(self) -> Floats:
+        """The weights of the bias and of each column, float64[columns + 1]; not to be changed."""
+        if self._weights is None:
+            weights = self._matrix.weights()
+            weights.flags.writeable = False
+            self._weights = weights
+        return self._weights
+
+    def scores(self, matrix: Any) -> Floats:
+        """The score of each row: float64[rows]."""
+        scores: Floats = _product(matrix, self.weights[1:]) + self.weights[0]
+        if self.is_probit:
+            scores /= np.sqrt(self.model.spec.learner.beta**2 + self._spreads(matrix))
+        return scores
+
+    def _spreads(self, matrix: Any) -> Floats:
+        if self._variances is None:
+            self._variances = self._matrix.rates(self.model.spec.learner.alpha)
+        squares = matrix.multiply(matrix).tocsr() if hasattr(matrix, "tocsr") else np.square(matrix)
+        spreads: Floats = _product(squares, self._variances[1:]) + self._variances[0]
+        return spreads
+
+
+class _TableEngine(_Engine):
+    """Learns and scores Arrow columns, by the rules for the rows of a log."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._scorer: Scorer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"spec": self.model.spec.to_json(), "state": self.model.state()}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(spec_from_json(state["spec"]))  # type: ignore[misc]
+        self.model.restore(state["state"])
+
+    @property
+    def weights(self) -> Floats:
+        """Raises AttributeError: a key is a column and its value."""
+        raise AttributeError(
+            "coef_ and intercept_ exist only where every column of X is a plain number; with categories, crosses or "
+            "transformed numbers a weight belongs to a column's value: model_ has them all"
+        )
+
+    def rows(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Columns of plain Arrow types, by the names of the first rows; a field of numbers takes booleans."""
+        named = _plain_columns(dict(zip(self.names, columns.values(), strict=True)))
+        for name, field in self.model.spec.fields.items():
+            if field.kind == "number" and pa.types.is_boolean(named[name].type):
+                named[name] = named[name].cast(pa.int64())
+        return named
+
+    def learn(
+        self,
+        columns: Mapping[str, Any],
+        labels: Floats,
+        weights: Floats,
+        order: Rows | None = None,
+        again: ProgressiveMetrics | None = None,
+    ) -> ProgressiveMetrics:
+        """Learn each row once; return the metrics that have its prediction."""
+        self._scorer = None
+        first = 0
+        with examples_of(self._batches(columns, labels, order), self.model.maker, 1) as stream:
+            for examples in stream:
+                _check_rejects(examples.rejects, order)
+                if weights.size:
+                    piece = slice(first, first + examples.rows_read)
+                    of_rows = weights[piece if order is None else order[piece]]
+                    examples = replace(examples, hashed=examples.hashed._replace(weights=of_rows))
+                first += examples.rows_read
+                self.model.learn(examples, again)
+        return self._learned(again)
+
+    def scores(self, columns: Mapping[str, Any]) -> Floats:
+        """The score of each row by the model as it is published: float64[rows]."""
+        if self._scorer is None:
+            self._scorer = Scorer(self.model.artefact())
+        maker, found = self.model.maker, []
+        for batch in self._batches(columns, np.zeros(len(next(iter(columns.values())))), None):
+            examples = maker.make(batch)
+            _check_rejects(examples.rejects, None)
+            found.append(self._scorer.score(maker, examples).latent[:, 0])
+        return np.concatenate(found)
+
+    def _batches(self, columns: Mapping[str, Any], labels: Floats, order: Rows | None) -> Iterator[RowBatch]:
+        columns = {**columns, self.model.spec.input.label: pa.array(labels)}
+        for first in range(0, labels.size, _ROWS_AT_ONCE):
+            size = min(_ROWS_AT_ONCE, labels.size - first)
+            if order is None:
+                piece = {name: column.slice(first, size) for name, column in columns.items()}
+            else:
+                chosen = pa.array(order[first : first + size])
+                piece = {name: column.take(chosen) for name, column in columns.items()}
+            lines = np.arange(first, first + size, dtype=np.int64)
+            yield RowBatch(piece, lines, "X", (), size, Position("X"))
+
+
+def _check_rejects(rejects: Sequence[Any], order: Rows | None) -> None:
+    if rejects:
+        row = rejects[0].line if order is None else order[rejects[0].line]
+        raise ValueError(f"X, row {row}: {rejects[0].reason}")
+
+
+def _is_table(data: Any) -> bool:
+    """Whether this is a table with named columns: of pandas, polars, Arrow, or what has Arrow's interface."""
+    names = getattr(data, "columns", None)
+    return names is not None and hasattr(data, "shape") and not hasattr(data, "tocsr")
+
+
+def _columns_of(table: Any) -> dict[str, Any]:
+    """The columns of a table as Arrow arrays by name."""
+    if hasattr(table, "iloc"):
+        columns = [(str(name), table.iloc[:, index]) for index, name in enumerate(table.columns)]
+    else:
+        try:
+            arrow = arrow_table(table)
+        except InputError as error:
+            raise ValueError(f"X: {error}") from None
+        columns = list(zip(arrow.column_names, arrow.columns, strict=True))
+    found = {name: _arrow(column) for name, column in columns}
+    if len(found) < len(columns):
+        names = [name for name, _ in columns]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"X has two columns {twice!r}; expected different names")
+    return found
+
+
+def _arrow(column: Any) -> Any:
+    """A column as an Arrow array; values of several types become text."""
+    if isinstance(column, pa.ChunkedArray):
+        return column.combine_chunks()
+    try:
+        found = pa.array(column, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        missing = [value is None or value != value for value in column]
+        texts = [None if absent else str(value) for value, absent in zip(column, missing, strict=True)]
+        found = pa.array(texts, pa.string())
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def _without_nan_values(column: Any) -> Any:
+    """A column with null for NaN, which libraries other than pandas distinguish."""
+    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+        return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column
+
+
+def _kind_of(name: str, column: Any) -> str:
+    """The kind of field that a column's type suggests; "moment" for times, which no kind fits by itself."""
+    kind = column.type
+    if pa.types.is_temporal(kind):
+        return "moment"
+    if is_several(kind):
+        return "set"
+    numeric = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    if pa.types.is_null(kind) or any(is_of(kind) for is_of in numeric):
+        return "number"
+    try:
+        plain(column[:0])
+    except NotPlain as error:
+        raise ValueError(f"X: column {name!r} has {error}, which cannot be learned") from None
+    return "category"
+
+
+def _plain_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of the types of a log's rows."""
+    found = {}
+    for name, column in columns.items():
+        try:
+            found[name] = plain(_without_nan_values(column))
+        except (NotPlain, pa.ArrowInvalid) as error:
+            raise ValueError(f"X: column {name!r}: {error}") from None
+    return found
+
+
+def _numbers_of(name: str, column: Any) -> tuple[Floats, list[tuple[int, str]]]:
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        numbers: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return numbers, []
+    numbers, bad = number_column(_plain_columns({name: column})[name])
+    return numbers, bad
+
+
+def _without_nan(matrix: Any) -> Any:
+    """The matrix with 0 for NaN; itself if it has none."""
+    values = matrix.data if hasattr(matrix, "tocsr") else matrix
+    if np.isnan(values.sum()) and np.isnan(values).any():
+        matrix = matrix.copy()
+        np.nan_to_num(matrix.data if hasattr(matrix, "tocsr") else matrix, copy=False, nan=0.0)
+    return matrix
+
+
+def _product(matrix: Any, weights: Floats) -> Floats:
+    product: Floats = np.asarray(safe_sparse_dot(matrix, weights))
+    return product
+
+
+def _two_classes(labels: Any) -> Any:
+    found = np.unique(labels)
+    if found.size != 2:
+        raise ValueError(
+            f"{FTRLClassifier.__name__} needs rows of two classes; got {found.size} class"
+            f"{'es' * (found.size != 1)}: {found.tolist()}"
+        )
+    return found
+
+
+def _is_index(value: Any, names: Sequence[str]) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -len(names) <= value < len(names)
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy as one of Python, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise ValueError(f"got {value!r}; expected text, a number, true, false, or a list of them")
+
+
+def _some(names: Any) -> str:
+    listed = [repr(name) for name in names]
+    return ", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")
+
+
+def _note(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=2)
