@@ -13,7 +13,7 @@ DISTRIBUTED := .venv/installed-distributed
 DOCS := .venv/installed-docs
 NODE := .venv/installed-node
 
-.PHONY: help setup torch distributed demo live test test-all check lint types imports wire pages docs bench proto lock
+.PHONY: help setup torch distributed demo live test test-all check lint types imports dependencies wire pages docs bench proto lock
 .DEFAULT_GOAL := help
 
 help:
@@ -24,7 +24,7 @@ help:
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
 	@echo "make test    run the tests, without the slow ones: about six minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
-	@echo "make check   lint, formatting, types, import direction, the wire and the generated pages"
+	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
 	@echo "make docs    regenerate docs/commands.md after changing a command or a flag, and build the site: build/site"
@@ -53,7 +53,7 @@ test: $(DEV)
 test-all: $(DEV)
 	@$(PYTEST) auto
 
-check: lint types imports wire pages
+check: lint types imports dependencies wire pages
 	@echo "check: all is well"
 
 lint: $(DEV)
@@ -65,6 +65,10 @@ types: $(DEV)
 
 imports: $(DEV)
 	@$(BIN)/lint-imports --no-logo --no-cache
+
+dependencies: $(DEV)
+	@$(BIN)/deptry --no-ansi . > .venv/deptry.log 2>&1 || { cat .venv/deptry.log; exit 1; }
+	@$(BIN)/python -m pip check --disable-pip-version-check > .venv/pip-check.log 2>&1 || { cat .venv/pip-check.log; exit 1; }
 
 wire: $(DEV)
 	@$(BIN)/python proto/generate.py --check

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ftrie.client.client import Client
     from ftrie.client.feedback import Feedback
     from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+    from ftrie.library.doctor import Diagnosis, doctor
     from ftrie.library.learner import Learner
     from ftrie.library.model import Evaluation, Explanation, Model
     from ftrie.library.output import FtrieWarning
@@ -30,6 +31,7 @@ _HOMES = {
     "AnyOf": "ftrie.client.messages",
     "Between": "ftrie.client.messages",
     "Client": "ftrie.client.client",
+    "Diagnosis": "ftrie.library.doctor",
     "Evaluation": "ftrie.library.model",
     "Explanation": "ftrie.library.model",
     "Feedback": "ftrie.client.feedback",
@@ -45,6 +47,7 @@ _HOMES = {
     "Store": "ftrie.library.store",
     "Thompson": "ftrie.client.messages",
     "UpperConfidenceBound": "ftrie.client.messages",
+    "doctor": "ftrie.library.doctor",
     "load": "ftrie.library.store",
     "train": "ftrie.library.run",
 }
@@ -54,6 +57,7 @@ __all__ = [
     "AnyOf",
     "Between",
     "Client",
+    "Diagnosis",
     "Evaluation",
     "Explanation",
     "Feedback",
@@ -69,6 +73,7 @@ __all__ = [
     "Store",
     "Thompson",
     "UpperConfidenceBound",
+    "doctor",
     "load",
     "train",
 ]

@@ -21,6 +21,7 @@ from typer.exceptions import TyperException
 
 import ftrie
 from ftrie.files import FILES, checked
+from ftrie.help import plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 
@@ -30,6 +31,7 @@ BROKEN_PIPE = 141
 # In the order of `ftrie --help`.
 COMMAND_MODULES = (
     "ftrie.commands.init",
+    "ftrie.commands.doctor",
     "ftrie.commands.train",
     "ftrie.commands.train_distributed",
     "ftrie.commands.trainer",
@@ -102,7 +104,6 @@ def build() -> typer.core.TyperGroup:
         name="ftrie",
         help="Learn click-through rates from logs, publish the models, serve rankings.",
         epilog="Start with `ftrie demo`, or with `ftrie init clicks.csv`.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -113,6 +114,7 @@ def build() -> typer.core.TyperGroup:
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
     _finish(command, ())
+    plain_help(command)
     return command
 
 

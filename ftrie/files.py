@@ -31,6 +31,7 @@ _ACCESS = ("tls_ca", "tls_cert", "tls_key")
 
 FILES = {
     "init": Files(("output",), ("inputs",)),
+    "doctor": Files((), _LOG),
     "train": Files(("report", "metrics", "rejects", "save", "checkpoint"), (*_LOG, "init_from")),
     "train-distributed": Files(("report", "rejects", "save", "checkpoint"), (*_LOG, "held_out")),
     "trainer": Files(("checkpoint", "save"), ("spec", "more", "sources", "init_from")),

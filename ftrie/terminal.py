@@ -28,7 +28,8 @@ NOTEBOOK_EVERY_S = 0.5
 NOTEBOOK_WIDTH = 100
 PIPE_WIDTH = 10_000
 MOST_WHOLE = 24
-BESIDE_DETAILS = 20
+BAR_WIDTH = 12
+BETWEEN_COLUMNS = 2
 DEFAULT_STORE = "embedded:.ftrie"
 
 _json_output: ContextVar[bool] = ContextVar("json_output", default=False)
@@ -162,15 +163,24 @@ class _Output:
             self._last = now
             self._show()
 
-    def _details(self, width: int = PIPE_WIDTH) -> str:
-        """Count, speed and as many of the fields as fit into `width` characters."""
+    def _details(self, width: int = PIPE_WIDTH, last: str = "") -> str:
+        """Count, speed, as many of the fields as fit into `width` characters, and `last` if it fits."""
         elapsed_s = max(time.monotonic() - self._began, 1e-9)
-        details = f"{self._completed:,} {self.unit} · {self._completed / elapsed_s:,.0f} {self.unit}/s"
-        for name, value in self._fields.items():
-            more = f"{details} · {name} {shown(value)}"
-            if len(more) <= width:
+        details = f"{self._completed:,} {self.unit}"
+        parts = [f"{self._completed / elapsed_s:,.0f} {self.unit}/s"]
+        parts += [f"{name} {shown(value)}" for name, value in self._fields.items()]
+        room = width - (len(last) + 3 if last else 0)
+        for part in parts:
+            if len(more := f"{details} · {part}") <= room:
                 details = more
-        return details
+        return f"{details} · {last}" if last and len(details) <= room else details
+
+    def _left(self) -> str:
+        """How long the rest will take at the speed so far, as `ETA 1:05`; "" if that is not known."""
+        elapsed_s = time.monotonic() - self._began
+        if not self.total or not self._completed or self._completed >= self.total:
+            return ""
+        return f"ETA {_clock(elapsed_s * (self.total - self._completed) / self._completed)}"
 
     def _show(self) -> None:
         raise NotImplementedError
@@ -225,25 +235,34 @@ class _Bar(_Output):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.total = self._completed or self.total
-        self._show()
+        self._show(f"in {_clock(time.monotonic() - self._began)}")
         self._rich.stop()
 
-    def _show(self) -> None:
-        # Set, not updated: rich forgets the speed, and with it the ETA, when `update` is given another total.
-        self._rich.tasks[0].total = self.total
-        room = self._rich.console.width - len(self.description) - BESIDE_DETAILS
-        self._rich.update(self._task, completed=self._completed, details=self._details(room))
+    def _show(self, last: str | None = None) -> None:
+        task = self._rich.tasks[0]
+        task.total = (
+            self.total
+        )  # set, not updated: rich forgets the speed when `update` is given another total
+        room = self._rich.console.width - len(self.description) - BAR_WIDTH - BETWEEN_COLUMNS
+        details = self._details(room, self._left() if last is None else last)
+        self._rich.update(self._task, completed=self._completed, details=details)
+
+
+def _clock(seconds: float) -> str:
+    """`1:05`, or `2:01:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _rich_progress() -> RichProgress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[details]}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=BAR_WIDTH),
+        TextColumn("{task.fields[details]}", table_column=Column(no_wrap=True)),
         console=Console(stderr=True),
     )

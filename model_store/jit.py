@@ -15,6 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ def _cache_folder() -> Path:
 CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder())))
 
 import numba  # noqa: E402
+import numba.core.event  # noqa: E402
 import numba.extending  # noqa: E402
 
 # Numba reads the environment on its first import, which may have happened before this module was loaded.
@@ -115,6 +117,26 @@ def mark_kernels_cached(part: str) -> None:
     """Record that every kernel of `part` has been compiled from the present sources."""
     CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
     (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
+
+
+class _Listener(numba.core.event.Listener):
+    """Calls a function with the name of each kernel whose compilation begins."""
+
+    def __init__(self, on_kernel: Callable[[str], None]) -> None:
+        self._on_kernel = on_kernel
+
+    def on_start(self, event: Any) -> None:
+        self._on_kernel(event.data["dispatcher"].py_func.__name__)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextmanager
+def on_compile(on_kernel: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_kernel` with the name of each kernel that is compiled inside the context, not read from the cache."""
+    with numba.core.event.install_listener("numba:compile", _Listener(on_kernel)):
+        yield
 
 
 def stub(function: Callable[..., Any]) -> Any:

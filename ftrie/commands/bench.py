@@ -40,6 +40,7 @@ _NEEDS = re.compile(r"^NEEDS = (.+)$", re.MULTILINE)
 def register(app: typer.Typer) -> None:
     """Add `ftrie bench run` and `ftrie bench serve`."""
     group = typer.Typer(cls=_Bench, help="Measure: this checkout, or a server.", rich_markup_mode=None)
+    group.command("list", epilog="Example: ftrie bench list")(list_)
     group.command("run", epilog="Example: ftrie bench run peers")(bench)
     group.command(
         "serve", epilog="Example: ftrie bench serve 127.0.0.1:50051 --requests requests.jsonl --rate 500"
@@ -56,12 +57,37 @@ class _Bench(typer.core.TyperGroup):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """List what can be run, before the example."""
+        if rows := [(name, purpose(name)) for name in benchmark_names()]:
+            with formatter.section("Benchmarks"):
+                formatter.write_dl(rows, col_max=20)
+        super().format_epilog(ctx, formatter)
+
 
 def benchmark_names() -> list[str]:
     """The runnable modules in benchmarks/ that report through benchmarks/common.py, sorted."""
     sources = {path.stem: path.read_text("utf-8") for path in (CHECKOUT / "benchmarks").glob("*.py")}
     marks = ('if __name__ == "__main__"', "from benchmarks.common import")
     return sorted(name for name, source in sources.items() if all(mark in source for mark in marks))
+
+
+def purpose(name: str) -> str:
+    """What a benchmark measures: the first sentence of its docstring."""
+    text = ast.get_docstring(ast.parse((CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8"))) or ""
+    sentence, stop, _ = " ".join(text.split("\n\n")[0].split()).partition(". ")
+    return sentence + stop.strip()
+
+
+def list_(as_json: JsonOption = False) -> None:
+    """List the benchmarks, with what each measures and what it needs."""
+    rows = [(name, purpose(name), needs(name)) for name in benchmark_names()]
+    if as_json:
+        print_json([{"name": name, "measures": what, "needs": list(need)} for name, what, need in rows])
+    else:
+        print_table(
+            ["name", "measures", "needs"], [[name, what, ", ".join(need)] for name, what, need in rows]
+        )
 
 
 def needs(name: str) -> tuple[str, ...]:

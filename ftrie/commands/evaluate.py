@@ -62,7 +62,9 @@ def evaluate(
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv", help="Write every row's score, ctr and uncertainty here."),
+        typer.Option(
+            metavar="FILE.csv", help="Write every row's ids, label, score, ctr and uncertainty here."
+        ),
     ] = None,
     report: Annotated[
         Path | None,
@@ -126,11 +128,7 @@ def evaluate(
     diagnostics = None
     if report is not None:
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
-    writing = (
-        PredictionFile(predictions, chosen, given.views is not None)
-        if predictions is not None
-        else nullcontext()
-    )
+    writing = PredictionFile(predictions, chosen, given) if predictions is not None else nullcontext()
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
 from ftrie.report.elements import COLOURS, DASHES, element
@@ -47,7 +47,15 @@ def curve_chart(
         words = f"the y axis begins at {y.low:.2g}"
         drawn.append(element("text", words, x=_LEFT, y=y.start + 34.0, class_="quiet"))
     for each in series:
-        drawn += [_band(each, x, y), _line(each, x, y), *_marks(each, x, y, across)]
+        if each.mean:
+            drawn += [
+                _band(each, x, y),
+                _line(each, x, y, " faint"),
+                _line(replace(each, points=each.mean), x, y),
+            ]
+        else:
+            drawn += [_band(each, x, y), _line(each, x, y)]
+        drawn += _marks(each, x, y, across)
     return _picture(name, HEIGHT, [*_frame(x, y, across), *drawn, *legend], _curve_words(name, series))
 
 
@@ -180,9 +188,9 @@ def _horizontal(y: float) -> Element:
     return element("path", d=f"M{_LEFT:.0f} {y:.1f}H{WIDTH - _RIGHT:.0f}", class_="reference")
 
 
-def _line(series: Series, x: Scale, y: Scale) -> Element:
+def _line(series: Series, x: Scale, y: Scale, also: str = "") -> Element:
     path = "M" + "L".join(f"{x(point.x):.1f} {y(point.y):.1f}" for point in series.points)
-    return element("path", d=path, class_=f"line s{series.number % COLOURS}", **_dashes(series))
+    return element("path", d=path, class_=f"line s{series.number % COLOURS}{also}", **_dashes(series))
 
 
 def _band(series: Series, x: Scale, y: Scale) -> Element:

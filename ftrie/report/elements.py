@@ -40,6 +40,7 @@ PICTURE = (
     ".chart .grid{stroke:var(--grid);stroke-width:1}.chart .axis{stroke:var(--quiet);stroke-width:1}"
     ".chart .reference{stroke:var(--quiet);stroke-width:1;stroke-dasharray:3 3;fill:none}"
     ".chart .line{fill:none;stroke-width:1.75;stroke-linejoin:round}.chart .band{opacity:.16;stroke:none}"
+    ".chart .faint{opacity:.35;stroke-width:1}"
     ".chart .bar{stroke-width:1.25;fill:none}"
     + "".join(
         f".chart .s{number}{{stroke:var(--c{number})}}.chart .f{number}{{fill:var(--c{number})}}"
@@ -58,6 +59,8 @@ PAGE = (
     "th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--grid);white-space:nowrap}"
     "th:first-child,td:first-child{text-align:left}thead th{color:var(--quiet);font-weight:600}"
     "summary{cursor:pointer}"
+    # On a telephone a chart keeps a size at which its words can be read, and scrolls.
+    "@media (max-width:40rem){figure{overflow-x:auto}svg.chart{min-width:36rem;font-size:14px}h1{font-size:1.3rem}}"
 )
 
 
@@ -95,7 +98,9 @@ def captioned(picture: Element, caption: str) -> Element:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Element:
-    """A table that scrolls where it is wider than the page."""
+    """A table that scrolls where it is wider than the page; columns without any text are left out."""
+    filled = [number for number in range(len(heads)) if not rows or any(row[number] for row in rows)]
+    heads, rows = [heads[number] for number in filled], [[row[number] for number in filled] for row in rows]
     head = element("thead", element("tr", *(element("th", each, scope="col") for each in heads)))
     body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
     whole = element("table", element("caption", caption, class_="quiet"), head, body)

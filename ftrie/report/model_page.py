@@ -22,7 +22,7 @@ DRAWN_FIELDS, DRAWN_DIAGRAMS = 6, 3
 """Fields of which the page shows the drift as curves, and values of a field of which it shows the reliability."""
 OPEN_SLICES = 3
 KEYS_OF_ROW = 10
-OTHER, NOTHING = "(all others)", "(empty)"
+OTHER, NOTHING = "(all others)", "(none)"
 
 Picture = tuple[Element, str]
 

@@ -17,7 +17,7 @@ from trainer.learn.metrics.records import RegretPoint, VariantMetrics
 
 DRAWN_VALUES = 20
 OTHER = "(all others)"
-NOTHING = "(empty)"
+NOTHING = "(none)"
 
 
 def html_page(runs: Sequence[RunMetrics]) -> str:
@@ -62,14 +62,18 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
     made.append(
         element(
             "p",
-            "Every example was predicted before it was learned from. Differences are to the first variant on the "
-            "same rows, with 95 % intervals; AUC loss is the relative change of 1 − AUC.",
+            "Every example was predicted before it was learned from."
+            + (_DIFFERENCES if any(len(run.header.variants) > 1 for run in runs) else ""),
             class_="quiet",
         )
     )
     return made
 
 
+_DIFFERENCES = (
+    " Differences are to the first variant on the same rows, with 95 % intervals; AUC loss is the relative change of "
+    "1 − AUC."
+)
 _HEADS = (
     "variant",
     "log-loss",
@@ -124,14 +128,14 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
 def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
     """The charts over all rows: heading ("" within a section), chart, caption."""
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
-        ("Log-loss", series.logloss, None, "Mean log-loss of each window."),
+        ("Log-loss", series.logloss, None, "Mean log-loss: thin of each window, thick the running mean."),
         (
             "Log-loss minus the first variant's",
             series.difference,
             0.0,
             "Mean over each window of the difference on the same rows; below 0 is better. Bands: 95 % intervals.",
         ),
-        ("AUC", series.auc, None, "Area under the ROC curve of each window."),
+        ("AUC", series.auc, None, "Area under the ROC curve: thin of each window, thick the running mean."),
         (
             "Calibration",
             series.calibration,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -32,6 +32,7 @@ from trainer.learn.metrics.records import (
 
 MOST_POINTS = 300
 ENOUGH_CLICKS = 20
+FEWEST_SMOOTHED = 20
 _LINE: TypeAdapter[Line] = TypeAdapter(Line)
 
 
@@ -148,11 +149,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """The points of one variant of one run; `number` chooses its colour on the whole page."""
+    """The points of one variant of one run; `number` chooses its colour on the whole page; mean: their running mean."""
 
     name: str
     number: int
     points: tuple[Point, ...]
+    mean: tuple[Point, ...] = ()
 
 
 Figure = Callable[[VariantMetrics], tuple[float | None, float | None, float | None]]
@@ -180,11 +182,12 @@ def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, flo
 
 
 def curves(runs: Sequence[RunMetrics], figure: Figure) -> list[Series]:
-    """A figure of every variant by windows; neighbouring windows of a long run are averaged to 300 points.
+    """A figure of every variant by windows of about equal size, at most 300, with the mean over a tenth of them.
 
     A last window with fewer than half the rows of the one before is left out: its figures are mostly noise.
     """
-    return _by_variant(runs, lambda run, name: _curve(_drawn(run), name, figure))
+    series = _by_variant(runs, lambda run, name: _curve(_drawn(run), name, figure))
+    return [replace(each, mean=_running_mean(each.points)) for each in series]
 
 
 def reliability(runs: Sequence[RunMetrics]) -> list[Series]:
@@ -266,16 +269,25 @@ def _curve(windows: Sequence[Window], variant: str, figure: Figure) -> list[Poin
     return points
 
 
+def _running_mean(points: Sequence[Point]) -> tuple[Point, ...]:
+    """At each point the mean of the last tenth of all points; empty where there are too few to have noise."""
+    if len(points) < FEWEST_SMOOTHED:
+        return ()
+    span = len(points) // 10
+    last = [points[max(0, end - span) : end] for end in range(1, len(points) + 1)]
+    return tuple(Point(some[-1].x, sum(each.y for each in some) / len(some), None, None) for some in last)
+
+
 def _joined(windows: Sequence[Window]) -> list[list[Window]]:
-    """Neighbouring windows in groups of at least 1/300 of all rows."""
+    """Neighbouring windows in groups of about equal rows: as many as the largest window, at least 1/300 of all."""
     joined: list[list[Window]] = []
-    rows = 0
+    rows, largest = 0, max((window.window.rows for window in windows), default=0)
     for window in windows:
         if rows == 0:
             joined.append([])
         joined[-1].append(window)
         rows += window.window.rows
-        if rows * MOST_POINTS >= windows[-1].rows:
+        if rows >= largest and rows * MOST_POINTS >= windows[-1].rows:
             rows = 0
     return joined
 

@@ -157,7 +157,8 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
 
     Its own process group keeps Ctrl-C from it. The session stays the supervisor's, and with it the share of the CPU.
     """
-    command = [sys.executable, "-m", "server.processes.worker_main", str(descriptor)]
+    # -P: a folder `server` of the user in the working directory is not ours.
+    command = [sys.executable, "-P", "-m", "server.processes.worker_main", str(descriptor)]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import typer
 
 from ftrie.cli import build, run
+from ftrie.help import GROUPS
 from ftrie.terminal import json_output
 from model_store.locks import is_held
 from model_store.redis.embedded import LOCK, SOCKET
@@ -54,7 +56,78 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_without_arguments_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    assert "Learn:" in capsys.readouterr().out
+
+
+def groups(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    if isinstance(command, typer.core.TyperGroup):
+        for name, below in command.commands.items():
+            yield from groups(below, (*words, name))
+
+
+@pytest.mark.parametrize("words", [pytest.param(each, id=" ".join(each)) for each in groups(build())])
+def test_help_has_whole_sentences_and_no_types(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert not re.search(r"<(int|float|str|path|list|text|bool|tuple)", shown, re.IGNORECASE)
+    assert not re.search(r"\w\.\.\.$", shown, re.MULTILINE), "a sentence is cut off"
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_every_command_is_in_one_group_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    root = build()
+    assert isinstance(root, typer.core.TyperGroup)
+    assert set(root.commands) == set(grouped)
+    run(["--help"])
+    assert "Other:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    words = {"bash": {"COMP_WORDS": "ftrie tr", "COMP_CWORD": "1"}}.get(
+        shell, {"_TYPER_COMPLETE_ARGS": "ftrie tr", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    )
+    variables = {**os.environ, "_FTRIE_COMPLETE": f"complete_{shell}", **words}
+    done = subprocess.run([*FTRIE], env=variables, capture_output=True, text=True, check=False)
+    assert [name for name in ("train", "trainer", "train-distributed") if name in done.stdout] == [
+        *("train", "trainer", "train-distributed")
+    ]
+    assert "tune" not in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_installing_completion_writes_for_the_shell_named(shell: str, tmp_path: Path) -> None:
+    variables = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run(
+        [*FTRIE, "--install-completion", shell], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("ftrie" in path.read_text() for path in written)
+    assert all(shell in str(path) or ".zfunc" in str(path) for path in written)
+
+
+def test_folders_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
+    for name in ("server", "trainer", "model_store", "ctr"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user's own')")
+    done = subprocess.run([*FTRIE, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bench_lists_what_it_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "trie" in shown and "FlatTrie beside a dict" in shown
+    assert run(["bench", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert all(each["measures"].endswith(".") or each["measures"] for each in listed) and len(listed) > 20
 
 
 def test_a_domain_error_is_one_message_and_its_exit_code(

@@ -21,6 +21,7 @@ BY_SIGNAL = {130, 143, 141}  # tests/ftrie/test_cli.py ends processes by each
 ENDINGS = [
     (0, "--version"),
     (0, "train spec.toml log.csv"),
+    (0, "doctor log.csv"),
     (1, "train spec.toml log.csv --save /nowhere/m.arrow"),
     (2, "train"),
     (2, "train spec.toml log.csv --no-such-flag"),
@@ -52,6 +53,7 @@ ENDINGS = [
     (5, "store versions ads --store redis://127.0.0.1:1"),
     (6, "rank ads --candidates a --address 127.0.0.1:1 --timeout 0.2"),
     (7, "checkpoint of-another-spec"),
+    (9, "doctor one-label.csv"),
     (8, "train-distributed spec.toml log.csv --workers 1 --address 127.0.0.1:1"),
 ]
 
@@ -79,6 +81,7 @@ def test_a_command_ends_with_the_code_that_is_documented(
     (tmp_path / "named-dots.toml").write_text(SPEC.replace("ads", ".."))
     (tmp_path / "bad.toml").write_text("[model]\n")
     (tmp_path / "log.csv").write_text("click,age\n" + "1,25\n0,31\n" * 20)
+    (tmp_path / "one-label.csv").write_text("click,age\n" + "0,25\n0,31\n" * 20)
     (tmp_path / "bad-row.csv").write_text("click,age\n1,25\n0\n")
     (tmp_path / "damaged.arrow").write_bytes(b"no model")
     (tmp_path / "of-another-spec").mkdir()

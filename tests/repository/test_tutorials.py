@@ -26,7 +26,7 @@ SHOWN = {
         r"\n?books-1 +0\.1\d+\n",
         r"age\*category",
     ],
-    "1-your-own-log": [r"500000 rows", r'label = "click"', r"ctr 0\.\d+"],
+    "1-your-own-log": [r"500000 rows", r"nothing found", r'label = "click"', r"ctr 0\.\d+"],
     "2-experiment": [r"plain minus base: \+0\.0\d+", r"base against plain: CTR \+\d+"],
     "3-serve": [r"12 items, 400 users", r"'ranking\.proto'", r"books-1 +0\.1\d+"],
     "4-the-closed-loop": [r"versions served: 1 to \d+", r"trainer 0 server 0"],

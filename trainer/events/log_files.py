@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -99,9 +99,16 @@ class EventFiles:
 
     lost = 0
 
-    def __init__(self, name: str, files: Sequence[str], first_number: int) -> None:
-        """first_number: of the first file; the others follow."""
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[str],
+        first_number: int,
+        on_chunk: Callable[[str, Chunk], None] | None = None,
+    ) -> None:
+        """first_number: of the first file; the others follow. on_chunk: receives the name and each chunk read."""
         self.name, self._files, self._first_number = name, tuple(files), first_number
+        self._on_chunk = on_chunk
         self._next = 0
         self._stream: ByteStream | None = None
         self._rest, self._line, self._done_bytes = b"", 1, 0
@@ -116,7 +123,10 @@ class EventFiles:
 
     def read(self) -> Chunk | None:
         """The next lines of one file, about READ_BYTES. Raises InputError where a file is damaged."""
-        return self._peeked.pop() if self._peeked else self._read()
+        chunk = self._peeked.pop() if self._peeked else self._read()
+        if chunk is not None and self._on_chunk is not None:
+            self._on_chunk(self.name, chunk)
+        return chunk
 
     def watermark_us(self) -> int:
         """0, since files have no clock; NEVER_US once all is read."""

@@ -22,7 +22,7 @@ from model_store.features.cells import label_columns
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import MARK, RESERVED, Wanted
-from trainer.events.events import BadEvent
+from trainer.events.events import BadEvent, Chunk
 from trainer.events.fields import columns_named, columns_seen, resolve_fields
 from trainer.events.log_files import LINE_BITS, LINES, EventFiles
 from trainer.events.merge import Merger
@@ -51,8 +51,13 @@ class EventLog:
     other threads. join: the outcomes of the events so far (docs/join.md).
     """
 
-    def __init__(self, inputs: Sequence[str], on_note: Callable[[str], None] = lambda text: None) -> None:
-        """Raises InputError for a missing file."""
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        on_note: Callable[[str], None] = lambda text: None,
+        on_chunk: Callable[[str, Chunk], None] | None = None,
+    ) -> None:
+        """on_chunk: see EventFiles; called from the threads that read. Raises InputError for a missing file."""
         self.names = tuple(inputs)
         self.files = expand(inputs)
         self.join = JoinCounts()
@@ -62,7 +67,7 @@ class EventLog:
         number = 0
         for name in inputs:
             files = expand([name])
-            self._sources.append(EventFiles(name, files, number))
+            self._sources.append(EventFiles(name, files, number, on_chunk))
             number += len(files)
         self._specs = list[ModelSpec]()
         self._merger: Merger | None = None

@@ -27,19 +27,23 @@ def guess_events(
     """Guess every column of the first requests that close. Raises InputError if no impression shows an item."""
     with closing(EventLog(inputs, on_note)) as log:
         seen = log.features_seen()
-        spec = _spec_of(seen, log.columns())
+        spec = spec_of(seen, log.columns())
         log.resolve(spec, {})
-        given = spec.input
-        named: dict[Role, str | None] = {
-            "label": given.label,
-            "timestamp": given.timestamp,
-            "request": given.request,
-            "cookie": given.cookie,
-            "item": given.item,
-        }
-        roles = {name: role for role, name in named.items() if name is not None}
-        fields = [name for name in seen if name not in roles]
-        profiles = _profiles(log, [*roles, *fields], rows)
+        profiles = _profiles(log, columns_of(spec, seen), rows)
+    return guesses_of(profiles, spec, seen)
+
+
+def columns_of(spec: ModelSpec, seen: Mapping[str, FieldSpec]) -> list[str]:
+    """The columns to guess: those with a role, then the features."""
+    roles = _roles_of(spec)
+    return [*roles, *(name for name in seen if name not in roles)]
+
+
+def guesses_of(
+    profiles: Sequence[Profile], spec: ModelSpec, seen: Mapping[str, FieldSpec]
+) -> tuple[Guess, ...]:
+    """Guess the columns of joined rows. spec: as `spec_of` makes it of the features `seen`."""
+    roles = _roles_of(spec)
     guesses = [_of_role(roles[each.name], each) for each in profiles if each.name in roles]
     return (
         *guesses,
@@ -47,7 +51,19 @@ def guess_events(
     )
 
 
-def _spec_of(seen: Mapping[str, FieldSpec], columns: Sequence[str]) -> ModelSpec:
+def _roles_of(spec: ModelSpec) -> dict[str, Role]:
+    given = spec.input
+    named: dict[Role, str | None] = {
+        "label": given.label,
+        "timestamp": given.timestamp,
+        "request": given.request,
+        "cookie": given.cookie,
+        "item": given.item,
+    }
+    return {name: role for role, name in named.items() if name is not None}
+
+
+def spec_of(seen: Mapping[str, FieldSpec], columns: Sequence[str]) -> ModelSpec:
     """A spec that reads every feature; the names of label and item are free ones."""
     taken = {*seen, *columns}
     section = InputSection(
@@ -74,12 +90,17 @@ def _profiles(log: EventLog, columns: Sequence[str], rows: int) -> list[Profile]
     for batch in log.batches(columns):
         taken = len(values[columns[0]])
         for name in columns if batch.rows else ():
-            values[name] += map(_readable, batch.columns[name].slice(0, rows - taken).to_pylist())
+            values[name] += batch.columns[name].slice(0, rows - taken).to_pylist()
         if taken + batch.rows >= rows:
             break
     if not values[columns[0]]:
         raise InputError(f"{', '.join(log.names)}: no impression shows an item")
-    return [profile_of(name, found, "category") for name, found in values.items()]
+    return [profile_of_rows(name, found) for name, found in values.items()]
+
+
+def profile_of_rows(name: str, values: Sequence[Any]) -> Profile:
+    """The profile of a column of joined rows."""
+    return profile_of(name, [_readable(value) for value in values], "category")
 
 
 def _readable(value: Any) -> Any:

@@ -20,8 +20,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Column names as `_short_name` gives them, the likeliest first.
-_LABELS = _names(
+# Column names as `short_name` gives them, the likeliest first.
+LABEL_NAMES = _names(
     """click clicked isclick isclicked label islabel clk y target conversion converted isconverted purchase
     purchased response outcome installed engaged"""
 )
@@ -52,7 +52,7 @@ _ITEMS = _names(
 )
 
 # Words within a column name.
-_TIME_WORDS = frozenset(_names("ts time timestamp datetime date day hour dt when at clock"))
+TIME_WORDS = frozenset(_names("ts time timestamp datetime date day hour dt when at clock"))
 _USER_WORDS = frozenset(
     _names("user cookie visitor member customer client device age gender sex account profile")
 )
@@ -151,15 +151,15 @@ def _counts(profiles: Sequence[Profile], wanted: str | None) -> tuple[Guess, ...
 
 def _named(profiles: Sequence[Profile], names: Sequence[str]) -> list[Profile]:
     """The columns with one of these names, the likeliest first."""
-    found = [p for p in profiles if _short_name(p.name) in names]
-    return sorted(found, key=lambda each: names.index(_short_name(each.name)))
+    found = [p for p in profiles if short_name(p.name) in names]
+    return sorted(found, key=lambda each: names.index(short_name(each.name)))
 
 
 def _label(sample: Sample, wanted: str | None) -> Guess:
     profiles = sample.profiles
     if wanted is not None:
         return _wanted_label(profiles, wanted)
-    for profile in _named(profiles, _LABELS):
+    for profile in _named(profiles, LABEL_NAMES):
         if profile.is_label:
             return Guess(profile, "label", f"its name, and {_click_rate(profile)}")
         if profile.pair:
@@ -227,7 +227,7 @@ def _spoken(pair: Sequence[str], yes: frozenset[str] = _CLICKED, no: frozenset[s
     """The value that is a click, if one of the two says so or the other says that it is none; else ""."""
     if not pair:
         return ""
-    first, second = ("".join(_words(text)) for text in pair)
+    first, second = ("".join(name_words(text)) for text in pair)
     if (first in yes) != (second in yes):
         return pair[0] if first in yes else pair[1]
     if (first in no) != (second in no):
@@ -262,7 +262,7 @@ def _by_format(profile: Profile) -> Guess | None:
     """A guess for a column that the log's format gives a role."""
     if profile.kind == WEIGHT:
         return Guess(profile, "weight", f"so the format has it; {_values(profile)}")
-    if profile.kind is None and profile.filled and _short_name(profile.name) in _REQUESTS:
+    if profile.kind is None and profile.filled and short_name(profile.name) in _REQUESTS:
         return _request_of_one_row(profile) or Guess(
             profile, "request", f"so the format has it; {_values(profile)}"
         )
@@ -274,9 +274,9 @@ def _by_format(profile: Profile) -> Guess | None:
 def _not_a_feature(profile: Profile, clicked: Sequence[bool]) -> Guess | None:
     if profile.distinct == 0:
         return Guess(profile, "ignore", "empty in these rows")
-    if profile.is_label and _short_name(profile.name) in _LABELS:
+    if profile.is_label and short_name(profile.name) in LABEL_NAMES:
         return Guess(profile, "ignore", "looks like another label, not known when ranking")
-    if "propensity" in _words(profile.name):
+    if "propensity" in name_words(profile.name):
         return Guess(profile, "ignore", "says how the item was chosen, not whether it is clicked")
     if _comes_with_the_click(profile, clicked):
         return Guess(profile, "ignore", "only there in clicked rows: it would give the answer away")
@@ -291,7 +291,7 @@ def _comes_with_the_click(profile: Profile, clicked: Sequence[bool]) -> bool:
 def _by_role_name(profile: Profile) -> Guess | None:
     for role, names in _NAMES.items():
         fits = not profile.lists and (role != "weight" or _is_weight(profile))
-        if fits and _short_name(profile.name) in names:
+        if fits and short_name(profile.name) in names:
             if role == "request" and (one_row := _request_of_one_row(profile)) is not None:
                 return one_row
             return Guess(profile, role, f"its name; {_values(profile)}", _SIDES.get(role, "context"))
@@ -314,7 +314,7 @@ def _is_weight(profile: Profile) -> bool:
 
 def _time(profile: Profile) -> Guess | None:
     form = profile.time_format
-    hinted = bool(_TIME_WORDS & set(_words(profile.name)))
+    hinted = bool(TIME_WORDS & set(name_words(profile.name)))
     # A number may mean anything, unless the name suggests a time; text such as 2024-05-01 is unambiguous.
     if form is None or (profile.numbers is not None and not hinted):
         return None
@@ -341,17 +341,17 @@ def guess_field(profile: Profile) -> Guess:
 
 
 def _is_quantity(profile: Profile) -> bool:
-    if profile.numbers is None or _IDENTITY_WORDS & set(_words(profile.name)):
+    if profile.numbers is None or _IDENTITY_WORDS & set(name_words(profile.name)):
         return False
     if not profile.is_whole:
         return profile.distinct > _MANY_FRACTIONS
-    named = bool(_QUANTITY_WORDS & set(_words(profile.name)))
+    named = bool(_QUANTITY_WORDS & set(name_words(profile.name)))
     counting = not profile.is_unique and profile.is_dense
     return profile.distinct > _MANY_VALUES and (named or counting)
 
 
 def _side(name: str) -> str:
-    found = set(_words(name))
+    found = set(name_words(name))
     top = name.partition(".")[0]
     if top in ("user", "item", "context") and top != name:
         return top
@@ -391,12 +391,12 @@ def _list(profiles: Sequence[Profile]) -> str:
     return ", ".join(profile.name for profile in profiles)
 
 
-def _words(name: str) -> list[str]:
+def name_words(name: str) -> list[str]:
     """The lower-case words of a column name: user_id, userId and context.userID all end in user, id."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
     return re.findall(r"[a-z]+|[0-9]+", spaced.lower())
 
 
-def _short_name(name: str) -> str:
+def short_name(name: str) -> str:
     """The last part of a nested column's path without case and punctuation: context.User-ID is userid."""
-    return "".join(_words(name.rpartition(".")[2]))
+    return "".join(name_words(name.rpartition(".")[2]))

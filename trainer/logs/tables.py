@@ -8,6 +8,7 @@ caller passes is imported already.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.logs.reader import BATCH_BYTES, Bookmarks
 
 NAME = "table"
 """What stands for a file's name in messages; `table:7` is the seventh row."""
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__")
 EXPECTED = (
     "expected the path of a log, or a table: pyarrow, pandas or polars, a DuckDB relation, a mapping of columns, a "
     "list of rows as dictionaries, or an iterator of such tables"
@@ -228,7 +230,9 @@ def _converted(data: Any) -> pa.Table:
     if _is_lazy(data) and not _speaks_arrow(data):
         return _converted(data.collect())
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data).read_all()
+        table = pa.RecordBatchReader.from_stream(data).read_all()
+        # The numbers of a pandas table's rows are no column; an index with a name is one.
+        return table.drop_columns([name for name in table.column_names if _ROW_NUMBERS.fullmatch(name)])
     if hasattr(data, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(data)])
     from pyarrow import interchange

@@ -20,7 +20,8 @@ import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import OutputError, SpecError
-from model_store.features.cells import number_column, parse_counts, plain
+from model_store.features.cells import column_text, number_column, parse_counts, plain
+from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -38,6 +39,8 @@ from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
 
 Array = npt.NDArray[Any]
+ROLES = ("request", "item", "cookie", "timestamp")
+"""The members of [input] that identify a row, in the order of a prediction file's columns."""
 SHOWN = "shown order"
 """The name of the order in which rows were shown, beside those of the variants."""
 _SCHEMA = pa.schema(
@@ -103,11 +106,12 @@ def evaluate(
             )
         if position is not None and position not in opened.columns:
             raise SpecError(f"no column {position!r} in the log; it has: {', '.join(opened.columns)}")
-        maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None)
+        ids = tuple(predictions.ids.values()) if predictions is not None else ()
+        maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None, ids)
         diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
         totals = _Totals(scorer, maker, k, position is not None, diagnosing)
         timestamp = opened.spec.input.timestamp if diagnostics is not None else None
-        batches = opened.batches([name for name in (position, timestamp) if name is not None])
+        batches = opened.batches([name for name in (position, timestamp, *ids) if name is not None])
         with (
             opened.examples(threads, maker=maker, batches=batches) as stream,
             output.progress("scoring") as bar,
@@ -129,12 +133,20 @@ def evaluate(
 class PredictionFile:
     """A CSV file of one variant's predictions, a line per row. It replaces `path` once it is complete.
 
-    The label of a row with many views (input.views) is its clicks; the column views has its views.
+    A line has the file and line of its row, and the row's ids: `request`, `item`, `cookie` and `timestamp`, as far as
+    the spec names their columns; empty where the log lacks the column. The label of a row with many views (input.views)
+    is its clicks; the column views has its views.
     """
 
-    def __init__(self, path: Path, variant: int, has_views: bool = False) -> None:
-        """Raises OutputError."""
-        self._schema = _SCHEMA.insert(3, pa.field("views", pa.int64())) if has_views else _SCHEMA
+    def __init__(self, path: Path, variant: int, given: InputSection) -> None:
+        """`given`: the spec's. Raises OutputError."""
+        self.ids = {role: column for role in ROLES if (column := getattr(given, role)) is not None}
+        fields = list(_SCHEMA)
+        if given.views is not None:
+            fields.insert(3, pa.field("views", pa.int64()))
+        self._schema = pa.schema(
+            [*fields[:2], *(pa.field(role, pa.utf8()) for role in self.ids), *fields[2:]]
+        )
         self._path, self._variant = path, variant
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -151,6 +163,7 @@ class PredictionFile:
         columns = [
             pa.array([examples.file] * lines.size, pa.utf8()),
             pa.array(lines.astype(np.int64)),
+            *(self._texts(examples, column, first) for column in self.ids.values()),
             *(pa.array(each.astype(np.int64)) for each in outcomes),
             *(pa.array(each, from_pandas=True) for each in numbers),
         ]
@@ -158,6 +171,19 @@ class PredictionFile:
             self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    def _texts(self, examples: ScoredExamples, column: str, first: Any) -> pa.Array:
+        """The ids of the examples' rows; bytes that are not UTF-8 are escaped."""
+        rows = examples.rows[first]
+        if column not in examples.ids:
+            return pa.nulls(rows.size, pa.utf8())
+        found = column_text(examples.ids[column]).take(pa.array(rows))
+        try:
+            return found.cast(pa.utf8())
+        except pa.ArrowInvalid:
+            return pa.array(
+                [each.decode("utf-8", "backslashreplace") for each in found.to_pylist()], pa.utf8()
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +206,7 @@ class ScoredExamples(Examples):
     """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
 
     counts: float64[2, m], the clicks and views of each example's row, or empty; batch: the rows themselves, kept only
-    for diagnostics, which also need `times`.
+    for diagnostics, which also need `times`; ids: columns of the batch that a PredictionFile writes.
     """
 
     scores: Scores
@@ -189,6 +215,7 @@ class ScoredExamples(Examples):
     positions: Array
     counts: Array
     batch: RowBatch | None
+    ids: dict[str, pa.Array]
 
     @property
     def first(self) -> Any:
@@ -201,8 +228,16 @@ class ScoredExamples(Examples):
 class _ScoringMaker(ExampleMaker):
     """Makes and scores examples, in the hashing threads. Stateless."""
 
-    def __init__(self, scorer: Scorer, spec: ModelSpec, position: str | None, keeps_rows: bool) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        spec: ModelSpec,
+        position: str | None,
+        keeps_rows: bool,
+        ids: Sequence[str] = (),
+    ) -> None:
         super().__init__(spec)
+        self._ids = tuple(ids)
         self._scorer = scorer
         self._position = position
         self._keeps_rows = keeps_rows
@@ -230,6 +265,7 @@ class _ScoringMaker(ExampleMaker):
             lines=batch.lines[examples.rows],
             positions=positions,
             counts=counts,
+            ids={name: batch.columns[name] for name in self._ids if name in batch.columns},
         )
 
 

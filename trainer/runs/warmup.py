@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from model_store.jit import kernels_are_cached, mark_kernels_cached
+from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
@@ -40,6 +41,8 @@ _TEXT = "csv"
 _SETS = ({"x": 2.0, "y": 1.0}, {"x": 0.5})
 _ROWS = 20
 _SEGMENT_BYTES = 1 << 20
+_LEARNING_KERNELS, _FORMAT_KERNELS, _JOIN_KERNELS = 105, 15, 80
+"""About how many kernels are compiled: for learning from CSV, for another format, for events and their join."""
 
 
 def compile_kernels(
@@ -54,12 +57,15 @@ def compile_kernels(
 
     slices: the run has metrics of slices; publishes: it publishes while it learns.
     """
-    if not kernels_are_ready(spec, formats, slices=slices, publishes=publishes):
-        _announce(output, "some ten seconds")
     metrics = MetricsOptions(window=1, slices=("f",) if slices else ())
-    _learn(_small(spec), _TEXT, metrics, publishes)
+    steps: list[Callable[[], None]] = [partial(_learn, _small(spec), _TEXT, metrics, publishes)]
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
-        _learn(_small(spec, has_fields=format not in _NAMES_FIELDS), format, MetricsOptions(), publishes)
+        small = _small(spec, has_fields=format not in _NAMES_FIELDS)
+        steps.append(partial(_learn, small, format, MetricsOptions(), publishes))
+    ready = kernels_are_ready(spec, formats, slices=slices, publishes=publishes)
+    with _compiling(SILENT if ready else output, _LEARNING_KERNELS + _FORMAT_KERNELS * (len(steps) - 1)):
+        for step in steps:
+            step()
     for part in _parts(spec, formats, slices, publishes):
         mark_kernels_cached(part)
 
@@ -81,25 +87,35 @@ def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[st
 
 def compile_trainer(spec: ModelSpec, output: Output = SILENT) -> None:
     """Compile the kernels of `ftrie trainer`: those of reading and joining events, and those of learning."""
-    if not (kernels_are_ready(spec, publishes=True) and kernels_are_cached(_TRAINER)):
-        _announce(output, "up to a minute")
-    compile_kernels(spec, publishes=True)
+    compile_kernels(spec, publishes=True, output=output)
     if not kernels_are_cached(_TRAINER):
-        _join_and_learn(spec)
+        with _compiling(output, _JOIN_KERNELS):
+            _join_and_learn(spec)
         mark_kernels_cached(_TRAINER)
 
 
 @contextmanager
 def compiling_scorer(output: Output) -> Iterator[None]:
-    """Announce that scoring a log compiles kernels, if it does; record that they are cached once the context ends."""
+    """Show that scoring a log compiles kernels, if it does; record that they are cached once the context ends."""
     if not kernels_are_cached(_SCORING):
-        _announce(output, "some seconds")
+        output.note("compiling the kernels that score logs: some seconds, once a machine")
     yield
     mark_kernels_cached(_SCORING)
 
 
-def _announce(output: Output, duration: str) -> None:
-    output.note(f"compiling kernels for the first time; {duration}, once")
+@contextmanager
+def _compiling(output: Output, estimate: int) -> Iterator[None]:
+    """Show how many kernels were compiled, of about `estimate`, and the present one; nothing if all are cached."""
+    done = 0
+    with output.progress("compiling, once a machine", estimate, "kernels") as bar:
+
+        def compiled(name: str) -> None:
+            nonlocal done
+            done += 1
+            bar.update(done, total=max(estimate, done + 1), now=name)
+
+        with on_compile(compiled):
+            yield
 
 
 class _Discarding:

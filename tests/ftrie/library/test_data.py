@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import ftrie
 from model_store.errors import InputError, SpecError
+from trainer.logs.tables import arrow_table
 
 ROWS = 600
 SPEC = ftrie.Spec(
@@ -97,6 +98,8 @@ def test_tables_of_other_libraries(library: str, rows: pa.Table, expected: str) 
         assert learned(frame) == expected
         assert learned(frame.assign(user=frame["user"].astype("category"))) == expected
         assert learned(frame.astype({"user": object})[::-1][::-1]) == expected
+        assert arrow_table(frame[frame["hour"] > 5]).column_names == rows.column_names
+        assert "user" in arrow_table(frame.set_index("user")).column_names
     elif library == "polars":
         assert learned(module.from_arrow(rows)) == expected
         assert learned(module.from_arrow(rows).lazy()) == expected

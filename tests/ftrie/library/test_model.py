@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import ftrie
+from ftrie.cli import run
 from model_store.errors import ArtefactError, SpecError, UsageError
 from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
 from trainer.examples.open_log import Log
@@ -41,7 +42,7 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
     assert found.num_rows == ROWS
     for number, name in enumerate(model.variants):
         path = tmp_path / f"{name}.csv"
-        with RejectLog() as rejects, PredictionFile(path, number) as file:
+        with RejectLog() as rejects, PredictionFile(path, number, ALL_KINDS.model_spec.input) as file:
             evaluate(model.artefact, Log((), table=table_of(rows)), rejects=rejects, predictions=file)
         written = pa.csv.read_csv(path)
         for column, kind in (
@@ -215,3 +216,24 @@ def test_histories_and_lists_need_their_columns() -> None:
         model.predict({"price": [1.0]})
     assert model.predict({name: data[name] for name in ("r", "price")}) == model.predict(data)
     assert np.isfinite(model.predict(data)["base"].to_numpy()).all()
+
+
+def test_a_prediction_file_has_the_ids_of_its_rows(tmp_path: Path) -> None:
+    log, model, out = tmp_path / "log.csv", tmp_path / "m.arrow", tmp_path / "out.csv"
+    log.write_text("click,query,ad,when,age\n1,q1,a,5,x\n0,q1,b,5,y\n0,q2,,6,x\n")
+    spec = ftrie.Spec(
+        {
+            "model": {"name": "t"},
+            "input": {"label": "click", "request": "query", "item": "ad", "timestamp": "when"},
+            "fields": {"age": {}},
+        }
+    )
+    ftrie.train(spec, log, progress=False).model.save(model)
+    assert run(["evaluate", str(model), str(log), "--predictions", str(out)]) == 0
+    lines = pa.csv.read_csv(out, convert_options=pa.csv.ConvertOptions(strings_can_be_null=False)).to_pylist()
+    assert [(line["line"], line["request"], line["item"], line["timestamp"]) for line in lines] == [
+        (2, "q1", "a", 5),
+        (3, "q1", "b", 5),
+        (4, "q2", "", 6),
+    ]
+    assert list(lines[0])[:6] == ["file", "line", "request", "item", "timestamp", "label"]

@@ -1,0 +1,118 @@
+"""`ftrie doctor`: flags and output. The examination is `trainer.doctor.examine`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie import terminal
+from ftrie.commands.flags import InputsArgument, LogFlags, grouped
+from ftrie.terminal import JsonOption, note, print_json
+
+if TYPE_CHECKING:
+    from model_store.spec.spec import ModelSpec
+    from trainer.doctor.findings import Diagnosis, Finding
+    from trainer.examples.open_log import Log
+
+ERRORS_FOUND = 9
+"""The exit code if a finding is an error."""
+WIDTH = 80
+_INDENT = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie doctor`."""
+    app.command("doctor", epilog="Example: ftrie doctor clicks.csv.gz && ftrie train ads.toml clicks.csv.gz")(
+        doctor
+    )
+
+
+@grouped
+def doctor(
+    inputs: InputsArgument,
+    *,
+    spec: Annotated[
+        Path | None,
+        typer.Option(metavar="SPEC", help="The model spec; default: what `ftrie init` would guess."),
+    ] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Without --spec: the column that tells whether there was a click."),
+    ] = None,
+    log: LogFlags,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what is wrong with a log for learning, before it is learned.
+
+    Leaks of the label, repeated rows and requests, clicks without impressions, impossible times, click rates that
+    shift, values that explode, broken propensities and cells: each finding has a count, an example, and what to do. The
+    log is read once. Exit code 9 if a finding is an error.
+    """
+    from trainer.doctor.examine import examine
+
+    if spec is not None and label is not None:
+        raise typer.BadParameter("--label belongs to a log without --spec, which names the label")
+    model_spec, opened = _opened(inputs, spec, log)
+    found = examine(opened, model_spec, label, terminal)
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+    if found.errors:
+        raise typer.Exit(ERRORS_FOUND)
+
+
+def _opened(inputs: list[str], spec: Path | None, flags: LogFlags) -> tuple[ModelSpec | None, Log]:
+    """The spec, if there is one, and the log. Raises SpecError, InputError, typer.BadParameter."""
+    from model_store.spec.spec import load_spec
+    from trainer.examples.open_log import Log
+
+    if spec is not None:
+        loaded = load_spec(spec)
+        return loaded, flags.log(inputs, loaded.input)
+    if flags.items is not None or flags.users is not None:
+        raise typer.BadParameter("--items and --users need --spec, which names the columns of their ids")
+    return None, Log(inputs, flags.format, (), note, no_header=flags.no_header)
+
+
+def _print(found: Diagnosis) -> None:
+    width = WIDTH if not sys.stdout.isatty() else max(min(shutil.get_terminal_size().columns, 100), 40)
+    for line in summary(found, width):
+        print(line)
+    for finding in found.findings:
+        print()
+        for line in finding_lines(finding, width):
+            print(line)
+
+
+def summary(found: Diagnosis, width: int = WIDTH) -> list[str]:
+    """What was read, what the columns were taken for, and how many findings there are."""
+    rate = f", {100 * found.clicks / found.views:.3g} % clicked" if found.views else ""
+    rejected = f", {found.rejected:,} rejected" if found.rejected else ""
+    speed = found.rows / max(found.seconds, 1e-9)
+    read = f"{found.rows:,} rows{rejected}, {found.columns:,} columns{rate}; {found.seconds:.1f} s, {speed:,.0f} rows/s"
+    guessed = "guessed: " if found.is_guessed else ""
+    roles = guessed + ", ".join(f"{role} {column}" for role, column in found.roles.items())
+    return [*textwrap.wrap(read, width), *textwrap.wrap(roles, width), found.verdict]
+
+
+def finding_lines(finding: Finding, width: int = WIDTH) -> list[str]:
+    """A finding as lines: its severity and check, what it says, an example, what to do."""
+    about = "~" if finding.is_estimate else ""
+    counted = f"{about}{finding.count:,} of {finding.of:,} {finding.unit}" if finding.of else ""
+    head = f"{finding.severity:<{_INDENT}}{finding.check}"
+    lines = [f"{head}{counted.rjust(max(width - len(head), len(counted) + 2))}" if counted else head]
+    parts = [("", finding.message)]
+    example = ": ".join(filter(None, (finding.where, finding.example)))
+    if example:
+        parts.append(("example", example))
+    parts.append(("do", finding.remedy))
+    for name, text in parts:
+        wrapped = textwrap.wrap(text, width - _INDENT, break_on_hyphens=False) or [""]
+        lines += [f"{name if not number else '':<{_INDENT}}{line}" for number, line in enumerate(wrapped)]
+    return lines

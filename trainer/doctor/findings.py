@@ -1,0 +1,159 @@
+"""What an examination of a log says: findings, each with a severity, a count, an example and what to do.
+
+`CHECKS` names every check; docs/doctor.md says when each of them reports, and how severe it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+CHECKS = (
+    "rejected-rows",
+    "missing-columns",
+    "label-values",
+    "label-constant",
+    "label-extreme",
+    "few-clicks",
+    "label-leak",
+    "clicks-above-views",
+    "weights",
+    "duplicate-rows",
+    "duplicate-requests",
+    "split-requests",
+    "orphan-clicks",
+    "clicks-not-shown",
+    "early-clicks",
+    "late-clicks",
+    "duplicate-clicks",
+    "time-backwards",
+    "time-odd",
+    "time-unit",
+    "click-rate-shift",
+    "days-missing",
+    "values-explode",
+    "ids-never-repeat",
+    "propensity",
+    "position-bias",
+    "not-finite",
+    "mixed-types",
+    "missing-as-text",
+    "encoding",
+    "equal-columns",
+    "constant-columns",
+    "empty-columns",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a log, or worth knowing.
+
+    check: one of CHECKS. columns: those it is about, if any. count: how many rows, events, days or columns (`unit`),
+    out of `of`; is_estimate: True if it was counted on a sample of the values. example: a value; where: `FILE:LINE`,
+    "" where there is none. remedy: what to do, a line of the spec or a command where one helps.
+    """
+
+    severity: Severity
+    check: str
+    message: str
+    remedy: str
+    count: int = 0
+    of: int = 0
+    unit: str = "rows"
+    columns: tuple[str, ...] = ()
+    example: str = ""
+    where: str = ""
+    is_estimate: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.check in CHECKS, self.check
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings on a log, the most severe first, and what was read.
+
+    columns: examined. clicks and views: of rows whose label is valid; for a log of clicks and views their sums.
+    roles: what the columns were taken for, such as {"label": "click"}; is_guessed: without a spec, as `ftrie init`
+    guesses.
+    """
+
+    inputs: tuple[str, ...]
+    rows: int
+    rejected: int
+    columns: int
+    clicks: float
+    views: float
+    seconds: float
+    roles: Mapping[str, str]
+    is_guessed: bool
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that learning should not begin with."""
+        return self.of_severity("error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that make a model worse, or may."""
+        return self.of_severity("warning")
+
+    def of_severity(self, severity: Severity) -> tuple[Finding, ...]:
+        """The findings of one severity."""
+        return tuple(finding for finding in self.findings if finding.severity == severity)
+
+    def of_check(self, check: str) -> tuple[Finding, ...]:
+        """The findings of one check."""
+        return tuple(finding for finding in self.findings if finding.check == check)
+
+    @property
+    def verdict(self) -> str:
+        """How many findings of each severity there are, in words."""
+        counts = [(len(self.of_severity(severity)), severity) for severity in SEVERITIES]
+        told = [f"{count:,} {name}{'s' if count != 1 else ''}" for count, name in counts if count]
+        return ", ".join(told) or "nothing found"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        rate = self.clicks / self.views if self.views else None
+        return {
+            "inputs": list(self.inputs),
+            "rows": self.rows,
+            "rejected": self.rejected,
+            "columns": self.columns,
+            "click_rate": rate,
+            "seconds": round(self.seconds, 3),
+            "roles": dict(self.roles),
+            "is_guessed": self.is_guessed,
+            **{f"{severity}s": len(self.of_severity(severity)) for severity in SEVERITIES},
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Sorted by severity, then in the order of CHECKS, then by count."""
+    return tuple(
+        sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), CHECKS.index(f.check), -f.count))
+    )
+
+
+def listed(names: tuple[str, ...] | list[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def percent(part: float, whole: float) -> str:
+    """A share as text: 4.93 %."""
+    return f"{100 * part / whole:.3g} %" if whole else "0 %"
+
+
+def cut(text: str, most: int = 60) -> str:
+    """At most so many characters of a text, those that cannot be printed replaced."""
+    shown = "".join(each if each.isprintable() else "�" for each in text)
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
