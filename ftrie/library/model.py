@@ -27,7 +27,7 @@ from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.logs.rejects import RejectLog
 from trainer.runs.audit import RowAudit, audit
-from trainer.runs.diagnostics import DiagnosticsOptions
+from trainer.runs.diagnostics import DiagnosticsOptions, ModelReport
 from trainer.runs.evaluate import Evaluation as EngineEvaluation
 from trainer.runs.evaluate import evaluate
 from trainer.runs.predict import BatchScores, predict
@@ -94,8 +94,10 @@ class Model:
 
         data: see `ftrie.train`; it needs no labels. score: also `NAME.score`, the log-odds (of an adpredictor the mean)
         before calibration. uncertainty: also `NAME.uncertainty`, the most that one more example could change the score
-        (of an adpredictor its standard deviation). A row with a bad value is null in all columns, and a warning. Raises
-        SpecError for a missing column, InputError if the data cannot be read to its end.
+        (of an adpredictor its standard deviation); keys that the model lacks count with their initial rate, as in
+        `ftrie evaluate`, and not at all in a server's. A row that cannot be read or has a bad value is null in all
+        columns, and they are a warning. Raises SpecError for a missing column, InputError if the data cannot be read to
+        its end.
         """
         output = LibraryOutput(progress)
         log = self._log(data, items, users, format, no_header)
@@ -380,10 +382,29 @@ class Evaluation:
         from ftrie.report.model_page import html_page, svg_page
         from model_store.whole_file import write_whole
 
-        if self.report.report is None:
-            raise UsageError("the page needs evaluate(..., diagnose=True)")
         page = svg_page if Path(path).suffix == ".svg" else html_page
-        write_whole(Path(path), page(self.name, self.report.report).encode())
+        write_whole(Path(path), page(self.name, self._diagnosed("save_report")).encode())
+
+    def plot_calibration(self) -> Axes:
+        """Click rates by predicted rate, with 95 % intervals. Needs `diagnose=True` and the extra `notebook`."""
+        from ftrie.library.plots import plot_calibration
+
+        total = self._diagnosed("plot_calibration").total
+        return plot_calibration({name: each.bins for name, each in total.variants.items()})
+
+    def plot_slices(self, name: str) -> Axes:
+        """Each variant's calibration by the values of a field. Needs `diagnose=True` and the extra `notebook`."""
+        from ftrie.library.plots import plot_slices
+
+        slices = {each.field: each.values for each in self._diagnosed("plot_slices").slices}
+        if name not in slices:
+            raise UsageError(f"no slices by {name!r}; the evaluation has: {', '.join(slices) or 'none'}")
+        return plot_slices(name, slices[name])
+
+    def _diagnosed(self, what: str) -> ModelReport:
+        if self.report.report is None:
+            raise UsageError(f"{what} needs evaluate(..., diagnose=True)")
+        return self.report.report
 
     def __repr__(self) -> str:
         losses = ", ".join(

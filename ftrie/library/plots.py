@@ -1,23 +1,28 @@
-"""Plots for notebooks, by matplotlib, the extra `notebook`. Each function returns the Axes, to be changed further."""
+"""Plots for notebooks, by matplotlib, the extra `notebook`. Each function returns the Axes, to be changed further.
+
+Names and values come from logs: they are drawn as they are, never read as formulas, and cut if they are long.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.errors import UsageError
+from model_store.errors import UsageError, harmless
 from trainer.learn.metrics.records import Bin, SliceMetrics
+from trainer.learn.metrics.reliability import ReliabilityBin, wilson
+from trainer.runs.diagnostics import SliceValue
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH, _HEIGHT = 7.0, 4.0
-_Z95 = 1.96
 _MOST_VALUES = 20
+_LONGEST = 60
 _REMAINING = "(all others)"
 _NONE = "(none)"
 
@@ -36,7 +41,11 @@ def plot_learning(metrics: pa.Table, figure: str = "logloss") -> Axes:
         color = f"C{number}"
         axes.plot(_floats(rows["rows"]), _floats(rows[figure]), color=color, alpha=0.3, linewidth=1)
         axes.plot(
-            _floats(rows["rows"]), _floats(rows[f"total_{figure}"]), color=color, linewidth=2, label=variant
+            _floats(rows["rows"]),
+            _floats(rows[f"total_{figure}"]),
+            color=color,
+            linewidth=2,
+            label=_plain(variant),
         )
     axes.set(xlabel="rows", ylabel=figure.replace("_", " "), title=f"Progressive {figure.replace('_', ' ')}")
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -44,19 +53,20 @@ def plot_learning(metrics: pa.Table, figure: str = "logloss") -> Axes:
     return axes
 
 
-def plot_calibration(reliability: Mapping[str, Sequence[Bin]]) -> Axes:
+def plot_calibration(reliability: Mapping[str, Sequence[Bin | ReliabilityBin]]) -> Axes:
     """Click rate by predicted rate: a point a bin, with its 95 % interval; on the diagonal both are equal."""
     axes = new_axes()
     largest = 0.0
     for variant, bins in reliability.items():
-        used = [each for each in bins if each.weight > 0.0]
-        predicted = [each.predicted / each.weight for each in used]
-        clicked = [each.clicks / each.weight for each in used]
+        points = [_point(each) for each in bins if each.weight > 0.0]
+        predicted, clicked, low, high = zip(*points, strict=True) if points else ((), (), (), ())
         errors = [
-            _Z95 * math.sqrt(max(p * (1 - p), 0.0) / each.weight)
-            for p, each in zip(clicked, used, strict=True)
+            [rate - bound for rate, bound in zip(clicked, low, strict=True)],
+            [bound - rate for rate, bound in zip(clicked, high, strict=True)],
         ]
-        axes.errorbar(predicted, clicked, yerr=errors, fmt="o-", markersize=4, linewidth=1, label=variant)
+        axes.errorbar(
+            predicted, clicked, yerr=errors, fmt="o-", markersize=4, linewidth=1, label=_plain(variant)
+        )
         largest = max([largest, *predicted, *clicked])
     axes.plot([0, largest], [0, largest], color="grey", linestyle="--", linewidth=1)
     axes.set(xlabel="predicted click rate", ylabel="click rate", title="Calibration")
@@ -65,17 +75,18 @@ def plot_calibration(reliability: Mapping[str, Sequence[Bin]]) -> Axes:
     return axes
 
 
-def plot_slices(name: str, values: Sequence[SliceMetrics]) -> Axes:
+def plot_slices(name: str, values: Sequence[SliceMetrics | SliceValue]) -> Axes:
     """Calibration of each variant by a slice's values, the 20 with the most rows; 1 is right."""
-    most = sorted(values, key=lambda each: each.rows, reverse=True)[:_MOST_VALUES]
-    labels = [_REMAINING if each.value is None else each.value or _NONE for each in most]
+    groups = [(each.value, each.group if isinstance(each, SliceValue) else each) for each in values]
+    most = sorted(groups, key=lambda each: each[1].rows, reverse=True)[:_MOST_VALUES]
     axes = new_axes(height=max(_HEIGHT, 0.3 * len(most)))
-    for variant in most[0].variants if most else ():
-        figures = [each.variants[variant].calibration for each in most]
-        axes.plot([math.nan if x is None else x for x in figures], labels, "o", label=variant)
+    for variant in most[0][1].variants if most else ():
+        figures = [group.variants[variant].calibration for _, group in most]
+        heights = list(range(len(most)))
+        axes.plot([math.nan if x is None else x for x in figures], heights, "o", label=_plain(variant))
+    _name_lines(axes, [_REMAINING if value is None else value or _NONE for value, _ in most])
     axes.axvline(1.0, color="grey", linestyle="--", linewidth=1)
-    axes.set(xlabel="calibration: predicted clicks / clicks", title=f"By {name}")
-    axes.invert_yaxis()
+    axes.set(xlabel="calibration: predicted clicks / clicks", title=f"By {_plain(name)}")
     if most:
         axes.legend()
     return axes
@@ -86,10 +97,9 @@ def plot_weights(keys: Sequence[str], weights: Sequence[float], title: str) -> A
     axes = new_axes(height=max(_HEIGHT, 0.28 * len(keys)))
     colors = ["C0" if weight >= 0 else "C3" for weight in weights]
     axes.barh(list(range(len(keys))), list(weights), color=colors)
-    axes.set_yticks(list(range(len(keys))), labels=[key.replace("$", r"\$") for key in keys])
-    axes.invert_yaxis()
+    _name_lines(axes, keys)
     axes.axvline(0.0, color="grey", linewidth=1)
-    axes.set(xlabel="weight", title=title)
+    axes.set(xlabel="weight", title=_plain(title))
     return axes
 
 
@@ -105,3 +115,25 @@ def new_axes(height: float = _HEIGHT) -> Axes:
 
 def _floats(column: pa.ChunkedArray) -> list[float]:
     return [math.nan if value is None else float(value) for value in column.to_pylist()]
+
+
+def _point(each: Bin | ReliabilityBin) -> tuple[float, float, float, float]:
+    """The mean prediction, the click rate, and the ends of its interval."""
+    if isinstance(each, ReliabilityBin):
+        return each.predicted, each.click_rate, each.low, each.high
+    rate = min(each.clicks / each.weight, 1.0)
+    return each.predicted / each.weight, rate, *wilson(rate, each.weight)
+
+
+def _name_lines(axes: Axes, names: Iterable[str]) -> None:
+    """Name the lines 0, 1, … from top to bottom."""
+    labels = [_plain(name) for name in names]
+    axes.set_yticks(list(range(len(labels))), labels=labels)
+    axes.invert_yaxis()
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib draws as it is, on one line."""
+    shown = harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+    return shown.replace("$", r"\$")

@@ -18,6 +18,7 @@ from model_store.artefact.rows import ModelRows
 from model_store.errors import UsageError
 
 _SHOWN = 10
+_CHUNK = 1 << 16
 Array = npt.NDArray[Any]
 
 
@@ -44,6 +45,11 @@ def key_texts(rows: ModelRows | ChangedRows) -> pa.Array:
     """The keys as text; bytes that are not UTF-8 are escaped."""
     buffers = [None, pa.py_buffer(rows.key_offsets), pa.py_buffer(rows.key_data)]
     keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows.key_offsets.size - 1, buffers)
+    chunks = [keys.slice(first, _CHUNK) for first in range(0, max(len(keys), 1), _CHUNK)]
+    return pa.concat_arrays([_texts(chunk) for chunk in chunks])
+
+
+def _texts(keys: pa.LargeBinaryArray) -> pa.Array:
     try:
         return keys.cast(pa.large_string())
     except pa.ArrowInvalid:
@@ -161,6 +167,10 @@ def _of_variant(artefact: Artefact, bit: int) -> ModelRows:
 def heaviest(artefact: Artefact, variant: int, count: int) -> tuple[list[str], list[float]]:
     """The keys with the largest |weight| of a variant, and their weights. O(keys)."""
     weights = artefact.weights_of(variant)
-    first = np.argsort(-np.abs(weights), kind="stable")[:count]
+    sizes = np.abs(weights)
+    kept = np.arange(sizes.size)
+    if 0 < count < sizes.size:
+        kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
+    first = kept[np.argsort(-sizes[kept], kind="stable")][: max(count, 0)]
     keys = [artefact.key(int(row)).decode("utf-8", "backslashreplace") for row in first]
     return keys, [float(weights[row]) for row in first]

@@ -101,14 +101,14 @@ class ExampleMaker:
         good = _good_rows(drawn.rows, bad)
         rows, signed, weights = self._outcomes_of(good, labels, weights)
         tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
-        hashed = self._assemble(rows, np.maximum(signed, 0.0), weights, tokens)
-        self._apply_value_rules(rows, hashed, tokens, columns)
+        texts = [column.text for column in columns]
+        hashed = self.hashed(rows, np.maximum(signed, 0.0), weights, tokens, texts)
         rejects = tuple(Reject(batch.file, int(drawn.lines[row]), bad[row]) for row in bad)
         return Examples(
             rows=rows,
             hashed=hashed,
             tokens=tokens,
-            texts=[column.text for column in columns],
+            texts=texts,
             rejects=_in_order(batch.rejects + rejects),
             rows_read=batch.rows,
             stop=batch.stop,
@@ -174,6 +174,17 @@ class ExampleMaker:
         self._note_long_crosses(bad, columns, batch.rows)
         return columns
 
+    def hashed(
+        self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout, texts: Sequence[Any]
+    ) -> HashedRows:
+        """Hash the features of rows whose tokens are laid out. texts: as in Examples."""
+        hashed = self._assemble(rows, labels, weights, tokens)
+        if self._value_rules is not None:
+            # Keys that match a value rule get the feature number of that rule.
+            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+            apply_value_rules(rows, hashed, tokens, TokenBytes(*addresses(texts)), self._value_rules, picked)
+        return hashed
+
     def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
         size = int(rows.size) * len(self.prefixes)
         if (tokens.list_of >= 0).any():
@@ -188,15 +199,6 @@ class ExampleMaker:
         )
         assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
         return hashed
-
-    def _apply_value_rules(
-        self, rows: Any, hashed: HashedRows, tokens: TokenLayout, columns: Sequence[TokenColumn]
-    ) -> None:
-        """Give keys that match a value rule the feature number of that rule."""
-        if self._value_rules is not None:
-            texts = TokenBytes(*addresses([column.text for column in columns]))
-            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-            apply_value_rules(rows, hashed, tokens, texts, self._value_rules, picked)
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
         """Note crosses whose key would exceed the limit: row by row, if the batch can hold one."""

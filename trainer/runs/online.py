@@ -25,6 +25,7 @@ from trainer.checkpoint.description import Description, description_from_json
 from trainer.checkpoint.folder import Checkpoint
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.one_row import OneRowMaker
 from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
 from trainer.examples.requests import WholeRequests
 from trainer.learn.live_scorer import live_scores
@@ -53,7 +54,8 @@ class OnlineModel:
         self._lock = threading.RLock()
         self._rejects = RejectLog()
         self._loop: LearningLoop | None = None
-        self._row_maker: PredictingMaker | None = None
+        self._row_learner: OneRowMaker | None = None
+        self._row_scorer: OneRowMaker | None = None
         if spec.fields:
             # Every column is known, so that single rows can be learned before any table.
             names = dict.fromkeys([*spec.wanted_columns(), *spec.input.named_columns])
@@ -94,12 +96,21 @@ class OnlineModel:
         with self._lock:
             loop = self._ready()
             given = loop.model.spec.input
-            values = {**row, given.label: label}
-            if given.weight is not None:
-                values[given.weight] = weight
-            elif weight != 1.0:
+            if given.weight is None and weight != 1.0:
                 raise SpecError("weight: the spec names no input.weight; add one to give rows weights")
-            loop.learn(_accepted(loop.model.maker.make(self._batch(values, loop))))
+            fast = self._row_learner
+            if fast is None:
+                fast = self._row_learner = OneRowMaker(loop.model.maker)
+            examples = None
+            if fast.usable:
+                own = weight if given.weight is not None else None
+                examples = fast.make(row, _after(loop.rows_read), label, own)
+            if examples is None:
+                values = {**row, given.label: label}
+                if given.weight is not None:
+                    values[given.weight] = weight
+                examples = _accepted(fast.maker.make(self._batch(values, loop)))
+            loop.learn(examples)
 
     def predict(self, log: Log) -> list[tuple[int, Scores, Examples]]:
         """The scores of a log's rows, batch by batch: rows of the batch, scores, examples. O(features)."""
@@ -117,10 +128,13 @@ class OnlineModel:
         """The scores of one row. Raises InputError for a bad value. O(features)."""
         with self._lock:
             loop = self._ready()
-            if self._row_maker is None:
-                self._row_maker = PredictingMaker(scoring_spec(loop.model.spec))
-            maker = self._row_maker
-            return live_scores(loop.model, maker, _accepted(maker.make(self._batch(row, loop))))
+            fast = self._row_scorer
+            if fast is None:
+                fast = self._row_scorer = OneRowMaker(PredictingMaker(scoring_spec(loop.model.spec)))
+            examples = fast.make(row, _after(0)) if fast.usable else None
+            if examples is None:
+                examples = _accepted(fast.maker.make(self._batch(row, loop)))
+            return live_scores(loop.model, fast.maker, examples)
 
     def artefact(self) -> Artefact:
         """The model of this moment, as training would publish it. O(keys)."""
@@ -154,7 +168,8 @@ class OnlineModel:
             )
         model = cls.__new__(cls)
         model._spec, model._initial = spec_from_json(description.spec, str(path)), None
-        model._lock, model._row_maker = threading.RLock(), None
+        model._lock = threading.RLock()
+        model._row_learner = model._row_scorer = None
         model._rejects = RejectLog(counts=description.reject_counts)
         start = RunStart(
             spec=model._spec,
@@ -206,11 +221,10 @@ class OnlineModel:
         for name in spec.wanted_columns():
             try:
                 columns[name] = plain(python_array([row.get(name)]))
-            except (NotPlain, pa.ArrowException, TypeError, ValueError) as error:
+            except (NotPlain, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise InputError(f"{name}: got {row.get(name)!r}: {error}") from error
         lines = np.array([number + 1], np.int64)
-        stop = Position(ROW, number + 1, number + 2)
-        batch = RowBatch(columns, lines, ROW, (), 1, stop, first_row=number)
+        batch = RowBatch(columns, lines, ROW, (), 1, _after(number), first_row=number)
         if spec.learner.subsample is not None:
             (batch,) = WholeRequests(spec, number).of([batch])
         (filled,) = self._derived.of([batch])
@@ -237,6 +251,11 @@ def _accepted(examples: Examples) -> Examples:
     if examples.rejects:
         raise InputError(examples.rejects[0].reason)
     return examples
+
+
+def _after(rows: int) -> Position:
+    """The position after a row that follows `rows` others."""
+    return Position(ROW, rows + 1, rows + 2)
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
 """Scores every row of a log by a published model, labelled or not.
 
-In: an artefact and a log. Out: the scores of each row, batch by batch, in the order of the log. The model does not
-change.
+In: an artefact and a log. Out: the scores of each row, batch by batch, in the order of the log; a row that cannot be
+read keeps its place. The model does not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trainer.output import SILENT, Output
 class BatchScores:
     """The scores of a batch of rows: float64[rows, variants] each, NaN for a row in `rejects`.
 
-    first_row: the number of rows before the batch.
+    first_row: the number of rows before the batch. Of events only those count that show items: a bad one has no row.
     """
 
     first_row: int
@@ -51,22 +51,24 @@ def predict(
     """
     scorer = Scorer(artefact)
     with open_log(replace(log, unlabelled=True), scoring_spec(artefact.spec, tuple(without))) as opened:
-        maker = _ScoringMaker(scorer, opened.spec)
+        maker = _ScoringMaker(scorer, opened.spec, counts_unreadable=not opened.is_of_events)
         first = 0
         with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
             for examples in stream:
                 assert isinstance(examples, _Scored)
-                rows = examples.rows_read
-                yield BatchScores(
-                    first, rows, of_all_rows(examples.scores, examples.rows, rows), examples.rejects
-                )
-                first += rows
+                scores = of_all_rows(examples.scores, examples.places, examples.size)
+                yield BatchScores(first, examples.size, scores, examples.rejects)
+                first += examples.size
                 bar.update(first, total=opened.expected_rows(first))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Scored(Examples):
+    """size: the rows of the batch, with the unreadable ones; places: int[m], where each example is among them."""
+
     scores: Scores
+    size: int
+    places: Any
 
 
 class PredictingMaker(ExampleMaker):
@@ -82,14 +84,20 @@ class PredictingMaker(ExampleMaker):
 class _ScoringMaker(PredictingMaker):
     """Makes and scores examples, in the hashing threads. Stateless."""
 
-    def __init__(self, scorer: Scorer, spec: ModelSpec) -> None:
+    def __init__(self, scorer: Scorer, spec: ModelSpec, *, counts_unreadable: bool) -> None:
         super().__init__(spec)
         self._scorer = scorer
+        self._counts_unreadable = counts_unreadable
 
     def make(self, batch: RowBatch) -> _Scored:
         """Hash and score a batch."""
         examples = super().make(batch)
-        return _Scored(**vars(examples), scores=self._scorer.score(self, examples))
+        size, places = batch.rows, np.asarray(examples.rows, np.int64)
+        if self._counts_unreadable and batch.rejects:
+            lines = np.union1d(batch.lines, [reject.line for reject in batch.rejects])  # each row has its own
+            size, places = lines.size, np.searchsorted(lines, batch.lines[examples.rows])
+        scores = self._scorer.score(self, examples)
+        return _Scored(**vars(examples), scores=scores, size=size, places=places)
 
 
 def of_all_rows(scores: Scores, at: Any, rows: int) -> Scores:

@@ -13,6 +13,7 @@ import pytest
 
 import ftrie
 from ftrie.cli import run
+from ftrie.library.weights import heaviest
 from model_store.errors import ArtefactError, SpecError, UsageError
 from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
 from trainer.examples.open_log import Log
@@ -216,6 +217,49 @@ def test_histories_and_lists_need_their_columns() -> None:
         model.predict({"price": [1.0]})
     assert model.predict({name: data[name] for name in ("r", "price")}) == model.predict(data)
     assert np.isfinite(model.predict(data)["base"].to_numpy()).all()
+
+
+def test_plots_of_an_evaluation(model: ftrie.Model, rows: pa.Table) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    found = model.evaluate(rows, slices=["age"], progress=False)
+    reliability = found.report.report
+    assert reliability is not None
+    legend = found.plot_calibration().get_legend()
+    assert legend is not None and [text.get_text() for text in legend.get_texts()] == ["base", "plain"]
+    axes = found.plot_slices("age")
+    drawn = {
+        tick.get_text(): x for tick, x in zip(axes.get_yticklabels(), axes.lines[0].get_xdata(), strict=True)
+    }
+    (sliced,) = reliability.slices
+    assert drawn == {each.value: each.group.variants["base"].calibration for each in sliced.values}
+    assert axes.yaxis_inverted()
+    with pytest.raises(UsageError, match="no slices by 'ad'; the evaluation has: age"):
+        found.plot_slices("ad")
+    with pytest.raises(UsageError, match=r"plot_calibration needs evaluate\(\.\.\., diagnose=True\)"):
+        model.evaluate(rows, progress=False).plot_calibration()
+
+
+def test_plots_draw_values_as_they_are() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    values = [r"$\frac$", "a$b\n\t\x1b[0m", "long" * 40, "long" * 40 + "er"]
+    data = {"y": [1, 0, 0] * 60, "f": (values * 45)[:180]}
+    run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, slices=["f"], progress=False)
+    for axes in (run.plot_slices("f"), run.model.plot_weights(9)):
+        axes.figure.canvas.draw()  # an unescaped formula fails here
+        texts = [tick.get_text() for tick in axes.get_yticklabels()]
+        assert len(texts) == 4 + ("bias" in texts) and all(len(each) < 70 for each in texts)
+        assert not any(each in text for text in texts for each in "\n\t\x1b")
+
+
+def test_the_heaviest_keys_are_those_of_a_full_sort(model: ftrie.Model) -> None:
+    weights = model.artefact.weights_of(1)
+    for count in (0, 1, 7, model.keys, model.keys + 1):
+        keys, found = heaviest(model.artefact, 1, count)
+        order = np.argsort(-np.abs(weights), kind="stable")[:count]
+        assert found == weights[order].tolist()
+        assert keys == [model.artefact.key(int(row)).decode() for row in order]
 
 
 def test_a_prediction_file_has_the_ids_of_its_rows(tmp_path: Path) -> None:

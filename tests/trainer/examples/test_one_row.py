@@ -1,0 +1,147 @@
+"""Examples of one row from Python values are those of a batch with that row, to the last bit, or left to the batch."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from model_store.errors import SpecError
+from model_store.spec.spec import ModelSpec, spec_from_document
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.one_row import OneRowMaker
+from trainer.logs.batch import NotPlain, Position, RowBatch, plain
+from trainer.logs.tables import python_array
+
+SPEC = """
+model = { name = "rows" }
+input = { label = "y", weight = "w", request = "r" }
+crosses = [{ fields = ["cat", "tags"] }, { fields = ["cat", "size", "lot"] }]
+[fields]
+cat = {}
+tags = { kind = "set", side = "item" }
+size = { kind = "number", scale = "log1p" }
+lot = { kind = "number", bucket = "log", missing = "key" }
+hour = { kind = "time", part = "hour" }
+words = { kind = "text" }
+keys = { kind = "raw" }
+other = { column = "o" }
+[rules]
+"other=ab*" = { l1 = 2.0 }
+[learner]
+l1 = 1.0
+"""
+STOP = Position("row", 1, 2)
+TEXTS = st.text(max_size=8) | st.sampled_from(
+    ["ab=*%", "abc", "1", "1.5", "1e3", " 7", "NaN", "a,b,a", '["x"]']
+)
+NUMBERS = st.integers() | st.floats() | st.sampled_from([0, -0.0, 2**53, 2**63, 10**30, 1e16, 0.1])
+MEMBERS = st.lists(TEXTS, max_size=4) | st.dictionaries(TEXTS, NUMBERS, max_size=3)
+VALUES = st.none() | TEXTS | NUMBERS | st.booleans() | MEMBERS | st.binary(max_size=4)
+TIMES = VALUES | st.sampled_from(["2026-11-23T08:00:00", "2026-11-23"])
+ROWS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: TIMES if name == "hour" else VALUES
+        for name in ("cat", "tags", "size", "lot", "hour", "words", "keys", "o", "r")
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def maker() -> ExampleMaker:
+    return ExampleMaker(resolved(SPEC))
+
+
+def resolved(text: str) -> ModelSpec:
+    spec = spec_from_document(tomllib.loads(text))
+    return spec.resolve(spec.wanted_columns())
+
+
+def by_batch(maker: ExampleMaker, row: dict[str, Any]) -> Examples | None:
+    """The examples of the row as a batch, None if it is rejected."""
+    try:
+        columns = {name: plain(python_array([row.get(name)])) for name in maker.spec.wanted_columns()}
+        found = maker.make(RowBatch(columns, np.ones(1, np.int64), "row", (), 1, STOP))
+    except (NotPlain, SpecError, pa.ArrowException, OverflowError, TypeError, ValueError):
+        return None
+    return None if found.rejects else found
+
+
+def same(one: Examples, other: Examples) -> None:
+    for name in ("labels", "weights", "starts"):
+        assert getattr(one.hashed, name).tolist() == getattr(other.hashed, name).tolist()
+    size = int(one.hashed.starts[-1])
+    assert one.hashed.hashes[:size].tolist() == other.hashed.hashes[:size].tolist()
+    assert one.hashed.features[:size].tolist() == other.hashed.features[:size].tolist()
+    assert [x.hex() for x in xs(one)] == [x.hex() for x in xs(other)]
+    assert one.requests.tolist() == other.requests.tolist()
+    assert [each.to_pylist() for each in one.texts] == [each.to_pylist() for each in other.texts]
+
+
+def xs(examples: Examples) -> list[float]:
+    size = int(examples.hashed.starts[-1])
+    return examples.hashed.x[:size].tolist() if examples.hashed.x.size else [1.0] * size
+
+
+@settings(max_examples=150)
+@given(row=ROWS, label=st.sampled_from([0, 1, True, 0.0, 1.0, "1", -1, None, 7]), weight=NUMBERS)
+@example(row={"tags": {"a": 1, "b": 0.0}, "r": 1}, label=1, weight=1.0)
+@example(row={"cat": "x" * 2000, "tags": ["y" * 2100, "z"], "r": 1}, label=1, weight=1.0)
+@example(row={"cat": "x" * 5000, "r": 1}, label=1, weight=1.0)
+@example(row={"cat": "\ud800", "r": 1}, label=1, weight=1.0)
+def test_a_row_is_a_batch_of_one(maker: ExampleMaker, row: dict[str, Any], label: Any, weight: Any) -> None:
+    fast = OneRowMaker(maker)
+    for _ in range(2):  # the second time from the tokens that it kept
+        found = fast.make(row, STOP, label, weight)
+        if found is not None:
+            expected = by_batch(maker, {**row, "y": label, "w": weight})
+            assert expected is not None
+            same(found, expected)
+
+
+@given(
+    row=st.fixed_dictionaries(
+        {
+            "cat": st.none() | st.text(max_size=8) | st.integers(-9, 9) | st.booleans() | st.floats(0, 9),
+            "tags": st.lists(st.text(max_size=4), max_size=3) | st.dictionaries(st.text(), st.floats(-9, 9)),
+            "size": st.none() | st.floats(-1e9, 1e9) | st.integers(-9, 9) | st.just("2.5"),
+            "lot": st.none() | st.floats(-1e9, 1e9),
+            "hour": st.none() | st.just("2026-11-23T08:00:00"),
+            "words": st.text(max_size=20),
+            "r": st.integers(0, 9) | st.text("abc", min_size=1),
+        }
+    )
+)
+def test_plain_values_take_the_fast_path(maker: ExampleMaker, row: dict[str, Any]) -> None:
+    found, expected = OneRowMaker(maker).make(row, STOP, 1, 0.5), by_batch(maker, {**row, "y": 1, "w": 0.5})
+    assert found is not None and expected is not None
+    same(found, expected)
+
+
+def test_it_forgets_tokens(maker: ExampleMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.examples.one_row._REMEMBERED", 5)
+    fast = OneRowMaker(maker)
+    for number in range(40):
+        row = {"cat": f"v{number % 9}", "o": "abc", "r": 1}
+        found, expected = fast.make(row, STOP, 1, 1.0), by_batch(maker, {**row, "y": 1, "w": 1.0})
+        assert found is not None and expected is not None
+        same(found, expected)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "learner = { ttl = '1d' }\ninput = { label = 'y', timestamp = 't' }",
+        "learner = { subsample = { unclicked = 0.5 } }\ninput = { label = 'y' }",
+        "input = { label = 'y', views = 'n' }",
+    ],
+)
+def test_rows_that_need_more_are_left_to_the_batch(more: str) -> None:
+    spec = resolved(f"model = {{ name = 'm' }}\nfields = {{ f = {{}} }}\n{more}\n")
+    assert not OneRowMaker(ExampleMaker(spec)).usable
