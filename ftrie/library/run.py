@@ -188,7 +188,7 @@ class Run:
         return plot_calibration(detail.reliability if detail is not None else {})
 
     def plot_slices(self, name: str) -> Axes:
-        """Each variant's log-loss minus the base's by the values of a slice. Needs the extra `notebook`."""
+        """Each variant's calibration by the values of a slice. Needs the extra `notebook`."""
         from ftrie.library.plots import plot_slices
 
         return plot_slices(name, self.report.slices.get(name, []))
