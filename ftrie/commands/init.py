@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrie.commands.flags import FormatOption, NoHeaderOption
-from ftrie.terminal import JsonOption, note, print_json
+from ftrie.terminal import JsonOption, note, print_json, warn
 
 if TYPE_CHECKING:
     from trainer.guess.guesses import Guess
@@ -56,8 +56,8 @@ def init(
     from model_store.whole_file import write_whole
     from trainer.events.log_files import holds_events
     from trainer.guess.events import guess_events
-    from trainer.guess.guesses import guess_all
     from trainer.guess.profiles import take_sample
+    from trainer.guess.relations import guess_log
     from trainer.guess.spec_writer import spec_text
     from trainer.logs.csv import Header
 
@@ -71,7 +71,10 @@ def init(
         raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
     else:
         sample = take_sample(inputs[0], format, header=header, on_note=note)
-        guesses, has_header = guess_all(sample, label), sample.has_header
+        guesses, has_header = guess_log(sample, label), sample.has_header
+    for guess in guesses:
+        if guess.warning:
+            warn(guess.warning)
     text = spec_text(inputs[0], guesses, has_header, joins=of_events)
     parse_spec(text, "the guessed spec")
     if output is not None:

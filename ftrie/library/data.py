@@ -16,8 +16,8 @@ from trainer.events.log_files import holds_events
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
 from trainer.guess.events import guess_events
-from trainer.guess.guesses import guess_all
 from trainer.guess.profiles import sample_of, take_sample
+from trainer.guess.relations import guess_log
 from trainer.guess.spec_writer import spec_text
 from trainer.logs.csv import Header
 from trainer.logs.tables import NAME, Table, TableReader, table_of
@@ -94,9 +94,11 @@ def guessed_text(
     else:
         header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
         sample = take_sample(files[0], format, header=header, on_note=warn)
-    return spec_text(
-        name or (files[0] if files else NAME), guess_all(sample, label), has_header=sample.has_header
-    )
+    guesses = guess_log(sample, label)
+    for guess in guesses:
+        if guess.warning:
+            warn(guess.warning)
+    return spec_text(name or (files[0] if files else NAME), guesses, has_header=sample.has_header)
 
 
 def is_path(data: Data) -> Path | None:

@@ -99,7 +99,8 @@ _SIDES = {"cookie": "user", "item": "item"}
 class Guess:
     """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields.
 
-    positive: of a label, the value that is a click, None if the values are 1, 0, -1, true or false.
+    positive: of a label, the value that is a click, None if the values are 1, 0, -1, true or false. warning: what a
+    person must decide, "" for nothing.
     """
 
     profile: Profile
@@ -110,6 +111,7 @@ class Guess:
     separator: str | None = None
     format: str | None = None
     positive: str | None = None
+    warning: str = ""
 
     @property
     def name(self) -> str:

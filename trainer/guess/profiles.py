@@ -269,6 +269,12 @@ def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
     return moments if all(moment.year in _YEARS for moment in moments) else None
 
 
+def moments_of(profile: Profile) -> list[datetime] | None:
+    """The time of each row in UTC, as those without a zone are; None unless every row has one in the column's format."""
+    found = _moments(profile.texts, profile.time_format) if profile.filled == len(profile.texts) else None
+    return found and [each.replace(tzinfo=each.tzinfo or UTC).astimezone(UTC) for each in found]
+
+
 def _moment(text: str, form: str | None) -> datetime:
     if form is None:
         raise ValueError

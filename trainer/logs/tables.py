@@ -245,7 +245,7 @@ def python_array(values: Any) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if _speaks_arrow(values):
-        return pa.chunkedpython_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
+        return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
         return pa.array(values)
     values = list(values)

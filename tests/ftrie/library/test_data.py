@@ -117,6 +117,20 @@ class OnlyInterchange:
         return self._rows.__dataframe__(**options)
 
 
+class OnlyStream:
+    """A column that offers nothing but the Arrow C stream."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._column.__arrow_c_stream__(requested_schema)
+
+
+def test_columns_of_other_libraries(rows: pa.Table, expected: str) -> None:
+    assert learned({name: OnlyStream(rows[name]) for name in rows.column_names}) == expected
+
+
 def test_interchange_protocol(rows: pa.Table) -> None:
     plain = rows.drop_columns(["tags"])
     spec = SPEC.replace(fields={"tags": None})
