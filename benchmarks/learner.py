@@ -67,9 +67,11 @@ def contestants() -> dict[str, Callable[[], float]]:
 
 
 def _river() -> Any:
-    from river import linear_model, optim, preprocessing
+    """One feature a value, as a FeatureHasher would name it; OneHotEncoder would add a zero for every other value."""
+    from river import compose, linear_model, optim
 
-    return preprocessing.OneHotEncoder() | linear_model.LogisticRegression(optim.FTRLProximal())
+    encode = compose.FuncTransformer(lambda row: {f"{name}={value}": 1.0 for name, value in row.items()})
+    return encode | linear_model.LogisticRegression(optim.FTRLProximal())
 
 
 def _each(
