@@ -12,6 +12,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def contestants() -> dict[str, Callable[[], float]]:
     }
     for size in SIZES:
         parts = [rows.slice(first, size) for first in range(0, rows.num_rows, size)][: max(1, ROWS // 10)]
-        found[f"ftrie.Learner.learn, {size:,} rows a table"] = lambda parts=parts: _tables(learner, parts)
+        found[f"ftrie.Learner.learn, {size:,} rows a table"] = partial(_tables, learner, parts)
     if importlib.util.find_spec("river") is not None:
         model = _river()
         found[f"River.{ONE}"] = lambda: _each(model.learn_one, dicts, labels)
@@ -87,7 +88,8 @@ def _tables(learner: Learner, parts: list[pa.Table]) -> float:
     began = time.perf_counter()
     for part in parts:
         learner.learn(part)
-    return sum(part.num_rows for part in parts) / (time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return float(sum(part.num_rows for part in parts)) / seconds
 
 
 def main() -> None:
