@@ -270,7 +270,7 @@ def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
 
 
 def moments_of(profile: Profile) -> list[datetime] | None:
-    """The time of each row in UTC, as those without a zone are; None unless every row has one in the column's format."""
+    """The time of each row in UTC, as those without a zone are; None unless every row has one in that format."""
     found = _moments(profile.texts, profile.time_format) if profile.filled == len(profile.texts) else None
     return found and [each.replace(tzinfo=each.tzinfo or UTC).astimezone(UTC) for each in found]
 
