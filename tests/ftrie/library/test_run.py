@@ -144,3 +144,9 @@ def test_import_is_lazy_and_complete() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'Trian'; it has: "):
         ftrie.Trian  # noqa: B018
+
+
+def test_rows_without_a_value_are_a_slice() -> None:
+    data = {"y": [1, 0, 1, 0, 0], "f": ["a", None, "a", None, ""]}
+    run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, slices=["f"], progress=False)
+    assert {each.value: each.rows for each in run.report.slices["f"]} == {"a": 2, "": 3}

@@ -44,9 +44,12 @@ def values_of(log, name):
     start = b"*".join(field.encode() for field in fields) + b"=" if "hashes" not in fields else b""
     values = {}
     for cell, row in zip(log.cells, log.rows, strict=True):
-        for key, _, _ in plan.keys(cell)[1:]:
-            if key.startswith(PREFIXES[name]) and key.startswith(start):
+        found = [key for key, _, _ in plan.keys(cell)[1:] if key.startswith(start)]
+        for key in found:
+            if key.startswith(PREFIXES[name]):
                 values.setdefault(key.removeprefix(start).decode(), []).append(row)
+        if not found and fields == [name]:
+            values.setdefault("", []).append(row)
     return values
 
 

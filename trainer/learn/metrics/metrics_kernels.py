@@ -25,6 +25,9 @@ SUMS = 5
 
 _EMPTY = np.uint64(0)
 _OTHER = np.int64(0)
+# The identity of the rows without a value; that of a value is a digest of 64 bits.
+_ABSENT = np.uint64(1)
+NO_TOKEN = -1
 
 
 class Tally(NamedTuple):
@@ -102,14 +105,22 @@ def add_slices(
 
     Of a slice, group 0 holds the rows of all values after the first `limit`, groups 1 to limit those of the values in
     order of arrival. rows: int32, the rows' indexes in the tokens; tokens: `TokenLayout` with the slices' fields as
-    crosses; arrivals: int64[new values at most, 5] out, slice and tokens of each new value; picked: int64[4], scratch.
+    crosses; arrivals: int64[new values at most, 5] out, slice and tokens of each new value, NO_TOKEN for the rows
+    without one; picked: int64[4], scratch.
     """
     new = 0
     slices = values.used.size
     limit = tally.counts.shape[0] // slices - 1
     for row in range(first, last):
         for index in range(slices):
-            for combination in range(cross_size(tokens, index, rows[row])):
+            keys = cross_size(tokens, index, rows[row])
+            if keys == 0 and is_whole_field(tokens, conditions, index):
+                number, is_new = number_of(values, index, _ABSENT, limit)
+                if is_new:
+                    arrivals[new, 0], arrivals[new, 1] = index, NO_TOKEN
+                    new += 1
+                add(predictions, row, tally, index * (limit + 1) + number)
+            for combination in range(keys):
                 size = pick(tokens, index, rows[row], combination, picked)
                 if not fits(conditions, index, tokens, texts, picked, size):
                     continue
@@ -188,6 +199,12 @@ def close(counts: Any, sums: Any) -> None:
         sums[OPEN, variant] = 0.0
     counts[OPEN_WEIGHT] = 0.0
     counts[IS_OPEN] = 0.0
+
+
+@bare_inline
+def is_whole_field(tokens: Any, conditions: Any, index: Any) -> Any:
+    """Whether a slice has a group for every value of one field, so that rows without a value are one too."""
+    return tokens.crosses[index, 1] < 0 and conditions.starts[index] == conditions.starts[index + 1]
 
 
 @bare_inline

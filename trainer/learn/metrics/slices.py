@@ -1,6 +1,7 @@
 """Slices: metrics of each value of a field, or of each key under a prefix, in bounded memory (`--slice`).
 
-A slice has one group for each of its first SLICE_VALUES values in order of arrival, and one for all later values.
+A slice has one group for each of its first SLICE_VALUES values in order of arrival, and one for all later values. Of a
+whole field the rows without a value are a group too, whose value is "".
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples
 from trainer.learn.metrics.figures import Group, new_tally
-from trainer.learn.metrics.metrics_kernels import Conditions, Texts, Values, add_slices, digest_of
+from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Texts, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
 from trainer.learn.predictions_kernels import Predictions
 
@@ -191,7 +192,9 @@ def _bytes(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def _text(each: Slice, picked: Sequence[int], examples: Examples) -> bytes:
-    """The values of a key, written as in the key."""
+    """The values of a key, written as in the key; nothing for the rows without a value."""
+    if picked[0] == NO_TOKEN:
+        return b""
     tokens = zip(each.fields, picked, strict=False)
     base = examples.tokens.base
     return b"*".join(
