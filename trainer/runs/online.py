@@ -36,7 +36,7 @@ from trainer.logs.rejects import RejectLog
 from trainer.logs.tables import python_array, table_of
 from trainer.output import SILENT
 from trainer.runs.predict import PredictingMaker
-from trainer.runs.resume import layout_error, start_model
+from trainer.runs.resume import layout_error, start_model, start_of
 from trainer.runs.train import LearningLoop, Report, report_of
 
 _AT_ONCE = 20_000
@@ -171,18 +171,8 @@ class OnlineModel:
         model._lock = threading.RLock()
         model._row_learner = model._row_scorer = None
         model._rejects = RejectLog(counts=description.reject_counts)
-        start = RunStart(
-            spec=model._spec,
-            resolved=spec_from_json(description.resolved, str(path)),
-            columns=description.columns,
-            sides=description.sides,
-            initial=description.initial,
-            rows_read=description.rows_read,
-            subsampled=description.subsampled,
-            minus_labels=description.minus_labels,
-            doubled=description.doubled,
-            seconds=description.seconds,
-        )
+        resolved = spec_from_json(description.resolved, str(path))
+        start = start_of(description, model._spec, resolved, description.sides)
         learning = LearningModel(ExampleMaker(start.resolved))
         try:
             learning.restore(arrays)

@@ -16,6 +16,7 @@ from model_store.errors import CheckpointError, InputError, SpecError, UsageErro
 from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
+from trainer.checkpoint.description import Description
 from trainer.examples.open_log import Log, RunStart
 from trainer.learn.model import LearningModel
 from trainer.learn.warm_start import NO_FEATURE, features_of_keys
@@ -56,9 +57,14 @@ def resumed_start(spec: ModelSpec, checkpoint: Checkpoint, log: Log, output: Out
         output.note(
             f"the file of {name} has changed since the checkpoint; from here on, rows are joined with the new one"
         )
+    return start_of(before, spec, resumed_spec(spec, checkpoint), sides)
+
+
+def start_of(before: Description, spec: ModelSpec, resolved: ModelSpec, sides: dict[str, str]) -> RunStart:
+    """Where a run starts that continues the one described; spec: as given, resolved: by the first run."""
     return RunStart(
         spec=spec,
-        resolved=resumed_spec(spec, checkpoint),
+        resolved=resolved,
         columns=before.columns,
         sides=sides,
         initial=before.initial,
