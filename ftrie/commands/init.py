@@ -49,8 +49,8 @@ def init(
     Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
     without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
     1 and 0 gets `positive`, and clicks beside views get `views`. An attribute that never changes for an item gets the
-    item's side; of equal columns the first is kept; position bias is warned of. Of impressions and clicks, which are joined, a value's
-    side is where it stands in the event.
+    item's side; of equal columns the first is kept; position bias is warned of. Of impressions and clicks, which are
+    joined, a value's side is where it stands in the event.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
