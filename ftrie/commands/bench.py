@@ -72,6 +72,13 @@ def benchmark_names() -> list[str]:
     return sorted(name for name, source in sources.items() if all(mark in source for mark in marks))
 
 
+def _known() -> list[str]:
+    """The benchmarks. Raises FtrieError outside a checkout."""
+    if not (known := benchmark_names()):
+        raise FtrieError(f"no benchmarks in {CHECKOUT}: run this in a checkout of ftrie, with `make bench`")
+    return known
+
+
 def purpose(name: str) -> str:
     """What a benchmark measures: the first sentence of its docstring."""
     text = ast.get_docstring(ast.parse((CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8"))) or ""
@@ -81,7 +88,7 @@ def purpose(name: str) -> str:
 
 def list_(as_json: JsonOption = False) -> None:
     """List the benchmarks, with what each measures and what it needs."""
-    rows = [(name, purpose(name), needs(name)) for name in benchmark_names()]
+    rows = [(name, purpose(name), needs(name)) for name in _known()]
     if as_json:
         print_json([{"name": name, "measures": what, "needs": list(need)} for name, what, need in rows])
     else:
@@ -114,9 +121,7 @@ def bench(
     Needs a checkout of the project. Naming a benchmark whose packages or programs are not installed is an error;
     without names such benchmarks are skipped, with a note.
     """
-    known = benchmark_names()
-    if not known:
-        raise FtrieError(f"no benchmarks in {CHECKOUT}: run this in a checkout of ftrie, with `make bench`")
+    known = _known()
     for name in names or known:
         if name not in known:
             raise FtrieError(f"unknown benchmark {name!r}: expected one of {', '.join(known)}")

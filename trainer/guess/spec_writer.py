@@ -149,6 +149,7 @@ def _pairs(guesses: Sequence[Guess]) -> list[tuple[str, str]]:
         for guess in guesses
         if guess.role in ("field", "item")
         and guess.kind == "category"
+        and not guess.warning
         and guess.profile.distinct in _CROSS_VALUES
     ]
     items = [guess.name for guess in usable if guess.side == "item"]
