@@ -28,6 +28,9 @@ RESULTS = CHECKOUT / "benchmarks" / "results"
 REMEDIES = {
     "vowpalwabbit": "pip install -e '.[bench]', or run `make bench`",
     "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
+    "pandas": "pip install 'ftrie[docs]'",
+    "polars": "pip install 'ftrie[docs]'",
+    "duckdb": "pip install 'ftrie[docs]'",
     "h2load": "apt install nghttp2-client",
     "torch": "make torch, or pip install 'ftrie[torch]'",
     "sklearn": "pip install 'ftrie[sklearn]'",
