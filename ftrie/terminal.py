@@ -7,6 +7,7 @@ with --json only the answer and warnings are printed.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,20 @@ def note(message: str) -> None:
     """Print one line for the user on stderr; nothing with --json."""
     if not json_output():
         print(harmless(message), file=sys.stderr, flush=True)
+
+
+def note_parts(parts: str) -> None:
+    """`note` of parts separated by " · ", on a terminal in lines that fit its width, broken between parts."""
+    lines = [parts]
+    if sys.stderr.isatty():
+        width, lines = shutil.get_terminal_size().columns, [""]
+        for part in parts.split(" · "):
+            if lines[-1] and len(f"{lines[-1]} · {part}") > width:
+                lines.append(f"  {part}")
+            else:
+                lines[-1] = f"{lines[-1]} · {part}" if lines[-1] else part
+    for line in lines:
+        note(line)
 
 
 def warn(message: str) -> None:

@@ -18,7 +18,7 @@ from ftrie.commands.flags import (
     ThresholdOption,
 )
 from ftrie.commands.train import check_threshold, print_variants
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note_parts, print_json
 from model_store.errors import UsageError
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class StatusLines:
         """Print what is new."""
         line, now_s = status.line(), time.monotonic()
         if line != self._last or status.ended or now_s - self._printed_s >= self._every_s:
-            note(line)
+            note_parts(line)
             self._last, self._printed_s = line, now_s
         if status.ended and status.examples:
             print_variants(status.variants)

@@ -113,7 +113,7 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
     if any(run.windows and run.windows[0].window.rows * MOST_POINTS < run.rows for run in runs):
         made.append(
             element(
-                "p", f"Neighbouring windows are averaged to at most {MOST_POINTS} points.", class_="quiet"
+                "p", f"Windows are joined to about equal size, at most {MOST_POINTS} points.", class_="quiet"
             )
         )
     for heading, picture, caption in _pictures(runs):

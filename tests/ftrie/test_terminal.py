@@ -90,6 +90,16 @@ def test_a_bar_on_a_narrow_terminal_leaves_out_what_does_not_fit() -> None:
     assert all(len(line) <= 80 for line in _on_80_columns(program).splitlines())
 
 
+def test_a_line_of_parts_is_broken_between_them() -> None:
+    parts = " · ".join(
+        ["1,234,567 events (12,345/s)", "4,567,890 examples", "123,456 keys", "version 12", "lag 0.1 s"]
+    )
+    shown = _on_80_columns(f"from ftrie.terminal import note_parts; note_parts({parts!r})")
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert len(lines) > 1 and max(map(len, lines)) <= 80
+    assert " · ".join(line.strip() for line in lines) == parts
+
+
 CORRECTED_ESTIMATE = """
 import time
 from ftrie.terminal import progress
