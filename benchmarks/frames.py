@@ -8,8 +8,6 @@ columns are text, with few or many values, half are numbers.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import time
 from collections.abc import Callable
 from functools import partial
@@ -65,8 +63,11 @@ def speed(make: Callable[[], Any]) -> float:
 
 
 def main() -> None:
+    import duckdb
+    import pandas
+    import polars
+
     table = rows()
-    pandas, polars, duckdb = (importlib.import_module(name) for name in NEEDS)
     frame = table.to_pandas()
     objects = frame.astype({name: object for name in frame.columns if name.startswith("text")})
     categories = frame.astype({name: "category" for name in frame.columns if name.startswith("text")})
