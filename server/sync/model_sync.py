@@ -235,12 +235,12 @@ class ModelSync(threading.Thread):
         else:
             self._sync_items(manifest)
         self._retry.succeeded()
-        self._enter(State.SERVING)
         self._set_degraded(MODEL_PART, "")
         self._set_problem(MODEL_PART, "")
         published = manifest.created.timestamp()
         # Restored from disk or fetched, it is what the store names: no answer need say where it came from.
         self.status = replace(self.status, source=STORE, kind=manifest.kind, published=published)
+        self._enter(State.SERVING)
 
     def _sync_items(self, manifest: Manifest | None = None) -> None:
         """Serve the items as they are now. manifest: of the version that is served. Raises StoreUnavailable."""
@@ -278,29 +278,30 @@ class ModelSync(threading.Thread):
     # -- the other states
 
     def _enter(self, state: State) -> None:
-        self.state = state
+        """Last of what a change of state does to the status: who sees the state finds its problem there."""
         self.status = replace(self.status, store_away=state is State.STORE_AWAY)
+        self.state = state
 
     def _refuse(self, version: int | None, error: Exception, problem: str) -> None:
         """Keep what is served. version: None if the active pointer itself cannot be read."""
         if not self._retry.resting(version):
             self._retry.refuse(version, error, self.status.version)
-        self._enter(State.REFUSED)
         self.status = replace(self.status, refused=self._retry.counts)
         self._set_problem(MODEL_PART, problem)
+        self._enter(State.REFUSED)
         self._start_from_disk(problem)
 
     def _none_active(self) -> None:
         """Keep what is served; log it when the state is entered."""
         if self.state is State.NO_ACTIVE_VERSION:
             return
+        problem = "the store names no active version"
+        self._set_problem(MODEL_PART, problem)
         self._enter(State.NO_ACTIVE_VERSION)
         if self.status.version is None:
             _log.info("no version is active yet, waiting", model=self._model)
         else:
             _log.error("no version is active any more", model=self._model, still_serving=self.status.version)
-        problem = "the store names no active version"
-        self._set_problem(MODEL_PART, problem)
         self._start_from_disk(problem)
 
     def _lost_store(self, error: Exception) -> None:
