@@ -14,7 +14,7 @@ from ftrie.charts.theme import BETTER, EQUAL, MUTED, SERIES, WORSE
 from model_store.errors import UsageError
 
 if TYPE_CHECKING:
-    import altair as alt
+    import altair as alt_types
 
 MOST_ROWS = 2_000
 HEIGHT = 240
@@ -38,7 +38,7 @@ def lines(
     zero: bool = False,
     height: int = HEIGHT,
     description: str = "",
-) -> alt.LayerChart:
+) -> alt_types.LayerChart:
     """A line a series, with a band from `low` to `high` where the rows have them.
 
     Rows: x, y, series, and low and high or None. x of a time: milliseconds since 1970. series: all names, in the order
@@ -82,8 +82,11 @@ def intervals(
     percent: bool = False,
     reference: float | None = None,
     description: str = "",
-) -> alt.LayerChart:
-    """A dot with its interval a row, one under another. Rows: name, value, low, high; reference: a line to compare with."""
+) -> alt_types.LayerChart:
+    """A dot with its interval a row, one under another. Rows: name, value, low, high.
+
+    reference: a value to compare with, as a line.
+    """
     alt = _altair()
     chart = alt.Chart(_data(rows))
     down = alt.Y("name:N", title=None, sort=None)
@@ -109,8 +112,11 @@ def intervals(
     return _finished(alt, layers, {"step": 2 * BAR}, description or f"{value_title}, with intervals")
 
 
-def reliability(rows: Rows, *, series: Sequence[str], description: str = "") -> alt.LayerChart:
-    """Observed against predicted click rates, with intervals and the diagonal. Rows: predicted, observed, low, high, series."""
+def reliability(rows: Rows, *, series: Sequence[str], description: str = "") -> alt_types.LayerChart:
+    """Observed against predicted click rates, with intervals and the diagonal.
+
+    Rows: predicted, observed, low, high, series.
+    """
     alt = _altair()
     chart = alt.Chart(_data(rows))
     rates = [row[name] for row in rows for name in ("predicted", "observed") if row[name] is not None]
@@ -140,7 +146,7 @@ def reliability(rows: Rows, *, series: Sequence[str], description: str = "") -> 
 
 def bars(
     rows: Rows, *, value_title: str, percent: bool = False, signed: bool = False, description: str = ""
-) -> alt.LayerChart:
+) -> alt_types.LayerChart:
     """A bar a row, in their order. Rows: name, value. signed: two colours, for values above and below 0."""
     alt = _altair()
     chart = alt.Chart(_data(rows))
@@ -162,7 +168,7 @@ def bars(
 
 def histogram(
     rows: Rows, *, x_title: str, y_title: str, log: bool = False, description: str = ""
-) -> alt.LayerChart:
+) -> alt_types.LayerChart:
     """A bar from `low` to `high` a row. Rows: low, high, value."""
     alt = _altair()
     scale = alt.Scale(type="symlog", constant=0.1) if log else alt.Scale()
@@ -183,7 +189,9 @@ def histogram(
     return _finished(alt, layers, HEIGHT - 60, description or f"{y_title} by {x_title}")
 
 
-def grid(rows: Rows, *, value_title: str, percent: bool = False, description: str = "") -> alt.LayerChart:
+def grid(
+    rows: Rows, *, value_title: str, percent: bool = False, description: str = ""
+) -> alt_types.LayerChart:
     """A coloured cell a row: blue is better, red is worse, grey is equal; a cell whose value is None is hatched out.
 
     Rows: name (down), column (across), value, text (shown in the cell), badness: from -1, best, to 1, worst.
@@ -244,13 +252,16 @@ def _data(rows: Rows) -> Any:
     return _altair().InlineData(values=list(rows), name="rows")
 
 
-def _finished(alt: Any, layers: Sequence[Any], height: int | dict[str, int], description: str) -> Any:
-    return alt.layer(*layers).properties(
+def _finished(
+    alt: Any, layers: Sequence[Any], height: int | dict[str, int], description: str
+) -> alt_types.LayerChart:
+    chart: alt_types.LayerChart = alt.layer(*layers).properties(
         width="container",
         height=height,
         description=description,
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )
+    return chart
 
 
 def _across(alt: Any, x: str, title: str, axis: Axis) -> Any:

@@ -92,4 +92,4 @@ _DARK_STYLE = (
     )
     + "}"
 )
-"""Static pictures follow the page: the colours that depend on the background are replaced by those of the dark theme."""
+"""Static pictures follow the page: colours that depend on the background become those of the dark theme."""

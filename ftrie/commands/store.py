@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
+    store.command("audit", epilog="Example: ftrie store audit ads")(audit)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
     store.command("check", epilog="Example: ftrie store check ads --repair")(check)
     store_inspect.register(store)
@@ -110,8 +111,10 @@ def activate(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        before = opened.model(model, warn).activate(version, force=force)
-        pinned = opened.model(model, warn).pin.version()
+        versions = opened.model(model, warn)
+        before = versions.activate(version, force=force)
+        versions.audit.record("ftrie store activate", "force" if force else "activate", before, version)
+        pinned = versions.pin.version()
     _print_active(model, version, before, as_json)
     _note_pin(model, pinned)
 
@@ -131,8 +134,10 @@ def rollback(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        now_active, before = opened.model(model, warn).go_back(version)
-        pinned = opened.model(model, warn).pin.version()
+        versions = opened.model(model, warn)
+        now_active, before = versions.go_back(version)
+        versions.audit.record("ftrie store rollback", "rollback", before, now_active)
+        pinned = versions.pin.version()
     _print_active(model, now_active, before, as_json)
     _note_pin(model, pinned)
 
@@ -142,13 +147,38 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        pinned = opened.model(model, warn).pin.resume()
+        versions = opened.model(model, warn)
+        pinned = versions.pin.resume()
+        versions.audit.record("ftrie store resume", "resume", pinned, None)
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
         print(f"{model}: no version was pinned; the trainer activates what it publishes")
     else:
         print(f"{model}: the trainer activates versions again; version {pinned} was pinned")
+
+
+def audit(
+    model: Model,
+    count: Annotated[int, typer.Option(min=1, metavar="N", help="How many, latest first.")] = 20,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """List what operators changed: activations, rollbacks, pins and experiments, with who and when."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        changes = opened.model(model, warn).audit.latest(count)
+    if as_json:
+        print_json({"model": model, "changes": [each.plain() for each in changes]})
+        return
+    print_table(
+        ["when", "who", "tool", "action", "before", "after"],
+        [
+            [f"{each.when:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.action, each.before, each.after]
+            for each in changes
+        ],
+    )
 
 
 def gc(

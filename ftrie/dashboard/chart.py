@@ -20,7 +20,8 @@ def library() -> tuple[str, bytes]:
     """The path and the text of the JavaScript that draws, as vl-convert carries it. About 3 s once in a process."""
     import vl_convert
 
-    text = vl_convert.javascript_bundle().encode()
+    bundle: Any = vl_convert.javascript_bundle  # its type asks for a snippet; without one it is all of Vega
+    text = bundle().encode()
     return f"/charts/{hashlib.sha256(text).hexdigest()[:16]}.js", text
 
 
@@ -44,10 +45,12 @@ class Chart(ui.element, component="chart.js"):
         self._props["spec"] = {"light": light, "dark": dark}
         self._props["rows"] = list(rows)
 
-    def show(self, rows: Rows) -> None:
+    def show(self, light: dict[str, Any], rows: Rows) -> None:
         """Draw these rows instead. Raises ValueError for more than MOST_ROWS."""
         if len(rows) > MOST_ROWS:
             raise ValueError(f"got {len(rows):,} rows for a chart, expected at most {MOST_ROWS:,}")
-        if list(rows) != self._props["rows"]:
+        spec = self._props["spec"]
+        if list(rows) != self._props["rows"] or light != spec["light"]:
             self._props["rows"] = list(rows)
+            self._props["spec"] = {**spec, "light": light}
             self.update()

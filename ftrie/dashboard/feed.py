@@ -21,6 +21,7 @@ from ftrie.dashboard.scrape import ServerState, ServerWatch, TrainerState, Train
 from model_store.errors import ArtefactError, FtrieError, VersionNotFound
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
+from model_store.versions.audit import Change
 from model_store.versions.experiments import Experiment
 from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import Manifest
@@ -35,6 +36,9 @@ SEEN_FOR_S = 30.0
 LIST_EVERY_S = 15.0
 """How often the list of versions is read again though the active version is the same."""
 MOST_MANIFESTS = 4_000
+MOST_CHANGES = 20
+NAMES_EVERY_S = 60.0
+"""How often new models are looked for, which reads the names of all keys."""
 OPEN_TIMEOUT_S = 3.0
 
 
@@ -57,6 +61,7 @@ class ModelState:
     experiment: Experiment | None = None
     experiment_problem: str = ""
     guard: GuardRecord = field(default_factory=GuardRecord)
+    changes: tuple[Change, ...] = ()
     impressions: int = 0
     clicks: int = 0
     dead_letters: int = 0
@@ -97,7 +102,7 @@ class Feed:
         self._store: Store | None = None
         self._models: dict[str, _ModelWatch] = {}
         self._problem = "the store was not read yet"
-        self._seen = time.monotonic()
+        self._seen, self._named_at = time.monotonic(), -NAMES_EVERY_S
         self._stopped, self._wanted, self._turn = threading.Event(), threading.Event(), threading.Condition()
         self._turns = 0
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -168,7 +173,7 @@ class Feed:
     # -- the thread
 
     def _run(self) -> None:
-        peers = [*self._servers, *self._trainers]
+        peers: list[ServerWatch | TrainerWatch] = [*self._servers, *self._trainers]
         with ThreadPoolExecutor(max_workers=max(1, min(16, len(peers)))) as pool:
             while not self._stopped.is_set():
                 self._wanted.clear()
@@ -188,9 +193,11 @@ class Feed:
         try:
             if self._store is None:
                 self._store = Store.open(self._url, OPEN_TIMEOUT_S)
-            for name in self._store.model_names():
-                if name not in self._models:
-                    self._models[name] = _ModelWatch(self._store, name)
+            if time.monotonic() - self._named_at > (NAMES_EVERY_S if self._models else EVERY_S):
+                self._named_at = time.monotonic()
+                for name in self._store.model_names():
+                    if name not in self._models:
+                        self._models[name] = _ModelWatch(self._store, name)
             for watch in list(self._models.values()):
                 watch.read()
             self._problem = ""
@@ -242,6 +249,7 @@ class _ModelWatch:
             experiment=experiment,
             experiment_problem=problem,
             guard=versions.guard.record(),
+            changes=tuple(versions.audit.latest(MOST_CHANGES)),
             impressions=self._store.impressions(self._name).info().length,
             clicks=self._store.clicks(self._name).info().length,
             dead_letters=self._store.dead_letters(self._name).last(),

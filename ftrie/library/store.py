@@ -66,15 +66,24 @@ class Store:
 
         force: even if a guard or server has refused it. Raises VersionNotFound, VersionRefused, ArtefactError.
         """
-        return self._versions(model).activate(version, force=force)
+        versions = self._versions(model)
+        before = versions.activate(version, force=force)
+        versions.audit.record("ftrie.Store", "force" if force else "activate", before, version)
+        return before
 
     def rollback(self, model: str, version: int | None = None) -> int:
         """Activate the version that was active before, or `version`; returns the version now active."""
-        return self._versions(model).rollback(version)
+        versions = self._versions(model)
+        active, before = versions.go_back(version)
+        versions.audit.record("ftrie.Store", "rollback", before, active)
+        return active
 
     def resume(self, model: str) -> int | None:
         """Let the trainer activate versions again after a manual activation; returns the version that was pinned."""
-        return self._versions(model).pin.resume()
+        versions = self._versions(model)
+        pinned = versions.pin.resume()
+        versions.audit.record("ftrie.Store", "resume", pinned, None)
+        return pinned
 
     def gc(self, model: str, keep: int = 5) -> list[int]:
         """Delete old versions, never one that is served or needed; returns those that were deleted."""
