@@ -32,11 +32,7 @@ def build(view: View) -> Refresh:
         page.picture = Picture("no keys")
         page.strongest = Table("Strongest weights")
     with card("Search", "Keys that contain a text.").classes("half"):
-        page.text = (
-            ui.input("Text")
-            .props("dense outlined clearable")
-            .on("keydown.enter", page.search)
-        )
+        page.text = ui.input("Text").props("dense outlined clearable").on("keydown.enter", page.search)
         ui.button("Search", on_click=page.search).props("no-caps")
         page.found_text, page.found = Text("quiet"), Table("Keys found")
 
