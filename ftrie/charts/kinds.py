@@ -259,7 +259,6 @@ def _finished(
         width="container",
         height=height,
         description=description,
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )
     return chart
 

@@ -67,7 +67,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
     """
     _check(options)
     with suppress(ImportError):
-        # pyarrow imports it on first use, and Altair fails while another thread does: it must be there before threads are.
+        # pyarrow imports it on first use, on any thread, and Altair fails while it is being imported.
         import_module("pandas")
     listener = _listening(options.host, options.port)
     feed = Feed(options.store, options.servers, options.trainers)
@@ -148,5 +148,6 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[0][4][:2], family=found[0][0], reuse_port=False)
     except OSError as error:
         raise ServerError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}): is the port taken? --port 0 chooses a free one"
+            f"cannot listen on {host}:{port} ({error.strerror or error}): is the port taken? --port 0 chooses "
+            "a free one"
         ) from error

@@ -1,4 +1,4 @@
-"""The page of experiments: click rates by variant, how sure one may be of a difference, and the shares of the traffic."""
+"""The page of experiments: click rates by variant, how sure one may be of a difference, and shares of the traffic."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from ftrie.dashboard.pages.layout import (
     percent,
     signed,
     tiles,
+    warning,
 )
 from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_figures
 from ftrie.outcomes import POWER, TINY
 from model_store.errors import FtrieError
 
 NAMELESS = "(none)"
+FEW_POINTS = 60
 
 
 def build(view: View) -> Refresh:
@@ -76,6 +78,7 @@ def build(view: View) -> Refresh:
                 series=names,
                 x_axis="time",
                 percent=True,
+                points=len(found.rows) <= FEW_POINTS,
                 description=f"Click rate of {', '.join(names)} over time",
             )
         )
@@ -200,8 +203,8 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             else f"needs about {duration(60.0 * left)} more at this rate of requests"
         )
         texts.append(
-            f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, which {when}; "
-            f"those there are detect ±{each.detectable or 0.0:.1%}."
+            f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, which "
+            f"{when}; those there are detect ±{each.detectable or 0.0:.1%}."
         )
     return "".join(paragraph(text) for text in texts)
 
@@ -229,7 +232,10 @@ def _badge(found: ExperimentFigures) -> str:
     if p is None:
         return ""
     if found.outcomes.is_mismatched:
-        return f'<p class="warning" role="alert">Sample ratio mismatch: the observed shares do not come from the planned ones (p {p:.2g}). Shares that were changed within this time look the same.</p>'
+        return warning(
+            f"Sample ratio mismatch: the observed shares do not come from the planned ones (p {p:.2g}). Shares that "
+            "were changed within this time look the same."
+        )
     return paragraph(f"The observed shares match the planned ones (p {p:.2f}).")
 
 

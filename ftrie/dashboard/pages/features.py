@@ -9,7 +9,7 @@ from typing import Any
 from nicegui import ui
 
 from ftrie.charts.kinds import bars
-from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph
+from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph, warning
 from ftrie.dashboard.queries.features import Explorer, Found
 from ftrie.dashboard.queries.models import Models
 from model_store.artefact.inspection import WeightedKey
@@ -75,7 +75,7 @@ class _Walk:
         try:
             found = await asyncio.to_thread(self._explorer.search, self._view.state, text)
         except FtrieError as error:
-            self.found_text.show(f'<p class="warning">{escape(str(error))}</p>')
+            self.found_text.show(warning(str(error)))
             return
         self.found_text.show(paragraph(_count(found)))
         self.found.show(*_keys(found.first), "no key")

@@ -43,7 +43,7 @@ Cell: TypeAlias = "str | int | float | None"
 
 @dataclass(frozen=True)
 class View:
-    """Who looks at what. model: empty if the store has none; allow_changes: whether this dashboard may change the store."""
+    """Who looks at what. model: empty if the store has none; allow_changes: whether viewers may change the store."""
 
     feed: Feed
     path: str
@@ -230,6 +230,11 @@ def tiles(values: Sequence[tuple[str, str, str]]) -> str:
 def paragraph(text: str) -> str:
     """A line of text as HTML."""
     return f"<p>{escape(text)}</p>"
+
+
+def warning(text: str) -> str:
+    """A line of text that must not be overlooked, as HTML."""
+    return f'<p class="warning" role="alert">{escape(text)}</p>'
 
 
 # -- figures as text

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from html import escape
 from typing import Any
 
 from nicegui import ui
 
 from ftrie.charts.kinds import grid, lines, reliability
-from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph, percent, tiles
+from ftrie.dashboard.pages.layout import (
+    Picture,
+    Refresh,
+    Table,
+    Text,
+    View,
+    card,
+    paragraph,
+    percent,
+    tiles,
+    warning,
+)
 from ftrie.dashboard.queries.models import Models, metric_rows
 from ftrie.dashboard.queries.recent import Exposure, Recent
 from ftrie.dashboard.queries.slices import LEAST_ROWS, METRICS, Grid, SliceQuery, Slices, fields_of
@@ -124,7 +134,7 @@ class _Learning:
             exposure = await asyncio.to_thread(self._recent.exposure)
             self._show_exposure(exposure)
         except FtrieError as error:
-            self.source.show(f'<p class="warning">{escape(str(error))}</p>')
+            self.source.show(warning(str(error)))
         finally:
             self._busy = False
 
@@ -182,7 +192,8 @@ class _Learning:
         )
         self.shown_text.show(
             paragraph(
-                f"{found.impressions:,} items shown; the most shown tenth has {percent(found.concentration, 1)} of them. {never}{listed}."
+                f"{found.impressions:,} items shown; the most shown tenth has {percent(found.concentration, 1)} of them. "
+                f"{never}{listed}."
             )
         )
         variants = list(dict.fromkeys(name for each in found.items for name in each.variants))

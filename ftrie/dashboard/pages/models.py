@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from html import escape
 from typing import Any
 
 from nicegui import ui
@@ -22,12 +21,15 @@ from ftrie.dashboard.pages.layout import (
     paragraph,
     size,
     tiles,
+    warning,
 )
 from ftrie.dashboard.queries.models import MOST_CHANGED, Models, chain_text, guard_lines, version_lines
 from ftrie.library.weights import ModelDiff
 from model_store.errors import FtrieError
 
-CLASSES = ("logloss", "auc", "calibration")
+METRICS = ("logloss", "auc", "calibration")
+CHOICES_EVERY = 10
+"""Refreshes from one renewal of the versions to choose from to the next."""
 
 
 def build(view: View) -> Refresh:
@@ -39,19 +41,25 @@ def build(view: View) -> Refresh:
         "The latest first. Keys of a delta are those that have changed; metrics are the base variant's in training.",
     ):
         chain, table = Text("quiet"), Table("Published versions")
+    choices: list[Any] = []
     with card("Difference of two versions").classes("half"):
-        _difference(view, models)
+        choices += _difference(view, models)
     with card("Guard").classes("half"):
         verdicts, guard = Text("quiet"), Table("Versions that the guard judged")
     if view.allow_changes:
         with card("Serve another version").classes("half"):
-            _controls(view)
+            choices += _controls(view)
     with card("Changes by operators").classes("half"):
         audit = Table("Changes by operators")
     nonzero: dict[int, str] = {}
+    turns = 0
 
     async def refresh() -> None:
+        nonlocal turns
         state = view.state
+        if turns % CHOICES_EVERY == 0:
+            _offer(view, choices)
+        turns += 1
         lines = version_lines(view.feed, state)
         active = state.active
         if active is not None and active not in nonzero:
@@ -107,7 +115,7 @@ def _versions(view: View, lines: list[Any]) -> tuple[list[str], list[list[Any]]]
                 line.kind,
                 f"{line.keys:,}",
                 size(line.size),
-                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in CLASSES),
+                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in METRICS),
                 ", ".join(line.servers),
                 line.refused,
             ]
@@ -135,19 +143,34 @@ def _verdicts(view: View) -> str:
     )
 
 
-def _difference(view: View, models: Models) -> None:
-    state = view.state
-    listed = [info.version for info in state.versions if not info.damaged][::-1]
-    if len(listed) < 2 or not state.variants:
-        ui.html(paragraph("There is only one version."), sanitize=False)
-        return
+def _listed(view: View) -> list[int]:
+    return [info.version for info in view.state.versions if not info.damaged][::-1]
+
+
+def _offer(view: View, choices: list[Any]) -> None:
+    """Offer the versions that there are now. A choice that is gone becomes the newest."""
+    listed = _listed(view)
+    for choice in choices:
+        if choice.options != listed:
+            choice.set_options(
+                listed, value=choice.value if choice.value in listed else listed[0] if listed else None
+            )
+
+
+def _difference(view: View, models: Models) -> list[Any]:
+    """Put the comparison on the page; returns its choices of a version."""
+    state, listed = view.state, _listed(view)
     with ui.element("div").classes("row-of-fields"):
         older = (
             ui.select(listed, value=listed[min(1, len(listed) - 1)], label="Older")
             .props("dense outlined")
             .classes("choice")
         )
-        newer = ui.select(listed, value=listed[0], label="Newer").props("dense outlined").classes("choice")
+        newer = (
+            ui.select(listed, value=listed[0] if listed else None, label="Newer")
+            .props("dense outlined")
+            .classes("choice")
+        )
         variant = (
             ui.select(list(state.variants), value=state.base, label="Variant")
             .props("dense outlined")
@@ -166,7 +189,7 @@ def _difference(view: View, models: Models) -> None:
                 models.difference, view.state, older.value, newer.value, variant.value
             )
         except FtrieError as error:
-            text.show(f'<p class="warning">{escape(str(error))}</p>')
+            text.show(warning(str(error)))
             return
         finally:
             button.enable()
@@ -182,6 +205,7 @@ def _difference(view: View, models: Models) -> None:
         table.show(["key", "before", "after", "change"], rows, "The versions have the same weights.")
 
     button.on_click(compare)
+    return [older, newer]
 
 
 def _largest(found: ModelDiff) -> list[list[Any]]:
@@ -195,9 +219,10 @@ def _weight(value: float | None, otherwise: str) -> Any:
     return otherwise if value is None else round(value, 6)
 
 
-def _controls(view: View) -> None:
+def _controls(view: View) -> list[Any]:
+    """Put the changes on the page; returns their choice of a version."""
     changes = Changes(view.feed, view.model)
-    listed = [info.version for info in view.state.versions if not info.damaged][::-1]
+    listed = _listed(view)
     with ui.element("div").classes("row-of-fields"):
         version = (
             ui.select(listed, value=view.state.active, label="Version")
@@ -228,3 +253,4 @@ def _controls(view: View) -> None:
                 lambda: changes.resume(view.viewer),
             ),
         ).props("no-caps outline")
+    return [version]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from html import escape
 from typing import Any
 
 from ftrie.charts.kinds import histogram, lines
-from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, duration, percent, tiles
+from ftrie.dashboard.pages.layout import (
+    Picture,
+    Refresh,
+    Table,
+    Text,
+    View,
+    card,
+    duration,
+    percent,
+    tiles,
+    warning,
+)
 from ftrie.dashboard.queries import system
 
 MOST_POINTS = 1_200
@@ -69,11 +79,7 @@ def build(view: View) -> Refresh:
         feed, state = view.feed, view.state
         rows, p50, p95 = system.freshness(feed.servers, view.model)
         summary.show(_tiles(view, p50, p95))
-        wrong.show(
-            "".join(
-                f'<p class="warning" role="alert">{escape(text)}</p>' for text in system.problems(feed, state)
-            )
-        )
+        wrong.show("".join(warning(text) for text in system.problems(feed, state)))
         servers.show(
             SERVERS,
             system.server_lines(feed.servers),

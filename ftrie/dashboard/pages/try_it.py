@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from html import escape
 from typing import Any
 
 from nicegui import ui
 
 from ftrie.charts.kinds import bars
 from ftrie.client.messages import ExplainedItem, Ranking
-from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph, percent
+from ftrie.dashboard.pages.layout import (
+    Picture,
+    Refresh,
+    Table,
+    Text,
+    View,
+    card,
+    paragraph,
+    percent,
+    warning,
+)
 from ftrie.dashboard.queries.try_it import Form, Request, TryIt, moves
 from model_store.artefact.inspection import key_text
 from model_store.errors import FtrieError
@@ -168,7 +177,7 @@ class _Trial:
         try:
             found = await asyncio.to_thread(ask, *arguments)
         except FtrieError as error:
-            self.problem.show(f'<p class="warning" role="alert">{escape(str(error))}</p>')
+            self.problem.show(warning(str(error)))
             return None
         self.problem.show("")
         return found

@@ -1,4 +1,4 @@
-"""What the models page shows: the published versions with their figures, who serves them, and how two of them differ."""
+"""What the models page shows: the published versions with their figures, who serves them, and how two differ."""
 
 from __future__ import annotations
 

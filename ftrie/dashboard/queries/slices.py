@@ -1,4 +1,4 @@
-"""The slice grid: how every variant does on parts of the traffic, in the manner of GridViz (McMahan et al., 2013, §5.1).
+"""The slice grid: how variants do on parts of the traffic, in the manner of GridViz (McMahan et al., 2013, §5.1).
 
 All variants of a model score the same rows, so that the differences between them are paired. The rows are the latest
 traffic of the store, or a log. A grid has a row a value of a field, or of two fields crossed, and a column a variant.
@@ -67,7 +67,7 @@ class SliceQuery:
 
 @dataclass(frozen=True)
 class Cell:
-    """One slice and variant. value: None if it is masked or not defined; badness: from -1, best, to 1, worst, 0 neutral."""
+    """One slice and variant. value: None if masked or not defined; badness: from -1, best, to 1, worst, 0 neutral."""
 
     name: str
     variant: str

@@ -125,7 +125,7 @@ def lag_rows(trainers: Sequence[TrainerState], most: int) -> list[dict[str, Any]
 def freshness(
     servers: Sequence[ServerState], model: str
 ) -> tuple[list[dict[str, Any]], float | None, float | None]:
-    """The time from a click to its weight being served, in seconds: rows (low, high, value), median, 95th percentile."""
+    """The time from a click to its weight being served, in seconds: rows (low, high, value), median and 95 %."""
     buckets: dict[float, float] = {}
     for server in servers:
         for bound, value in histogram(server.totals, FRESHNESS, model=model).items():
