@@ -46,7 +46,7 @@ def lines(
     """
     alt = _altair()
     chart = alt.Chart(_data(rows))
-    across = _across(alt, x, x_title, x_axis)
+    across = _across(alt, x, x_title, x_axis, [row[x] for row in rows])
     up = alt.Y(f"{y}:Q", title=y_title, axis=_numbers(alt, percent), scale=alt.Scale(zero=zero))
     colour = _colour(alt, series)
     tips = [
@@ -54,10 +54,14 @@ def lines(
         alt.Tooltip("series:N", title=" "),
         _value_tip(alt, y, y_title, percent),
     ]
-    layers = [
-        chart.mark_area(opacity=0.15, clip=True).encode(
-            x=across, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colour
-        ),
+    layers = []
+    if any(row.get("low") is not None for row in rows):
+        layers.append(
+            chart.mark_area(opacity=0.15, clip=True).encode(
+                x=across, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colour
+            )
+        )
+    layers += [
         chart.mark_line(strokeWidth=2, clip=True, point={"size": 25} if points else False).encode(
             x=across, y=up, color=colour
         ),
@@ -263,9 +267,13 @@ def _finished(
     return chart
 
 
-def _across(alt: Any, x: str, title: str, axis: Axis) -> Any:
+def _across(alt: Any, x: str, title: str, axis: Axis, values: Sequence[Any]) -> Any:
     if axis == "time":
-        return alt.X(f"{x}:T", title=None, scale=alt.Scale(type="utc"))
+        span = (max(values) - min(values)) / 1000.0 if values else 0.0
+        form = next(form for most, form in _TIMES if span < most)
+        return alt.X(
+            f"{x}:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(format=form, tickCount=6)
+        )
     if axis == "category":
         return alt.X(f"{x}:N", title=title, sort=None)
     return alt.X(
@@ -273,6 +281,15 @@ def _across(alt: Any, x: str, title: str, axis: Axis) -> Any:
         title=title,
         scale=alt.Scale(type="log") if axis == "log" else alt.Scale(nice=False, zero=False),
     )
+
+
+_TIMES = (
+    (600.0, "%H:%M:%S"),
+    (86_400.0, "%H:%M"),
+    (4 * 86_400.0, "%b %d %H:%M"),
+    (float("inf"), "%b %d"),
+)
+"""How moments are written, by the seconds that a chart spans: less than so many."""
 
 
 def _numbers(alt: Any, percent: bool) -> Any:

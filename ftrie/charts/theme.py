@@ -48,6 +48,8 @@ def config(dark: bool = False) -> dict[str, Any]:
             "titleColor": colours["text"],
             "labelFontSize": 12,
             "symbolStrokeWidth": 3,
+            "symbolOpacity": 1,
+            "symbolType": "stroke",
             "labelLimit": 260,
         },
         "title": {

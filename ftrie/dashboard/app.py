@@ -22,7 +22,7 @@ from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
 from ftrie.dashboard.chart import serve_library
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.pages import experiments, features, learning, models, system, try_it
-from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, View, frame
+from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
 from model_store.errors import ServerError, UsageError
 
 STYLE = Path(__file__).with_name("style.css")
@@ -110,11 +110,12 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
 
 def _add_pages(feed: Feed, options: DashboardOptions) -> None:
     ui.add_css(STYLE.read_text("utf-8"), shared=True)
+    shared = Shared()
     for path in PAGES:
-        _add_page(path, feed, options)
+        _add_page(path, feed, options, shared)
 
 
-def _add_page(path: str, feed: Feed, options: DashboardOptions) -> None:
+def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) -> None:
     @ui.page(path)
     def page(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
         names = feed.names
@@ -128,6 +129,7 @@ def _add_page(path: str, feed: Feed, options: DashboardOptions) -> None:
             allow_changes=options.allow_changes,
             logs=options.logs,
             effect=options.effect,
+            shared=shared,
         )
         frame(view, BUILDERS[path])
 

@@ -29,6 +29,7 @@ export default {
       const drawn = await window.vegaEmbed(this.$el, spec, {
         actions: false,
         renderer: "svg",
+        logLevel: 1, // errors only
         tooltip: { theme: dark ? "dark" : "light" },
       });
       this.drawn?.finalize();

@@ -119,8 +119,8 @@ class Minutes:
                     self._sums[variant] = np.zeros((KEPT, len(SUMS)), np.int64)
         for minute in minutes:
             found, row = by_minute.get(minute), minute % KEPT
-            if found is None and self._minute_at[row] < 0:
-                continue
+            if self._minute_at[row] > minute or (found is None and self._minute_at[row] < 0):
+                continue  # the place has a later minute, or nothing
             self._minute_at[row] = minute if found is not None else -1
             for variant, sums in self._sums.items():
                 sums[row] = 0 if found is None else found.get(variant, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import intervals, lines
+from ftrie.charts.kinds import intervals, lines, reliability
 from ftrie.dashboard.changes import Changes
 from ftrie.dashboard.pages.layout import (
     Picture,
@@ -26,11 +26,15 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_figures
+from ftrie.dashboard.queries.recent import Exposure
 from ftrie.outcomes import POWER, TINY
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, InputError
 
 NAMELESS = "(none)"
 FEW_POINTS = 60
+TRAFFIC_EVERY = 20
+"""Refreshes from one look at the latest traffic to the next."""
+MOST_ITEMS, MOST_NEVER = 100, 50
 
 
 def build(view: View) -> Refresh:
@@ -51,7 +55,16 @@ def build(view: View) -> Refresh:
         table, remarks = Table("Outcomes by variant"), Text("quiet")
     with card("Shares of the traffic").classes("half"):
         shares, badge = Table("Planned and observed shares of the traffic"), Text()
-    with card("Changes").classes("half"):
+    with card(
+        "Calibration by bucket",
+        "Observed against served click rates in the latest traffic, in twenty groups.",
+    ).classes("half"):
+        curve = Picture("no clicks in the latest traffic")
+    with card(
+        "Exposure by item", "How often items were shown in the latest traffic, and which never were."
+    ).classes("half"):
+        exposure_text, exposure = Text("quiet"), Table("Items by impressions")
+    with card("Changes"):
         if view.allow_changes:
             _controls(view)
         else:
@@ -61,7 +74,10 @@ def build(view: View) -> Refresh:
             )
         audit = Table("Changes by operators")
 
+    turns = 0
+
     async def refresh() -> None:
+        nonlocal turns
         begin, stop = view.minutes()
         found = await asyncio.to_thread(
             experiment_figures, view.state, view.feed.minutes(view.model), begin, stop, view.effect
@@ -89,8 +105,42 @@ def build(view: View) -> Refresh:
         shares.show(*_shares(view, found))
         badge.show(_badge(found))
         audit.show(*changes_table(view), "no changes yet")
+        if turns % TRAFFIC_EVERY == 0:
+            try:
+                served = await asyncio.to_thread(view.recent.served)
+                curve.show(reliability(served.calibration, series=names))
+                exposure_text.show(_exposed(served.exposure))
+                exposure.show(*_items(served.exposure))
+            except InputError as error:
+                exposure_text.show(paragraph(str(error)))
+        turns += 1
 
     return refresh
+
+
+def _exposed(found: Exposure) -> str:
+    never = ", ".join(found.never[:MOST_NEVER]) + ("…" if len(found.never) > MOST_NEVER else "")
+    return paragraph(
+        f"{found.impressions:,} items shown; the most shown tenth has {percent(found.concentration, 1)} of them. "
+        f"{len(found.never):,} of {found.catalogue:,} items were never shown{f': {never}' if never else ''}."
+    )
+
+
+def _items(found: Exposure) -> tuple[list[str], list[list[Any]]]:
+    variants = list(found.items[0].variants) if found.items else []
+    columns = ["item", "shown", "clicks", "CTR", "95 %", *(name or NAMELESS for name in variants)]
+    rows: list[list[Any]] = [
+        [
+            each.item,
+            f"{each.shown:,}",
+            f"{each.clicks:,}",
+            percent(each.clicks / each.shown),
+            f"{percent(each.low)} to {percent(each.high)}",
+            *(f"{each.variants[name]:,}" for name in variants),
+        ]
+        for each in found.items[:MOST_ITEMS]
+    ]
+    return columns, rows
 
 
 def _tiles(view: View, found: ExperimentFigures) -> str:
@@ -270,7 +320,7 @@ def _controls(view: View) -> None:
                     view.viewer, {name: (field.value or 0.0) / 100.0 for name, field in fields.items()}
                 ),
             ),
-        ).props("no-caps")
+        ).props("no-caps outline")
     with ui.element("div").classes("row-of-fields"):
         cookie = ui.input("Cookie").props("dense outlined")
         variant = (
@@ -310,5 +360,5 @@ def confirmed(title: str, text: str, change: Callable[[], str]) -> None:
         ui.html(f"<h2>{escape(title)}</h2>{paragraph(text)}", sanitize=False)
         with ui.row():
             ui.button("Cancel", on_click=dialog.close).props("no-caps flat")
-            ui.button("Yes", on_click=do).props("no-caps")
+            ui.button("Yes", on_click=do).props("no-caps outline")
     dialog.open()

@@ -11,7 +11,6 @@ from nicegui import ui
 from ftrie.charts.kinds import bars
 from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph, warning
 from ftrie.dashboard.queries.features import Explorer, Found
-from ftrie.dashboard.queries.models import Models
 from model_store.artefact.inspection import WeightedKey
 from model_store.errors import FtrieError
 from model_store.trie.prefixes import PrefixSummary
@@ -22,7 +21,7 @@ DRAWN = 15
 
 def build(view: View) -> Refresh:
     """Put the page together."""
-    explorer = Explorer(Models(view.feed))
+    explorer = view.shared.of(Explorer, view.model, lambda: Explorer(view.models))
     page = _Walk(view, explorer)
     with card("Walk by prefix", "Choose a branch to go down; keys are field=value, crosses a*b=x*y."):
         page.path = ui.element("div").classes("row-of-fields")
@@ -33,7 +32,7 @@ def build(view: View) -> Refresh:
         page.strongest = Table("Strongest weights")
     with card("Search", "Keys that contain a text.").classes("half"):
         page.text = ui.input("Text").props("dense outlined clearable").on("keydown.enter", page.search)
-        ui.button("Search", on_click=page.search).props("no-caps")
+        ui.button("Search", on_click=page.search).props("no-caps outline")
         page.found_text, page.found = Text("quiet"), Table("Keys found")
 
     async def refresh() -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from nicegui import ui
@@ -19,6 +19,8 @@ from nicegui import ui
 from ftrie.charts.theme import config
 from ftrie.dashboard.chart import Chart
 from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.queries.models import Models
+from ftrie.dashboard.queries.recent import Recent
 from ftrie.library.html import html_table
 from model_store.errors import FtrieError
 
@@ -37,8 +39,24 @@ PAGES = {
     "/system": "System",
 }
 
+Kind = TypeVar("Kind")
 Refresh: TypeAlias = Callable[[], Awaitable[None] | None]
 Cell: TypeAlias = "str | int | float | None"
+
+
+class Shared:
+    """What the viewers of one model share: one of each kind, so that several viewers cost no more than one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[type, str], Any] = {}
+
+    def of(self, kind: type[Kind], model: str, make: Callable[[], Kind]) -> Kind:
+        """The one of this kind, made at first. For the event loop."""
+        key = (kind, model)
+        if key not in self._made:
+            self._made[key] = make()
+        found: Kind = self._made[key]
+        return found
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,17 @@ class View:
     allow_changes: bool
     logs: tuple[str, ...]
     effect: float
+    shared: Shared
+
+    @property
+    def models(self) -> Models:
+        """The whole models."""
+        return self.shared.of(Models, self.model, lambda: Models(self.feed))
+
+    @property
+    def recent(self) -> Recent:
+        """The latest traffic."""
+        return self.shared.of(Recent, self.model, lambda: Recent(self.feed, self.model))
 
     @property
     def state(self) -> ModelState:

@@ -1,4 +1,4 @@
-"""The page of learning: the course of each variant's metrics, a grid of slices, calibration, and exposure by item."""
+"""The page of learning: the course of each variant's metrics, a grid of slices, and calibration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from ftrie.dashboard.pages.layout import (
     View,
     card,
     paragraph,
-    percent,
     tiles,
     warning,
 )
-from ftrie.dashboard.queries.models import Models, metric_rows
-from ftrie.dashboard.queries.recent import Exposure, Recent
+from ftrie.dashboard.queries.models import metric_rows
 from ftrie.dashboard.queries.slices import LEAST_ROWS, METRICS, Grid, SliceQuery, Slices, fields_of
 from ftrie.outcomes import wilson
 from model_store.errors import FtrieError
@@ -35,9 +33,7 @@ COURSES = {
 }
 MOST_POINTS = 1_500
 RENEWED_S = 20.0
-"""How often slices and exposure are computed again while a page is open."""
-MOST_ITEMS = 50
-MOST_NEVER = 100
+"""How often slices are computed again while a page is open."""
 ANY = ""
 
 
@@ -49,7 +45,10 @@ def build(view: View) -> Refresh:
         "Progressive metrics",
         "Each row is predicted before it is learned; by version, over all rows learned so far.",
     ):
-        metric = ui.select(COURSES, value="logloss", label="Metric").props("dense outlined").classes("choice")
+        with ui.element("div").classes("row-of-fields"):
+            metric = (
+                ui.select(COURSES, value="logloss", label="Metric").props("dense outlined").classes("choice")
+            )
         course = Picture("No version has training metrics.")
     with card(
         "Slices", "Every variant on parts of the traffic; blue is better, red is worse, the worst first."
@@ -60,8 +59,6 @@ def build(view: View) -> Refresh:
         "Calibration", "Observed against predicted click rates of the same rows, in twenty groups."
     ).classes("half"):
         page.curve = Picture("no rows yet")
-    with card("Exposure", "How often items were shown in the latest traffic.").classes("half"):
-        page.shown_text, page.shown = Text("quiet"), Table("Items by impressions")
 
     async def refresh() -> None:
         state = view.state
@@ -93,13 +90,10 @@ class _Learning:
     grid: Picture
     table: Table
     curve: Picture
-    shown_text: Text
-    shown: Table
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._recent = Recent(view.feed, view.model)
-        self._slices = Slices(Models(view.feed), self._recent, view.logs)
+        self._slices = view.shared.of(Slices, view.model, lambda: Slices(view.models, view.recent, view.logs))
         self._at = 0.0
         self._busy = False
 
@@ -123,7 +117,7 @@ class _Learning:
         await self.renew()
 
     async def renew(self) -> None:
-        """Compute the slices, the calibration and the exposure, if they are old."""
+        """Compute the slices and the calibration, if they are old."""
         if self._busy or time.monotonic() - self._at < RENEWED_S or not self._field.value:
             return
         self._busy, self._at = True, time.monotonic()
@@ -131,8 +125,6 @@ class _Learning:
             query = self._query()
             found = await asyncio.to_thread(self._slices.grid, self._view.state, query, self._metric.value)
             self._show(found)
-            exposure = await asyncio.to_thread(self._recent.exposure)
-            self._show_exposure(exposure)
         except FtrieError as error:
             self.source.show(warning(str(error)))
         finally:
@@ -182,35 +174,6 @@ class _Learning:
                     }
                 )
         self.curve.show(reliability([row for row in rows if row["observed"]], series=list(found.bins)))
-
-    def _show_exposure(self, found: Exposure) -> None:
-        never = f"{len(found.never):,} of {found.catalogue:,} items were never shown"
-        listed = (
-            f": {', '.join(found.never[:MOST_NEVER])}{'…' if len(found.never) > MOST_NEVER else ''}"
-            if found.never
-            else ""
-        )
-        self.shown_text.show(
-            paragraph(
-                f"{found.impressions:,} items shown; the most shown tenth has {percent(found.concentration, 1)} of them. "
-                f"{never}{listed}."
-            )
-        )
-        variants = list(dict.fromkeys(name for each in found.items for name in each.variants))
-        self.shown.show(
-            ["item", "shown", "clicks", "CTR", "95 %", *variants],
-            [
-                [
-                    each.item,
-                    f"{each.shown:,}",
-                    f"{each.clicks:,}",
-                    percent(each.clicks / each.shown),
-                    f"{percent(each.low)} to {percent(each.high)}",
-                    *(f"{each.variants.get(name, 0):,}" for name in variants),
-                ]
-                for each in found.items[:MOST_ITEMS]
-            ],
-        )
 
 
 def _choice(label: str, options: Any, value: Any, on_change: Any) -> Any:

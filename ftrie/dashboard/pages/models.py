@@ -34,7 +34,7 @@ CHOICES_EVERY = 10
 
 def build(view: View) -> Refresh:
     """Put the page together."""
-    models = Models(view.feed)
+    models = view.models
     summary = Text()
     with card(
         "Versions",
@@ -176,7 +176,7 @@ def _difference(view: View, models: Models) -> list[Any]:
             .props("dense outlined")
             .classes("choice")
         )
-        button = ui.button("Compare").props("no-caps")
+        button = ui.button("Compare").props("no-caps outline")
     text = Text("quiet")
     moved = Picture("")
     table = Table("Keys that differ most")
@@ -236,7 +236,7 @@ def _controls(view: View) -> list[Any]:
                 f"Servers serve version {version.value}; a trainer activates none until it is resumed.",
                 lambda: changes.activate(view.viewer, version.value),
             ),
-        ).props("no-caps")
+        ).props("no-caps outline")
         ui.button(
             "Roll back",
             on_click=lambda: confirmed(

@@ -66,7 +66,7 @@ class _Trial:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._trial = TryIt(view.feed, view.model)
+        self._trial = view.shared.of(TryIt, view.model, lambda: TryIt(view.feed, view.model))
         self._fields: dict[str, dict[str, Any]] = {}
         self.is_new = True
 
@@ -82,7 +82,7 @@ class _Trial:
                 side: {name: _field(f"{side}: {name}") for name in names} for side, names in _sides(form)
             }
             self._top = ui.number("how many", value=10, min=1, max=100).props("dense outlined")
-            ui.button("Rank", on_click=self.rank).props("no-caps")
+            ui.button("Rank", on_click=self.rank).props("no-caps outline")
         names = [name for fields in self._fields.values() for name in fields]
         with self.choice:
             self._variant = ui.select(
@@ -129,7 +129,9 @@ class _Trial:
         ids = [item.id for item in found[self._variant.value].items]
         chosen = self._item.value if self._item.value in ids else ids[0] if ids else None
         self._item.set_options(ids, value=chosen)
-        notes = [
+        version = next(iter(found.values())).version
+        notes = [f"version {version}"]
+        notes += [
             f"unknown items: {', '.join(r.unknown_items)}"
             for r in list(found.values())[:1]
             if r.unknown_items

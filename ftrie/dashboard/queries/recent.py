@@ -24,6 +24,7 @@ MOST_IMPRESSIONS = 10_000
 MOST_CLICKS = 60_000
 MOST_BYTES = 256 << 20
 RENEWED_S = 20.0
+GROUPS = 20
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,22 @@ class Exposure:
     concentration: float | None
 
 
+@dataclass(frozen=True)
+class Served:
+    """What was served and clicked. calibration: rows of a chart, by variant and group of predicted rates."""
+
+    exposure: Exposure
+    calibration: tuple[dict[str, Any], ...]
+
+
 class Recent:
-    """The latest traffic of one model. Thread-safe; `close` removes the files."""
+    """The latest traffic of one model. Thread-safe; the files are removed with the last reference."""
 
     def __init__(self, feed: Feed, model: str) -> None:
         self._feed, self._model, self._lock = feed, model, Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="ftrie-recent-")
         self._traffic: Traffic | None = None
+        self._served: tuple[float, Served] | None = None
 
     def traffic(self) -> Traffic:
         """The latest impressions. Raises FtrieError, InputError if there are none."""
@@ -77,14 +87,14 @@ class Recent:
                 self._traffic = self._read()
             return self._traffic
 
-    def exposure(self) -> Exposure:
-        """Which items were shown. Raises FtrieError."""
-        catalogue = {name for name, _ in self._feed.store.records.scan_items()}
-        return exposure_of(self.traffic(), catalogue)
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._folder.cleanup()
+    def served(self) -> Served:
+        """Which items were shown and clicked, and how often as was predicted. Raises FtrieError."""
+        traffic = self.traffic()
+        with self._lock:
+            if self._served is None or self._served[0] != traffic.at:
+                catalogue = {name for name, _ in self._feed.store.records.scan_items()}
+                self._served = (traffic.at, served_of(traffic, catalogue))
+            return self._served[1]
 
     def _read(self) -> Traffic:
         store, model = self._feed.store, self._model
@@ -113,46 +123,79 @@ def _limited(payloads: Sequence[bytes]) -> list[bytes]:
     return kept[::-1]
 
 
-def exposure_of(traffic: Traffic, catalogue: set[str]) -> Exposure:
-    """Count the items of impressions, and the clicks on them. An event that cannot be read is left out. O(bytes)."""
-    shown: Counter[str] = Counter()
-    clicked: Counter[str] = Counter()
-    by_variant: dict[str, Counter[str]] = {}
-    requests = {}
-    for event in map(_event, traffic.impressions):
-        listed = event.get("items")
-        ids = (
-            {str(i["id"]) for i in listed if isinstance(i, dict) and "id" in i}
-            if isinstance(listed, list)
-            else set()
-        )
-        shown.update(ids)
-        by_variant.setdefault(str(event.get("variant", "")), Counter()).update(ids)
-        requests[str(event.get("request_id"))] = ids
-    once = set()
+@dataclass(frozen=True)
+class _Shown:
+    """One item of one answer."""
+
+    item: str
+    variant: str
+    ctr: float | None
+    clicked: bool
+
+
+def served_of(traffic: Traffic, catalogue: set[str]) -> Served:
+    """The items of impressions, with their clicks. An event that cannot be read is left out. O(bytes)."""
+    clicked = set()
     for event in map(_event, traffic.clicks):
-        place = (str(event.get("request_id")), str(event.get("item")))
-        if (
-            event.get("event", "click") == "click"
-            and place not in once
-            and place[1] in requests.get(place[0], ())
-        ):
-            once.add(place)
-            clicked[place[1]] += 1
-    ordered = shown.most_common()
-    total, top = sum(shown.values()), ordered[: max(1, len(ordered) // 10)]
+        if event.get("event", "click") == "click":
+            clicked.add((str(event.get("request_id")), str(event.get("item"))))
+    shown = []
+    for event in map(_event, traffic.impressions):
+        request, variant, items = (
+            str(event.get("request_id")),
+            str(event.get("variant") or ""),
+            event.get("items"),
+        )
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, dict) and "id" in item:
+                name, ctr = str(item["id"]), item.get("ctr")
+                known = ctr if isinstance(ctr, float) and 0.0 < ctr < 1.0 else None
+                shown.append(_Shown(name, variant, known, (request, name) in clicked))
+    return Served(_exposure(shown, catalogue), tuple(_calibration(shown)))
+
+
+def _exposure(shown: Sequence[_Shown], catalogue: set[str]) -> Exposure:
+    counts = Counter(each.item for each in shown)
+    clicks = Counter(each.item for each in shown if each.clicked)
+    by_variant = Counter((each.item, each.variant) for each in shown)
+    names = sorted({each.variant for each in shown})
+    ordered = counts.most_common()
     items = []
     for name, count in ordered:
-        interval = wilson(min(clicked[name], count), count)
-        variants = {variant: counts[name] for variant, counts in by_variant.items() if counts[name]}
-        items.append(ItemExposure(name, count, clicked[name], interval.low, interval.high, variants))
+        interval = wilson(clicks[name], count)
+        variants = {variant: by_variant[name, variant] for variant in names}
+        items.append(ItemExposure(name, count, clicks[name], interval.low, interval.high, variants))
+    top = sum(count for _, count in ordered[: max(1, len(ordered) // 10)])
     return Exposure(
-        impressions=total,
+        impressions=len(shown),
         items=tuple(items),
-        never=tuple(sorted(catalogue - set(shown))),
+        never=tuple(sorted(catalogue - set(counts))),
         catalogue=len(catalogue),
-        concentration=sum(count for _, count in top) / total if total else None,
+        concentration=top / len(shown) if shown else None,
     )
+
+
+def _calibration(shown: Sequence[_Shown]) -> list[dict[str, Any]]:
+    """Of each variant, groups of equally many items by their predicted rate, the lowest first, with intervals."""
+    rows = []
+    for variant in sorted({each.variant for each in shown}):
+        rated = sorted(
+            (each.ctr, each.clicked) for each in shown if each.variant == variant and each.ctr is not None
+        )
+        for begin in range(0, len(rated), -(-len(rated) // GROUPS) or 1):
+            group = rated[begin : begin + -(-len(rated) // GROUPS)]
+            clicks, interval = sum(c for _, c in group), wilson(sum(c for _, c in group), len(group))
+            if clicks:
+                rows.append(
+                    {
+                        "series": variant or "(none)",
+                        "predicted": sum(ctr for ctr, _ in group) / len(group),
+                        "observed": clicks / len(group),
+                        "low": interval.low or None,
+                        "high": interval.high,
+                    }
+                )
+    return rows
 
 
 def _event(payload: bytes) -> dict[str, Any]:

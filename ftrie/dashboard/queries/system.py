@@ -19,6 +19,7 @@ from ftrie.dashboard.scrape import (
 
 CALLS, CALL = "ftrie_call_seconds_count", "ftrie_call_seconds"
 FRESHNESS = "ftrie_freshness_seconds"
+VERSIONS = "ftrie_trainer_versions_total"
 UNKNOWN_USERS = "ftrie_unknown_users_total"
 LONGEST_TEXT = 160
 
@@ -168,7 +169,7 @@ def trainer_lines(trainers: Sequence[TrainerState]) -> list[list[Any]]:
                 f"{trainer.rate('ftrie_trainer_examples_total'):,.0f}",
                 "—" if lag is None else f"{lag:.1f} s",
                 f"{trainer.total('ftrie_trainer_pending'):,.0f}",
-                f"{trainer.total('ftrie_trainer_versions_total', kind='published'):,.0f}",
+                f"{sum(trainer.total(VERSIONS, kind=kind) for kind in ('snapshots', 'deltas')):,.0f}",
                 f"{trainer.total('ftrie_trainer_dead_letters_total'):,.0f}",
                 f"{trainer.total('ftrie_trainer_rollbacks_total'):,.0f}",
                 "—" if loss is None else f"{loss:.5f}",
