@@ -34,15 +34,17 @@ def lines(
     x_axis: Axis = "number",
     percent: bool = False,
     mark: tuple[float, str] | None = None,
+    reference: float | None = None,
     points: bool = False,
     zero: bool = False,
+    title: str = "",
     height: int = HEIGHT,
     description: str = "",
 ) -> alt_types.LayerChart:
-    """A line a series, with a band from `low` to `high` where the rows have them.
+    """A line a series, with a band from `low` to `high`, and a thicker line through `mean`, where the rows have them.
 
-    Rows: x, y, series, and low and high or None. x of a time: milliseconds since 1970. series: all names, in the order
-    of the colours. mark: a dashed line at an x, with its text.
+    Rows: x, y, series, and low, high and mean or None. x of a time: milliseconds since 1970. series: all names, in the
+    order of the colours. mark: a dashed line at an x, with its text; reference: a dashed line at a y.
     """
     alt = _altair()
     chart = alt.Chart(_data(rows))
@@ -54,69 +56,87 @@ def lines(
         alt.Tooltip("series:N", title=" "),
         _value_tip(alt, y, y_title, percent),
     ]
+    smooth = any(row.get("mean") is not None for row in rows)
     layers = []
     if any(row.get("low") is not None for row in rows):
+        band = alt.Y("low:Q", title=y_title)
         layers.append(
-            chart.mark_area(opacity=0.15, clip=True).encode(
-                x=across, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colour
-            )
+            chart.mark_area(opacity=0.15, clip=True).encode(x=across, y=band, y2="high:Q", color=colour)
         )
-    layers += [
-        chart.mark_line(strokeWidth=2, clip=True, point={"size": 25} if points else False).encode(
-            x=across, y=up, color=colour
-        ),
-        # Wide, invisible targets for the pointer.
-        chart.mark_point(opacity=0, size=120, clip=True).encode(x=across, y=up, color=colour, tooltip=tips),
-    ]
+    if reference is not None:
+        layers.append(chart.mark_rule(strokeDash=[4, 4], color=MUTED).encode(y=alt.datum(reference)))
+    drawn = chart.mark_line(
+        strokeWidth=1 if smooth else 2,
+        opacity=0.35 if smooth else 1.0,
+        clip=True,
+        point={"size": 25} if points else False,
+    )
+    layers.append(drawn.encode(x=across, y=up, color=colour))
+    if smooth:
+        mean = alt.Y("mean:Q", title=y_title)
+        layers.append(chart.mark_line(strokeWidth=2.5, clip=True).encode(x=across, y=mean, color=colour))
+    # Wide, invisible targets for the pointer.
+    layers.append(
+        chart.mark_point(opacity=0, size=120, clip=True).encode(x=across, y=up, color=colour, tooltip=tips)
+    )
     if mark is not None:
-        at = alt.Chart(_data(rows))
         layers += [
-            at.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(mark[0])),
-            at.mark_text(align="left", baseline="top", dx=4, color=MUTED).encode(
+            chart.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(mark[0])),
+            chart.mark_text(align="left", baseline="top", dx=4, color=MUTED).encode(
                 x=alt.datum(mark[0]), y=alt.value(2), text=alt.value(mark[1])
             ),
         ]
-    return _finished(alt, layers, height, description or f"{y_title} over {x_title}")
+    return _finished(alt, layers, height, description or title or f"{y_title} over {x_title}", title)
 
 
 def intervals(
     rows: Rows,
     *,
     value_title: str,
+    series: Sequence[str] = (),
     percent: bool = False,
     reference: float | None = None,
+    title: str = "",
     description: str = "",
 ) -> alt_types.LayerChart:
-    """A dot with its interval a row, one under another. Rows: name, value, low, high.
+    """A dot with its interval a row, one under another. Rows: name, value, low and high or None; and series.
 
+    series: all names of series, beside each other within a name; without it every name has a colour of its own.
     reference: a value to compare with, as a line.
     """
     alt = _altair()
     chart = alt.Chart(_data(rows))
-    down = alt.Y("name:N", title=None, sort=None)
-    colour = alt.Color("name:N", legend=None, sort=None, scale=alt.Scale(range=list(SERIES)))
-    across = alt.X("low:Q", title=value_title, axis=_numbers(alt, percent), scale=alt.Scale(zero=False))
+    down = alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=260))
+    if series:
+        colour, beside = _colour(alt, series), {"yOffset": alt.YOffset("series:N", sort=None)}
+    else:
+        scale = alt.Scale(range=list(SERIES))
+        colour, beside = alt.Color("name:N", legend=None, sort=None, scale=scale), {}
+    scale, axis = alt.Scale(zero=False), _numbers(alt, percent)
     tips = [
         alt.Tooltip("name:N", title=" "),
-        *(
-            _value_tip(alt, name, title, percent)
-            for name, title in (("value", value_title), ("low", "from"), ("high", "to"))
-        ),
+        *([alt.Tooltip("series:N", title=" ")] if series else []),
+        _value_tip(alt, "value", value_title, percent),
+        _value_tip(alt, "low", "from", percent),
+        _value_tip(alt, "high", "to", percent),
     ]
-    layers = [
-        chart.mark_rule(strokeWidth=3, clip=True).encode(
-            y=down, x=across, x2="high:Q", color=colour, tooltip=tips
-        ),
-        chart.mark_point(filled=True, size=90, opacity=1).encode(
-            y=down, x="value:Q", color=colour, tooltip=tips
-        ),
-    ]
+    layers = []
+    if any(row.get("low") is not None for row in rows):
+        across = alt.X("low:Q", title=value_title, axis=axis, scale=scale)
+        bar = chart.mark_rule(strokeWidth=3, clip=True)
+        layers.append(bar.encode(y=down, x=across, x2="high:Q", color=colour, tooltip=tips, **beside))
+    across = alt.X("value:Q", title=value_title, axis=axis, scale=scale)
+    dot = chart.mark_point(filled=True, size=90 if len(series) < 2 else 45, opacity=1)
+    layers.append(dot.encode(y=down, x=across, color=colour, tooltip=tips, **beside))
     if reference is not None:
         layers.append(chart.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(reference)))
-    return _finished(alt, layers, {"step": 2 * BAR}, description or f"{value_title}, with intervals")
+    step = {"step": max(BAR + 4, 9 * len(series)) if series else 2 * BAR, "for": "position"}
+    return _finished(alt, layers, step, description or title or f"{value_title}, with intervals", title)
 
 
-def reliability(rows: Rows, *, series: Sequence[str], description: str = "") -> alt_types.LayerChart:
+def reliability(
+    rows: Rows, *, series: Sequence[str], title: str = "", description: str = ""
+) -> alt_types.LayerChart:
     """Observed against predicted click rates, with intervals and the diagonal.
 
     Rows: predicted, observed, low, high, series.
@@ -145,7 +165,8 @@ def reliability(rows: Rows, *, series: Sequence[str], description: str = "") -> 
             x=across, y=up, color=colour, tooltip=tips
         ),
     ]
-    return _finished(alt, layers, 300, description or "Observed against predicted click rates")
+    words = description or title or "Observed against predicted click rates"
+    return _finished(alt, layers, 300, words, title)
 
 
 def bars(
@@ -257,12 +278,11 @@ def _data(rows: Rows) -> Any:
 
 
 def _finished(
-    alt: Any, layers: Sequence[Any], height: int | dict[str, int], description: str
+    alt: Any, layers: Sequence[Any], height: int | dict[str, Any], description: str, title: str = ""
 ) -> alt_types.LayerChart:
+    more = {"title": title} if title else {}
     chart: alt_types.LayerChart = alt.layer(*layers).properties(
-        width="container",
-        height=height,
-        description=description,
+        width="container", height=height, description=description, **more
     )
     return chart
 

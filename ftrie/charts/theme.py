@@ -30,7 +30,9 @@ def config(dark: bool = False) -> dict[str, Any]:
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
-        "mark": {"aria": False},  # the chart as a whole has a description, its figures are in tables beside it
+        "mark": {
+            "aria": False
+        },  # the chart as a whole has a description, its figures are in tables beside it
         "axis": {
             "labelColor": colours["soft"],
             "titleColor": colours["soft"],
