@@ -117,7 +117,7 @@ def _add_pages(feed: Feed, options: DashboardOptions) -> None:
 
 def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) -> None:
     @ui.page(path)
-    def page(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
+    async def page(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
         names = feed.names
         wanted = model or options.model or ""
         view = View(
@@ -131,7 +131,7 @@ def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) 
             effect=options.effect,
             shared=shared,
         )
-        frame(view, BUILDERS[path])
+        await frame(view, BUILDERS[path])
 
 
 def _check(options: DashboardOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Sequence
 from functools import cache
@@ -17,12 +18,12 @@ Rows = Sequence[dict[str, Any]]
 
 @cache
 def library() -> tuple[str, bytes]:
-    """The path and the text of the JavaScript that draws, as vl-convert carries it. About 3 s once in a process."""
+    """The path and the text, compressed by gzip, of the JavaScript that draws, as vl-convert carries it. About 3 s once in a process."""
     import vl_convert
 
     bundle: Any = vl_convert.javascript_bundle  # its type asks for a snippet; without one it is all of Vega
     text = bundle().encode()
-    return f"/charts/{hashlib.sha256(text).hexdigest()[:16]}.js", text
+    return f"/charts/{hashlib.sha256(text).hexdigest()[:16]}.js", gzip.compress(text)
 
 
 def serve_library(app: FastAPI) -> None:
@@ -31,7 +32,9 @@ def serve_library(app: FastAPI) -> None:
 
     @app.get(path, include_in_schema=False)
     def drawing_code() -> Response:
-        return Response(text, media_type="text/javascript", headers={"Cache-Control": FOREVER})
+        return Response(
+            text, media_type="text/javascript", headers={"Cache-Control": FOREVER, "Content-Encoding": "gzip"}
+        )
 
 
 class Chart(ui.element, component="chart.js"):

@@ -253,8 +253,8 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             else f"needs about {duration(60.0 * left)} more at this rate of requests"
         )
         texts.append(
-            f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, which "
-            f"{when}; those there are detect ±{each.detectable or 0.0:.1%}."
+            f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, "
+            f"which {when}; those there are detect ±{each.detectable or 0.0:.1%}."
         )
     return "".join(paragraph(text) for text in texts)
 

@@ -7,6 +7,7 @@ longer runs in a thread (`asyncio.to_thread`). Pieces send to the browser only w
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from ftrie.charts.theme import config
-from ftrie.dashboard.chart import Chart
+from ftrie.dashboard.chart import Chart, library
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import altair as alt
 
 REFRESH_S = 1.0
+FIRST_S = 0.2
+"""How long a page waits for its first figures before it is sent without them."""
 HOURS = {1: "last hour", 6: "last 6 hours", 24: "last day", 168: "last 7 days", 744: "last 31 days"}
 DEFAULT_HOURS = 6
 PAGES = {
@@ -98,9 +101,10 @@ class View:
         return f"{path}?{urlencode({'model': self.model, 'hours': self.hours, **changes})}"
 
 
-def frame(view: View, build: Callable[[View], Refresh]) -> None:
+async def frame(view: View, build: Callable[[View], Refresh]) -> None:
     """Put a whole page together, and keep it up to date."""
     title = PAGES[view.path]
+    ui.add_head_html(f'<link rel="modulepreload" href="{library()[0]}">')
     ui.page_title(f"{title} · {view.model or 'ftrie'}")
     with ui.header().classes("frame"):
         ui.html('<a class="skip" href="#content">Skip to the content</a>', sanitize=False)
@@ -127,21 +131,36 @@ def frame(view: View, build: Callable[[View], Refresh]) -> None:
             )
             refresh = _nothing
 
+    is_busy = False
+
     async def tick() -> None:
+        nonlocal is_busy
         view.feed.seen()
         problem = view.feed.problem or view.state.problem
-        banner.show(f"<p>{escape(_away(view, problem))}</p>" if problem else "")
+        banner.show(warning_box(_away(view, problem)) if problem else "")
         if not view.model and view.feed.names:
             ui.navigate.to(view.link(view.path, model=view.feed.names[0]))
+        if is_busy:
             return
+        is_busy = True
         try:
             done = refresh()
             if done is not None:
                 await done
         except FtrieError as error:
-            banner.show(f"<p>{escape(str(error))}</p>")
+            banner.show(warning_box(str(error)))
+        finally:
+            is_busy = False
 
-    ui.timer(REFRESH_S, tick)
+    # What is quick comes with the page itself; what is not follows.
+    first = asyncio.create_task(tick())
+    await asyncio.wait([first], timeout=FIRST_S)
+    ui.timer(REFRESH_S, tick, immediate=False)
+
+
+def warning_box(text: str) -> str:
+    """The text of the banner as HTML."""
+    return f"<p>{escape(text)}</p>"
 
 
 def _nothing() -> None:
@@ -207,9 +226,9 @@ class Table:
 class Picture:
     """A chart, made when it first has rows; then only rows that have changed are sent."""
 
-    def __init__(self, empty: str) -> None:
-        """empty: the text while there is nothing to draw."""
-        self._empty = empty
+    def __init__(self, empty: str, on_pick: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        """empty: the text while there is nothing to draw; on_pick: called with the row that a viewer has clicked."""
+        self._empty, self._on_pick = empty, on_pick
         self._chart: Chart | None = None
         self._place = ui.element("div").classes("picture")
         with self._place:
@@ -228,6 +247,9 @@ class Picture:
         if self._chart is None:
             with self._place:
                 self._chart = Chart(spec, config(dark=True), rows)
+            if self._on_pick is not None:
+                pick = self._on_pick
+                self._chart.on("pick", lambda event: pick(event.args))
         else:
             self._chart.show(spec, rows)
         return self._chart

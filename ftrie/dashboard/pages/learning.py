@@ -21,7 +21,16 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries.models import metric_rows
-from ftrie.dashboard.queries.slices import LEAST_ROWS, METRICS, Grid, SliceQuery, Slices, fields_of
+from ftrie.dashboard.queries.slices import (
+    LEAST_ROWS,
+    METRICS,
+    NONE,
+    OTHERS,
+    Grid,
+    SliceQuery,
+    Slices,
+    fields_of,
+)
 from ftrie.outcomes import wilson
 from model_store.errors import FtrieError
 
@@ -51,10 +60,15 @@ def build(view: View) -> Refresh:
             )
         course = Picture("No version has training metrics.")
     with card(
-        "Slices", "Every variant on parts of the traffic; blue is better, red is worse, the worst first."
+        "Slices",
+        "Every variant on parts of the traffic; blue is better, red is worse, the worst first. Click a slice to look into it.",
     ):
         page.controls()
-        page.source, page.grid, page.table = Text("quiet"), Picture("no slices yet"), Table("Slices")
+        page.source, page.grid, page.table = (
+            Text("quiet"),
+            Picture("no slices yet", page.drill),
+            Table("Slices"),
+        )
     with card(
         "Calibration", "Observed against predicted click rates of the same rows, in twenty groups."
     ).classes("half"):
@@ -100,7 +114,7 @@ class _Learning:
     def controls(self) -> None:
         """The fields that choose what is sliced."""
         spec = self._view.state.spec
-        fields = fields_of(spec) if spec is not None else []
+        fields = self._fields = fields_of(spec) if spec is not None else []
         with ui.element("div").classes("row-of-fields"):
             self._field = _choice("Slice by", fields, fields[0] if fields else None, self.now)
             self._crossed = _choice("crossed with", [ANY, *fields], ANY, self.now)
@@ -115,6 +129,16 @@ class _Learning:
         """Compute again at once."""
         self._at = 0.0
         await self.renew()
+
+    async def drill(self, row: dict[str, Any]) -> None:
+        """Look into the slice that was clicked: its rows by another field."""
+        field, name = self._field.value, row.get("name")
+        if self._crossed.value or self._within.value or name in (None, NONE, OTHERS):
+            return
+        others = [each for each in self._fields if each != field]
+        if others:
+            self._within.value, self._value.value, self._field.value = field, name, others[0]
+            await self.now()
 
     async def renew(self) -> None:
         """Compute the slices and the calibration, if they are old."""
