@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, json_output, note, print_json
 from model_store.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftrie.dashboard.app import DashboardOptions
+
+HOST = "127.0.0.1"
+EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert", "altair")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +34,7 @@ def dashboard(
         typer.Option(
             metavar="ADDRESS", help="Listen here; others than this machine need --password-file and TLS."
         ),
-    ] = "127.0.0.1",
+    ] = HOST,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free one.")] = 8600,
     server: Annotated[
         list[str] | None,
@@ -67,20 +74,7 @@ def dashboard(
 
     Read only without --allow-changes. Ctrl-C ends it. Needs the extra `dashboard`.
     """
-    try:
-        from ftrie.dashboard.app import DashboardOptions, run
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in (
-            "nicegui",
-            "fastapi",
-            "uvicorn",
-            "starlette",
-            "itsdangerous",
-        ):
-            raise
-        raise UsageError(
-            "the dashboard needs the extra `dashboard`: pip install 'ftrie[dashboard]'"
-        ) from error
+    options, run = options_and_run()
 
     def ready(url: str) -> None:
         if json_output():
@@ -89,7 +83,7 @@ def dashboard(
             note(f"the dashboard is at {url}; Ctrl-C ends it")
 
     run(
-        DashboardOptions(
+        options(
             store=store,
             host=host,
             port=port,
@@ -106,6 +100,21 @@ def dashboard(
         ),
         ready,
     )
+
+
+def options_and_run() -> tuple[
+    type[DashboardOptions], Callable[[DashboardOptions, Callable[[str], None]], None]
+]:
+    """What starts a dashboard. Raises UsageError if the extra is not installed."""
+    try:
+        from ftrie.dashboard.app import DashboardOptions, run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise UsageError(
+            "the dashboard needs the extra `dashboard`: pip install 'ftrie[dashboard]'"
+        ) from error
+    return DashboardOptions, run
 
 
 def _password(path: Path) -> str:

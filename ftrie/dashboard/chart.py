@@ -18,7 +18,7 @@ Rows = Sequence[dict[str, Any]]
 
 @cache
 def library() -> tuple[str, bytes]:
-    """The path and the text, compressed by gzip, of the JavaScript that draws, as vl-convert carries it. About 3 s once in a process."""
+    """The path of the JavaScript that draws, and its text, compressed by gzip; from vl-convert. 3 s in a process."""
     import vl_convert
 
     bundle: Any = vl_convert.javascript_bundle  # its type asks for a snippet; without one it is all of Vega

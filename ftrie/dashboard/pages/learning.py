@@ -61,7 +61,7 @@ def build(view: View) -> Refresh:
         course = Picture("No version has training metrics.")
     with card(
         "Slices",
-        "Every variant on parts of the traffic; blue is better, red is worse, the worst first. Click a slice to look into it.",
+        "Every variant on parts of the traffic; blue is better, red worse, the worst first. Click one to look into it.",
     ):
         page.controls()
         page.source, page.grid, page.table = (
