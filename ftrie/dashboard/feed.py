@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.scrape import ServerState, ServerWatch, TrainerState, TrainerWatch
@@ -37,17 +38,28 @@ LIST_EVERY_S = 15.0
 """How often the list of versions is read again though the active version is the same."""
 MOST_MANIFESTS = 4_000
 MOST_CHANGES = 20
+MOST_LEARNED = 2_000
+"""Versions whose metrics are remembered."""
 NAMES_EVERY_S = 60.0
 """How often new models are looked for, which reads the names of all keys."""
 OPEN_TIMEOUT_S = 3.0
+
+
+class Learned(NamedTuple):
+    """The training metrics of one version. at: seconds since 1970; metrics: by variant."""
+
+    at: float
+    version: int
+    metrics: Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class ModelState:
     """One model in the store at one moment.
 
-    at: seconds since 1970 of the last complete read. manifests: those of `versions` that could be read. problem: why
-    the store could not be read since, empty if it could.
+    at: seconds since 1970 of the last complete read. manifests: those of `versions` that could be read. learned: of
+    these and of versions seen before that are gone, oldest first. problem: why the store could not be read since, empty
+    if it could.
     """
 
     name: str
@@ -58,6 +70,7 @@ class ModelState:
     spec: ModelSpec | None = None
     versions: tuple[VersionInfo, ...] = ()
     manifests: Mapping[int, Manifest] = field(default_factory=dict)
+    learned: tuple[Learned, ...] = ()
     experiment: Experiment | None = None
     experiment_problem: str = ""
     guard: GuardRecord = field(default_factory=GuardRecord)
@@ -221,6 +234,7 @@ class _ModelWatch:
         self._store, self._name = store, name
         self._versions: ModelVersions = store.model(name)
         self._manifests: OrderedDict[int, Manifest] = OrderedDict()
+        self._learned: dict[int, Learned] = {}
         self._listed_at = 0.0
 
     def read(self) -> None:
@@ -246,6 +260,7 @@ class _ModelWatch:
             spec=self._spec(active, before),
             versions=listed,
             manifests=dict(self._manifests),
+            learned=tuple(self._learned.values()),
             experiment=experiment,
             experiment_problem=problem,
             guard=versions.guard.record(),
@@ -262,6 +277,16 @@ class _ModelWatch:
                 continue
             with suppress(ArtefactError, VersionNotFound):  # collected meanwhile
                 self._manifests[info.version] = self._versions.manifest(info.version)
+        for info in listed:
+            manifest = self._manifests.get(info.version)
+            if manifest is not None and info.version not in self._learned:
+                self._learned[info.version] = Learned(
+                    info.published.timestamp(), info.version, manifest.metrics
+                )
+        if len(self._learned) > MOST_LEARNED:  # every second one of the older half: recent ones stay dense
+            older = sorted(self._learned)[: MOST_LEARNED // 2]
+            for version in older[::2]:
+                del self._learned[version]
         there = {info.version for info in listed}
         for version in [each for each in self._manifests if each not in there]:
             del self._manifests[version]

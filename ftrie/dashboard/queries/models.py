@@ -101,20 +101,12 @@ def guard_lines(state: ModelState) -> list[list[Any]]:
 
 def metric_rows(state: ModelState, metric: str, most: int) -> list[dict[str, Any]]:
     """A metric of every variant by the time of publication, at most so many rows: time, series, value, version."""
-    rows = []
-    for info in state.versions:
-        manifest = state.manifests.get(info.version)
-        for name, metrics in (manifest.metrics if manifest is not None else {}).items():
-            value = metrics.get(metric)
-            if value is not None and np.isfinite(value):
-                rows.append(
-                    {
-                        "time": info.published.timestamp() * 1000.0,
-                        "series": name,
-                        "value": value,
-                        "version": info.version,
-                    }
-                )
+    rows = [
+        {"time": learned.at * 1000.0, "series": name, "value": metrics[metric], "version": learned.version}
+        for learned in state.learned
+        for name, metrics in learned.metrics.items()
+        if np.isfinite(metrics.get(metric, np.nan))
+    ]
     return thinned(rows, most)
 
 
