@@ -127,7 +127,7 @@ AUDIT_TEXTS = ("who", "tool", "action", "before", "after")
 def audit_entry(key: str, entry: bytes, found: Mapping[bytes, bytes]) -> tuple[datetime, list[str]]:
     """An entry of `audit`: its time, from its id, and its texts in the order of AUDIT_TEXTS. Raises UnreadableValue.
 
-    Bytes that are not UTF-8, and control characters, are escaped: a terminal or a page may show the texts.
+    Bytes that are not UTF-8 are escaped.
     """
     at = time_of(int(entry.partition(b"-")[0]) / 1000)
     missing = [name for name in AUDIT_TEXTS if name.encode() not in found]
@@ -136,11 +136,7 @@ def audit_entry(key: str, entry: bytes, found: Mapping[bytes, bytes]) -> tuple[d
             f"{missing[0]} is missing" if missing else "its time is out of range"
         )
         raise unreadable(key, why)
-    return at, [_visible(found[name.encode()].decode("utf-8", "backslashreplace")) for name in AUDIT_TEXTS]
-
-
-def _visible(text: str) -> str:
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return at, [found[name.encode()].decode("utf-8", "backslashreplace") for name in AUDIT_TEXTS]
 
 
 # -- messages

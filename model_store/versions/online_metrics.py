@@ -18,7 +18,7 @@ from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
 from model_store.redis.stored_values import Report, online_cell, silent
 
-KEPT_S = 8 * 86_400
+KEPT_S = 31 * 86_400
 CTR_UNIT = 1e-9
 SQUARE_UNIT = 1e-6
 _MINUTES_A_TRIP = 1_000

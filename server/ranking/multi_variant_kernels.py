@@ -159,16 +159,17 @@ def _add_made(mask: Any, x: Any, which: Any, group: Any, made: Any) -> None:
 @bare_inline
 def _add_crosses(
     layers: Any, terms: Any, tokens: Any, which: Any, priors: Any, starts: Any, choice: Any,
-    marks: Any, wanted: Any, sums: Any, made: Any,
+    marks: Any, wanted: Any, sums: Any, made: Any, of_user: Any,
 ) -> Any:  # fmt: skip
-    """Add the keys of every mixed cross to their halves' sums; 1 if there are keys under a half of the user's."""
+    """Add the keys of every mixed cross to their halves' sums; returns what that of `scoring_kernels` does."""
     values, value_start = tokens[0], tokens[1]
-    of_user = np.int64(0)
     trie, by_slot, half, at, fresh_trie, fresh_by_slot, fresh_half, fresh_at = layers
     for term in range(terms.shape[0]):
         group = terms[term, GROUP]
         first, last = starts[group], starts[group + 1]
-        if (first == last and priors.size == 0) or not _is_used(terms[term, MASK], which):
+        if not _is_used(terms[term, MASK], which):
+            continue
+        if first == last and priors.size == 0 and terms[term, OF_USER] <= of_user:
             continue
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
@@ -292,8 +293,8 @@ def sum_variants(
     for lane in range(sums.shape[0]):
         for place in range(starts[codes.shape[1]]):
             sums[lane, place] = 0.0
-    of_user |= _add_crosses(
-        layers, mixed_terms, tokens, which, priors, starts, choice, marks, wanted, sums, made
+    of_user = _add_crosses(
+        layers, mixed_terms, tokens, which, priors, starts, choice, marks, wanted, sums, made, of_user
     )
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])

@@ -176,18 +176,19 @@ def _add_fresh_range(
 @bare_inline
 def _add_crosses(
     trie: Any, slots: Any, fresh_trie: Any, fresh_slots: Any, terms: Any, tokens: Any, variant: Any,
-    starts: Any, choice: Any, scratch: Any,
+    starts: Any, choice: Any, scratch: Any, of_user: Any,
 ) -> Any:  # fmt: skip
     """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done.
 
-    Returns 1 if there are keys under a half of the user's.
+    Returns 1 if `of_user` is, or if there are keys under a half with a field of the user.
     """
     values, value_start = tokens[0], tokens[1]
-    of_user = np.int64(0)
     for term in range(terms.shape[0]):
         group = terms[term, GROUP]
         first, last = starts[group], starts[group + 1]
-        if (terms[term, MASK] >> variant) & 1 == 0 or first == last:
+        if (terms[term, MASK] >> variant) & 1 == 0:
+            continue
+        if first == last and terms[term, OF_USER] <= of_user:  # no candidate's half, and nothing to find out
             continue
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
@@ -268,7 +269,7 @@ def rank(
     starts[0] = 0
     for group in range(codes.shape[1]):
         starts[group + 1] = mark_group(catalogue, inline, rows, group, scratch, starts[group])
-    of_user |= _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch)
+    of_user = _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch, of_user)
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         item = 0.0
