@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_of_an_experiment_it_holds_what_differs_and_no_cookie(store: Store) -> N
     divided = empty.divided({"base": 0.9, "plain": 0.1})
     pinned = divided.pinned({"secret-cookie": "plain"})
     steps = [empty, divided, pinned, pinned.stopped("base"), pinned.divided({"base": 1.0}), divided]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         assert audit.write_experiment(TOOL, before, after)
     found = [(each.action, json.loads(each.before), json.loads(each.after)) for each in audit.read()[::-1]]
     assert found == [

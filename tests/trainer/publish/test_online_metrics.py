@@ -288,7 +288,7 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named(store: Store) -> Non
 
 def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tuple[int, int, int, int]]:
     """Requests, items shown, clicks and conversions by variant, one request after another."""
-    found = {name: (0, 0, 0, 0) for name in known}
+    found = dict.fromkeys(known, (0, 0, 0, 0))
     for each in requests:
         name = each["variant"] if each["variant"] in known else ""
         more = (1, len(each["ctr"]), each["clicks"], each["conversions"])
