@@ -66,7 +66,7 @@ def test_every_command_that_changes_what_is_served_is_listed(
         ("ftrie experiment clear", "clear"),
     ]
     assert {each["who"] for each in found} == {operator()}
-    assert [(each["before"], each["after"]) for each in found[:3]] == [("3", "1"), ("1", "2"), ("2", "")]
+    assert [(each["before"], each["after"]) for each in found[:3]] == [("3", "1"), ("1", "3"), ("3", "")]
     assert json.loads(found[3]["after"]) == {"shares": {"base": 0.9, "plain": 0.1}}
 
 
@@ -102,4 +102,4 @@ def test_the_table_has_the_latest_first(capsys: pytest.CaptureFixture[str]) -> N
     assert run(["store", "audit", "ads", "--last", "1"]) == 0
     out = capsys.readouterr().out
     assert "ftrie store activate" in out and operator() in out
-    assert out.count("activate  ") == out.count("UTC") == 1
+    assert out.count(" UTC ") == 1
