@@ -6,6 +6,7 @@ A command reads the experiment's record, changes its part and writes the record 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +94,7 @@ def set_(
         salted = changed if salt is None else replace(changed, salt=salt)
         return salted if objective is None else replace(salted, objective=objective)
 
-    _change(model, "set", edit, revision, store, as_json)
+    _change("set", model, edit, revision, store, as_json)
 
 
 def pin(
@@ -107,7 +108,7 @@ def pin(
 ) -> None:
     """Pin cookies to a variant regardless of the shares, such as your own for a test. At most 10,000 in all."""
     wanted = _pairs(pins, "COOKIE=VARIANT")
-    _change(model, "pin", lambda before: before.pinned(wanted), revision, store, as_json)
+    _change("pin", model, lambda before: before.pinned(wanted), revision, store, as_json)
 
 
 def unpin(
@@ -124,8 +125,8 @@ def unpin(
     if every == bool(cookies):
         raise typer.BadParameter("give either cookies or --all")
     _change(
-        model,
         "unpin",
+        model,
         lambda before: before.unpinned(before.pins if every else cookies or ()),
         revision,
         store,
@@ -146,14 +147,8 @@ def shadow(
     """Score variants in addition to the one that answers; servers with --shadow-log log their answers."""
     if off == bool(variants):
         raise typer.BadParameter("give either variants or --off")
-    _change(
-        model,
-        "shadow",
-        lambda before: replace(before, shadows=tuple(variants or ())),
-        revision,
-        store,
-        as_json,
-    )
+    shadows = tuple(variants or ())
+    _change("shadow", model, lambda before: replace(before, shadows=shadows), revision, store, as_json)
 
 
 def stop(
@@ -164,30 +159,34 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """End the experiment: one variant answers all requests, pins and shadows are ignored; `set` restarts it."""
-    _change(model, "stop", lambda before: before.stopped(winner), revision, store, as_json)
+    _change("stop", model, lambda before: before.stopped(winner), revision, store, as_json)
 
 
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Delete the experiment, even an unreadable one: the shares of the spec divide the traffic again."""
+    from model_store.errors import StoreError
     from model_store.store import Store
     from server.sync.experiment_sync import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
+        before: Experiment | None = None
+        with suppress(StoreError):  # an unreadable one
+            before = versions.experiment()
         record = versions.experiments.clear()
-        versions.audit.record("ftrie experiment clear", "clear", None, "shares of the spec")
+        versions.audit.write_experiment("ftrie experiment clear", before, record, action="clear")
         spec = assigned_by_spec(versions)
     _print_experiment(model, record, spec and spec.asked_for(record), None, as_json)
 
 
-def _change(model: str, action: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
+def _change(command: str, model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
     """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
     from server.sync.experiment_sync import change_experiment
 
     with Store.open(store) as opened:
-        tool = f"ftrie experiment {action}"
-        changed = change_experiment(opened.model(model, warn), edit, action, tool=tool, revision=revision)
+        versions = opened.model(model, warn)
+        changed = change_experiment(versions, edit, tool=f"ftrie experiment {command}", revision=revision)
     if changed.by_spec is None:
         note(f"no version of {model} is active yet, so the names of variants are not checked")
     after = changed.by_spec and changed.by_spec.asked_for(changed.record)

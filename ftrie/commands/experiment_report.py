@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from model_store.versions.model_versions import ModelVersions
 
 
-LONGEST = timedelta(days=8)
 ALL = "all"
 NAMELESS = "(none)"
 """Shown for requests whose event names no variant."""
@@ -52,13 +51,14 @@ def report(
     """
     from ftrie.outcomes import outcomes
     from model_store.store import Store
+    from model_store.versions.online_metrics import KEPT_S
 
     now = datetime.now(UTC)
     begin = _moment(since, now, "--since")
     end = now if until is None else _moment(until, now, "--until")
     if not begin < end:
         raise typer.BadParameter(f"--since ({begin:%F %T}) is not before --until ({end:%F %T})")
-    begin = max(begin, now - LONGEST)  # older sums have expired
+    begin = max(begin, now - timedelta(seconds=KEPT_S))  # older sums have expired
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         cells = list(versions.online.read(range(_minute(begin), _minute(end) + 1)))

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
-    store.command("audit", epilog="Example: ftrie store audit ads")(audit)
+    store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
     store.command("check", epilog="Example: ftrie store check ads --repair")(check)
     store_inspect.register(store)
@@ -113,7 +113,7 @@ def activate(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         before = versions.activate(version, force=force)
-        versions.audit.record("ftrie store activate", "force" if force else "activate", before, version)
+        versions.audit.write("ftrie store activate", "activate", before, version)
         pinned = versions.pin.version()
     _print_active(model, version, before, as_json)
     _note_pin(model, pinned)
@@ -136,7 +136,7 @@ def rollback(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         now_active, before = versions.go_back(version)
-        versions.audit.record("ftrie store rollback", "rollback", before, now_active)
+        versions.audit.write("ftrie store rollback", "rollback", before, now_active)
         pinned = versions.pin.version()
     _print_active(model, now_active, before, as_json)
     _note_pin(model, pinned)
@@ -149,7 +149,8 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         pinned = versions.pin.resume()
-        versions.audit.record("ftrie store resume", "resume", pinned, None)
+        if pinned is not None:
+            versions.audit.write("ftrie store resume", "resume", pinned, None)
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
@@ -160,25 +161,26 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
 
 def audit(
     model: Model,
-    count: Annotated[int, typer.Option(min=1, metavar="N", help="How many, latest first.")] = 20,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest to show.")] = 20,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """List what operators changed: activations, rollbacks, pins and experiments, with who and when."""
+    """List what operators changed: who activated versions and changed the experiment, latest first."""
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        changes = opened.model(model, warn).audit.latest(count)
+        entries = opened.model(model, warn).audit.read(last)
     if as_json:
-        print_json({"model": model, "changes": [each.plain() for each in changes]})
-        return
-    print_table(
-        ["when", "who", "tool", "action", "before", "after"],
-        [
-            [f"{each.when:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.action, each.before, each.after]
-            for each in changes
-        ],
-    )
+        print_json([entry.as_dict() for entry in entries])
+    elif entries:
+        columns = ["time", "who", "tool", "action", "before", "after"]
+        rows = [
+            [f"{each.at:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.action, each.before, each.after]
+            for each in entries
+        ]
+        print_table(columns, rows)
+    else:
+        print(f"{model}: no change by an operator is known")
 
 
 def gc(
@@ -268,9 +270,11 @@ def import_(
         if read.remark:
             note(read.remark)
         with progress(f"publish {model}", unit="bytes") as bar:
+            before = versions.known_active()
             version = versions.publish_and_activate(
                 read.model, on_progress=lambda done, total: bar.update(done, total=total)
             )
+        versions.audit.write("ftrie store import", "activate", before, version)
         deleted = _collect(versions, keep)
     if as_json:
         kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}

@@ -22,27 +22,27 @@ class Changes:
 
     def set_shares(self, who: str, shares: dict[str, float]) -> str:
         """Divide the traffic by these shares."""
-        return self._experiment(who, "set", lambda before: before.divided(shares), "Shares changed")
+        return self._experiment(who, lambda before: before.divided(shares), "Shares changed")
 
     def pin(self, who: str, cookie: str, variant: str) -> str:
         """Have one cookie get this variant."""
         if not cookie:
             raise ExperimentError("pin: the cookie is empty; give a user's cookie")
         return self._experiment(
-            who, "pin", lambda before: before.pinned({cookie: variant}), f"{cookie} pinned to {variant}"
+            who, lambda before: before.pinned({cookie: variant}), f"{cookie} pinned to {variant}"
         )
 
     def promote(self, who: str, variant: str) -> str:
         """End the experiment: one variant answers everything."""
         return self._experiment(
-            who, "promote", lambda before: before.stopped(variant), f"{variant} answers every request"
+            who, lambda before: before.stopped(variant), f"{variant} answers every request"
         )
 
     def activate(self, who: str, version: int) -> str:
         """Have servers serve a version."""
         versions = self._versions()
         before = versions.activate(version)
-        versions.audit.record(TOOL, "activate", before, version, who=who)
+        versions.audit.write(TOOL, "activate", before, version, who)
         self._feed.refreshed(REFRESHED_S)
         return f"Version {version} is active."
 
@@ -50,7 +50,7 @@ class Changes:
         """Have servers serve the version that was active before."""
         versions = self._versions()
         active, before = versions.go_back(None)
-        versions.audit.record(TOOL, "rollback", before, active, who=who)
+        versions.audit.write(TOOL, "rollback", before, active, who)
         self._feed.refreshed(REFRESHED_S)
         return f"Version {active} is active again."
 
@@ -58,12 +58,12 @@ class Changes:
         """Let the trainer activate versions again."""
         versions = self._versions()
         pinned = versions.pin.resume()
-        versions.audit.record(TOOL, "resume", pinned, None, who=who)
+        versions.audit.write(TOOL, "resume", pinned, None, who)
         self._feed.refreshed(REFRESHED_S)
         return "The trainer activates what it publishes."
 
-    def _experiment(self, who: str, action: str, edit: Callable[[Experiment], Experiment], done: str) -> str:
-        changed = change_experiment(self._versions(), edit, action, tool=TOOL, who=who)
+    def _experiment(self, who: str, edit: Callable[[Experiment], Experiment], done: str) -> str:
+        changed = change_experiment(self._versions(), edit, tool=TOOL, who=who)
         self._feed.refreshed(REFRESHED_S)
         moves = "" if changed.moves is None else f"; {changed.moves:.1%} of the cookies get another variant"
         return f"{done}{moves}."

@@ -22,7 +22,7 @@ from ftrie.dashboard.scrape import ServerState, ServerWatch, TrainerState, Train
 from model_store.errors import ArtefactError, FtrieError, VersionNotFound
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
-from model_store.versions.audit import Change
+from model_store.versions.audit import AuditEntry
 from model_store.versions.experiments import Experiment
 from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import Manifest
@@ -74,7 +74,7 @@ class ModelState:
     experiment: Experiment | None = None
     experiment_problem: str = ""
     guard: GuardRecord = field(default_factory=GuardRecord)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[AuditEntry, ...] = ()
     impressions: int = 0
     clicks: int = 0
     dead_letters: int = 0
@@ -264,7 +264,7 @@ class _ModelWatch:
             experiment=experiment,
             experiment_problem=problem,
             guard=versions.guard.record(),
-            changes=tuple(versions.audit.latest(MOST_CHANGES)),
+            changes=tuple(versions.audit.read(MOST_CHANGES)),
             impressions=self._store.impressions(self._name).info().length,
             clicks=self._store.clicks(self._name).info().length,
             dead_letters=self._store.dead_letters(self._name).last(),

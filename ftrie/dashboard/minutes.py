@@ -102,8 +102,8 @@ class Minutes:
     def _read(self, online: OnlineMetrics, begin: int, stop: int) -> None:
         by_minute: dict[int, dict[str, Int64s]] = {}
         latest: dict[str, tuple[int, int]] = {}
-        for (minute, version, variant), sums in online.read(range(begin, stop)):
-            added = np.array(sums.numbers(), np.int64)
+        for (minute, version, variant), numbers in online.read_numbers(range(begin, stop)):
+            added = np.array(numbers, np.int64)
             variants = by_minute.setdefault(minute, {})
             variants[variant] = variants[variant] + added if variant in variants else added
             latest[variant] = max(latest.get(variant, (0, NO_VERSION)), (minute, version))

@@ -18,6 +18,8 @@ from model_store.versions.model_versions import ModelVersions
 from model_store.versions.published_versions import VersionInfo
 
 _SCHEME = "store://"
+TOOL = "python"
+"""In the audit of what operators changed."""
 
 
 class Store:
@@ -68,21 +70,22 @@ class Store:
         """
         versions = self._versions(model)
         before = versions.activate(version, force=force)
-        versions.audit.record("ftrie.Store", "force" if force else "activate", before, version)
+        versions.audit.write(TOOL, "activate", before, version)
         return before
 
     def rollback(self, model: str, version: int | None = None) -> int:
         """Activate the version that was active before, or `version`; returns the version now active."""
         versions = self._versions(model)
         active, before = versions.go_back(version)
-        versions.audit.record("ftrie.Store", "rollback", before, active)
+        versions.audit.write(TOOL, "rollback", before, active)
         return active
 
     def resume(self, model: str) -> int | None:
         """Let the trainer activate versions again after a manual activation; returns the version that was pinned."""
         versions = self._versions(model)
         pinned = versions.pin.resume()
-        versions.audit.record("ftrie.Store", "resume", pinned, None)
+        if pinned is not None:
+            versions.audit.write(TOOL, "resume", pinned, None)
         return pinned
 
     def gc(self, model: str, keep: int = 5) -> list[int]:

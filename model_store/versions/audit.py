@@ -1,108 +1,140 @@
-"""What operators changed about a model: who, with what tool, when, and how it was before and after.
+"""What operators changed of one model: a stream with who did what, with which tool, and what was there before.
 
-A stream in the store, written after a change has succeeded by whoever made it for a person: the commands, the Python
-library, the dashboard. docs/redis_keys.md describes the record.
+In: a change that a command, the dashboard, the admin service or the Python library has made. Out: the latest changes,
+newest first. The record serves operators; it is no proof, since whoever may change a model may also delete its record.
 """
 
 from __future__ import annotations
 
 import getpass
 import json
+import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from model_store.errors import StoreError
+from model_store.errors import StoreError, UnreadableValue
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import Report, silent
+from model_store.redis.stored_values import AUDIT_TEXTS, Report, audit_entry, silent
+from model_store.versions.experiments import Experiment
 
 KEPT = 10_000
 """Approximate length of the stream."""
-MOST_TEXT = 4_096
-"""How much of a value is kept."""
+TEXT_CHARACTERS = 4_096
+"""How much of each text is kept."""
+_CHANGED = ("state", "winner", "shares", "salt", "shadows", "objective")
 
 
 @dataclass(frozen=True)
-class Change:
-    """One change. when: by the store's clock; who: a person; tool: what they used; before, after: text, maybe empty."""
+class AuditEntry:
+    """One change. at: UTC, by the store's clock, to the millisecond; id: the entry's id in the stream.
 
+    who: `user@host`, or the name of whoever used a page; tool: such as `ftrie store activate`; action: such as
+    `activate`. before, after: for versions their numbers, empty for none; for experiments JSON of what differs.
+    """
+
+    id: str
+    at: datetime
     who: str
     tool: str
     action: str
     before: str
     after: str
-    when: datetime | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**asdict(self), "when": self.when and self.when.isoformat()}
+    def as_dict(self) -> dict[str, str]:
+        """The JSON form."""
+        return {**vars(self), "at": self.at.isoformat()}
 
 
 class Audit:
     """The changes of one model."""
 
-    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_junk: Report = silent) -> None:
-        """on_junk is called with a message for a change that could not be recorded, and for what cannot be read."""
-        self._store, self._key, self._on_junk = connection, keys.audit, on_junk
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_warning: Report = silent) -> None:
+        """on_warning is called with a message for a change that could not be written, and for an unreadable entry."""
+        self._store = connection
+        self._key = keys.audit
         self._client = connection.at(keys.audit)
+        self._warn = on_warning
 
-    def record(self, tool: str, action: str, before: object, after: object, *, who: str = "") -> None:
-        """Record a change that was made. who: default the user of this process on this machine.
+    def write(
+        self, tool: str, action: str, before: str | int | None, after: str | int | None, who: str = ""
+    ) -> bool:
+        """Write a change that was made; who: by default `operator`. False, with a warning, if that failed.
 
-        A store that fails now is reported and raises nothing: the change has been made.
+        Raises no StoreError: the change itself is done, and must not seem to have failed.
         """
-        change = Change(who or this_user(), tool, action, as_text(before), as_text(after))
-        words = [
-            word for name in _FIELDS for word in (name, getattr(change, name).encode("utf-8", "replace"))
-        ]
+        texts = (who or operator(), tool, action, _text(before), _text(after))
+        fields = {
+            name: text[:TEXT_CHARACTERS].encode("utf-8", "replace")
+            for name, text in zip(AUDIT_TEXTS, texts, strict=True)
+        }
         try:
-            self._store.write(self._key, [("XADD", self._key, "MAXLEN", "~", KEPT, "*", *words)])
+            with self._store.answers(self._key):
+                self._client.xadd(self._key, fields, maxlen=KEPT, approximate=True)
         except StoreError as error:
-            self._on_junk(f"the change was made, but not recorded in {self._key}: {error}")
+            self._warn(f"the change is made, but not in the audit ({tool}: {action}): {error}")
+            return False
+        return True
 
-    def latest(self, count: int) -> list[Change]:
-        """The latest changes, latest first. An entry that cannot be read is left out and reported."""
+    def write_experiment(
+        self, tool: str, before: Experiment | None, after: Experiment | None, who: str = "", action: str = ""
+    ) -> bool:
+        """Write a change of the experiment. action: by default `start`, `stop`, or what differs. As `write`."""
+        was, is_now = before or Experiment(), after or Experiment()
+        found_before, found_after = _differing(was, is_now), _differing(is_now, was)
+        if not action and was.running != is_now.running:
+            action = "start" if is_now.running else "stop"
+        action = action or _action(was, is_now)
+        return self.write(tool, action, _json(found_before), _json(found_after), who)
+
+    def read(self, count: int = 100) -> list[AuditEntry]:
+        """The latest `count` changes, newest first. An entry that cannot be read is skipped and reported.
+
+        Raises StoreUnavailable, or UnreadableValue if the key is no stream.
+        """
         with self._store.answers(self._key):
-            entries = self._client.xrevrange(self._key, count=count)
-        return [change for entry, fields in entries if (change := self._read(entry, fields)) is not None]
-
-    def _read(self, entry: bytes, fields: Mapping[bytes, bytes]) -> Change | None:
-        try:
-            texts = {name: fields[name.encode()].decode("utf-8", "replace") for name in _FIELDS}
-            when = datetime.fromtimestamp(int(entry.partition(b"-")[0]) / 1000.0, UTC)
-        except (KeyError, ValueError, OverflowError, OSError) as error:
-            self._on_junk(f"{self._key}: entry {entry!r} cannot be read ({error}); it is left out")
-            return None
-        return Change(**texts, when=when)
-
-
-_FIELDS = ("who", "tool", "action", "before", "after")
+            found = self._client.xrevrange(self._key, count=count)
+        entries = []
+        for entry, fields in found:
+            try:
+                at, texts = audit_entry(self._key, entry, fields)
+            except UnreadableValue as error:
+                self._warn(f"{error}; it is skipped")
+            else:
+                entries.append(AuditEntry(entry.decode(), at, *texts))
+        return entries
 
 
-def this_user() -> str:
-    """USER@HOST of this process."""
+def operator() -> str:
+    """Who runs this process: `user@host`."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name
-        user = "unknown"
+    except (KeyError, OSError):  # a container may run as a user id that has no name
+        user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 
 
-def as_text(value: object) -> str:
-    """A value as it is recorded: a text as it is, None as nothing, anything else as JSON."""
-    if value is None:
-        return ""
-    text = (
-        value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
-    )
-    return text[:MOST_TEXT]
+def _text(value: str | int | None) -> str:
+    return "" if value is None else str(value)
 
 
-def shares_text(shares: Mapping[str, float] | Sequence[tuple[str, float]]) -> str:
-    """Shares of the traffic as a text."""
-    return ", ".join(f"{name} {share:.6g}" for name, share in dict(shares).items())
+def _json(parts: Mapping[str, Any]) -> str:
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def _differing(of: Experiment, other: Experiment) -> dict[str, Any]:
+    """The parts of an experiment that another one has otherwise. Pins only by number: cookies are personal data."""
+    mine, others = of.plain(), other.plain()
+    parts = {name: mine[name] for name in _CHANGED if mine[name] != others[name]}
+    return parts | ({"pins": len(of.pins)} if of.pins != other.pins else {})
+
+
+def _action(before: Experiment, after: Experiment) -> str:
+    if before.shares != after.shares:
+        return "shares"
+    if before.pins != after.pins:
+        return "unpin" if before.pins.items() >= after.pins.items() else "pin"
+    return "shadow" if before.shadows != after.shadows else "settings"

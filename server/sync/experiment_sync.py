@@ -14,7 +14,6 @@ import structlog
 from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
 from model_store.redis.stored_values import cure
 from model_store.spec.spec import spec_from_json
-from model_store.versions.audit import shares_text
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
 from server.ranking.experiments import Assignment, check_objective
@@ -140,7 +139,6 @@ class ChangedExperiment:
 def change_experiment(
     versions: ModelVersions,
     edit: Callable[[Experiment], Experiment],
-    action: str,
     *,
     tool: str,
     who: str = "",
@@ -148,7 +146,7 @@ def change_experiment(
 ) -> ChangedExperiment:
     """Edit the record if the result fits the active version, and record who did.
 
-    action, tool, who: see `model_store.versions.audit`. Raises ExperimentError, ExperimentChanged, StoreError.
+    tool, who: see `model_store.versions.audit`. revision: change only that one. Raises ExperimentError, ExperimentChanged, StoreError.
     """
     by_spec = assigned_by_spec(versions)
     previous: list[Experiment] = []
@@ -162,18 +160,8 @@ def change_experiment(
         return after
 
     record = versions.experiments.change(checked, revision)
-    versions.audit.record(tool, action, _summary(previous[-1]), _summary(record), who=who)
+    versions.audit.write_experiment(tool, previous[-1], record, who)
     return ChangedExperiment(previous[-1], record, by_spec)
-
-
-def _summary(experiment: Experiment) -> str:
-    """A record in a few words."""
-    parts = [experiment.state if experiment.running else f"stopped, {experiment.winner} answers"]
-    parts.append(shares_text(experiment.shares) or "shares of the spec")
-    parts += [f"{len(experiment.pins):,} pinned"] if experiment.pins else []
-    parts += [f"shadows {', '.join(experiment.shadows)}"] if experiment.shadows else []
-    parts += [f"objective {experiment.objective}"] if experiment.objective else []
-    return "; ".join(parts)
 
 
 def _facts(asked: Experiment | None) -> dict[str, object]:

@@ -296,7 +296,7 @@ def changes_table(view: View) -> tuple[list[str], list[list[Any]]]:
     """What operators changed, latest first."""
     columns = ["when", "who", "with", "what", "before", "after"]
     rows = [
-        [f"{each.when:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.action, each.before, each.after]
+        [f"{each.at:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.action, each.before, each.after]
         for each in view.state.changes
     ]
     return columns, rows
