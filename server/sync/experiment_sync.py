@@ -146,7 +146,8 @@ def change_experiment(
 ) -> ChangedExperiment:
     """Edit the record if the result fits the active version, and record who did.
 
-    tool, who: see `model_store.versions.audit`. revision: change only that one. Raises ExperimentError, ExperimentChanged, StoreError.
+    tool, who: see `model_store.versions.audit`. revision: change only that one. Raises ExperimentError,
+    ExperimentChanged, StoreError.
     """
     by_spec = assigned_by_spec(versions)
     previous: list[Experiment] = []
