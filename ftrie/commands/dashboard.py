@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def dashboard(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="The model shown first; default: the first by name."),
+        typer.Argument(metavar="MODEL", help="The model shown first; default: the first by name."),
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     host: Annotated[

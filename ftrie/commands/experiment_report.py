@@ -219,6 +219,9 @@ def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
         f"{100 * found.absolute:+.3f} points ({100 * absolute.low:+.3f} to {100 * absolute.high:+.3f}), "
         f"p {found.p:.4f}"
     )
+    if outcome.lift is not None:
+        always = outcome.lift.interval
+        text += f"\n  however often one looks, 95 %: {always.low:+.1%} to {always.high:+.1%}, p {outcome.lift.p:.4f}"
     return f"{text}\n{_power(outcome, effect)}"
 
 
@@ -262,6 +265,12 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
             "relative": found.relative,
             "relative_interval": _ends(found.relative_interval),
             "p": found.p,
+        },
+        "lift": outcome.lift
+        and {
+            "relative": outcome.lift.relative,
+            "interval": _ends(outcome.lift.interval),
+            "p": outcome.lift.p,
         },
         "requests_needed": outcome.needed,
         "detectable": outcome.detectable,

@@ -88,8 +88,9 @@ class Watcher:
     """A browser window that lets no request leave this machine, and keeps what went wrong on a page."""
 
     def __init__(self, browser: Browser, width: int = 1440, height: int = 900, scheme: Any = "light") -> None:
+        # A test's certificate is its own.
         self.context: BrowserContext = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
+            viewport={"width": width, "height": height}, color_scheme=scheme, ignore_https_errors=True
         )
         self.elsewhere: list[str] = []
         self.errors: list[str] = []
@@ -111,7 +112,7 @@ class Watcher:
         self.context.close()
 
     def _route(self, route: Any) -> None:
-        if route.request.url.startswith(("http://127.0.0.1:", "data:")):
+        if route.request.url.startswith(("http://127.0.0.1:", "https://127.0.0.1:", "data:")):
             route.continue_()
         else:
             self.elsewhere.append(route.request.url)

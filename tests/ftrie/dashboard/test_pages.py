@@ -190,6 +190,42 @@ def test_a_share_is_changed_and_acts(window: Watcher, watched: str, traded: str,
         server.wait(30)
 
 
+def test_with_a_password_viewers_sign_in_over_tls_and_are_named(
+    window: Watcher, traded: str, tmp_path: Path
+) -> None:
+    trustme = pytest.importorskip("trustme")
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    chain, key, password = tmp_path / "chain.pem", tmp_path / "key.pem", tmp_path / "password"
+    certificate.private_key_pem.write_to_path(str(key))
+    for each in certificate.cert_chain_pems:
+        each.write_to_path(str(chain), append=True)
+    password.write_text("open sesame\n")
+    words = [
+        "--password-file",
+        str(password),
+        "--tls-cert",
+        str(chain),
+        "--tls-key",
+        str(key),
+        "--allow-changes",
+    ]
+    with dashboard(traded, "market", *words) as url:
+        assert url.startswith("https://")
+        page = window.context.new_page()
+        page.goto(url)
+        page.get_by_label("Your name").fill("Ada")
+        page.get_by_label("Password").fill("open sesame")
+        page.get_by_role("button", name="Sign in").click()
+        settled(page, "/")
+        page.get_by_label("Cookie").fill("c1")
+        page.get_by_role("button", name="Pin").click()
+        page.get_by_role("button", name="Yes").click()
+        page.wait_for_selector("text=c1 pinned to base")
+        with Store.open(traded) as store:
+            (change,) = store.model("market").audit.read(1)
+        assert (change.who, change.tool, change.action) == ("Ada", "dashboard", "pin")
+
+
 def test_read_only_pages_change_nothing(window: Watcher, traded: str) -> None:
     with dashboard(traded, "market") as url:
         page = window.open(url)
