@@ -31,6 +31,8 @@ ICON = (
     "d='M8 1v5M8 6 3 11M8 6l5 5M3 11v4M13 11v4' stroke='%232b7bba' stroke-width='2' fill='none'/%3E%3C/svg%3E"
 )
 FIRST_READ_S = 3.0
+MESSAGES_KEPT = 20
+"""Updates that are kept for a viewer whose connection is interrupted: some seconds of them, each up to 0.3 MB."""
 BUILDERS: dict[str, Callable[[View], Refresh]] = {
     "/": experiments.build,
     "/models": models.build,
@@ -83,6 +85,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
         language="en-US",
         tailwind=False,
         show_welcome_message=False,
+        message_history_length=MESSAGES_KEPT,
     )
     guarded = Guarded(app, options.password, secure=secure)
     server = uvicorn.Server(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
 SECONDS, RATE = 25, 80
+PROCESSES: dict[str, int] = {}
+"""The dashboards' processes by URL."""
 Start = Callable[..., str]
 
 
@@ -56,6 +58,7 @@ def dashboard(store: str, *words: str) -> Iterator[str]:
         line = process.stdout.readline()
         assert line, f"the dashboard ended with exit code {process.wait()}"
         ready: dict[str, Any] = json.loads(line)
+        PROCESSES[ready["url"]] = process.pid
         yield ready["url"]
     finally:
         process.terminate()

@@ -75,7 +75,7 @@ def test_a_difference_is_found_in_the_end() -> None:
 def test_the_chance_to_be_best_is_that_of_draws() -> None:
     rates = {"a": rate(1_000, 10_000), "b": rate(1_040, 10_000), "c": rate(230, 2_000)}
     random = np.random.default_rng(1)
-    draws = np.array([random.normal(each.value, each.error, 400_000) for each in rates.values()])
+    draws = np.array([random.normal(each.value, each.error or 0.0, 400_000) for each in rates.values()])
     wanted = np.bincount(draws.argmax(0), minlength=3) / 400_000
     found = chances_best(rates)
     assert list(found) == list(rates)

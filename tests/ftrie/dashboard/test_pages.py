@@ -18,7 +18,7 @@ from ftrie.client.client import Client
 from ftrie.dashboard.pages.layout import PAGES
 from model_store.store import Store
 from tests.degradation.system import Valkey
-from tests.ftrie.dashboard.conftest import Watcher, dashboard
+from tests.ftrie.dashboard.conftest import PROCESSES, Watcher, dashboard
 from tests.server import shop
 
 if TYPE_CHECKING:
@@ -297,17 +297,24 @@ def test_a_page_that_stays_open_does_not_grow(window: Watcher, valkey: Valkey) -
         publisher.start()
         try:
             page.wait_for_timeout(CHURN_S / 3 * 1000)
-            before = heap(session), len(page.query_selector_all("*"))
+            before = heap(session), len(page.query_selector_all("*")), resident(url)
             page.wait_for_timeout(CHURN_S * 2 / 3 * 1000)
-            after = heap(session), len(page.query_selector_all("*"))
+            after = heap(session), len(page.query_selector_all("*")), resident(url)
         finally:
             stop.set()
             publisher.join()
         assert number(page, "Active version") > 0.5 * CHURN_S * CHURN_RATE
         assert after[0] < 1.15 * before[0] + 1_000_000
         assert after[1] <= 1.1 * before[1] + 20
+        assert after[2] < 1.1 * before[2] + 10_000_000
         assert system.inner_text("main h1") == "Learning"
         assert window.errors == []
+
+
+def resident(url: str) -> int:
+    """The bytes of memory that a dashboard's process has."""
+    status = Path(f"/proc/{PROCESSES[url]}/status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
 
 
 def heap(session: Any) -> int:
