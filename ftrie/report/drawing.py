@@ -67,7 +67,7 @@ def reliability_chart(title: str, series: Sequence[Series]) -> alt.LayerChart:
         for each in series
         for point in each.points
     ]
-    rates = [row["predicted"] for row in rows]
+    rates = [point.x for each in series for point in each.points]
     words = f"{title}: click rate against prediction, from {min(rates):.4g} to {max(rates):.4g}."
     return _titled(reliability(rows, series=_names(series), description=words), title)
 
