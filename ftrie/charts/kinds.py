@@ -214,7 +214,7 @@ def bars(
         else alt.value(SERIES[0])
     )
     layers = [
-        chart.mark_bar(cornerRadius=2).encode(
+        chart.mark_bar().encode(
             y=alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=300)),
             x=alt.X("value:Q", title=value_title, axis=_numbers(alt, percent)),
             color=colour,
@@ -233,7 +233,7 @@ def histogram(
     scale = alt.Scale(type="symlog", constant=0.1) if log else alt.Scale()
     layers = [
         alt.Chart(_data(rows))
-        .mark_bar(color=SERIES[0], cornerRadius=1)
+        .mark_bar(color=SERIES[0])
         .encode(
             x=alt.X("low:Q", title=x_title, scale=scale),
             x2="high:Q",
