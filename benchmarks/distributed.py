@@ -466,7 +466,7 @@ def cost(pictures: Path | None) -> None:
     if pictures is not None:
         lines = {"computing": 5, "reducing": 6, "network, 1 Gbit/s": 7, "network, 10 Gbit/s": 8}
         series = [
-            Series(name, number, tuple(Point(float(row[0]), max(row[at], 1e-3)) for row in table))
+            Series(name, number, tuple(Point(float(row[0]), row[at]) for row in table if row[at]))
             for number, (name, at) in enumerate(lines.items())
         ]
         chart = curve_chart(

@@ -5,8 +5,8 @@ the chart again. A row is a dictionary; the names of its members are arguments o
 are as wide as what they are in. Names come from logs: they are drawn as they are, without control characters.
 
 series: the names of all series, in the order of their colours; or names with the numbers of their colours, for charts
-of one page that lack some of its series. Every function raises UsageError without the extra `charts`, and ValueError
-for more than MOST_ROWS rows.
+of one page that lack some of its series, which are then named even where there is only one. Every function raises
+UsageError without the extra `charts`, and ValueError for more than MOST_ROWS rows.
 """
 
 from __future__ import annotations
@@ -382,7 +382,7 @@ def _colour(alt: Any, series: Names) -> Any:
         "series:N",
         title=None,
         scale=alt.Scale(domain=list(numbers), range=colours),
-        legend=alt.Legend(columns=columns) if len(series) > 1 else None,
+        legend=alt.Legend(columns=columns) if len(series) > 1 or isinstance(series, Mapping) else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Plots for notebooks, by ftrie.charts, the extra `notebook`. Each function returns an Altair chart, to be changed further.
+"""Plots for notebooks, by ftrie.charts, the extra `notebook`. Each function returns an Altair chart, to change further.
 
 Raises UsageError without the extra.
 """
