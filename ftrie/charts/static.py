@@ -23,6 +23,9 @@ COLUMN_WIDTH = 456
 MOST_TIPS = 400
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
+_DIGITS = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
+_UNUSED = {"role", "class", "pointer-events", "font-family", "stroke-miterlimit"}
+_USUAL = {("opacity", "1"), ("stroke-width", "1"), ("x2", "0"), ("y2", "0"), ("transform", "translate(0,0)")}
 _MARKS = {"point", "circle", "bar", "rect mark", "rule mark"}
 _DARK_PICTURE = "".join(
     f'[{what}="{LIGHT[name]}"]{{{what}:{DARK[name]}}}'
@@ -65,7 +68,7 @@ def stacked_svg(charts: Sequence[alt.TopLevelMixin], width: int = WIDTH) -> str:
     whole = element("svg", element("style", _PICTURE), xmlns="http://www.w3.org/2000/svg")
     whole.append(element("rect", width="100%", height="100%", fill=LIGHT["background"]))
     for chart in charts:
-        picture = _picture(chart, width)
+        picture = _picture(chart, width, tips=False)
         height = float(picture.get("viewBox", "").split()[-1])
         for name, value in (("y", total), ("width", width), ("height", height)):
             picture.set(name, f"{value:.0f}")
@@ -96,7 +99,7 @@ def document(title: str, *children: Element) -> str:
 
 def figure(chart: alt.TopLevelMixin, caption: str) -> Element:
     """A chart of a page with its caption."""
-    return element("figure", _picture(chart, COLUMN_WIDTH), element("figcaption", caption))
+    return element("figure", _picture(chart, COLUMN_WIDTH, tips=True), element("figcaption", caption))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> Element:
@@ -124,8 +127,8 @@ def element(tag: str, *children: Element | str, **attributes: object) -> Element
     return made
 
 
-def _picture(chart: alt.TopLevelMixin, width: int) -> Element:
-    """A chart as an `svg` element with words for screen readers; its marks have their figures as tooltips."""
+def _picture(chart: alt.TopLevelMixin, width: int, *, tips: bool) -> Element:
+    """A chart as an `svg` element with words for screen readers; tips: its marks have their figures as tooltips."""
     require_charts()
     import vl_convert
 
@@ -145,10 +148,15 @@ def _picture(chart: alt.TopLevelMixin, width: int) -> Element:
     words = spec.get("description", "")
     for each in picture.iter():
         each.tag = each.tag.rpartition("}")[2]
-    _clean(picture, len(rows) <= MOST_TIPS)
+    _clean(picture, tips and len(rows) <= MOST_TIPS)
     size = picture.get("viewBox", "")
     picture.attrib.clear()
-    for name, text in (("role", "img"), ("aria-label", words), ("viewBox", size)):
+    for name, text in (
+        ("role", "img"),
+        ("aria-label", words),
+        ("viewBox", size),
+        ("font-family", "sans-serif"),
+    ):
         picture.set(name, text)
     picture.insert(0, element("desc", words))
     return picture
@@ -162,10 +170,14 @@ def _short(value: Any) -> Any:
 def _clean(picture: Element, tips: bool) -> None:
     """Drop what is not seen; turn the words of marks into tooltips."""
     for parent, child in list(_pairs(picture)):
+        ground = child.get("class") == "background" and child.get("fill") is None
         label, kind = child.get("aria-label"), child.get("aria-roledescription")
-        for name in [name for name in child.attrib if name.startswith("aria-") or name in ("role", "class")]:
-            del child.attrib[name]
-        unseen = child.get("display") == "none" or child.get("d") in ("", "M0,0h0v0h0Z")
+        for name, value in list(child.attrib.items()):
+            if name.startswith("aria-") or name in _UNUSED or (name, value) in _USUAL:
+                del child.attrib[name]
+            elif name in ("d", "transform"):
+                child.set(name, _DIGITS.sub(lambda found: f"{float(found[0]):.1f}", value))
+        unseen = ground or child.get("display") == "none" or child.get("d") in ("", "M0,0h0v0h0Z")
         if unseen or (child.get("opacity") == "0" and not tips):
             parent.remove(child)
         elif label and kind in _MARKS and tips:

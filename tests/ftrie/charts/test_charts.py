@@ -108,11 +108,9 @@ def test_a_mark_is_drawn_once_however_many_rows_there_are() -> None:
 
 
 def test_bars_of_a_histogram_stand_on_the_axis() -> None:
-    heights = [
-        float(found[1])
-        for each in ElementTree.fromstring(svg(KINDS["histogram"]())).iter(f"{SVG}path")
-        if each.find(f"{SVG}title") is not None and (found := re.search(r"v([\d.]+)", each.get("d", "")))
-    ]
+    drawn = figure(KINDS["histogram"](), "caption").iter("path")
+    marks = [each.get("d", "") for each in drawn if each.find("title") is not None]
+    heights = [float(found[1]) for each in marks if (found := re.search(r"v([\d.]+)", each))]
     assert heights == sorted(heights) and len(heights) == 4 and heights[0] > 60
 
 
@@ -124,9 +122,9 @@ def test_names_are_drawn_as_they_are() -> None:
 
 
 def test_marks_have_their_figures_as_tooltips_unless_there_are_too_many() -> None:
-    titles = [each.text or "" for each in ElementTree.fromstring(svg(curves(5))).iter(f"{SVG}title")]
+    titles = [each.text or "" for each in figure(curves(5), "caption").iter("title")]
     assert len(titles) == 10 and "loss: 0.1" in titles[0] and "series: base" in titles[0]
-    assert not list(ElementTree.fromstring(svg(curves(500))).iter(f"{SVG}title"))
+    assert not list(figure(curves(500), "caption").iter("title"))
 
 
 def test_series_beyond_the_colours_have_dashes_and_keep_their_numbers() -> None:
