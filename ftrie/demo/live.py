@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftrie.charts.kinds import require_charts
 from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap, freeze
 from ftrie.demo.live_output import SETTLED_S, Lines, LiveResult, Windows, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
@@ -28,6 +29,8 @@ def run(options: LiveOptions, kept: Path | None) -> LiveResult:
 
     It works in the folder `kept`, or in a temporary one, which replaces options.folder.
     """
+    if options.picture is not None:
+        require_charts()
     with _folder(kept) as folder:
         live = Live(replace(options, folder=folder), Lines())
         with StoppedBySignals(live.stop):

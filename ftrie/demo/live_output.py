@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftrie.charts.static import svg
 from ftrie.demo.live_crew import FROZEN, Crew
 from ftrie.demo.market import MODEL
-from ftrie.report.charts import curve_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg
+from ftrie.report.drawing import curve_chart
 from ftrie.report.series import Point, Series
 from ftrie.terminal import json_output, print_json, print_table
 from model_store.whole_file import write_whole
@@ -241,8 +241,7 @@ def picture(windows: Sequence[dict[str, Any]], change_at: float) -> str:
     drawn = [each for each in series if each.points]
     last = float(windows[-1]["second"])
     mark = (change_at, "tastes change") if change_at < last else None
-    chart = curve_chart(PICTURE_TITLE, drawn, across="seconds", mark=mark, says_beginning=True)
-    return as_svg(stacked([chart], VARIABLES + PICTURE))
+    return svg(curve_chart(PICTURE_TITLE, drawn, across="seconds", mark=mark, zero=True))
 
 
 def _chunks(windows: Sequence[dict[str, Any]]) -> list[tuple[float, list[dict[str, Any]]]]:

@@ -27,7 +27,7 @@ OF_A_NOTEBOOK = {"ipython"}
 OF_AN_EXTRA = "ftrie/dashboard/"
 CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
 # How a distribution that may not be installed is imported, where that is not its name.
-IMPORTED_AS = {"scikit-learn": "sklearn"}
+IMPORTED_AS = {"scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
 
 
 def imports(package: str) -> Iterator[tuple[str, str, bool]]:
@@ -96,7 +96,7 @@ def distributions_of(name: str) -> set[str]:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     plain = declared()
-    extras = ("kafka", "otel", "torch", "distributed", "notebook", "sklearn", "charts", "dashboard")
+    extras = ("kafka", "otel", "torch", "distributed", "charts", "dashboard", "sklearn")
     optional = OF_A_NOTEBOOK.union(*map(declared, extras))
     found = {}
     for package in PACKAGES:
