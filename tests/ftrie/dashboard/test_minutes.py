@@ -12,7 +12,14 @@ from ftrie.dashboard.minutes import Minutes
 from model_store.store import Store
 from model_store.versions.online_metrics import Cell, OnlineSums
 
-NOW = int(time.time()) // 60
+NOW = 0
+
+
+@pytest.fixture(autouse=True)
+def _this_minute() -> None:
+    """The time of each test: the whole file may be imported long before."""
+    global NOW
+    NOW = int(time.time()) // 60
 
 
 def sums(draw: random.Random) -> OnlineSums:

@@ -186,6 +186,8 @@ def test_a_share_is_changed_and_acts(window: Watcher, watched: str, traded: str,
         page.get_by_role("button", name="Yes").click()
         page.wait_for_selector("text=Nothing was changed")
     finally:
+        with Store.open(traded) as store:
+            store.model("market").experiments.clear()
         server.terminate()
         server.wait(30)
 
@@ -223,6 +225,7 @@ def test_with_a_password_viewers_sign_in_over_tls_and_are_named(
         page.wait_for_selector("text=c1 pinned to base")
         with Store.open(traded) as store:
             (change,) = store.model("market").audit.read(1)
+            store.model("market").experiments.clear()
         assert (change.who, change.tool, change.action) == ("Ada", "dashboard", "pin")
 
 
@@ -254,10 +257,10 @@ def test_while_the_store_is_away_the_page_says_so_and_recovers(window: Watcher, 
         eventually(lambda: number(page, "Active version") == 1, "the version")
         valkey.save()
         valkey.kill()
-        page.wait_for_selector(".banner p:has-text('cannot be read')", timeout=20_000)
+        page.wait_for_selector(".banner p:has-text('cannot be read')", timeout=60_000)
         assert number(page, "Active version") == 1
         other = window.open(url)  # opened meanwhile, it is not blank either
-        other.wait_for_selector(".banner p:has-text('cannot be read')", timeout=20_000)
+        other.wait_for_selector(".banner p:has-text('cannot be read')", timeout=60_000)
         valkey.start()
         with Store.open(valkey.url) as store:
             second = shop.publish(store, 2)
@@ -270,7 +273,7 @@ def test_a_dashboard_may_start_before_its_store(window: Watcher, valkey: Valkey)
     valkey.kill()
     with dashboard(valkey.url) as url:
         page = window.open(url)
-        page.wait_for_selector(".banner p:has-text('cannot be read')", timeout=20_000)
+        page.wait_for_selector(".banner p:has-text('cannot be read')", timeout=60_000)
         valkey.start()
         page.wait_for_selector("text=Click rate over time", timeout=30_000)
 
