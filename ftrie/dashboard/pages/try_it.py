@@ -66,7 +66,7 @@ class _Trial:
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self._trial = view.shared.of(TryIt, view.model, lambda: TryIt(view.feed, view.model))
+        self._trial = view.shared.of(TryIt, view.model, lambda: TryIt(view.feed, view.models, view.model))
         self._fields: dict[str, dict[str, Any]] = {}
         self.is_new = True
 
@@ -79,7 +79,8 @@ class _Trial:
             self._candidates = _field("candidates, separated by commas", ", ".join(form.items))
             self._set = _field("or the name of a candidate set")
             self._fields = {
-                side: {name: _field(f"{side}: {name}") for name in names} for side, names in _sides(form)
+                side: {name: _field(f"{side}: {name}", form.values.get(name, "")) for name in names}
+                for side, names in _sides(form)
             }
             self._top = ui.number("how many", value=10, min=1, max=100).props("dense outlined")
             ui.button("Rank", on_click=self.rank).props("no-caps outline")

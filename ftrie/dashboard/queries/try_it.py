@@ -9,8 +9,12 @@ from threading import Lock
 
 from ftrie.client.messages import ExplainedItem, Ranking
 from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.queries.models import Models
 from ftrie.library.ranker import Ranker
+from model_store.artefact.artefact import Artefact
+from model_store.artefact.key_ranges import key_ranges
 from model_store.errors import UsageError, VersionNotFound
+from model_store.spec.keys import unescape
 from model_store.spec.spec import ModelSpec
 
 MOST_CANDIDATES = 1_000
@@ -38,11 +42,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Form:
-    """The fields of a request, by side, and some ids of items to begin with."""
+    """The fields of a request, by side, some ids of items to begin with, and values that the model knows, by field."""
 
     user: tuple[str, ...]
     context: tuple[str, ...]
     items: tuple[str, ...]
+    values: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,23 @@ class Move:
 class TryIt:
     """Ranks in this process with the active version of one model, over the store's items and users. Thread-safe."""
 
-    def __init__(self, feed: Feed, model: str) -> None:
-        self._feed, self._model, self._lock = feed, model, Lock()
+    def __init__(self, feed: Feed, models: Models, model: str) -> None:
+        self._feed, self._models, self._model, self._lock = feed, models, model, Lock()
         self._ranker: Ranker | None = None
 
     def form(self) -> Form:
         """The fields of a request. Raises FtrieError."""
-        spec = self._spec(self._feed.model(self._model))
+        state = self._feed.model(self._model)
+        spec = self._spec(state)
         records = self._feed.store.records
         items = tuple(sorted(name for name, _ in islice(records.scan_items(), EXAMPLES)))
-        return Form(user=_columns(spec, "user"), context=_columns(spec, "context"), items=items)
+        user, context = _columns(spec, "user"), _columns(spec, "context")
+        known = (
+            _known_values(self._models.artefact(state, state.active), (*user, *context))
+            if state.active
+            else {}
+        )
+        return Form(user=user, context=context, items=items, values=known)
 
     def rank(self, request: Request) -> dict[str, Ranking]:
         """The ranking by every variant. Raises FtrieError."""
@@ -138,6 +150,17 @@ def _ranked(ranker: Ranker, request: Request, variant: str) -> Ranking:
         top_k=request.top_k,
         candidate_set="" if request.candidates else request.candidate_set,
     )
+
+
+def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, str]:
+    """A value that the model has a key of, of every field whose values are categories."""
+    found: dict[str, str] = {}
+    for name, begin, _ in key_ranges(artefact):
+        field = artefact.spec.fields.get(name)
+        if name in names and name not in found and field is not None and field.kind == "category":
+            value = artefact.key(begin).partition(b"=")[2]
+            found[name] = unescape(value).decode("utf-8", "backslashreplace")
+    return found
 
 
 def _columns(spec: ModelSpec, side: str) -> tuple[str, ...]:

@@ -201,9 +201,15 @@ def test_a_slice_within_a_slice_and_a_mask(feed: Feed, state: ModelState) -> Non
 
 
 def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, traded: str) -> None:
-    trial = TryIt(feed, "market")
+    trial = TryIt(feed, Models(feed), "market")
     form = trial.form()
     assert set(form.user) == {"age", "gender"} and form.context == ("device",)
+    assert set(form.values) == {"age", "gender", "device"} and form.values["age"] in (
+        "18-24",
+        "25-34",
+        "35-49",
+        "50+",
+    )
     request = Request(user={"age": "18-24"}, context={"device": "mobile"}, candidates=form.items, top_k=5)
     found = trial.rank(request)
     with Store.open(traded) as store:
