@@ -11,9 +11,10 @@ PEERS := .venv/installed-peers
 TORCH := .venv/installed-torch
 DISTRIBUTED := .venv/installed-distributed
 DOCS := .venv/installed-docs
+DASHBOARD := .venv/installed-dashboard
 NODE := .venv/installed-node
 
-.PHONY: help setup torch distributed demo live test test-all check lint types imports dependencies wire pages docs bench proto lock
+.PHONY: help setup torch distributed demo live test test-all check lint types imports dependencies wire pages docs bench proto lock screenshots
 .DEFAULT_GOAL := help
 
 help:
@@ -21,13 +22,14 @@ help:
 	@echo "make torch   install PyTorch too, for ftrie.torch and its tests"
 	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
-	@echo "make live    the same, all the time: store, trainer, two servers and visitors, five processes on one screen"
+	@echo "make live    the same, all the time: store, trainer, two servers and visitors, with a dashboard to watch them"
 	@echo "make test    run the tests, without the slow ones: about nine minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
 	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
 	@echo "make docs    regenerate docs/commands.md after changing a command or a flag, and build the site: build/site"
+	@echo "make screenshots  take the dashboard's pictures in docs/images from a live run; needs Debian's chromium"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
@@ -40,7 +42,7 @@ distributed: $(DISTRIBUTED)
 demo: $(RUNTIME)
 	@$(BIN)/ftrie demo
 
-live: $(RUNTIME)
+live: $(DASHBOARD)
 	@$(BIN)/ftrie live
 
 # Two commands because the exhaustive tests take five times as long; docs/testing.md has the durations.
@@ -81,6 +83,9 @@ docs: $(DEV) $(DOCS) $(NODE)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m docs.build_site
 
+screenshots: $(DEV)
+	@$(BIN)/python docs/screenshots.py
+
 bench: $(BENCH) $(PEERS)
 	@$(BIN)/ftrie bench
 	@$(BIN)/python -m benchmarks.numbers
@@ -111,7 +116,7 @@ EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
-$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS): pyproject.toml | .venv/bin/python
+$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS) $(DASHBOARD): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
 	@touch $@

@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.common import click_log, report
 from benchmarks.streams import Stream, TailStream
-from ftrie.report.charts import curve_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg
+from ftrie.charts.static import stacked_svg, svg
+from ftrie.report.drawing import curve_chart
 from ftrie.report.series import Point, Series
 from model_store.errors import counted
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
@@ -239,15 +239,16 @@ def methods(pictures: Path | None) -> None:
 def _draw(path: Path, data: str, shown: Sequence[Curve]) -> None:
     by_round, by_byte = [], []
     for colour, each in enumerate(shown):
-        heights = [math.log10(gap) for gap in each.gaps]
-        by_round.append(Series(each.method, colour, tuple(Point(float(i), y) for i, y in enumerate(heights))))
-        pairs = zip(each.megabytes, heights, strict=True)
+        by_round.append(
+            Series(each.method, colour, tuple(Point(float(i), y) for i, y in enumerate(each.gaps)))
+        )
+        pairs = zip(each.megabytes, each.gaps, strict=True)
         by_byte.append(Series(each.method, colour, tuple(Point(x, y) for x, y in pairs)))
     charts = [
-        curve_chart(f"{data}, 4 workers: log10 of the gap by iteration", by_round, across="iterations"),
-        curve_chart(f"{data}, 4 workers: log10 of the gap by megabytes sent", by_byte, across="MB"),
+        curve_chart(f"{data}, 4 workers: the gap by iteration", by_round, across="iterations", y_log=True),
+        curve_chart(f"{data}, 4 workers: the gap by megabytes sent", by_byte, across="MB", y_log=True),
     ]
-    write_whole(path, as_svg(stacked(charts, VARIABLES + PICTURE)).encode())
+    write_whole(path, stacked_svg(charts).encode())
 
 
 # --- Speed ---
@@ -465,13 +466,13 @@ def cost(pictures: Path | None) -> None:
     if pictures is not None:
         lines = {"computing": 5, "reducing": 6, "network, 1 Gbit/s": 7, "network, 10 Gbit/s": 8}
         series = [
-            Series(name, number, tuple(Point(float(row[0]), math.log10(max(row[at], 1e-3))) for row in table))
+            Series(name, number, tuple(Point(float(row[0]), row[at]) for row in table if row[at]))
             for number, (name, at) in enumerate(lines.items())
         ]
         chart = curve_chart(
-            "A billion rows: log10 of the seconds of an iteration", series, across="workers", logarithmic=True
+            "A billion rows: seconds of an iteration", series, across="workers", logarithmic=True, y_log=True
         )
-        write_whole(pictures / "scaling.svg", as_svg(stacked([chart], VARIABLES + PICTURE)).encode())
+        write_whole(pictures / "scaling.svg", svg(chart).encode())
 
 
 def _projected(found: Sequence[Cost], workers: int) -> list[Any]:

@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import report
+from ftrie.charts.static import stacked_svg
 from ftrie.demo.market import (
     AGES,
     CATEGORIES,
@@ -42,8 +43,7 @@ from ftrie.demo.market import (
     shown_items,
 )
 from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
-from ftrie.report.charts import curve_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg
+from ftrie.report.drawing import curve_chart
 from ftrie.report.series import Point, Series
 from model_store.spec.spec import ModelSpec, load_spec
 from model_store.whole_file import write_whole
@@ -280,10 +280,10 @@ def picture(found: Mapping[str, Array]) -> str:
         rates.append(series(title, number, of_best.mean(axis=0), lost / shown))
         regrets.append(series(title, number, np.zeros(len(at)), -np.cumsum(lost, axis=1)))
     charts = [
-        curve_chart("Clicks per shown item", rates, across="visits", says_beginning=True),
+        curve_chart("Clicks per shown item", rates, across="visits", zero=True),
         curve_chart("Clicks lost so far against the best possible", regrets, across="visits"),
     ]
-    return as_svg(stacked(charts, VARIABLES + PICTURE))
+    return stacked_svg(charts)
 
 
 def main() -> None:

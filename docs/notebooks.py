@@ -49,6 +49,7 @@ def execute(tutorial: Path, folder: Path) -> Any:
     cell fails.
     """
     from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell
 
     notebook = jupytext.read(tutorial, fmt="md")
     environment = {
@@ -64,6 +65,8 @@ def execute(tutorial: Path, folder: Path) -> Any:
             cell.source = cell.source.replace(PORT, port)
             if _starts_node(cell.source) and not has_node():
                 cell.source = 'print("not run: Node.js or @grpc/grpc-js is not installed")'
+    # Without a browser, charts are shown as pictures.
+    notebook.cells.insert(0, new_code_cell("import altair\naltair.renderers.enable('png', scale_factor=2)"))
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT_S,
@@ -72,6 +75,7 @@ def execute(tutorial: Path, folder: Path) -> Any:
     )
     # The log lines of the servers that the cells start are no output of a cell.
     client.execute(env=environment, stderr=subprocess.DEVNULL)
+    del notebook.cells[0]
     for cell, source in zip(notebook.cells, sources, strict=True):
         cell.source = source
         for output in cell.get("outputs", []):
@@ -120,7 +124,7 @@ def render(notebook: Any, name: str, folder: Path) -> str:
                 parts.append(f"![{_title(notebook)}, picture {pictures}]({file})")
             elif "text/html" in data:
                 parts.append(f'<div class="ftrie-output">{_one_line(data["text/html"])}</div>')
-            elif "text/plain" in data and not draws:  # of what it draws, the value is the axes
+            elif "text/plain" in data and not draws:  # of what it draws, the value is the chart
                 parts.append(_fence(data["text/plain"], "text"))
         if printed:
             parts.append(_fence(_last_state(printed), "text"))

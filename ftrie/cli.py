@@ -49,6 +49,7 @@ COMMAND_MODULES = (
     "ftrie.commands.feedback",
     "ftrie.commands.admin",
     "ftrie.commands.demo",
+    "ftrie.commands.dashboard",
     "ftrie.commands.live",
     "ftrie.commands.simulate",
     "ftrie.commands.bench",

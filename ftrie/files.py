@@ -58,6 +58,7 @@ FILES = {
     "admin rollback": Files((), _ACCESS),
     "admin reload": Files((), _ACCESS),
     "demo": Files(("keep",)),
+    "dashboard": Files((), ("log", "password_file", "tls_cert", "tls_key")),
     "live": Files(("folder", "picture")),
     "simulate": Files((), _ACCESS),
     "bench serve": Files((), (*_ACCESS, "requests")),

@@ -13,7 +13,7 @@ GROUPS = {
         "report",
     ),
     "Judge": ("evaluate", "audit", "replay"),
-    "Serve": ("serve", "rank", "explain", "feedback", "experiment", "admin"),
+    "Serve": ("serve", "rank", "explain", "feedback", "experiment", "admin", "dashboard"),
     "Store": ("store",),
     "Try it": ("demo", "live", "simulate", "bench"),
 }

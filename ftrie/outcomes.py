@@ -28,8 +28,8 @@ TINY = 10
 class Outcome:
     """The figures of one variant, or of all.
 
-    ctr, calibration: None if undefined; difference, needed, detectable: None for the base, for all, and if either has
-    too few clicks. needed: requests of the variant and the base together. versions: those that answered, ascending.
+    ctr, calibration: None if undefined; difference, lift, needed, detectable: None for the base, for all, and if either
+    has too few clicks. needed: requests of the variant and the base together. versions: those that answered, ascending.
     """
 
     sums: OnlineSums
@@ -39,6 +39,7 @@ class Outcome:
     calibration_interval: Interval | None
     versions: tuple[int, ...]
     difference: Difference | None = None
+    lift: Lift | None = None
     needed: int | None = None
     detectable: float | None = None
 
@@ -111,6 +112,7 @@ def _outcome(sums: OnlineSums, versions: set[int], base: OnlineSums | None, effe
         calibration_interval=calibrated.logarithmic() if calibrated and not is_tiny(sums) else None,
         versions=tuple(sorted(versions)),
         difference=difference(own, against),
+        lift=lift(own, against, effect),
         needed=requests_needed(own, against, effect),
         detectable=detectable(own, against),
     )
@@ -246,6 +248,73 @@ def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
         relative_interval=Interval(ratio / factor - 1.0, ratio * factor - 1.0),
         p=2.0 * NORMAL.cdf(-abs(absolute) * Z_95 / half),
     )
+
+
+@dataclass(frozen=True)
+class Lift:
+    """A variant's click rate relative to the base's, minus 1, however often and whenever one looks.
+
+    interval: contains the true lift at all times at once with 95 % probability; p: the smallest level whose interval
+    excludes 0 now.
+    """
+
+    relative: float
+    interval: Interval
+    p: float
+
+
+def lift(own: Ratio | None, base: Ratio | None, effect: float) -> Lift | None:
+    """The lift by the mixture sequential test; None if either rate is not known well enough.
+
+    effect: the relative change for which the interval is tightest; any is valid. With θ = ln (R / R0) of variance V and
+    a normal mixture of variance τ² = ln(1 + effect)² over the alternatives, the likelihood ratio is √(V / (V + τ²))
+    exp(θ² τ² / (2 V (V + τ²))), a martingale as the sample grows. By Ville's inequality the probability that it ever
+    exceeds 1 / α is at most α (Robbins 1970; Johari, Koomen, Pekelis and Walsh, KDD 2017, section 5).
+    """
+    found = difference(own, base)
+    if found is None or own is None or base is None:
+        return None
+    assert own.variance is not None and base.variance is not None  # there is a difference
+    variance = own.variance / own.value**2 + base.variance / base.value**2
+    theta, spread = math.log(own.value / base.value), math.log1p(effect) ** 2
+    whole = variance + spread
+    half = math.sqrt(variance * whole / spread * (2.0 * math.log(1.0 / 0.05) + math.log(whole / variance)))
+    likelihood = 0.5 * math.log(variance / whole) + theta**2 * spread / (2.0 * variance * whole)
+    return Lift(
+        relative=found.relative,
+        interval=Interval(math.expm1(theta - half), _expm1(theta + half)),
+        p=min(1.0, math.exp(-likelihood)) if likelihood > -700.0 else 1.0,
+    )
+
+
+def _expm1(x: float) -> float:
+    return math.expm1(x) if x < 700.0 else math.inf
+
+
+def chances_best(rates: Mapping[str, Ratio | None]) -> dict[str, float]:
+    """The probability of each variant that its click rate is the highest; {} for fewer than two known rates.
+
+    The rates are taken as independent and normal around what was observed, which is the posterior of a flat prior. Of
+    variant i it is ∫ φ(z) Π_j Φ((R_i + s_i z − R_j) / s_j) dz, s the standard errors, by the trapezoidal rule.
+    """
+    known = {
+        name: (rate.value, rate.error)
+        for name, rate in rates.items()
+        if rate is not None and rate.error is not None and rate.error > 0.0
+    }
+    if len(known) < 2:
+        return {}
+    steps = [8.0 * k / 200.0 for k in range(-200, 201)]
+    chances = {}
+    for name, (value, error) in known.items():
+        others = [each for other, each in known.items() if other != name]
+        chances[name] = sum(
+            NORMAL.pdf(z)
+            * math.prod(NORMAL.cdf((value + error * z - rate) / spread) for rate, spread in others)
+            for z in steps
+        )
+    total = sum(chances.values())
+    return {name: chance / total for name, chance in chances.items()}
 
 
 def requests_needed(own: Ratio | None, base: Ratio | None, effect: float) -> int | None:

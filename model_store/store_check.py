@@ -35,6 +35,7 @@ from model_store.redis.redis_keys import (
 from model_store.redis.stored_values import (
     MOST,
     MOST_COUNTED,
+    audit_entry,
     counter,
     number,
     online_cell,
@@ -73,6 +74,7 @@ _TYPES = {
     "impressions": "stream",
     "clicks": "stream",
     "dead": "stream",
+    "audit": "stream",
     "trainer": "hash",
     "guard": "hash",
     "partitions": "hash",
@@ -250,7 +252,7 @@ class _ModelCheck:
             self._findings.types(
                 [getattr(keys, name).encode()], [kind], rebuilt if name == "versions" else "removed"
             )
-        for name in ("events", "impressions", "clicks"):
+        for name in ("events", "impressions", "clicks", "audit"):
             _check_clock(self._findings, getattr(keys, name), keep=name != "events")
         feedback = [s for s in self._suffixes if s.startswith(b"feedback:")]
         for begin in range(0, len(feedback), BATCH):
@@ -267,6 +269,7 @@ class _ModelCheck:
         self._counters()
         self._experiment()
         self._online()
+        self._audit()
 
     def _full(self, suffix: bytes) -> bytes:
         return self._keys.versions.removesuffix("versions").encode() + suffix
@@ -771,6 +774,37 @@ class _ModelCheck:
                         key, judge, "VERSION:VARIANT and sums", "the field is removed", _hdel(key, field)
                     )
 
+    def _audit(self) -> None:
+        """Check every entry about a change."""
+        key = self._keys.audit
+
+        def junk(entry: bytes) -> str | None:
+            with self._store.answers(key):
+                found = self._client.xrange(key, entry, entry)
+            try:
+                for _, fields in found:
+                    audit_entry(key, entry, fields)
+            except UnreadableValue as error:
+                return str(error).removeprefix(f"{key}: ").partition(";")[0]
+            return None
+
+        try:
+            with self._store.answers(key):
+                entries = self._client.xrange(key)
+        except UnreadableValue:  # of another type, which is a finding of its own
+            return
+        for entry, fields in entries:
+            try:
+                audit_entry(key, entry, fields)
+            except UnreadableValue:
+                self._findings.add(
+                    key,
+                    partial(junk, entry),
+                    "who changed what",
+                    "the entry is removed",
+                    _xdel(key, entry),
+                )
+
     def _cell_judge(self, key: bytes, field: bytes, value: bytes) -> Judge:
         return lambda: f"{shown(field)}: {shown(value)}" if self._hash(key).get(field) == value else None
 
@@ -901,6 +935,10 @@ def _hset(key: str, field: str, value: str) -> Callable[[Any], object]:
 
 def _hdel(key: str | bytes, field: str | bytes) -> Callable[[Any], object]:
     return lambda pipe: pipe.hdel(key, field)
+
+
+def _xdel(key: str, entry: bytes) -> Callable[[Any], object]:
+    return lambda pipe: pipe.xdel(key, entry)
 
 
 def _replace(key: str, fields: dict[str, str]) -> Callable[[Any], object]:

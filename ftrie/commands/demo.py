@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ftrie.terminal import JsonOption
+from ftrie.commands.dashboard import HOST
+from ftrie.terminal import JsonOption, note
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +26,35 @@ def demo(
             metavar="DIR", help="Work in DIR and keep the spec, the logs, the records and the store."
         ),
     ] = None,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="At the end show the dashboard in a browser, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Run the whole loop on a simulated shop: train two variants, publish, serve, rank; then tastes change.
 
     Works in a temporary folder and leaves nothing behind; with --keep the files stay, for use with any command.
     """
+    from ftrie.commands.dashboard import options_and_run
     from ftrie.demo.demo import run
 
-    run(rows, seed, keep)
+    show = (
+        options_and_run() if open_browser else None
+    )  # before the demo: an extra that is missing is an error now
+
+    def watch(store: str, metrics: str) -> None:
+        assert show is not None
+        options, serve = show
+        serve(
+            options(
+                store=store,
+                host=HOST,
+                port=0,
+                model="shop",
+                servers=(metrics,),
+                allow_changes=True,
+                open_browser=True,
+            ),
+            lambda url: note(f"the dashboard is at {url}; Ctrl-C ends it and the demo"),
+        )
+
+    run(rows, seed, keep, watch if open_browser else None)

@@ -127,6 +127,9 @@ def evaluate(
         raise SpecError("--slice belongs to --report FILE, which is missing")
     diagnostics = None
     if report is not None:
+        from ftrie.charts.kinds import require_charts
+
+        require_charts()
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
     writing = PredictionFile(predictions, chosen, given) if predictions is not None else nullcontext()
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:

@@ -6,13 +6,14 @@ A command reads the experiment's record, changes its part and writes the record 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie.commands.experiment_report import report
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
 from model_store.errors import counted
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def set_(
         salted = changed if salt is None else replace(changed, salt=salt)
         return salted if objective is None else replace(salted, objective=objective)
 
-    _change(model, edit, revision, store, as_json)
+    _change("set", model, edit, revision, store, as_json)
 
 
 def pin(
@@ -107,7 +108,7 @@ def pin(
 ) -> None:
     """Pin cookies to a variant regardless of the shares, such as your own for a test. At most 10,000 in all."""
     wanted = _pairs(pins, "COOKIE=VARIANT")
-    _change(model, lambda before: before.pinned(wanted), revision, store, as_json)
+    _change("pin", model, lambda before: before.pinned(wanted), revision, store, as_json)
 
 
 def unpin(
@@ -124,6 +125,7 @@ def unpin(
     if every == bool(cookies):
         raise typer.BadParameter("give either cookies or --all")
     _change(
+        "unpin",
         model,
         lambda before: before.unpinned(before.pins if every else cookies or ()),
         revision,
@@ -145,7 +147,8 @@ def shadow(
     """Score variants in addition to the one that answers; servers with --shadow-log log their answers."""
     if off == bool(variants):
         raise typer.BadParameter("give either variants or --off")
-    _change(model, lambda before: replace(before, shadows=tuple(variants or ())), revision, store, as_json)
+    shadows = tuple(variants or ())
+    _change("shadow", model, lambda before: replace(before, shadows=shadows), revision, store, as_json)
 
 
 def stop(
@@ -156,46 +159,38 @@ def stop(
     as_json: JsonOption = False,
 ) -> None:
     """End the experiment: one variant answers all requests, pins and shadows are ignored; `set` restarts it."""
-    _change(model, lambda before: before.stopped(winner), revision, store, as_json)
+    _change("stop", model, lambda before: before.stopped(winner), revision, store, as_json)
 
 
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Delete the experiment, even an unreadable one: the shares of the spec divide the traffic again."""
+    from model_store.errors import StoreError
     from model_store.store import Store
     from server.sync.experiment_sync import assigned_by_spec
 
     with Store.open(store) as opened:
-        versions = opened.model(model)
+        versions = opened.model(model, warn)
+        before: Experiment | None = None
+        with suppress(StoreError):  # an unreadable one
+            before = versions.experiment()
         record = versions.experiments.clear()
+        versions.audit.write_experiment("ftrie experiment clear", before, record, action="clear")
         spec = assigned_by_spec(versions)
     _print_experiment(model, record, spec and spec.asked_for(record), None, as_json)
 
 
-def _change(model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
+def _change(command: str, model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
     """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
-    from server.ranking.experiments import Assignment, check_objective
-    from server.sync.experiment_sync import assigned_by_spec
+    from server.sync.experiment_sync import change_experiment
 
-    previous: list[Experiment] = []
     with Store.open(store) as opened:
-        versions = opened.model(model)
-        spec = assigned_by_spec(versions)
-        if spec is None:
-            note(f"no version of {model} is active yet, so the names of variants are not checked")
-
-        def checked(before: Experiment) -> Experiment:
-            previous.append(before)
-            after = edit(before)
-            check_objective(after.objective)
-            if spec is not None:
-                Assignment(model, spec.variants, spec.spec_shares, after)
-            return after
-
-        record = versions.experiments.change(checked, revision)
-    after = spec and spec.asked_for(record)
-    moves = spec.asked_for(previous[-1]).moves_to(after) if spec and after else None
-    _print_experiment(model, record, after, moves, as_json)
+        versions = opened.model(model, warn)
+        changed = change_experiment(versions, edit, tool=f"ftrie experiment {command}", revision=revision)
+    if changed.by_spec is None:
+        note(f"no version of {model} is active yet, so the names of variants are not checked")
+    after = changed.by_spec and changed.by_spec.asked_for(changed.record)
+    _print_experiment(model, changed.record, after, changed.moves, as_json)
 
 
 def _shares(texts: Sequence[str]) -> dict[str, float]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from model_store.versions.model_versions import ModelVersions
 
 
-LONGEST = timedelta(days=8)
 ALL = "all"
 NAMELESS = "(none)"
 """Shown for requests whose event names no variant."""
@@ -52,13 +51,14 @@ def report(
     """
     from ftrie.outcomes import outcomes
     from model_store.store import Store
+    from model_store.versions.online_metrics import KEPT_S
 
     now = datetime.now(UTC)
     begin = _moment(since, now, "--since")
     end = now if until is None else _moment(until, now, "--until")
     if not begin < end:
         raise typer.BadParameter(f"--since ({begin:%F %T}) is not before --until ({end:%F %T})")
-    begin = max(begin, now - LONGEST)  # older sums have expired
+    begin = max(begin, now - timedelta(seconds=KEPT_S))  # older sums have expired
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         cells = list(versions.online.read(range(_minute(begin), _minute(end) + 1)))
@@ -219,6 +219,9 @@ def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
         f"{100 * found.absolute:+.3f} points ({100 * absolute.low:+.3f} to {100 * absolute.high:+.3f}), "
         f"p {found.p:.4f}"
     )
+    if outcome.lift is not None:
+        always = outcome.lift.interval
+        text += f"\n  however often one looks, 95 %: {always.low:+.1%} to {always.high:+.1%}, p {outcome.lift.p:.4f}"
     return f"{text}\n{_power(outcome, effect)}"
 
 
@@ -262,6 +265,12 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
             "relative": found.relative,
             "relative_interval": _ends(found.relative_interval),
             "p": found.p,
+        },
+        "lift": outcome.lift
+        and {
+            "relative": outcome.lift.relative,
+            "interval": _ends(outcome.lift.interval),
+            "p": outcome.lift.p,
         },
         "requests_needed": outcome.needed,
         "detectable": outcome.detectable,

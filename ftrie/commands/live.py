@@ -58,9 +58,10 @@ def live(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the click rates over time.")
     ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run and show the whole loop on this machine: store, trainer, two servers and traffic, in five processes.
+    """Run the whole loop on this machine: store, trainer, two servers and traffic, with the dashboard to watch it.
 
     Visitors of a simulated market click, the trainer learns, the servers follow within seconds; then tastes change.
     A process that dies is restarted. Ctrl-C ends all of them.
@@ -81,5 +82,6 @@ def live(
         publish_every=publish_every,
         explore=explore,
         picture=picture,
+        open_browser=open_browser,
     )
     print_result(run(options, folder))

@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
     store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
     store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
     store.command("resume", epilog="Example: ftrie store resume ads")(resume)
+    store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
     store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
     store.command("check", epilog="Example: ftrie store check ads --repair")(check)
     store_inspect.register(store)
@@ -110,8 +111,10 @@ def activate(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        before = opened.model(model, warn).activate(version, force=force)
-        pinned = opened.model(model, warn).pin.version()
+        versions = opened.model(model, warn)
+        before = versions.activate(version, force=force)
+        versions.audit.write("ftrie store activate", "activate", before, version)
+        pinned = versions.pin.version()
     _print_active(model, version, before, as_json)
     _note_pin(model, pinned)
 
@@ -131,8 +134,10 @@ def rollback(
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        now_active, before = opened.model(model, warn).go_back(version)
-        pinned = opened.model(model, warn).pin.version()
+        versions = opened.model(model, warn)
+        now_active, before = versions.go_back(version)
+        versions.audit.write("ftrie store rollback", "rollback", before, now_active)
+        pinned = versions.pin.version()
     _print_active(model, now_active, before, as_json)
     _note_pin(model, pinned)
 
@@ -142,13 +147,40 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        pinned = opened.model(model, warn).pin.resume()
+        versions = opened.model(model, warn)
+        pinned = versions.pin.resume()
+        if pinned is not None:
+            versions.audit.write("ftrie store resume", "resume", pinned, None)
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
         print(f"{model}: no version was pinned; the trainer activates what it publishes")
     else:
         print(f"{model}: the trainer activates versions again; version {pinned} was pinned")
+
+
+def audit(
+    model: Model,
+    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest to show.")] = 20,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """List what operators changed: who activated versions and changed the experiment, latest first."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        entries = opened.model(model, warn).audit.read(last)
+    if as_json:
+        print_json([entry.as_dict() for entry in entries])
+    elif entries:
+        columns = ["time", "who", "tool", "action", "before", "after"]
+        rows = [
+            [f"{each.at:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.action, each.before, each.after]
+            for each in entries
+        ]
+        print_table(columns, rows)
+    else:
+        print(f"{model}: no change by an operator is known")
 
 
 def gc(
@@ -238,9 +270,11 @@ def import_(
         if read.remark:
             note(read.remark)
         with progress(f"publish {model}", unit="bytes") as bar:
+            before = versions.known_active()
             version = versions.publish_and_activate(
                 read.model, on_progress=lambda done, total: bar.update(done, total=total)
             )
+        versions.audit.write("ftrie store import", "activate", before, version)
         deleted = _collect(versions, keep)
     if as_json:
         kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}

@@ -63,9 +63,9 @@ def inspect(
 
 
 def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top: int, as_json: bool) -> None:
-    from model_store.trie.prefixes import under_prefix
+    from model_store.trie.prefixes import Prefixes
 
-    found = under_prefix(artefact, pattern, top)
+    found = Prefixes(artefact).under(pattern, top)
     if as_json:
         print_json({"model": model, "version": version, **_plain(found)})
         return

@@ -159,6 +159,9 @@ def tune(
     if output is not None and output.exists() and not force:
         raise OutputError(f"{output} exists already; overwrite it with --force")
     if report is not None:
+        from ftrie.charts.kinds import require_charts
+
+        require_charts()
         check_writable(report)
     model_spec = load_spec(spec)
     candidates = candidates_of(model_spec, tries or [])

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
-from ftrie.demo.processes import Process, run_ftrie
+from ftrie.demo.processes import Process, free_port, run_ftrie
 from ftrie.terminal import DEFAULT_STORE, json_output, note, print_json, print_table
 from model_store.errors import ServerError
 from model_store.jit import kernels_are_cached
@@ -64,19 +64,25 @@ class Visit:
     items: tuple[ShownItem, ...]
 
 
-def run(rows: int, seed: int, keep: Path | None) -> None:
-    """Play the demo and print it. Leaves no process, and files only in `keep`. Raises FtrieError."""
+def run(rows: int, seed: int, keep: Path | None, watch: Callable[[str, str], None] | None = None) -> None:
+    """Play the demo and print it. Leaves no process, and files only in `keep`. Raises FtrieError.
+
+    watch: called at the end, while the server still runs, with the store's URL and the address of the server's metrics.
+    """
     began = time.monotonic()
     # The store lives while this connection is open, across the commands that use it.
     with _folder(keep) as folder, Store.open(_store_in(folder)):
-        _Demo(Shop(seed), folder, rows).play(began)
+        _Demo(Shop(seed), folder, rows, watch).play(began)
 
 
 class _Demo:
     """One play of the story, in one folder."""
 
-    def __init__(self, shop: Shop, folder: Path, rows: int) -> None:
-        self.shop, self.folder, self.rows = shop, folder, rows
+    def __init__(
+        self, shop: Shop, folder: Path, rows: int, watch: Callable[[str, str], None] | None = None
+    ) -> None:
+        self.shop, self.folder, self.rows, self.watch = shop, folder, rows, watch
+        self.metrics_port = free_port()
 
     def play(self, began: float) -> None:
         _print(
@@ -96,6 +102,8 @@ class _Demo:
             switch_s = self._await_version(client, second.version)
             after = self._visit(client, visitors[0], day=2)
             _print_change(visits[0], after)
+            if self.watch is not None:
+                self.watch(_store_in(self.folder), f"127.0.0.1:{self.metrics_port}")
         _print_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
 
     def _learn(self, day: int) -> LearnedDay:
@@ -138,7 +146,7 @@ class _Demo:
         _print(f"\n  $ ftrie serve {SHOP} --port 0 &")
         if not kernels_are_cached(SERVER_KERNELS):
             note("compiling the server's kernels: some seconds, once on this machine")
-        server = Process("server", lambda: ("serve", SHOP, "--port", "0", "--json"), self.folder)
+        server = Process("server", self._server_arguments, self.folder)
         server.start()
         try:
             while not server.is_ready():
@@ -146,6 +154,10 @@ class _Demo:
             yield server.last_line["address"]
         finally:
             server.stop(STOP_TIMEOUT_S)
+
+    def _server_arguments(self) -> Sequence[str]:
+        watched = ("--metrics-port", str(self.metrics_port)) if self.watch is not None else ()
+        return ("serve", SHOP, "--port", "0", "--json", *watched)
 
     def _visit(self, client: Client, user: User, day: int) -> Visit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftrie.charts.kinds import require_charts
 from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap, freeze
-from ftrie.demo.live_output import SETTLED_S, LiveResult, Screen, Windows, frame_of, write_picture
+from ftrie.demo.live_output import SETTLED_S, Lines, LiveResult, Windows, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
 from ftrie.demo.simulate import StoppedBySignals
 from model_store.errors import StoreError
@@ -27,8 +29,10 @@ def run(options: LiveOptions, kept: Path | None) -> LiveResult:
 
     It works in the folder `kept`, or in a temporary one, which replaces options.folder.
     """
-    with _folder(kept) as folder, Screen() as screen:
-        live = Live(replace(options, folder=folder), screen)
+    if options.picture is not None:
+        require_charts()
+    with _folder(kept) as folder:
+        live = Live(replace(options, folder=folder), Lines())
         with StoppedBySignals(live.stop):
             live.bootstrap()
             try:
@@ -44,13 +48,14 @@ def run(options: LiveOptions, kept: Path | None) -> LiveResult:
 class Live:
     """One run. `stop` may be called from a signal handler, all else from the main thread."""
 
-    def __init__(self, options: LiveOptions, screen: Screen) -> None:
-        self._options, self._screen = options, screen
+    def __init__(self, options: LiveOptions, lines: Lines) -> None:
+        self._options, self._lines = options, lines
         self._stopped = threading.Event()
         self._windows = Windows()
         self._crew = Crew(options, self._windows.add)
         self._frozen_version: int | None = None
         self._must_freeze = bool(options.frozen)
+        self._url = ""
 
     def stop(self) -> None:
         """End the run in good order."""
@@ -59,7 +64,7 @@ class Live:
     def bootstrap(self) -> None:
         """Start the store and give it users, items and a first model."""
         options = self._options
-        self._screen.note(
+        self._lines.note(
             f"working in {options.folder}; a missing first model is learned from a simulated day"
         )
         store = self._crew.store.start()
@@ -72,23 +77,34 @@ class Live:
 
     def open(self) -> None:
         """Start the other processes."""
-        self._screen.note("starting servers and trainer; traffic starts when both servers are ready")
+        self._lines.note("starting servers and trainer; traffic starts when both servers are ready")
         if not kernels_are_cached(SERVER_KERNELS):
-            self._screen.note("compiling the kernels: half a minute, once on this machine")
+            self._lines.note("compiling the kernels: half a minute, once on this machine")
         self._crew.open(self._stopped)
+        if self._crew.dashboard is None:
+            self._lines.note("pip install 'ftrie[dashboard]' to watch it in a browser")
 
     def watch(self) -> None:
         """Show the loop, restart what dies, freeze a copy of the model before tastes change."""
         while not self._stopped.wait(FRAME_EVERY_S) and not self._windows.summary:
+            self._tell_url()
             for message in self._crew.keep_alive():
-                self._screen.note(message)
+                self._lines.note(message)
             self._freeze_in_time()
-            self._screen.show(frame_of(self._options, self._crew, self._windows))
+            self._lines.show(self._crew, self._windows)
+
+    def _tell_url(self) -> None:
+        url = self._crew.dashboard_url
+        if url and url != self._url:
+            self._url = url
+            self._lines.note(f"watch it in a browser: {url}")
+            if self._options.open_browser:
+                webbrowser.open(url)
 
     def close(self) -> LiveResult:
         """End all processes, in order."""
         seconds = self._crew.second
-        codes = self._crew.close(self._screen.note)
+        codes = self._crew.close(self._lines.note)
         windows, change_at, second = self._windows, self._options.change_at, self._windows.second
         changed_at = change_at if second > change_at else 0.0
         return LiveResult(
@@ -116,9 +132,9 @@ class Live:
             if active is not None:
                 freeze(store, active)
                 self._frozen_version = active
-                self._screen.note(f"tastes are about to change; version {active} is now the frozen model")
+                self._lines.note(f"tastes are about to change; version {active} is now the frozen model")
         except StoreError as error:
-            self._screen.note(f"the model could not be frozen: {error}")
+            self._lines.note(f"the model could not be frozen: {error}")
 
 
 def _as_json(windows: Windows, from_s: float, to_s: float) -> dict[str, Any]:

@@ -1,23 +1,20 @@
-"""The five processes of `ftrie live` (store, two servers, trainer, traffic): restarted when they die, ended in order.
+"""The processes of `ftrie live` (store, servers, trainer, traffic, dashboard): restarted when they die, ended in order.
 
 `bootstrap` gives the store users, items and a first model, so that serving begins at once.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ftrie.demo.market import MODEL, SPEC, Market, load_records, write_first_day
 from ftrie.demo.processes import OnLine, Process, free_port, run_ftrie
@@ -30,7 +27,7 @@ SERVERS = 2
 LOOPBACK = "127.0.0.1"
 CHANGE_AT_S = 60.0
 DAY_VISITS, DAY_SHOWN = 5_000, 6
-TRAFFIC_ENDS_S, SERVER_ENDS_S, TRAINER_ENDS_S = 40.0, 20.0, 60.0
+TRAFFIC_ENDS_S, SERVER_ENDS_S, TRAINER_ENDS_S, DASHBOARD_ENDS_S = 40.0, 20.0, 60.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class LiveOptions:
     publish_every: str
     explore: str
     picture: Path | None
+    open_browser: bool = False
 
     @property
     def store(self) -> str:
@@ -112,12 +110,16 @@ def freeze(store: Store, version: int) -> None:
 
 
 class Crew:
-    """The store, the trainer, two servers and the traffic, each in a process of its own."""
+    """The store, the trainer, two servers, the traffic and the dashboard, each in a process of its own.
+
+    dashboard: None if the extra `dashboard` is not installed.
+    """
 
     def __init__(self, options: LiveOptions, on_window: OnLine) -> None:
         """`on_window` gets each JSON line of the traffic, on a thread of its own."""
         self._options = options
         self._ports = [free_port() for _ in range(2 * SERVERS)]
+        self._trainer_port, self._dashboard_port = free_port(), free_port()
         self._opened: float | None = None
         self.store = StoreProcess(options.store)
         self.servers = [
@@ -125,12 +127,21 @@ class Crew:
             for number in range(SERVERS)
         ]
         self.trainer = Process("trainer", self._trainer_arguments, options.folder)
+        self.dashboard = (
+            Process("dashboard", self._dashboard_arguments, options.folder) if find_spec("nicegui") else None
+        )
         self.traffic = Process("traffic", self._traffic_arguments, options.folder, on_window)
 
     @property
     def processes(self) -> Sequence[Process]:
         """All but the store, in the order in which they start."""
-        return (*self.servers, self.trainer, self.traffic)
+        shown = (self.dashboard,) if self.dashboard is not None else ()
+        return (*self.servers, self.trainer, self.traffic, *shown)
+
+    @property
+    def dashboard_url(self) -> str:
+        """The dashboard's address once it is ready, else empty."""
+        return str(self.dashboard.last_line.get("url", "")) if self.dashboard is not None else ""
 
     @property
     def second(self) -> float:
@@ -149,24 +160,13 @@ class Crew:
         if not stopped.is_set():
             self._opened = time.monotonic()
             self.traffic.start()
+            if self.dashboard is not None:
+                self.dashboard.start()
 
     def keep_alive(self) -> list[str]:
         """Restart what has died; returns messages for the user."""
         messages = [self.store.keep_alive(), *(process.keep_alive() for process in self.processes)]
         return [message for message in messages if message]
-
-    def health(self, number: int) -> dict[str, Any]:
-        """A server's answer at /healthz; empty if it does not answer."""
-        try:
-            url = f"http://{LOOPBACK}:{self._ports[SERVERS + number]}/healthz"
-            with urllib.request.urlopen(url, timeout=1.0) as answer:
-                body = answer.read()
-        except urllib.error.HTTPError as error:  # 503: not ready; the body says why
-            body = error.read()
-        except OSError:
-            return {}
-        found: dict[str, Any] = json.loads(body)
-        return found
 
     def close(self, note: Callable[[str], None]) -> dict[str, int | None]:
         """End all, callers before those they call; returns the exit codes by name."""
@@ -176,6 +176,7 @@ class Crew:
         for process, timeout_s in (
             *((server, SERVER_ENDS_S) for server in self.servers),
             (self.trainer, TRAINER_ENDS_S),
+            *(((self.dashboard, DASHBOARD_ENDS_S),) if self.dashboard is not None else ()),
         ):
             note(f"ending {process.name}")
             codes[process.name] = process.stop(timeout_s)
@@ -195,8 +196,17 @@ class Crew:
         return [
             "trainer", options.spec.name, "--store", options.store, "--from", "store", "--init-from", "active",
             "--checkpoint", "trainer", "--every", "10s", "--publish-every", options.publish_every, "--wait",
-            "--say-every", "1", "--json",
+            "--say-every", "1", "--metrics-port", str(self._trainer_port), "--json",
         ]  # fmt: skip
+
+    def _dashboard_arguments(self) -> list[str]:
+        arguments = [
+            "dashboard", MODEL, "--store", self._options.store, "--port", str(self._dashboard_port),
+            "--trainer", f"{LOOPBACK}:{self._trainer_port}", "--allow-changes", "--json",
+        ]  # fmt: skip
+        for port in self._ports[SERVERS:]:
+            arguments += ["--server", f"{LOOPBACK}:{port}"]
+        return arguments
 
     def _traffic_arguments(self) -> list[str]:
         options, second = self._options, self.second

@@ -1,6 +1,6 @@
-"""What `ftrie live` shows: the traffic's windows and their rates, the screen of a running loop, its result and picture.
+"""What `ftrie live` prints: the traffic's windows and their rates, lines of a running loop, its result and picture.
 
-Its input is what the processes report: JSON lines of traffic and trainer, and the servers' /healthz.
+Its input is what the processes report: JSON lines of traffic and trainer. The dashboard shows the rest.
 """
 
 from __future__ import annotations
@@ -13,27 +13,21 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
-from ftrie.demo.live_crew import FROZEN, SERVERS, Crew, LiveOptions
+from ftrie.charts.static import svg
+from ftrie.demo.live_crew import FROZEN, Crew
 from ftrie.demo.market import MODEL
-from ftrie.report.charts import curve_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg
+from ftrie.report.drawing import curve_chart
 from ftrie.report.series import Point, Series
 from ftrie.terminal import json_output, print_json, print_table
 from model_store.whole_file import write_whole
-
-if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
-    from rich.live import Live as RichLive
 
 MOST_WINDOWS = 86_400
 SETTLED_S = 30.0
 """The result compares the loop with the frozen model over this many seconds."""
 RECENT_S = 10.0
 LINE_EVERY_S = 5.0
-KEPT_NOTES = 6
 PICTURE_TITLE = "Clicks per shown item"
 MOST_POINTS = 60
 LEAST_CHUNK_S = 5.0
@@ -135,169 +129,27 @@ class Windows:
             return float(self._windows[-1]["second"]) if self._windows else 0.0
 
 
-@dataclass(frozen=True)
-class Row:
-    """One process on the screen. pid: None if it is not running."""
-
-    name: str
-    pid: int | None
-    restarts: int
-    status: str
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The screen's content. figures: name and value; line: a summary for output that cannot be redrawn."""
-
-    title: str
-    rows: Sequence[Row] = ()
-    figures: Sequence[tuple[str, str]] = ()
-    line: str = ""
-
-
-class Screen:
-    """Shows frames and notes on stderr, nothing with --json. A context manager, which restores the terminal."""
+class Lines:
+    """Notes, and the loop's figures as a line every five seconds, on stderr; nothing with --json."""
 
     def __init__(self) -> None:
-        self._live = None if json_output() or not sys.stderr.isatty() else _rich_live()
-        self._notes: list[str] = []
-        self._frame = Frame("ftrie live")
         self._next_line = 0.0
 
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, frame: Frame) -> None:
-        """Redraw the screen; where that is impossible, print the frame's line every five seconds."""
-        self._frame = frame
-        if self._live is not None:
-            self._redraw()
-        elif not json_output() and frame.line and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + LINE_EVERY_S
-            print(frame.line, file=sys.stderr, flush=True)
-
     def note(self, message: str) -> None:
-        """Show a message."""
-        if self._live is not None:
-            self._notes = [*self._notes, f"{time.strftime('%H:%M:%S')}  {message}"][-KEPT_NOTES:]
-            self._redraw()
-        elif not json_output():
+        """Print a message."""
+        if not json_output():
             print(message, file=sys.stderr, flush=True)
 
-    def _redraw(self) -> None:
-        assert self._live is not None
-        self._live.update(_rendered(self._frame, self._notes), refresh=True)
-
-
-def _rich_live() -> RichLive:
-    from rich.console import Console
-    from rich.live import Live
-
-    return Live(console=Console(stderr=True), auto_refresh=False, transient=False)
-
-
-def _rendered(frame: Frame, notes: Sequence[str]) -> Group:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    processes = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    processes.add_column("process", overflow="fold")
-    processes.add_column("pid", justify="right", overflow="fold")
-    processes.add_column("restarts", justify="right", overflow="fold")
-    processes.add_column("", overflow="fold")
-    for row in frame.rows:
-        pid = Text("down", style="bold red") if row.pid is None else Text(str(row.pid))
-        processes.add_row(Text(row.name), pid, Text(str(row.restarts)), Text(row.status))
-    figures = Table.grid(padding=(0, 2))
-    for name, value in frame.figures:
-        figures.add_row(Text(name, style="dim"), Text(value))
-    parts: list[RenderableType] = [Text(frame.title, style="bold")]
-    if frame.rows:
-        parts += [processes, Text(""), figures]
-    return Group(*parts, *(Text(each, style="dim") for each in notes))
-
-
-def frame_of(options: LiveOptions, crew: Crew, windows: Windows) -> Frame:
-    """The loop at this moment."""
-    last = (windows.all() or [{}])[-1]
-    recent = windows.between(windows.second - RECENT_S, windows.second)
-    title = f"ftrie live · {crew.second:,.0f} s"
-    title += f" of {options.seconds:,.0f} s" if options.seconds is not None else " · Ctrl-C ends it"
-    return Frame(
-        title, _rows(crew, last), _figures(options, windows, last, recent), _line(crew, last, recent)
-    )
-
-
-def _rows(crew: Crew, last: dict[str, Any]) -> list[Row]:
-    traffic, trainer = crew.traffic, crew.trainer
-    servers = [_server_status(crew.health(number)) for number in range(SERVERS)]
-    return [
-        Row(crew.store.name, crew.store.pid, crew.store.restarts, "Valkey"),
-        Row(trainer.name, trainer.pid, trainer.restarts, _trainer_status(trainer.last_line)),
-        *(
-            Row(server.name, server.pid, server.restarts, status)
-            for server, status in zip(crew.servers, servers, strict=True)
-        ),
-        Row(traffic.name, traffic.pid, traffic.restarts, _traffic_status(last) if traffic.pid else ""),
-    ]
-
-
-def _server_status(health: dict[str, Any]) -> str:
-    models = health.get("models") or []
-    if not models:
-        return "not answering"
-    state = "" if health.get("ready") else "not ready · "
-    return state + ", ".join(f"{each['name']} version {each['version']}" for each in models)
-
-
-def _trainer_status(line: dict[str, Any]) -> str:
-    if not line:
-        return "starting"
-    parts = [
-        f"version {line['version']}",
-        f"{line['events']:,} events ({line['rate']:,.0f}/s)",
-        f"{line['examples']:,} examples",
-        f"lag {_lag(line)}",
-    ]
-    if line.get("join"):
-        parts.append(f"{line['join'].get('pending', 0):,} requests open")
-    if line.get("dead_letters"):
-        parts.append(f"{line['dead_letters']:,} dead letters")
-    return " · ".join(parts)
-
-
-def _traffic_status(last: dict[str, Any]) -> str:
-    if not last:
-        return "starting"
-    parts = [f"{last['visits_a_second']:,.0f} visits/s", f"{last['feedback']['clicks']:,} clicks reported"]
-    failures = {**last["failures"], **last["feedback"]["failures"]}
-    parts += [f"{name} {count:,}" for name, count in failures.items()]
-    if last["degraded"]:
-        parts.append(f"{last['degraded']:,} degraded answers")
-    return " · ".join(parts)
-
-
-def _figures(
-    options: LiveOptions, windows: Windows, last: dict[str, Any], recent: dict[str, Rates]
-) -> list[tuple[str, str]]:
-    left_s = options.change_at - windows.second
-    return [
-        (f"CTR of the loop, last {RECENT_S:.0f} s", _ctr(recent["loop"])),
-        *([("CTR of the frozen model", _ctr(recent["frozen"]))] if options.frozen else []),
-        ("best possible CTR", _percent(recent["loop"].as_json()["best_ctr"])),
-        ("click to weight in serving", _freshness(last.get("freshness", {}))),
-        ("tastes", "have changed" if left_s <= 0 else f"change in {left_s:.0f} s"),
-    ]
+    def show(self, crew: Crew, windows: Windows) -> None:
+        """Print the figures, if five seconds have passed."""
+        if time.monotonic() < self._next_line:
+            return
+        last = (windows.all() or [{}])[-1]
+        recent = windows.between(windows.second - RECENT_S, windows.second)
+        line = _line(crew, last, recent)
+        if line:
+            self._next_line = time.monotonic() + LINE_EVERY_S
+            self.note(line)
 
 
 def _line(crew: Crew, last: dict[str, Any], recent: dict[str, Rates]) -> str:
@@ -369,13 +221,6 @@ def _freshness(quantiles: dict[str, Any]) -> str:
     return f"p50 {quantiles['p50']:.2f} s, p95 {quantiles['p95']:.2f} s"
 
 
-def _ctr(rates: Rates) -> str:
-    values = rates.as_json()
-    if not rates.shown:
-        return "—"
-    return f"{_percent(values['ctr'])} (expected {_percent(values['expected_ctr'])})"
-
-
 def _percent(rate: float | None, decimals: int = 1) -> str:
     return "—" if rate is None else f"{100 * rate:.{decimals}f} %"
 
@@ -396,8 +241,7 @@ def picture(windows: Sequence[dict[str, Any]], change_at: float) -> str:
     drawn = [each for each in series if each.points]
     last = float(windows[-1]["second"])
     mark = (change_at, "tastes change") if change_at < last else None
-    chart = curve_chart(PICTURE_TITLE, drawn, across="seconds", mark=mark, says_beginning=True)
-    return as_svg(stacked([chart], VARIABLES + PICTURE))
+    return svg(curve_chart(PICTURE_TITLE, drawn, across="seconds", mark=mark, zero=True))
 
 
 def _chunks(windows: Sequence[dict[str, Any]]) -> list[tuple[float, list[dict[str, Any]]]]:

@@ -34,7 +34,7 @@ from trainer.runs.predict import BatchScores, predict
 from trainer.runs.warmup import compiling_scorer
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    import altair as alt
 
     from ftrie.library.ranker import Ranker
 
@@ -215,7 +215,7 @@ class Model:
 
         return Ranker(self, items=items, users=users)
 
-    def plot_weights(self, n: int = 20, variant: str | None = None) -> Axes:
+    def plot_weights(self, n: int = 20, variant: str | None = None) -> alt.LayerChart:
         """The `n` keys with the largest weights of a variant. Needs the extra `notebook`."""
         from ftrie.library.plots import plot_weights
 
@@ -385,14 +385,14 @@ class Evaluation:
         page = svg_page if Path(path).suffix == ".svg" else html_page
         write_whole(Path(path), page(self.name, self._diagnosed("save_report")).encode())
 
-    def plot_calibration(self) -> Axes:
+    def plot_calibration(self) -> alt.LayerChart:
         """Click rates by predicted rate, with 95 % intervals. Needs `diagnose=True` and the extra `notebook`."""
         from ftrie.library.plots import plot_calibration
 
         total = self._diagnosed("plot_calibration").total
         return plot_calibration({name: each.bins for name, each in total.variants.items()})
 
-    def plot_slices(self, name: str) -> Axes:
+    def plot_slices(self, name: str) -> alt.LayerChart:
         """Each variant's calibration by the values of a field. Needs `diagnose=True` and the extra `notebook`."""
         from ftrie.library.plots import plot_slices
 

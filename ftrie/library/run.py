@@ -27,7 +27,7 @@ from trainer.runs.train import train as train_engine
 from trainer.runs.warmup import compile_kernels, formats_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    import altair as alt
 
 _METRICS = pa.schema(
     [
@@ -174,20 +174,20 @@ class Run:
         page = svg_page([self._metrics]) if target.suffix == ".svg" else html_page([self._metrics])
         write_whole(target, page.encode())
 
-    def plot_learning(self, figure: str = "logloss") -> Axes:
+    def plot_learning(self, figure: str = "logloss") -> alt.LayerChart:
         """The learning curve of every variant: a column of `metrics` by rows. Needs the extra `notebook`."""
         from ftrie.library.plots import plot_learning
 
         return plot_learning(self.metrics, figure)
 
-    def plot_calibration(self) -> Axes:
+    def plot_calibration(self) -> alt.LayerChart:
         """Click rates by predicted rate, over all rows, with 95 % intervals. Needs the extra `notebook`."""
         from ftrie.library.plots import plot_calibration
 
         detail = self._metrics.detail
         return plot_calibration(detail.reliability if detail is not None else {})
 
-    def plot_slices(self, name: str) -> Axes:
+    def plot_slices(self, name: str) -> alt.LayerChart:
         """Each variant's calibration by the values of a slice. Needs the extra `notebook`."""
         from ftrie.library.plots import plot_slices
 

@@ -18,6 +18,8 @@ from model_store.versions.model_versions import ModelVersions
 from model_store.versions.published_versions import VersionInfo
 
 _SCHEME = "store://"
+TOOL = "python"
+"""In the audit of what operators changed."""
 
 
 class Store:
@@ -66,15 +68,25 @@ class Store:
 
         force: even if a guard or server has refused it. Raises VersionNotFound, VersionRefused, ArtefactError.
         """
-        return self._versions(model).activate(version, force=force)
+        versions = self._versions(model)
+        before = versions.activate(version, force=force)
+        versions.audit.write(TOOL, "activate", before, version)
+        return before
 
     def rollback(self, model: str, version: int | None = None) -> int:
         """Activate the version that was active before, or `version`; returns the version now active."""
-        return self._versions(model).rollback(version)
+        versions = self._versions(model)
+        active, before = versions.go_back(version)
+        versions.audit.write(TOOL, "rollback", before, active)
+        return active
 
     def resume(self, model: str) -> int | None:
         """Let the trainer activate versions again after a manual activation; returns the version that was pinned."""
-        return self._versions(model).pin.resume()
+        versions = self._versions(model)
+        pinned = versions.pin.resume()
+        if pinned is not None:
+            versions.audit.write(TOOL, "resume", pinned, None)
+        return pinned
 
     def gc(self, model: str, keep: int = 5) -> list[int]:
         """Delete old versions, never one that is served or needed; returns those that were deleted."""

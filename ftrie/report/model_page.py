@@ -6,15 +6,19 @@ In: a `ModelReport`. Out: one HTML or SVG document that needs neither a network 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
+from ftrie.charts.static import document, element, figure, stacked_svg, table
+from ftrie.report.drawing import curve_chart, dot_chart, reliability_chart
 from ftrie.report.series import Point, Series
 from model_store.errors import counted, shown
 from trainer.learn.metrics.reliability import ENOUGH, GroupReliability, Reliability
 from trainer.runs.diagnostics import Drift, ModelReport, Period, SliceReport, WrongRow
 from trainer.runs.importance import Importance, WeightImportance
+
+if TYPE_CHECKING:
+    import altair as alt
 
 DRAWN_VALUES = 20
 DRAWN_OWNERS = 30
@@ -24,7 +28,7 @@ OPEN_SLICES = 3
 KEYS_OF_ROW = 10
 OTHER, NOTHING = "(all others)", "(none)"
 
-Picture = tuple[Element, str]
+Picture = tuple["alt.LayerChart", str]
 
 
 def html_page(name: str, report: ModelReport) -> str:
@@ -45,7 +49,7 @@ def svg_page(name: str, report: ModelReport) -> str:
     for each in _by_excess(report)[:1]:
         pictures += _slice_pictures(report, each)
     pictures += _drift_pictures(report)
-    return as_svg(stacked([picture for picture, _ in pictures], VARIABLES + PICTURE))
+    return stacked_svg([picture for picture, _ in pictures])
 
 
 # --- Where it is wrong ---
@@ -85,7 +89,7 @@ def _reliability(report: ModelReport) -> list[Element]:
             "what a perfectly calibrated model would have.",
             class_="quiet",
         ),
-        *(captioned(*each) for each in _total_pictures(report)),
+        *(figure(*each) for each in _total_pictures(report)),
     ]
     for number, each in enumerate(_by_excess(report)):
         made.append(_slice(report, each, number < OPEN_SLICES))
@@ -123,7 +127,7 @@ def _slice(report: ModelReport, found: SliceReport, is_open: bool) -> Element:
     summary = element("summary", "By ", element("code", found.field), worst)
     made = [
         element("p", said, class_="quiet"),
-        *(captioned(*each) for each in _slice_pictures(report, found)),
+        *(figure(*each) for each in _slice_pictures(report, found)),
     ]
     if rows:
         made.append(table(("value", "rows", "click rate", "variant", *_HEADS), rows, f"By {found.field}"))
@@ -175,7 +179,7 @@ def _called(value: str | None) -> str:
 
 def _importance(report: ModelReport) -> list[Element]:
     found = report.importance
-    made = [element("h2", "What it relies on"), *(captioned(*each) for each in _importance_pictures(found))]
+    made = [element("h2", "What it relies on"), *(figure(*each) for each in _importance_pictures(found))]
     if found.fields:
         rows = [
             [each.field, each.by, name, f"{rise.logloss:+.6f}", f"{rise.low:+.6f}", f"{rise.high:+.6f}"]
@@ -295,7 +299,7 @@ def _drift(report: ModelReport) -> list[Element]:
     if drift.untimed:
         said += f" {counted(drift.untimed, 'row')} without a time are left out."
     made = [element("h2", "Drift"), element("p", said, class_="quiet")]
-    made += [captioned(*each) for each in _drift_pictures(report)]
+    made += [figure(*each) for each in _drift_pictures(report)]
     rows = [
         [str(each.begin), shown(each.group.rows), _rate(each.group), shown(each.lacking), name, *_cells(own)]
         for each in drift.periods

@@ -6,14 +6,18 @@ The page needs no network and no scripts: it can be opened from a disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from ftrie.charts.static import document, element, figure, stacked_svg, table
 from ftrie.report import series
-from ftrie.report.charts import curve_chart, dot_chart, reliability_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
+from ftrie.report.drawing import curve_chart, dot_chart, reliability_chart
 from ftrie.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure, RunMetrics
 from model_store.errors import counted, shown
 from trainer.learn.metrics.records import RegretPoint, VariantMetrics
+
+if TYPE_CHECKING:
+    import altair as alt
 
 DRAWN_VALUES = 20
 OTHER = "(all others)"
@@ -31,7 +35,7 @@ def svg_page(runs: Sequence[RunMetrics]) -> str:
     pictures = [picture for _, picture, _ in _pictures(runs)]
     for name in series.slice_names(runs):
         pictures += [picture for picture, _ in _slice_pictures(runs, name)]
-    return as_svg(stacked(pictures, VARIABLES + PICTURE))
+    return stacked_svg(pictures)
 
 
 def _windows(run: RunMetrics) -> str:
@@ -119,13 +123,13 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
     for heading, picture, caption in _pictures(runs):
         if heading:
             made.append(element("h2", heading))
-        made.append(captioned(picture, caption))
+        made.append(figure(picture, caption))
     for name in series.slice_names(runs):
         made += _slice(runs, name)
     return made
 
 
-def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
+def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, alt.LayerChart, str]]:
     """The charts over all rows: heading ("" within a section), chart, caption."""
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
         ("Log-loss", series.logloss, None, "Mean log-loss: thin of each window, thick the running mean."),
@@ -144,8 +148,8 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
         ),
     )
     made = []
-    for name, figure, reference, caption in kinds:
-        if curves := series.curves(runs, figure):
+    for name, figure_of, reference, caption in kinds:
+        if curves := series.curves(runs, figure_of):
             made.append(("", curve_chart(name, curves, reference=reference), caption))
     if points := series.reliability(runs):
         caption = (
@@ -173,7 +177,7 @@ def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Element, str]]:
 def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
     said = f"The {DRAWN_VALUES} values with the most rows, of those with {ENOUGH_CLICKS} clicks or more."
     made = [element("h2", "By ", element("code", name)), element("p", said, class_="quiet")]
-    made += [captioned(picture, caption) for picture, caption in _slice_pictures(runs, name)]
+    made += [figure(picture, caption) for picture, caption in _slice_pictures(runs, name)]
     rows = [
         [_called(each.value), run.name, shown(each.rows), shown(each.click_rate), variant, *_cells(metrics)]
         for run in runs
@@ -186,7 +190,7 @@ def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
     return made
 
 
-def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Element, str]]:
+def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[alt.LayerChart, str]]:
     values = series.slice_values(runs, name)[:DRAWN_VALUES]
     called = [_called(value) for value in values]
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
@@ -195,8 +199,8 @@ def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Element
         ("AUC", series.auc, None, "Within the rows with each value."),
     )
     made = []
-    for what, figure, reference, caption in kinds:
-        if found := series.of_slice(runs, name, values, figure):
+    for what, figure_of, reference, caption in kinds:
+        if found := series.of_slice(runs, name, values, figure_of):
             made.append((dot_chart(f"{name}: {what}", called, found, reference), caption))
     return made
 

@@ -6,10 +6,11 @@ In: what `trainer.tune.search` found. Out: one HTML document, or its charts as S
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from ftrie.report.charts import dot_chart, stacked
-from ftrie.report.elements import PICTURE, VARIABLES, as_svg, captioned, document, element, table
+from ftrie.charts.static import document, element, figure, stacked_svg, table
+from ftrie.report.drawing import dot_chart
 from ftrie.report.series import Point, Series
 from model_store.errors import shown
 from trainer.tune.candidates import Candidate
@@ -17,6 +18,9 @@ from trainer.tune.crosses import Tried
 from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome
 from trainer.tune.search import Found, Judged
+
+if TYPE_CHECKING:
+    import altair as alt
 
 MOST_DRAWN = 40
 
@@ -28,7 +32,7 @@ def tuning_html(model: str, found: Found) -> str:
         parts += [element("h2", "The best on rows that nothing was chosen on"), _judged(found, found.judged)]
     for heading, picture, caption in _pictures(found):
         parts += [element("h2", heading)] if heading else []
-        parts.append(captioned(picture, caption))
+        parts.append(figure(picture, caption))
     parts += [element("h2", "All candidates"), _ranking(found)]
     if found.crosses is not None:
         parts += [element("h2", "All pairs"), _pairs(found.crosses.tried)]
@@ -37,7 +41,7 @@ def tuning_html(model: str, found: Found) -> str:
 
 def tuning_svg(found: Found) -> str:
     """The charts alone, one below the other."""
-    return as_svg(stacked([picture for _, picture, _ in _pictures(found)], VARIABLES + PICTURE))
+    return stacked_svg([picture for _, picture, _ in _pictures(found)])
 
 
 def compared(found: Found) -> str:
@@ -74,7 +78,7 @@ def value_text(value: float | int | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _pictures(found: Found) -> Iterator[tuple[str, Element, str]]:
+def _pictures(found: Found) -> Iterator[tuple[str, alt.LayerChart, str]]:
     """Heading ("" within a section), chart, caption."""
     ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
     if ranking:

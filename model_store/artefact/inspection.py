@@ -117,8 +117,12 @@ def summaries(artefact: Artefact) -> list[OwnerSummary]:
 
 def heaviest(artefact: Artefact, count: int, begin: int = 0, stop: int | None = None) -> list[WeightedKey]:
     """The `count` keys of largest |w| among rows begin to stop, heaviest first; ties in key order."""
-    order = np.argsort(-_sizes(artefact)[begin:stop].max(axis=1), kind="stable")[:count]
-    return [_weighted(artefact, begin + row) for row in order.tolist()]
+    sizes = _sizes(artefact)[begin:stop].max(axis=1)
+    kept = np.arange(sizes.size)
+    if 0 < count < sizes.size:
+        kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
+    order = kept[np.argsort(-sizes[kept], kind="stable")][:count]
+    return [weighted_key(artefact, begin + row) for row in order.tolist()]
 
 
 def key_text(key: bytes) -> str:
@@ -132,7 +136,8 @@ def _sizes(artefact: Artefact) -> npt.NDArray[np.float64]:
     return sizes if artefact.per_variant else sizes[:, None]
 
 
-def _weighted(artefact: Artefact, row: int) -> WeightedKey:
+def weighted_key(artefact: Artefact, row: int) -> WeightedKey:
+    """The key of a row with its weights."""
     bits = {name: bit for bit, name in enumerate(artefact.spec.variants) if artefact.variants[row] >> bit & 1}
     own = np.atleast_1d(artefact.weight[row]).tolist()
     return WeightedKey(

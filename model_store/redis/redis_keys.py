@@ -49,6 +49,7 @@ class ModelKeys:
         self.impressions = self._prefix + "impressions"
         self.clicks = self._prefix + "clicks"
         self.dead = self._prefix + "dead"
+        self.audit = self._prefix + "audit"
         self.trainer = self._prefix + "trainer"
         self.guard = self._prefix + "guard"
         self.partitions = self._prefix + "partitions"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.bounded import is_integer, json_object
@@ -101,7 +102,9 @@ def record(key: str, found: Mapping[bytes, bytes], defaults: Record, on_junk: Re
     return replace(defaults, **values)
 
 
-def online_cell(key: str, field: bytes, value: bytes, members: Iterable[str]) -> tuple[int, str, list[int]]:
+def online_cell(
+    key: str, field: bytes, value: bytes, members: tuple[str, ...]
+) -> tuple[int, str, tuple[int, ...]]:
     """A field of an online HASH: version, variant, and the sums in the order of `members`. Raises UnreadableValue.
 
     Members added by a later ftrie are ignored.
@@ -109,8 +112,11 @@ def online_cell(key: str, field: bytes, value: bytes, members: Iterable[str]) ->
     name, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
     try:
         version = number(name)
+        as_written = _written_sums(members).fullmatch(value)
+        if as_written is not None:  # a third of the time that JSON takes, and there may be 90,000 of them
+            return version, variant, tuple(map(int, as_written.groups()))
         sums = json_object(value)
-        numbers = [sums[each] for each in members]
+        numbers = tuple(sums[each] for each in members)
         if not all(map(is_integer, numbers)):
             raise ValueError("a sum is not an integer")
     except (KeyError, ValueError):
@@ -118,6 +124,32 @@ def online_cell(key: str, field: bytes, value: bytes, members: Iterable[str]) ->
         why = f"field {shown(field)}: got {shown(value)}, {expected}"
         raise unreadable(key, why) from None
     return version, variant, numbers
+
+
+@cache
+def _written_sums(members: tuple[str, ...]) -> re.Pattern[bytes]:
+    """A JSON object of these members in this order, without spaces, each a whole number."""
+    each = ",".join(f'"{name}":(0|[1-9][0-9]{{0,17}})' for name in members)
+    return re.compile(rf"\{{{each}\}}".encode())
+
+
+AUDIT_TEXTS = ("who", "tool", "action", "before", "after")
+"""The fields of an entry of `audit`."""
+
+
+def audit_entry(key: str, entry: bytes, found: Mapping[bytes, bytes]) -> tuple[datetime, list[str]]:
+    """An entry of `audit`: its time, from its id, and its texts in the order of AUDIT_TEXTS. Raises UnreadableValue.
+
+    Bytes that are not UTF-8 are escaped.
+    """
+    at = time_of(int(entry.partition(b"-")[0]) / 1000)
+    missing = [name for name in AUDIT_TEXTS if name.encode() not in found]
+    if at is None or missing:
+        why = f"entry {shown(entry)}: " + (
+            f"{missing[0]} is missing" if missing else "its time is out of range"
+        )
+        raise unreadable(key, why)
+    return at, [found[name.encode()].decode("utf-8", "backslashreplace") for name in AUDIT_TEXTS]
 
 
 # -- messages

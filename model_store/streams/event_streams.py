@@ -120,6 +120,13 @@ class EventStream:
             added=info.added,
         )
 
+    def latest(self, count: int) -> list[bytes]:
+        """The payloads of the latest `count` entries, oldest first. One round trip, O(count)."""
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            pipe.execute_command("XREVRANGE", self.key, "+", "-", "COUNT", count)
+            (entries,) = _checked(self.key, pipe.execute(raise_on_error=False))
+        return [_payload(entry, fields) for entry, fields in reversed(entries)]
+
     def info(self) -> StreamInfo:
         """The present state. One round trip."""
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:

@@ -1,6 +1,7 @@
 """What a model holds under a key prefix: counts and weights per variant, and the branches of its trie below.
 
-`under_prefix` builds the trie of an artefact's keys and returns a `PrefixSummary` for `ftrie store inspect --prefix`.
+`Prefixes` builds the trie of an artefact's keys; `under` summarizes a part of it, for `ftrie store inspect --prefix`
+and for the dashboard.
 """
 
 from __future__ import annotations
@@ -33,27 +34,36 @@ class PrefixSummary:
     heaviest: tuple[WeightedKey, ...]
 
 
-def under_prefix(artefact: Artefact, pattern: str, top: int) -> PrefixSummary:
-    """Summarize the keys that match `pattern`: a key prefix, after which one `*` is a wildcard and changes nothing.
+class Prefixes:
+    """A model as the trie of its keys. Immutable; any thread. Making one is O(key bytes)."""
 
-    `age` and `age*` match `age=25` and `age*brand=25*nike`, `age**` only the crosses. O(key bytes of the artefact).
-    """
-    prefix = pattern.removesuffix("*").encode("utf-8", "surrogateescape")
-    trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
-    weights = {name: artefact.weights_of(bit) for bit, name in enumerate(artefact.spec.variants)}
-    cursor = trie.cursor(prefix)
-    begin, stop = (cursor.begin, cursor.stop) if cursor is not None else (0, 0)
-    return PrefixSummary(
-        prefix=key_text(prefix),
-        keys=stop - begin,
-        variants={name: trie.statistics(prefix, each) for name, each in weights.items()},
-        branches=tuple(
-            Branch(
-                key_text(branch),
-                last - first,
-                {name: float(abs(each[first:last]).sum(dtype=float)) for name, each in weights.items()},
-            )
-            for branch, first, last in trie.branches(prefix)
-        ),
-        heaviest=tuple(heaviest(artefact, top, begin, stop)),
-    )
+    def __init__(self, artefact: Artefact) -> None:
+        self.artefact = artefact
+        self._trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
+        self._weights = {name: artefact.weights_of(bit) for bit, name in enumerate(artefact.spec.variants)}
+
+    def under(self, pattern: str, top: int) -> PrefixSummary:
+        """Summarize the keys that match `pattern`: a key prefix, after which one `*` is a wildcard and changes nothing.
+
+        `age` and `age*` match `age=25` and `age*brand=25*nike`, `age**` only the crosses. O(keys under the prefix).
+        """
+        prefix = pattern.removesuffix("*").encode("utf-8", "surrogateescape")
+        cursor = self._trie.cursor(prefix)
+        begin, stop = (cursor.begin, cursor.stop) if cursor is not None else (0, 0)
+        return PrefixSummary(
+            prefix=key_text(prefix),
+            keys=stop - begin,
+            variants={name: self._trie.statistics(prefix, each) for name, each in self._weights.items()},
+            branches=tuple(
+                Branch(
+                    key_text(branch),
+                    last - first,
+                    {
+                        name: float(abs(each[first:last]).sum(dtype=float))
+                        for name, each in self._weights.items()
+                    },
+                )
+                for branch, first, last in self._trie.branches(prefix)
+            ),
+            heaviest=tuple(heaviest(self.artefact, top, begin, stop)),
+        )

@@ -7,8 +7,9 @@ All sums are integers, hence exact and independent of the order of summation. do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import add, attrgetter
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -18,7 +19,7 @@ from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
 from model_store.redis.stored_values import Report, online_cell, silent
 
-KEPT_S = 8 * 86_400
+KEPT_S = 31 * 86_400
 CTR_UNIT = 1e-9
 SQUARE_UNIT = 1e-6
 _MINUTES_A_TRIP = 1_000
@@ -46,14 +47,15 @@ class OnlineSums:
     without_ctr: int = 0
 
     def __add__(self, other: OnlineSums) -> OnlineSums:
-        return OnlineSums(*(a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)))
+        return OnlineSums(*map(add, _numbers(self), _numbers(other)))
 
     def numbers(self) -> tuple[int, ...]:
         """In the order of SUMS."""
-        return tuple(getattr(self, name) for name in SUMS)
+        return _numbers(self)
 
 
 SUMS = tuple(each.name for each in fields(OnlineSums))
+_numbers: Callable[[OnlineSums], tuple[int, ...]] = attrgetter(*SUMS)
 Cell = tuple[int, int, str]
 """Minute since 1970; version, 0 if the event has none; variant, empty if the event has none."""
 
@@ -85,6 +87,10 @@ class OnlineMetrics:
 
     def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
         """All cells of these minutes, in order. A field that cannot be read is left out and reported."""
+        return ((cell, OnlineSums(*numbers)) for cell, numbers in self.read_numbers(minutes))
+
+    def read_numbers(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, tuple[int, ...]]]:
+        """Same as `read`, for many minutes: the sums as plain numbers in the order of SUMS."""
         for begin in range(0, len(minutes), _MINUTES_A_TRIP):
             few = minutes[begin : begin + _MINUTES_A_TRIP]
             with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
@@ -94,7 +100,7 @@ class OnlineMetrics:
             for minute, answer in zip(few, answers, strict=True):
                 yield from self._cells(minute, answer)
 
-    def _cells(self, minute: int, answer: Any) -> Iterator[tuple[Cell, OnlineSums]]:
+    def _cells(self, minute: int, answer: Any) -> Iterator[tuple[Cell, tuple[int, ...]]]:
         key = self._keys.online(minute)
         if isinstance(answer, RedisError):
             refused = self._store.translated(answer, key)
@@ -108,7 +114,7 @@ class OnlineMetrics:
             except UnreadableValue as error:
                 self._on_junk(f"{error}; it is left out")
             else:
-                yield (minute, version, variant), OnlineSums(*numbers)
+                yield (minute, version, variant), numbers
 
 
 def _field(cell: Cell) -> str:

@@ -26,6 +26,7 @@ from model_store.redis.stored_values import (
     version_number,
     version_numbers,
 )
+from model_store.versions.audit import Audit
 from model_store.versions.chain import check_parent, download
 from model_store.versions.experiments import StoredExperiment
 from model_store.versions.guard_record import GuardRecords, Pin
@@ -77,6 +78,7 @@ class PublishedVersions:
         self.guard = GuardRecords(connection, self.keys, self._report)
         self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys, self._report)
+        self.audit = Audit(connection, self.keys, self._report)
         self._store = connection
         self._client = connection.at(self.keys.versions)
         self._on_junk = on_junk

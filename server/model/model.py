@@ -18,7 +18,7 @@ from model_store.spec.spec import ModelSpec
 from model_store.trie.trie import Cursor, FlatTrie
 from server.model.item_parts import ItemParts, group_of, groups_of, is_mixed
 from server.model.layers import Base, Layer
-from server.model.terms_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, TERM_COLUMNS
+from server.model.terms_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, OF_USER, TERM_COLUMNS
 from server.model.tokens import RequestTokens, SetCrosses
 from server.model.values import Values
 
@@ -182,28 +182,25 @@ class Terms:
 def _alone(plan: FeaturePlan, tries: Tries, side: Sequence[FieldPlan]) -> Iterator[list[int]]:
     """The fields of one side, then the crosses among them."""
     for field in (each for each in side if each.spec.main):
-        yield _row(_prefix(tries, field.prefix), _numbers([field], side), field.mask)
+        yield _row(_prefix(tries, field.prefix), [field], side, field.mask)
     for cross in plan.crosses:
         if all(field in side for field in cross.fields):
-            yield _row(_prefix(tries, cross.prefix), _numbers(cross.fields, side), cross.mask)
+            yield _row(_prefix(tries, cross.prefix), cross.fields, side, cross.mask)
 
 
 def _mixed(plan: FeaturePlan, tries: Tries, groups: list[tuple[str, ...]]) -> Iterator[list[int]]:
     for cross in plan.crosses:
         if is_mixed(cross) and group_of(cross) in groups:
-            numbers = _numbers(cross.request_fields, plan.request_fields)
-            yield _row(_prefix(tries, cross.prefix), numbers, cross.mask, groups.index(group_of(cross)))
+            group = groups.index(group_of(cross))
+            prefix = _prefix(tries, cross.prefix)
+            yield _row(prefix, cross.request_fields, plan.request_fields, cross.mask, group)
 
 
 def _groups(plan: FeaturePlan, base: Layer, fresh: Layer) -> Iterator[tuple[tuple[str, ...], list[int]]]:
     for number, names in enumerate(groups_of(plan)):
         fields = [field for name in names for field in plan.item_fields if field.name == name]
         places = base.item_parts.cursor(number), fresh.item_parts.cursor(number)
-        yield names, _row(places, _numbers(fields, plan.item_fields))
-
-
-def _numbers(fields: Sequence[FieldPlan], side: Sequence[FieldPlan]) -> list[int]:
-    return [side.index(field) for field in fields]
+        yield names, _row(places, fields, plan.item_fields)
 
 
 def _prefix(tries: Tries, prefix: bytes) -> tuple[Cursor | None, Cursor | None]:
@@ -213,12 +210,15 @@ def _prefix(tries: Tries, prefix: bytes) -> tuple[Cursor | None, Cursor | None]:
 
 def _row(
     places: tuple[Cursor | None, Cursor | None],
-    fields: Sequence[int] = (),
+    fields: Sequence[FieldPlan] = (),
+    side: Sequence[FieldPlan] = (),
     mask: int = _ALL_VARIANTS,
     group: int = 0,
 ) -> list[int]:
-    row = [0] * TERM_COLUMNS
-    row[COUNT], row[FIELD : FIELD + len(fields)], row[MASK], row[GROUP] = len(fields), fields, mask, group
+    """The row of a term over these of one side's fields."""
+    row, numbers = [0] * TERM_COLUMNS, [side.index(field) for field in fields]
+    row[COUNT], row[FIELD : FIELD + len(numbers)], row[MASK], row[GROUP] = len(numbers), numbers, mask, group
+    row[OF_USER] = int(any(field.side == "user" for field in fields))
     for column, cursor in zip((BASE, FRESH), places, strict=True):
         row[column : column + 3] = (cursor.node, cursor.used, cursor.stop) if cursor else (-1, 0, 0)
     return row

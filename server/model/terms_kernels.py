@@ -1,6 +1,6 @@
 """From a term and a row's tokens to keys: one token of each of the term's fields at a time, walked in both tries.
 
-`terms` is int64[terms, 13], one row for each term, with the columns below (`server/model/model.py` makes it).
+`terms` is int64[terms, TERM_COLUMNS], one row for each term, with the columns below (`server/model/model.py` makes it).
 `server/ranking/scoring_kernels.py` describes the groups of arrays. `choice` is int64[4], the token chosen for
 each field.
 """
@@ -15,9 +15,9 @@ from server.model.ids_kernels import NO_HALF
 
 # Columns of `terms`: how many fields it crosses and which; the variants that use it; for a cross of request and item,
 # the group of item parts that its keys end in; and where its prefix ends in the base and in the fresh trie, as node,
-# used and stop, with node -1 where no key lies there.
-COUNT, FIELD, MASK, GROUP, BASE, FRESH = 0, 1, 5, 6, 7, 10
-TERM_COLUMNS = 13
+# used and stop, with node -1 where no key lies there; and whether one of its fields is the user's, 0 or 1.
+COUNT, FIELD, MASK, GROUP, BASE, FRESH, OF_USER = 0, 1, 5, 6, 7, 10, 13
+TERM_COLUMNS = 14
 
 
 @bare_inline

@@ -26,6 +26,7 @@ from server.model.terms_kernels import (
     FRESH,
     GROUP,
     MASK,
+    OF_USER,
     chosen_x,
     find_key,
     first_choice,
@@ -82,8 +83,9 @@ def _is_used(mask: Any, which: Any) -> Any:
 @bare_inline
 def _add_request(
     layers: Any, terms: Any, tokens: Any, which: Any, priors: Any, choice: Any, totals: Any
-) -> None:
-    """Add the keys that the request makes alone, in the order of `terms`."""
+) -> Any:
+    """Add the keys that the request makes alone, in the order of `terms`; 1 if which[0] has one of the user's."""
+    of_user = np.int64(0)
     trie, by_slot, _, _, fresh_trie, fresh_by_slot, _, _ = layers
     values, value_start = tokens[0], tokens[1]
     for term in range(terms.shape[0]):
@@ -93,8 +95,12 @@ def _add_request(
             slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
             if slot >= 0:
                 _add_key(by_slot, slot, mask, x, which, priors, totals, 0)
+                if _counts(by_slot[1], slot, mask, which[0]):
+                    of_user |= terms[term, OF_USER]
             elif fresh_slot >= 0:
                 _add_key(fresh_by_slot, fresh_slot, mask, x, which, priors, totals, 0)
+                if _counts(fresh_by_slot[1], fresh_slot, mask, which[0]):
+                    of_user |= terms[term, OF_USER]
             if priors.size > 0:
                 x = chosen_x(terms, term, tokens[3], choice)
                 if fresh_slot >= 0:
@@ -102,6 +108,7 @@ def _add_request(
                 else:
                     _add_unseen(by_slot, slot, mask, x, which, priors, totals)
             going = next_choice(terms, term, values, 0, value_start, choice)
+    return of_user
 
 
 @bare_inline
@@ -128,12 +135,17 @@ def _add_range(
 def _add_layer(
     trie: Any, by_slot: Any, half: Any, at: Any, terms: Any, term: Any, layer: Any, tokens: Any, choice: Any,
     which: Any, priors: Any, first: Any, last: Any, marks: Any, wanted: Any, sums: Any,
-) -> None:  # fmt: skip
-    """Walk the chosen request half of a cross in one layer, and add what lies under it."""
+) -> Any:  # fmt: skip
+    """Walk the chosen request half of a cross in one layer, and add what lies under it.
+
+    Returns 1 if there are keys under it, it is the user's, and which[0] uses the cross.
+    """
     node, _, stop, x = walk_choice(trie, terms, term, layer, tokens, choice, True)
-    if node >= 0:
-        begin, mask = np.int64(trie[0][node, SLOT]), terms[term, MASK]
-        _add_range(by_slot, half, at, begin, stop, mask, x, which, priors, first, last, marks, wanted, sums)
+    if node < 0:
+        return np.int64(0)
+    begin, mask = np.int64(trie[0][node, SLOT]), terms[term, MASK]
+    _add_range(by_slot, half, at, begin, stop, mask, x, which, priors, first, last, marks, wanted, sums)
+    return terms[term, OF_USER] & (mask >> which[0])
 
 
 @bare_inline
@@ -147,29 +159,32 @@ def _add_made(mask: Any, x: Any, which: Any, group: Any, made: Any) -> None:
 @bare_inline
 def _add_crosses(
     layers: Any, terms: Any, tokens: Any, which: Any, priors: Any, starts: Any, choice: Any,
-    marks: Any, wanted: Any, sums: Any, made: Any,
-) -> None:  # fmt: skip
-    """Add the keys of every mixed cross to their halves' sums."""
+    marks: Any, wanted: Any, sums: Any, made: Any, of_user: Any,
+) -> Any:  # fmt: skip
+    """Add the keys of every mixed cross to their halves' sums; returns what that of `scoring_kernels` does."""
     values, value_start = tokens[0], tokens[1]
     trie, by_slot, half, at, fresh_trie, fresh_by_slot, fresh_half, fresh_at = layers
     for term in range(terms.shape[0]):
         group = terms[term, GROUP]
         first, last = starts[group], starts[group + 1]
-        if (first == last and priors.size == 0) or not _is_used(terms[term, MASK], which):
+        if not _is_used(terms[term, MASK], which):
+            continue
+        if first == last and priors.size == 0 and terms[term, OF_USER] <= of_user:
             continue
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
             if priors.size > 0:
                 _add_made(terms[term, MASK], chosen_x(terms, term, tokens[3], choice), which, group, made)
-            _add_layer(
+            of_user |= _add_layer(
                 trie, by_slot, half, at, terms, term, BASE, tokens, choice,
                 which, priors, first, last, marks, wanted, sums,
             )  # fmt: skip
-            _add_layer(
+            of_user |= _add_layer(
                 fresh_trie, fresh_by_slot, fresh_half, fresh_at, terms, term, FRESH, tokens, choice,
                 which, priors, first, last, marks, wanted, sums,
             )  # fmt: skip
             going = next_choice(terms, term, values, 0, value_start, choice)
+    return of_user
 
 
 @bare_inline
@@ -249,12 +264,12 @@ def sum_variants(
     priors: Any, values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     rows: Any, which: Any, marks: Any, wanted: Any, starts: Any, choice: Any,
     sums: Any, totals: Any, made: Any, out: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """Write each lane's sum of each candidate to out, f64[lanes, candidates], in the order of the candidates.
 
     own and unsure f64[variants, rows]; unknown as `code_items` makes it; which int64[k], 0 < k, with k or k + 1 lanes,
     or with `priors` 2k. Scratch as `rank` has it, but sums f64[lanes, halves wanted] and totals f64[lanes, 1], with
-    `priors` of 3k lanes.
+    `priors` of 3k lanes. Returns what `rank` returns, of which[0].
     """
     base = (nodes, first_byte, key_data), (weights, variants, rates), half, at
     fresh = (
@@ -269,7 +284,7 @@ def sum_variants(
     for lane in range(totals.shape[0]):
         totals[lane, 0] = 0.0
     made[:] = 0.0
-    _add_request(layers, request_terms, tokens, which, priors, choice, totals)
+    of_user = _add_request(layers, request_terms, tokens, which, priors, choice, totals)
     starts[0] = 0
     for group in range(codes.shape[1]):
         starts[group + 1] = mark_group(
@@ -278,7 +293,9 @@ def sum_variants(
     for lane in range(sums.shape[0]):
         for place in range(starts[codes.shape[1]]):
             sums[lane, place] = 0.0
-    _add_crosses(layers, mixed_terms, tokens, which, priors, starts, choice, marks, wanted, sums, made)
+    of_user = _add_crosses(
+        layers, mixed_terms, tokens, which, priors, starts, choice, marks, wanted, sums, made, of_user
+    )
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         if row >= 0:
@@ -296,3 +313,4 @@ def sum_variants(
                 out[lane, candidate] = totals[lane, 0] + 0.0
     for place in range(starts[codes.shape[1]]):
         marks[wanted[place]] = 0
+    return of_user

@@ -108,7 +108,8 @@ class Ranking:
     """Places in `candidates`, best first; equal scores keep the order of the request. ctrs[i] = τ(σ(scores[i])).
 
     order int64[k]; ctrs and scores float64[k], and so are objectives, uncertainties and propensities where they are
-    asked for. notes: what the answer's `degraded` must say of them.
+    asked for. notes: what the answer's `degraded` must say of them. knows_user: whether the model has a key of the
+    user's fields (`scoring_kernels.rank`).
     """
 
     candidates: Candidates
@@ -120,6 +121,7 @@ class Ranking:
     propensities: Array | None = None
     notes: Sequence[Degradation] = ()
     shadows: Sequence[ShadowRanking] = ()
+    knows_user: bool = True
 
     @property
     def has_more(self) -> bool:

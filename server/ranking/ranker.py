@@ -59,6 +59,9 @@ class Ranker:
         self._tokens = model.request_tokens
         self._noises = model.noises.tolist() or [None] * len(self._variants)
         self._curves = RequestCurves(model.calibration, model.plan)
+        self._user_fields = tuple(
+            place for place, field in enumerate(model.plan.request_fields) if field.side == "user"
+        )
 
     def query(
         self,
@@ -114,11 +117,11 @@ class Ranker:
         candidates, options, shadows = query.candidates, query.options, query.shadows
         curve = self._curves.choose(query.variant, query.features.tokens)
         if options is None and not shadows and self._noises[0] is None:
-            order, ctr, score = self._best(query)
+            order, ctr, score, knows_user = self._best(query)
             if curve is not None:
                 ctr = curve.apply(ctr)
-            return Ranking(candidates, order, ctr, score)
-        scored, *of_shadows = self._scored(query, curve)
+            return Ranking(candidates, order, ctr, score, knows_user=knows_user)
+        (scored, *of_shadows), knows_user = self._scored(query, curve)
         if options is None:
             order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
@@ -137,10 +140,21 @@ class Ranker:
                 chosen.notes,
             )
         ranking.shadows = [_shadow(v, each, ranking) for v, each in zip(shadows, of_shadows, strict=True)]
+        ranking.knows_user = knows_user
         return ranking
 
-    def _best(self, query: Query) -> tuple[Array, Array, Array]:
-        """The order of the best, their ctr before calibration and their scores."""
+    def names_user(self, query: Query) -> bool:
+        """Whether a query says who its user is: by a cookie, or by a value of one of the user's fields.
+
+        Never for a model without such fields.
+        """
+        starts = query.features.tokens[0]
+        return bool(self._user_fields) and (
+            bool(query.cookie) or any(starts[at] != starts[at + 1] for at in self._user_fields)
+        )
+
+    def _best(self, query: Query) -> tuple[Array, Array, Array, bool]:
+        """The order of the best, their ctr before calibration, their scores; whether the model knows the user."""
         rows, tokens, variant = query.candidates.rows, query.candidates.item_tokens, query.variant
         inline, longest_run = self._no_inline, 1
         if tokens is not None:
@@ -148,22 +162,25 @@ class Ranker:
             inline, longest_run = (table.own[0], *table.code_arrays), table.longest_run
         space = self._scratch(len(rows), longest_run)
         top = len(rows) if query.top_k is None else min(query.top_k, len(rows))
-        rank(
+        knows_user = rank(
             *self._heads[variant], *inline, self._tokens.values, *query.features.tokens,
             rows, variant, top, *space,
         )  # fmt: skip
-        return space[-3][:top].copy(), space[-2][:top].copy(), space[-1][:top].copy()
+        return space[-3][:top].copy(), space[-2][:top].copy(), space[-1][:top].copy(), knows_user != 0
 
-    def _scored(self, query: Query, curve: Curve | None) -> list[Scored]:
-        """The scores of every candidate by the variant that answers, with their curve, and by each shadow."""
+    def _scored(self, query: Query, curve: Curve | None) -> tuple[list[Scored], bool]:
+        """The scores of every candidate by the variant that answers, with their curve, and by each shadow.
+
+        And whether the variant that answers knows the user.
+        """
         rows, tokens = query.candidates.rows, query.candidates.item_tokens
         inline = None if tokens is None else ItemTable.of(self._model, tokens, self._variants)
         space = self._scratch(len(rows), 1 if inline is None else inline.longest_run)
         request = (self._tokens.values, *query.features.tokens)
         unsure = query.options is not None and query.options.needs_uncertainty
         which = [query.variant, *query.shadows]
-        scores, unsure_of = self._several.sums(request, rows, inline, which, unsure, space)
-        return [
+        scores, unsure_of, knows_user = self._several.sums(request, rows, inline, which, unsure, space)
+        scored = [
             Scored(
                 scores[n],
                 unsure_of[n] if n < len(unsure_of) else None,
@@ -172,6 +189,7 @@ class Ranker:
             )
             for n, v in enumerate(which)
         ]
+        return scored, knows_user
 
     def item_tokens(self, items: Sequence[InlineItem]) -> TokenTable:
         """The tokens of inline items, as the catalogue's were made. Raises as `features`."""
@@ -222,12 +240,13 @@ class _SeveralVariants:
         variants: Sequence[int],
         uncertainty: bool,
         scratch: tuple[Array, ...],
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Array, bool]:
         """float64[variants, candidates] in the order of `rows`: the scores by each of `variants`, bit for bit `rank`'s.
 
         And float64[n, candidates], their uncertainties: with the probit link the standard deviation of every score;
-        else with `uncertainty` Σ rate·|x| over the keys that the first variant uses, and without it nothing. `inline`
-        has sums of every variant of the model; tokens, rows and scratch are as `rank` takes them.
+        else with `uncertainty` Σ rate·|x| over the keys that the first variant uses, and without it nothing. And
+        whether the first variant knows the user. `inline` has sums of every variant of the model; tokens, rows and
+        scratch are as `rank` takes them.
         """
         others = self._nothing if inline is None else inline
         k, probit = len(variants), len(self._priors) > 0
@@ -237,11 +256,11 @@ class _SeveralVariants:
         sums, totals = np.empty((summed, len(wanted)), np.float64), np.empty((summed, 1), np.float64)
         out, made = np.empty((lanes, len(rows)), np.float64), np.empty((k, others.codes.shape[1]), np.float64)
         which = np.array(variants, np.int64)
-        sum_variants(
+        knows_user = sum_variants(
             *self._head, *_known(others), self._priors, *tokens,
             rows, which, marks, wanted, starts, choice, sums, totals, made, out,
         )  # fmt: skip
-        return out[:k], np.sqrt(out[k:]) if probit else out[k:]
+        return out[:k], np.sqrt(out[k:]) if probit else out[k:], knows_user != 0
 
 
 def _known(items: ItemTable) -> tuple[Array, ...]:

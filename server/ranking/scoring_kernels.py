@@ -11,7 +11,8 @@ A model has two layers (docs/layers.md): `trie` and `slots` are the base; fresh_
 as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by term, so that
 sums are added up in the same order, to the same bits, however the keys are divided.
 
-`terms` is int64[terms, 13], a row a term; `server/model/terms_kernels.py` names its columns and makes keys of it.
+`terms` is int64[terms, TERM_COLUMNS], a row a term; `server/model/terms_kernels.py` names its columns and makes keys
+of it.
 No kernel allocates or checks: callers pass arrays that fit, and scratch space that is large enough.
 """
 
@@ -32,6 +33,7 @@ from server.model.terms_kernels import (
     FRESH,
     GROUP,
     MASK,
+    OF_USER,
     find_key,
     first_choice,
     next_choice,
@@ -61,8 +63,8 @@ def _own_sum(
     variant: Any,
     choice: Any,
 ) -> Any:
-    """Σ w·x over the keys that the request makes alone, in the order of `terms`."""
-    total = 0.0
+    """Σ w·x over the keys that the request makes alone, in the order of `terms`; 1 if one of them is the user's."""
+    total, of_user = 0.0, np.int64(0)
     values, value_start = tokens[0], tokens[1]
     for term in range(terms.shape[0]):
         if (terms[term, MASK] >> variant) & 1 == 0:
@@ -73,10 +75,12 @@ def _own_sum(
             if slot >= 0:
                 if _counts(slots, slot, variant):
                     total += slots[0][slot] * x
+                    of_user |= terms[term, OF_USER]
             elif fresh_slot >= 0 and _counts(fresh_slots, fresh_slot, variant):
                 total += fresh_slots[0][fresh_slot] * x
+                of_user |= terms[term, OF_USER]
             going = next_choice(terms, term, values, 0, value_start, choice)
-    return total
+    return total, of_user
 
 
 @bare_inline
@@ -172,14 +176,19 @@ def _add_fresh_range(
 @bare_inline
 def _add_crosses(
     trie: Any, slots: Any, fresh_trie: Any, fresh_slots: Any, terms: Any, tokens: Any, variant: Any,
-    starts: Any, choice: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done."""
+    starts: Any, choice: Any, scratch: Any, of_user: Any,
+) -> Any:  # fmt: skip
+    """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done.
+
+    Returns 1 if `of_user` is, or if there are keys under a half with a field of the user.
+    """
     values, value_start = tokens[0], tokens[1]
     for term in range(terms.shape[0]):
         group = terms[term, GROUP]
         first, last = starts[group], starts[group + 1]
-        if (terms[term, MASK] >> variant) & 1 == 0 or first == last:
+        if (terms[term, MASK] >> variant) & 1 == 0:
+            continue
+        if first == last and terms[term, OF_USER] <= of_user:  # no candidate's half, and nothing to find out
             continue
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
@@ -187,12 +196,15 @@ def _add_crosses(
             if node >= 0:
                 begin = np.int64(trie[0][node, SLOT])
                 _add_range(slots, begin, stop, x, variant, first, last, scratch)
+                of_user |= terms[term, OF_USER]
             if terms[term, FRESH] >= 0:
                 node, _, stop, x = walk_choice(fresh_trie, terms, term, FRESH, tokens, choice, True)
                 if node >= 0:
                     begin = np.int64(fresh_trie[0][node, SLOT])
                     _add_fresh_range(fresh_slots, begin, stop, x, variant, first, last, scratch)
+                    of_user |= terms[term, OF_USER]
             going = next_choice(terms, term, values, 0, value_start, choice)
+    return of_user
 
 
 @bare_inline
@@ -234,13 +246,16 @@ def rank(
     rows: Any, variant: Any, top: Any,
     marks: Any, wanted: Any, sums: Any, starts: Any, choice: Any,
     scores: Any, order: Any, ctr: Any, score: Any,
-) -> None:  # fmt: skip
+) -> Any:  # fmt: skip
     """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
 
     rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. Scratch: marks
     int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold as many halves as the candidates may
     have; starts int64[groups + 1]; choice int64[4]. scores, order, ctr and score hold a number a candidate or more.
     Equal scores keep the order of the candidates.
+
+    Returns 1 if the variant has a key of the user's fields, alone or with others of the request, or the model has one
+    that crosses them with any item; else 0.
     """
     trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
     slots, fresh_slots = (weight, variants, half), (fresh_weight, fresh_variants, fresh_half, fresh_at)
@@ -250,11 +265,11 @@ def rank(
     scratch = (marks, wanted, sums)
     prefetch_items(rows, own, codes)
     layers = (trie, slots, fresh_trie, fresh_slots)
-    request_sum = _own_sum(*layers, request_terms, tokens, variant, choice)
+    request_sum, of_user = _own_sum(*layers, request_terms, tokens, variant, choice)
     starts[0] = 0
     for group in range(codes.shape[1]):
         starts[group + 1] = mark_group(catalogue, inline, rows, group, scratch, starts[group])
-    _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch)
+    of_user = _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch, of_user)
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         item = 0.0
@@ -269,6 +284,7 @@ def rank(
     for place in range(top):
         chosen = scores[order[place]]
         score[place], ctr[place] = chosen, 1.0 / (1.0 + math.exp(-chosen))
+    return of_user
 
 
 # -- the best: a heap of candidates, the worst on top. Equal scores keep the order of the candidates.

@@ -33,6 +33,8 @@ from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerStatus
 
 SERVICE = "ctr.v1.ModelAdminService"
+TOOL = "admin service"
+"""In the audit of what operators changed; `who` is the caller's address."""
 RELOAD_S = 60.0
 """How long a Reload waits if its caller set no deadline."""
 PAGE_SIZE, MAX_PAGE_SIZE = 100, 1_000
@@ -133,7 +135,9 @@ class ModelAdminService:
         name = self._name(request.model)
         _check_version(request.version)
         with Store.open(self._store_url) as store:
-            previous = store.model(name, _found_junk).activate(request.version)
+            versions = store.model(name, _found_junk)
+            previous = versions.activate(request.version)
+            versions.audit.write(TOOL, "activate", previous, request.version, context.peer())
         return pb.ActivateVersionResponse(version=request.version, previous_version=previous)
 
     def RollBack(self, request: pb.RollBackRequest, context: Context) -> pb.RollBackResponse:
@@ -143,7 +147,9 @@ class ModelAdminService:
         if target is not None:
             _check_version(target)
         with Store.open(self._store_url) as store:
-            version, previous = store.model(name, _found_junk).go_back(target)
+            versions = store.model(name, _found_junk)
+            version, previous = versions.go_back(target)
+            versions.audit.write(TOOL, "rollback", previous, version, context.peer())
         return pb.RollBackResponse(version=version, previous_version=previous)
 
     def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
@@ -178,7 +184,10 @@ class ModelAdminService:
             versions = store.model(name, _found_junk)
             spec = assigned_by_spec(versions)
 
+            replaced: list[Experiment] = []
+
             def changed(before: Experiment) -> Experiment:
+                replaced.append(before)
                 try:
                     after = updated(before, request.experiment, fields)
                     if spec is not None:
@@ -188,6 +197,7 @@ class ModelAdminService:
                 return after
 
             record = versions.experiments.change(changed, expected)
+            versions.audit.write_experiment(TOOL, replaced[-1], record, context.peer())
         return pb.UpdateExperimentResponse(experiment=experiment_message(record))
 
     def _model(self, status: ModelStatus) -> pb.ModelStatus:

@@ -124,6 +124,7 @@ class RankingService:
             ranking_ns,
             degraded,
             request_id,
+            unknown_user=not ranking.knows_user and served.ranker.names_user(query),
         )
         return answer
 

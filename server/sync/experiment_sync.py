@@ -7,6 +7,7 @@ assignment kept here for the status.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
@@ -15,7 +16,7 @@ from model_store.redis.stored_values import cure
 from model_store.spec.spec import spec_from_json
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
-from server.ranking.experiments import Assignment
+from server.ranking.experiments import Assignment, check_objective
 from server.telemetry.families import EXPERIMENT_REFUSED, EXPERIMENT_REVISION
 from server.telemetry.meter import Meter
 
@@ -117,6 +118,51 @@ def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
             f"{cure(versions.keys.active)} makes it again from its bytes"
         ) from None
     return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
+
+
+@dataclass(frozen=True)
+class ChangedExperiment:
+    """A change that was made: the record before and after, and its effect on the traffic, None without a version."""
+
+    before: Experiment
+    record: Experiment
+    by_spec: Assignment | None
+
+    @property
+    def moves(self) -> float | None:
+        """The share of cookies that get another variant; None without an active version."""
+        if self.by_spec is None:
+            return None
+        return self.by_spec.asked_for(self.before).moves_to(self.by_spec.asked_for(self.record))
+
+
+def change_experiment(
+    versions: ModelVersions,
+    edit: Callable[[Experiment], Experiment],
+    *,
+    tool: str,
+    who: str = "",
+    revision: int | None = None,
+) -> ChangedExperiment:
+    """Edit the record if the result fits the active version, and record who did.
+
+    tool, who: see `model_store.versions.audit`. revision: change only that one. Raises ExperimentError,
+    ExperimentChanged, StoreError.
+    """
+    by_spec = assigned_by_spec(versions)
+    previous: list[Experiment] = []
+
+    def checked(before: Experiment) -> Experiment:
+        previous.append(before)
+        after = edit(before)
+        check_objective(after.objective)
+        if by_spec is not None:
+            Assignment(versions.model, by_spec.variants, by_spec.spec_shares, after)
+        return after
+
+    record = versions.experiments.change(checked, revision)
+    versions.audit.write_experiment(tool, previous[-1], record, who)
+    return ChangedExperiment(previous[-1], record, by_spec)
 
 
 def _facts(asked: Experiment | None) -> dict[str, object]:

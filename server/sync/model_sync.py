@@ -35,7 +35,7 @@ from server.sync.last_good import LastGoodKeeper
 from server.sync.model_builder import ModelBuilder
 from server.sync.state_folder import lower_priority
 from server.sync.version_retry import VersionRetry, reason_of
-from server.telemetry.families import RELOAD_SECONDS, RELOADS
+from server.telemetry.families import FRESHNESS, RELOAD_SECONDS, RELOADS
 from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, Source
 
@@ -113,6 +113,8 @@ class ModelSync(threading.Thread):
         self._problems: dict[str, str] = {}
         """By part, what the status shows."""
         self._items_orders = 0
+        self._newest_us = 0
+        """The latest `through_us` of all versions served."""
 
     # -- called by other threads
 
@@ -231,7 +233,9 @@ class ModelSync(threading.Thread):
             kind = self._builder.bring_to(versions, manifest)
             if from_disk is not None:
                 self._builder.buffer_free(from_disk.values.uid)  # it was delivered to nobody
+            replaces = self.status.version is not None
             self._deliver(kind, began_s)
+            self._observe_freshness(manifest, replaces)
         else:
             self._sync_items(manifest)
         self._retry.succeeded()
@@ -239,8 +243,21 @@ class ModelSync(threading.Thread):
         self._set_problem(MODEL_PART, "")
         published = manifest.created.timestamp()
         # Restored from disk or fetched, it is what the store names: no answer need say where it came from.
-        self.status = replace(self.status, source=STORE, kind=manifest.kind, published=published)
+        through_us = manifest.through_us or 0
+        self._newest_us = max(self._newest_us, through_us)
+        self.status = replace(
+            self.status, source=STORE, kind=manifest.kind, published=published, through_us=through_us
+        )
         self._enter(State.SERVING)
+
+    def _observe_freshness(self, manifest: Manifest, replaces: bool) -> None:
+        """Observe how old the newest event in a version is when it is delivered, if it is newer than any served before.
+
+        replaces: a version was served before. The first one may be old, since this server has only just begun.
+        """
+        if replaces and (manifest.through_us or 0) > self._newest_us:
+            delay_s = time.time() - (manifest.through_us or 0) / 1e6
+            self._meter.observe(FRESHNESS, self._model, value=max(0.0, delay_s))
 
     def _sync_items(self, manifest: Manifest | None = None) -> None:
         """Serve the items as they are now. manifest: of the version that is served. Raises StoreUnavailable."""

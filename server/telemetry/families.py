@@ -15,20 +15,26 @@ OLDER = "older"
 
 BUCKETS_MS = (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50, 75, 100, 150, 250, 500, 1000, 2500)
 """Upper bounds of the latency histogram in milliseconds; +Inf follows."""
+FRESHNESS_S = (0.1, 0.25, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600)
+"""Upper bounds of the freshness histogram in seconds; +Inf follows."""
+SUM = "sum"
+"""In place of a bucket, in the counts of a process: the sum of a histogram."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One metric. Thread safety: immutable."""
+    """One metric. buckets: upper bounds of a histogram that `Meter.observe` fills. Thread safety: immutable."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     help: str
+    buckets: tuple[float, ...] = ()
 
 
 CALL_SECONDS = "ftrie_call_seconds"
 CANDIDATES = "ftrie_candidates_total"
+UNKNOWN_USERS = "ftrie_unknown_users_total"
 STAGE_SECONDS = "ftrie_stage_seconds_total"
 ERRORS = "ftrie_errors_total"
 DEGRADED = "ftrie_degraded_total"
@@ -48,6 +54,7 @@ EXPERIMENT_REVISION = "ftrie_experiment_revision"
 EXPERIMENT_REFUSED = "ftrie_experiment_refused"
 RELOADS = "ftrie_reloads_total"
 RELOAD_SECONDS = "ftrie_reload_seconds_total"
+FRESHNESS = "ftrie_freshness_seconds"
 REFUSED_VERSIONS = "ftrie_refused_versions_total"
 STORE_AWAY = "ftrie_store_away"
 ITEMS_KEPT = "ftrie_items_kept"
@@ -67,6 +74,12 @@ FAMILIES = {
     for family in (
         Family(CALL_SECONDS, "histogram", _ANSWER, "Time of a call that was answered, in the handler"),
         Family(CANDIDATES, "counter", _ANSWER, "Candidates of the calls that were answered"),
+        Family(
+            UNKNOWN_USERS,
+            "counter",
+            _ANSWER,
+            "Those answers to a user of whom the model has no key, though the request or the store told who it is",
+        ),
         Family(
             STAGE_SECONDS,
             "counter",
@@ -118,6 +131,13 @@ FAMILIES = {
         Family(EXPERIMENT_REFUSED, "gauge", ("model",), "1 while the store's experiment cannot be used"),
         Family(RELOADS, "counter", ("model", "kind"), "Swaps of what is served, by how it came about"),
         Family(RELOAD_SECONDS, "counter", ("model", "kind"), "Time from fetching to swapping"),
+        Family(
+            FRESHNESS,
+            "histogram",
+            ("model",),
+            "From the arrival of the newest event that a version was learned from to the swap to that version",
+            FRESHNESS_S,
+        ),
         Family(
             REFUSED_VERSIONS,
             "counter",

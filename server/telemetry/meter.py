@@ -16,12 +16,13 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from server.errors import Degradation
-from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT
+from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, SUM, VERSIONS_KEPT
 
 _BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
-CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, BUCKETS_AT = range(5)
+CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, UNKNOWN_AT, BUCKETS_AT = range(6)
 ROW = BUCKETS_AT + len(_BOUNDS_NS) + 1
-"""The length of an answers row: candidates, ns of the call, of the store, of the ranking, then calls by bucket."""
+"""The length of an answers row: candidates, ns of the call, of the store, of the ranking, answers to unknown users,
+then calls by bucket."""
 
 Labels = tuple[str, ...]
 AnswerKey = tuple[str, int, str]
@@ -92,6 +93,8 @@ class Meter:
         ranking_ns: int,
         degraded: Sequence[Degradation],
         request_id: str,
+        *,
+        unknown_user: bool = False,
     ) -> None:
         """Count one answer. `began_ns` is perf_counter_ns at its beginning, the stages are durations."""
         took_ns = perf_counter_ns() - began_ns
@@ -109,6 +112,8 @@ class Meter:
         row[TOOK_AT] += took_ns
         row[STORE_AT] += store_ns
         row[RANKING_AT] += ranking_ns
+        if unknown_user:
+            row[UNKNOWN_AT] += 1
         row[BUCKETS_AT + bisect_left(_BOUNDS_NS, took_ns)] += 1
         mine.busy = False
         if degraded:
@@ -134,6 +139,13 @@ class Meter:
         counts = mine.counts
         counts[key] = counts.get(key, 0) + by
         mine.busy = False
+
+    def observe(self, name: str, *labels: str, value: float) -> None:
+        """Add a value to a histogram of `families`: to the count of its bucket, and to the sum."""
+        bounds = FAMILIES[name].buckets
+        place = bisect_left(bounds, value)
+        self.count(name, *labels, bucket_name(bounds, place))
+        self.count(name, *labels, SUM, by=value)
 
     def gauge(self, name: str, *labels: str, read: Callable[[], float]) -> None:
         """Have `take` report `read()` under this name and labels from now on; it must be quick and not fail."""
@@ -176,10 +188,15 @@ def _add(taken: Taken, answers: dict[AnswerKey, list[int]], counts: dict[tuple[s
         counts[name] = counts.get(name, 0) + number
 
 
+def bucket_name(bounds: Sequence[float], place: int) -> str:
+    """The label `le` of a histogram's bucket: its upper bound, +Inf for the last."""
+    return f"{bounds[place]:g}" if place < len(bounds) else "+Inf"
+
+
 def _known(name: str, labels: Labels) -> str:
-    """`name`, if `families` has it with as many labels: each metric must be documented."""
+    """`name`, if `families` has it with as many labels, one more for a bucket: each metric must be documented."""
     family = FAMILIES.get(name)
-    if family is None or len(family.labels) != len(labels):
+    if family is None or len(family.labels) + bool(family.buckets) != len(labels):
         raise ValueError(f"{name}{labels}: no such metric in server.telemetry.families")
     return name
 

@@ -27,6 +27,8 @@ from server.telemetry.families import (
     READY,
     STAGE_SECONDS,
     STORE_AWAY,
+    SUM,
+    UNKNOWN_USERS,
     WORKER_RESTARTS,
     WORKERS,
     Family,
@@ -37,10 +39,12 @@ from server.telemetry.meter import (
     RANKING_AT,
     STORE_AT,
     TOOK_AT,
+    UNKNOWN_AT,
     Labels,
     Meter,
     Row,
     Totals,
+    bucket_name,
 )
 from server.telemetry.status import SupervisorStatus
 
@@ -66,6 +70,8 @@ class TotalsCollector(Collector):
         for family in FAMILIES.values():
             if family.name == CALL_SECONDS:
                 yield _histogram(family, answers)
+            elif family.kind == "histogram":
+                yield _observed(family, plain.get(family.name, []))
             else:
                 yield _plain(family, _of_answers(family.name, answers) or plain.get(family.name, []))
 
@@ -81,6 +87,8 @@ def _of_answers(name: str, answers: list[tuple[Labels, Row]]) -> list[tuple[Labe
     """The samples of a counter that is kept in the answers' rows."""
     if name == CANDIDATES:
         return [(labels, row[CANDIDATES_AT]) for labels, row in answers]
+    if name == UNKNOWN_USERS:
+        return [(labels, row[UNKNOWN_AT]) for labels, row in answers]
     if name == STAGE_SECONDS:
         return [((*labels, stage), row[at] / NS) for labels, row in answers for stage, at in _STAGES]
     return []
@@ -104,6 +112,22 @@ def _histogram(family: Family, answers: list[tuple[Labels, Row]]) -> Metric:
             below += number
             buckets.append((bound, float(below)))
         metric.add_metric(labels, buckets, row[TOOK_AT] / NS)
+    return metric
+
+
+def _observed(family: Family, samples: list[tuple[Labels, float]]) -> Metric:
+    """A histogram of what `Meter.observe` has counted, whose last label is a bucket or SUM."""
+    metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+    counted: dict[Labels, dict[str, float]] = {}
+    for labels, number in samples:
+        counted.setdefault(labels[:-1], {})[labels[-1]] = number
+    for labels, numbers in counted.items():
+        below, buckets = 0.0, []
+        for place in range(len(family.buckets) + 1):
+            name = bucket_name(family.buckets, place)
+            below += numbers.get(name, 0.0)
+            buckets.append((name, below))
+        metric.add_metric(labels, buckets, numbers.get(SUM, 0.0))
     return metric
 
 

@@ -37,6 +37,9 @@ class ModelStatus:
     """Items that are served though the store, which has lost its data, lacks them."""
     items_refused: bool = False
     """Whether the store's items are refused because all of them would have the same score."""
+    through_us: int = 0
+    """Every event that arrived before this time is in the version's weights: microseconds since 1970 by the store's
+    clock; 0 for a version that was not learned from the store's streams."""
     disk_problem: str = ""
     """Why the last good model could not be written to disk; "" if it was, or if none is kept."""
 

@@ -109,6 +109,7 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
+    versions.audit.write("a test", "activate", 2, 3)
     partition, rounds = store.trainer_lease(shop.NAME, "another", 2), store.rounds(shop.NAME)
     partition.take()
     record = PartitionsRecord(partition.epoch, partitions=2, every_us=60_000_000, spec=shop.spec().to_json())
@@ -289,6 +290,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
         ("report", lambda: list(versions.online.read([MINUTE]))),
         ("experiment", versions.experiment),
         ("dead", lambda: list(whole.store.dead_letters(shop.NAME).latest(5))),
+        ("audit", lambda: versions.audit.read(5)),
         ("gc --dry-run", lambda: versions.gc(2, dry_run=True)),
         ("resume", versions.pin.resume),
         ("train", whole.train),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from server.telemetry.families import BUCKETS_MS, FAMILIES
+from server.telemetry.families import BUCKETS_MS, FAMILIES, FRESHNESS_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/server_metrics.md"
 ROW = re.compile(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| .+ \|$", re.MULTILINE)
@@ -19,6 +19,8 @@ def test_the_document_has_every_metric_with_its_kind_and_labels_in_order() -> No
     assert rows == [(family.name, family.kind, family.labels) for family in FAMILIES.values()]
 
 
-def test_the_document_has_the_bounds_of_the_histogram() -> None:
-    (bounds,) = re.findall(r"buckets end at ([\d., ]+) ms", PAGE.read_text("utf-8"))
-    assert tuple(float(bound) for bound in bounds.split(", ")) == BUCKETS_MS
+def test_the_document_has_the_bounds_of_the_histograms() -> None:
+    (calls,) = re.findall(r"buckets of `ftrie_call_seconds` end at ([\d., ]+) ms", PAGE.read_text("utf-8"))
+    (freshness,) = re.findall(r"those of `ftrie_freshness_seconds` at ([\d., ]+) s", PAGE.read_text("utf-8"))
+    assert tuple(float(bound) for bound in calls.split(", ")) == BUCKETS_MS
+    assert tuple(float(bound) for bound in freshness.split(", ")) == FRESHNESS_S

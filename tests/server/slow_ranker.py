@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -42,6 +43,25 @@ def slow_score(spec: ModelSpec, weights: Weights, example: Mapping[str, Value], 
         if (mask & bits) >> variant & 1:
             total += float(np.float32(weight[variant] if isinstance(weight, tuple) else weight)) * x
     return total
+
+
+def slow_knows_user(spec: ModelSpec, weights: Weights, request: Mapping[str, Value], variant: int) -> bool:
+    """Whether a model knows a user, as docs/server_metrics.md defines it."""
+    plan = FeaturePlan.of(spec)
+    tokens = {field.name: field.tokens(request.get(field.name)) for field in plan.request_fields}
+    terms = [((field,), field.prefix, field.mask) for field in plan.fields if field.spec.main]
+    terms += [(cross.fields, cross.prefix, cross.mask) for cross in plan.crosses]
+    for fields, prefix, mask in terms:
+        if not mask >> variant & 1 or not any(field.side == "user" for field in fields):
+            continue
+        own = [field for field in fields if field.side != "item"]
+        for chosen in itertools.product(*(tokens[field.name] for field in own)):
+            key = prefix + b"*".join(token.text for token in chosen)
+            with_item = any(each.startswith(key + b"*") for each in weights)
+            alone = weights.get(key, (0.0, 0))[1] >> variant & 1 == 1
+            if alone if len(own) == len(fields) else with_item:
+                return True
+    return False
 
 
 def slow_scores(

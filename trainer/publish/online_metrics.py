@@ -1,9 +1,9 @@
 """A model's online metrics in its trainer: sums over closed requests by minute, version and variant.
 
 In: the requests whose join window has closed. Out: the changed cells, written to the store every few seconds as
-absolute numbers. The cells are part of the trainer's checkpoint, together with the offsets in the sources, so a request
-is counted once, also after a crash. Once a minute can no longer change, its versions are added up to one cell for each
-variant: a version a second would fill the store.
+absolute numbers, and totals by variant for the trainer's own metrics. The cells and totals are part of the trainer's
+checkpoint, together with the offsets in the sources, so a request is counted once, also after a crash. Once a minute
+can no longer change, its versions are added up to one cell for each variant: a version a second would fill the store.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MINUTE_US = 60_000_000
 
 _CTR, _CLICKS = SUMS.index("ctr_nano"), SUMS.index("clicks")
 _WITHOUT = SUMS.index("without_ctr")
+NO_VARIANT = ""
+"""Stands for every variant that the spec does not name; no variant of a spec has this name."""
 _COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), CTR: pa.float64()}
 
 Int64s = npt.NDArray[np.int64]
@@ -36,11 +38,16 @@ Int64s = npt.NDArray[np.int64]
 class OnlineAccumulator:
     """Online metrics of one model. For one thread.
 
-    too_late: requests not counted, as they are REMEMBERED_MINUTES or more older than the latest one.
+    too_late: requests that are in no cell, as they are REMEMBERED_MINUTES or more older than the latest one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, variants: Sequence[str] = ()) -> None:
+        """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT."""
         self.too_late = 0
+        self._totals = {name: _zeros() for name in variants}
+        # The sums of all cells, kept up to date: there may be a version a second in each of REMEMBERED_MINUTES.
+        self._recent = {name: _zeros() for name in variants}
+        self._known = frozenset(variants)
         self._cells: dict[Cell, Int64s] = {}
         self._unwritten: set[Cell] = set()
         self._is_restored = False
@@ -54,6 +61,7 @@ class OnlineAccumulator:
             return
         requests = ClosedRequests.of(joined.closed, rows)
         self._add_evidence(requests)
+        self._add_totals(requests)
         cells, sums = _by_cell(requests.only(self._in_time(requests.minute)))
         for cell, added in zip(cells, sums, strict=True):
             self._add(cell, added)
@@ -68,13 +76,17 @@ class OnlineAccumulator:
         return len(changed)
 
     def take(self) -> dict[str, npt.NDArray[Any]]:
-        """All of it as `state` gives it, for another partition's `absorb`; the sums here start at 0 again."""
+        """All of it as `state` gives it, for another partition's `absorb`; all but `totals` starts at 0 again."""
         taken = self.state()
         self._cells, self._versions, self._unwritten = {}, {}, set()
+        self._recent = {name: _zeros() for name in self._known}
         return taken
 
     def absorb(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add what another partition has taken; requests of minutes that are forgotten here are too late."""
+        """Add what another partition has taken; requests of minutes that are forgotten here are too late.
+
+        Not to `totals`, which the other partition keeps.
+        """
         other = OnlineAccumulator()
         other.restore(state)
         self._latest = max(self._latest, other._latest)
@@ -95,35 +107,48 @@ class OnlineAccumulator:
         }
 
     def totals(self) -> dict[str, OnlineSums]:
-        """Sums by variant, over the last REMEMBERED_MINUTES."""
-        totals: dict[str, OnlineSums] = {}
-        for (_, _, variant), sums in self._cells.items():
-            totals[variant] = totals.get(variant, OnlineSums()) + _record(sums)
-        return totals
+        """Sums by variant over all requests closed here since the first run, also the late ones."""
+        return {name: _record(sums) for name, sums in self._totals.items()}
+
+    def recent(self) -> dict[str, OnlineSums]:
+        """Sums by variant over the last REMEMBERED_MINUTES."""
+        return {name: _record(sums) for name, sums in self._recent.items()}
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """All of it as arrays, for a checkpoint."""
-        cells = sorted(self._cells)
-        names = [variant.encode("utf-8", "surrogateescape") for _, _, variant in cells]
+        cells, totals = sorted(self._cells), sorted(self._totals)
+        names, lengths = _packed([variant for _, _, variant in cells])
+        total_names, total_lengths = _packed(totals)
         versions = sorted(self._versions)
         return {
             "places": np.array([cell[:2] for cell in cells], np.int64).reshape(-1, 2),
-            "names": np.frombuffer(b"".join(names), np.uint8).copy(),
-            "lengths": np.array([len(name) for name in names], np.int64),
+            "names": names,
+            "lengths": lengths,
             "sums": np.array([self._cells[cell] for cell in cells], np.int64).reshape(-1, len(SUMS)),
+            "total_names": total_names,
+            "total_lengths": total_lengths,
+            "totals": np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS)),
             "versions": np.array(versions, np.int64),
             "evidence": np.array([self._versions[each] for each in versions], np.int64).reshape(-1, 2),
             "head": np.array([self._latest, self.too_late], np.int64),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore `state`. All its minutes are written again, which undoes what was written after it."""
-        ends = np.cumsum(state["lengths"])
-        names = state["names"].tobytes()
-        variants = [names[end - size : end] for end, size in zip(ends, state["lengths"], strict=True)]
-        places = zip(state["places"].tolist(), variants, strict=True)
-        cells = [(m, v, name.decode("utf-8", "surrogateescape")) for (m, v), name in places]
+        """Restore `state`. All its minutes are written again, which undoes what was written after it.
+
+        In a checkpoint of an earlier ftrie there are no totals: they start with the sums of its cells.
+        """
+        variants = _unpacked(state["names"], state["lengths"])
+        cells = [(m, v, name) for (m, v), name in zip(state["places"].tolist(), variants, strict=True)]
         self._cells = dict(zip(cells, state["sums"].copy(), strict=True))
+        self._recent = {name: _zeros() for name in self._known}
+        for (_, _, variant), sums in self._cells.items():
+            self._add_to(self._recent, variant, sums)
+        if "totals" in state:
+            names = _unpacked(state["total_names"], state["total_lengths"])
+            self._totals |= dict(zip(names, state["totals"].copy(), strict=True))
+        else:
+            self._totals = {name: sums.copy() for name, sums in self._recent.items()}
         self._unwritten = set(cells)
         self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
@@ -141,6 +166,18 @@ class OnlineAccumulator:
         before = self._cells.get(cell)
         self._cells[cell] = added if before is None else before + added
         self._unwritten.add(cell)
+        self._add_to(self._recent, cell[2], added)
+
+    def _add_to(self, by_variant: dict[str, Int64s], variant: str, sums: Int64s) -> None:
+        """Add to the sums of a variant of the spec, or to those of NO_VARIANT."""
+        name = variant if variant in self._known else NO_VARIANT
+        by_variant[name] = by_variant[name] + sums if name in by_variant else sums
+
+    def _add_totals(self, requests: ClosedRequests) -> None:
+        sums = np.zeros((len(requests.variants), len(SUMS)), np.int64)
+        np.add.at(sums, requests.variant, requests.sums)
+        for variant, added in zip(requests.variants, sums, strict=True):
+            self._add_to(self._totals, variant, added)
 
     def _add_evidence(self, requests: ClosedRequests) -> None:
         """Add the requests whose clicks were predicted for every item."""
@@ -166,7 +203,7 @@ class OnlineAccumulator:
         gone = sorted(cell for cell in self._cells if cell[0] <= oldest)
         store.write(_without_versions({cell: _record(self._cells[cell]) for cell in gone}), whole=True)
         for cell in gone:
-            del self._cells[cell]
+            self._add_to(self._recent, cell[2], -self._cells.pop(cell))
 
 
 def _without_versions(cells: Mapping[Cell, OnlineSums]) -> dict[Cell, OnlineSums]:
@@ -192,6 +229,24 @@ def _by_cell(requests: ClosedRequests) -> tuple[list[Cell], Int64s]:
     minute, version = np.divmod(above, versions.size)
     found = zip(minutes[minute].tolist(), versions[version].tolist(), variant.tolist(), strict=True)
     return [(m, v, requests.variants[name]) for m, v, name in found], sums
+
+
+def _zeros() -> Int64s:
+    return np.zeros(len(SUMS), np.int64)
+
+
+def _packed(names: Sequence[str]) -> tuple[npt.NDArray[np.uint8], Int64s]:
+    """Texts as two arrays: their bytes end to end, and the length of each."""
+    encoded = [name.encode("utf-8", "surrogateescape") for name in names]
+    lengths = np.array([len(name) for name in encoded], np.int64)
+    return np.frombuffer(b"".join(encoded), np.uint8).copy(), lengths
+
+
+def _unpacked(data: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
+    """Read back what `_packed` made."""
+    whole, ends = data.tobytes(), np.cumsum(lengths)
+    texts = [whole[end - size : end] for end, size in zip(ends, lengths, strict=True)]
+    return [text.decode("utf-8", "surrogateescape") for text in texts]
 
 
 def _record(sums: Int64s) -> OnlineSums:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,8 +27,9 @@ from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
+from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
@@ -61,7 +62,8 @@ class Evaluation:
 
     variants: metrics of the calibrated click rates; predicted: those before calibration, None if the model is not
     calibrated; uncertainty: the mean by variant, empty if the model's learning rates are unknown; requests: None if
-    rows have no request; report: None unless diagnostics were asked for.
+    rows have no request; report: None unless diagnostics were asked for; slices: the metrics of the values of each
+    slice; bins: of each variant, rows with similar predictions, the lowest first.
     """
 
     rows: int
@@ -73,6 +75,8 @@ class Evaluation:
     uncertainty: dict[str, float]
     requests: RequestReport | None
     report: ModelReport | None = None
+    slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
+    bins: dict[str, list[Bin]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -85,6 +89,7 @@ def evaluate(
     predictions: PredictionFile | None = None,
     diagnostics: DiagnosticsOptions | None = None,
     without: Sequence[str] = (),
+    sliced: Sequence[str] = (),
     threads: int | None = None,
     output: Output = SILENT,
 ) -> Evaluation:
@@ -92,7 +97,8 @@ def evaluate(
 
     k: NDCG's; position: the column with a row's position in its request, to judge the order shown, which events have
     (`items[].position`); predictions: where to write each row's scores; diagnostics: what to report besides; without:
-    fields and crosses to score without, whose columns may be missing. Raises SpecError if the model's spec does not fit
+    fields and crosses to score without, whose columns may be missing; sliced: slices, as in training, whose values get
+    all metrics. Raises SpecError if the model's spec does not fit
     the log, InputError if the log cannot be read to its end.
     """
     scorer = Scorer(artefact)
@@ -109,7 +115,8 @@ def evaluate(
         ids = tuple(predictions.ids.values()) if predictions is not None else ()
         maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None, ids)
         diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
-        totals = _Totals(scorer, maker, k, position is not None, diagnosing)
+        slices = [Slice.of(name, maker.plan) for name in dict.fromkeys(sliced)]
+        totals = _Totals(scorer, maker, k, position is not None, diagnosing, slices)
         timestamp = opened.spec.input.timestamp if diagnostics is not None else None
         batches = opened.batches([name for name in (position, timestamp, *ids) if name is not None])
         with (
@@ -279,9 +286,10 @@ class _Totals:
         k: int,
         judges_shown: bool,
         diagnostics: Diagnostics | None,
+        slices: Sequence[Slice],
     ) -> None:
         self._diagnostics = diagnostics
-        self.metrics = ProgressiveMetrics(scorer.variants)
+        self.metrics = ProgressiveMetrics(scorer.variants, slices=slices)
         self._scorer = scorer
         self._raw = ProgressiveMetrics(scorer.variants) if scorer.artefact.calibration is not None else None
         self._uncertainty = np.zeros(len(scorer.variants))
@@ -330,6 +338,8 @@ class _Totals:
             predicted=self._raw.summary() if self._raw is not None else None,
             uncertainty=uncertainty,
             requests=requests,
+            slices=self.metrics.slices(),
+            bins=self.metrics.reliability(),
         )
 
     def _orders(self, examples: ScoredExamples) -> Array:

@@ -22,6 +22,7 @@ class Family(NamedTuple):
     help: str
 
 
+_VARIANT = ("variant",)
 FAMILIES = (
     Family("ftrie_trainer_events_total", "counter", ("kind",), "events taken, by kind"),
     Family("ftrie_trainer_join_total", "counter", ("what",), "events by outcome in the join"),
@@ -81,6 +82,22 @@ FAMILIES = (
         ("partition",),
         "how long a partition has waited for the others at the end of its round; 0 while it learns",
     ),
+    Family(
+        "ftrie_trainer_requests_total",
+        "counter",
+        _VARIANT,
+        "requests whose join window has closed, by variant",
+    ),
+    Family("ftrie_trainer_impressions_total", "counter", _VARIANT, "items that they showed"),
+    Family("ftrie_trainer_clicks_total", "counter", _VARIANT, "items that were clicked"),
+    Family("ftrie_trainer_conversions_total", "counter", _VARIANT, "items that were converted"),
+    Family("ftrie_trainer_ctr", "gauge", _VARIANT, "clicks an impression, over the last 120 minutes"),
+    Family(
+        "ftrie_trainer_calibration",
+        "gauge",
+        _VARIANT,
+        "predicted clicks a click, over the same minutes; 1 is right",
+    ),
 )
 _EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
@@ -124,7 +141,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 def _samples(status: Status) -> dict[str, list[Sample]]:
-    lags = status.lags.items()
+    lags, outcomes = status.lags.items(), status.outcomes.items()
     return {
         "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _EVENT_KINDS.items()],
         "ftrie_trainer_join_total": [
@@ -152,6 +169,14 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_waiting_seconds": [((status.partition,), status.waiting_s)]
         if status.partition
         else [],
+        "ftrie_trainer_requests_total": [((name,), each.requests) for name, each in outcomes],
+        "ftrie_trainer_impressions_total": [((name,), each.impressions) for name, each in outcomes],
+        "ftrie_trainer_clicks_total": [((name,), each.clicks) for name, each in outcomes],
+        "ftrie_trainer_conversions_total": [((name,), each.conversions) for name, each in outcomes],
+        "ftrie_trainer_ctr": [((name,), each.ctr) for name, each in outcomes if each.ctr is not None],
+        "ftrie_trainer_calibration": [
+            ((name,), each.calibration) for name, each in outcomes if each.calibration is not None
+        ],
     }
 
 

@@ -381,6 +381,11 @@ class RoundLoop(EventLoop):
         return time.monotonic() - self._complete_s if self._mine is not None else 0.0
 
     @property
+    def publishes(self) -> bool:
+        """True for partition 1, which writes what all partitions have learned and counted."""
+        return self._partners.publishes
+
+    @property
     def partition(self) -> str:
         """The partition, as `2/3`."""
         return str(self._partners.share)

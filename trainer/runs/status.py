@@ -11,9 +11,38 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from model_store.errors import shown
+from model_store.versions.online_metrics import CTR_UNIT, OnlineSums
 from trainer.events.events import Lag
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.runs.stream import Counts
+
+
+@dataclass(frozen=True)
+class VariantOutcome:
+    """What users did with one variant's answers, over requests whose join window has closed.
+
+    requests, impressions (items shown), clicks, conversions: since the first run. ctr, calibration: over the minutes
+    that the online metrics remember; clicks an impression, None without impressions; predicted clicks a click, None
+    without clicks or if an item had no ctr.
+    """
+
+    requests: int
+    impressions: int
+    clicks: int
+    conversions: int
+    ctr: float | None
+    calibration: float | None
+
+    @classmethod
+    def of(cls, totals: OnlineSums, recent: OnlineSums | None) -> VariantOutcome:
+        """recent: None where the recent minutes are another trainer's."""
+        ctr = calibration = None
+        if recent is not None and recent.shown:
+            ctr = recent.clicks / recent.shown
+        if recent is not None and recent.clicks and not recent.without_ctr:
+            calibration = recent.ctr_nano * CTR_UNIT / recent.clicks
+        counts = totals.requests, totals.shown, totals.clicks, totals.conversions
+        return cls(*counts, ctr, calibration)
 
 
 @dataclass(frozen=True)
@@ -28,7 +57,7 @@ class Status:
     than --max-lag. normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is
     published. partition: as `2/3`, empty for a trainer that learns all; round: the one it learns; waiting_s: how long
     it has waited there for other partitions. warnings: present problems. variants: metrics over all examples, in the
-    last status only.
+    last status only. outcomes: by variant of the spec, of the answers whose requests this trainer has closed.
     """
 
     model: str
@@ -58,13 +87,16 @@ class Status:
     waiting_s: float = 0.0
     warnings: tuple[str, ...] = ()
     variants: dict[str, VariantMetrics] = field(default_factory=dict)
+    outcomes: dict[str, VariantOutcome] = field(default_factory=dict)
     ended: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form."""
         lags = {name: vars(lag) for name, lag in self.lags.items()}
         variants = {name: metrics.as_dict() for name, metrics in self.variants.items()}
-        return {**vars(self), "lags": lags, "warnings": list(self.warnings), "variants": variants}
+        outcomes = {name: vars(outcome) for name, outcome in self.outcomes.items()}
+        more = {"lags": lags, "warnings": list(self.warnings), "variants": variants, "outcomes": outcomes}
+        return {**vars(self), **more}
 
     def line(self) -> str:
         """One line for the terminal."""

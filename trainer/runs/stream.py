@@ -144,7 +144,7 @@ class EventLoop:
         self.segments = segments
         self.dead_letters = dead_letters
         self.counts = counts or Counts()
-        self.online = online or OnlineAccumulator()
+        self.online = online or OnlineAccumulator(tuple(model.spec.variants))
         self.merger = merger
         self._events = EventRows(merger, join, segments, model.spec)
         self._on_joined = on_joined

@@ -41,7 +41,7 @@ from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.resume import initial_model, layout_error, resumed_spec, start_model
 from trainer.runs.rounds import Partners, RoundLoop
 from trainer.runs.signals import StopRequest
-from trainer.runs.status import IdleWatch, Status
+from trainer.runs.status import IdleWatch, Status, VariantOutcome
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
 
@@ -429,9 +429,19 @@ class StreamRun:
             normalized_entropy=model.warnings.normalized_entropy,
             withheld=pacer.publisher.withheld if pacer is not None else "",
             variants=model.metrics.summary() if ended else {},
+            outcomes=self._outcomes(),
             ended=ended,
             **self._of_partition(),
         )
+
+    def _outcomes(self) -> dict[str, VariantOutcome]:
+        """By variant. The recent figures are in the online metrics of the whole model, which partition 1 writes."""
+        loop, recent = self._loop, self._loop.online.recent()
+        writes = not isinstance(loop, RoundLoop) or loop.publishes
+        return {
+            name: VariantOutcome.of(totals, recent.get(name) if writes else None)
+            for name, totals in loop.online.totals().items()
+        }
 
     def _of_partition(self) -> dict[str, Any]:
         loop = self._loop

@@ -52,6 +52,7 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     store.records.item_changes.state()  # gives the data its epoch
     store.client.incr("ftrie:items:generation")
     ads.guard.watch(1, 0)
+    assert ads.audit.write("a tool", "activate", 1, 2)
     ads.online.write({(1, 1, "base"): OnlineSums(requests=1)})
     loop_written(store)
     seen = set()

@@ -20,8 +20,8 @@ from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker, Ranking
 from tests.matrix import examples
-from tests.server.ranked import ranked
-from tests.server.slow_ranker import Weights, artefact_of, slow_scores
+from tests.server.ranked import options_of, ranked
+from tests.server.slow_ranker import Weights, artefact_of, slow_knows_user, slow_scores
 
 FIELDS = {
     "age": {"side": "user"},
@@ -133,6 +133,25 @@ def test_scores_and_order_equal_the_slow_ranker(
 
     spelled = ranked(ranker, request, [], records, variant, top_k)
     assert (spelled.ids, spelled.score) == (found.ids, found.score), "spelled out, bit for bit the same"
+
+
+@examples(200)
+@given(questions(), st.integers(0, VARIANTS - 1))
+def test_a_user_is_known_by_any_key_of_theirs_whichever_way_candidates_are_ranked(
+    question: tuple[ModelSpec, Weights, dict[str, Value], list[dict[str, Value]]], variant: int
+) -> None:
+    spec, weights, request, items = question
+    plan = FeaturePlan.of(spec)
+    made = {key for item in [*items, {}] for key, _, _ in plan.keys({**request, **item})}
+    weights = {key: entry for key, entry in weights.items() if key in made}
+    model = Model.build(artefact_of(spec, weights), 1)
+    records = [(str(index), item) for index, item in enumerate(items)]
+    ranker = Ranker(model, Catalogue.build(model.plan, records))
+    expected = slow_knows_user(spec, weights, request, variant)
+    for ids in ([item_id for item_id, _ in records], ["of whom nothing is known"]):
+        assert ranked(ranker, request, ids, [], variant).knows_user == expected
+        for others in ({"shadows": [0, 1, 2]}, {"options": options_of(objective="uncertainty")}):
+            assert ranked(ranker, request, ids, [], variant, **others).knows_user == expected
 
 
 SHOP = {

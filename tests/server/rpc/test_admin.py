@@ -134,6 +134,14 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
         eventually(lambda: version() == 1)
         assert admin.roll_back("shop", second).version == second
         assert admin.reload().model.version == second
+    audited = shop_store.model(shop.NAME).audit.read()
+    assert [(each.action, each.before, each.after) for each in audited] == [
+        ("rollback", "1", str(second)),
+        ("rollback", str(second), "1"),
+        ("activate", "1", str(second)),
+    ]
+    assert {each.tool for each in audited} == {"admin service"}
+    assert all("127.0.0.1" in each.who for each in audited)
     assert [line["call"] for line in served.log() if line["event"] == "admin call"] == [
         "ActivateVersion",
         "RollBack",
@@ -165,7 +173,7 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
 
 @pytest.mark.slow
 def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
-    admin: AdminClient, served: Served, eventually: Eventually
+    admin: AdminClient, served: Served, shop_store: Store, eventually: Eventually
 ) -> None:
     assert not admin.experiment().HasField("experiment")
     wanted = pb.Experiment(shares={"plain": 1.0}, pins={"me": "base"}, salt="autumn", shadows=["base"])
@@ -185,6 +193,7 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
         stop = pb.Experiment(state=pb.EXPERIMENT_STATE_STOPPED, winner="base")
         assert admin.update_experiment(stop, expected_revision=1).experiment.revision == 2
         eventually(lambda: client.rank(cookie="anybody", candidates=["item-1"]).variant == "base")
+    assert [each.action for each in shop_store.model(shop.NAME).audit.read()] == ["stop", "shares"]
 
 
 @pytest.mark.slow

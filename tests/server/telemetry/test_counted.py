@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.store import Store
-from server.telemetry.families import DEGRADED, ERRORS, USER_CACHE
+from server.telemetry.families import DEGRADED, ERRORS, FRESHNESS, UNKNOWN_USERS, USER_CACHE
 from server.telemetry.prometheus import registry
 from tests.server import shop
 from tests.server.one_process import Server
@@ -49,6 +51,63 @@ def test_users_are_counted_by_where_they_came_from(
         client.rank(cookie="u1", candidates=["item-1"])
     eventually(lambda: count(server, USER_CACHE, result="hit") == 2)
     assert count(server, USER_CACHE, result="miss") == 1
+
+
+KNOWN: tuple[dict[str, Any], ...] = (
+    {"cookie": "u1"},  # by the store's record
+    {"cookie": "nobody", "user": {"age": "20"}},
+    {"user": {"likes": ["red"]}},
+    {},  # says nothing of a user
+    {"context": {"distance": 2.5}},
+)
+UNKNOWN: tuple[dict[str, Any], ...] = (
+    {"cookie": "nobody"},
+    {"user": {"age": "99"}},
+    {"cookie": "nobody", "user": {"age": "99", "likes": ["mauve"]}, "context": {"distance": 2.5}},
+)
+
+
+@pytest.mark.parametrize("more", [{}, {"objective": "ctr * price"}], ids=["best", "objective"])
+def test_answers_are_counted_whose_user_has_no_key_in_the_model(
+    server: Server, client: Client, eventually: Eventually, more: dict[str, str]
+) -> None:
+    candidates = list(shop.ITEMS)
+    for said in (*KNOWN, *UNKNOWN):
+        client.rank(candidates=candidates, variant="base", **said, **more)
+    client.rank(candidates=candidates, variant="plain", **UNKNOWN[0], **more)
+    client.explain(candidates=candidates[:2], variant="base", **UNKNOWN[0])
+    eventually(lambda: count(server, "ftrie_call_seconds_count") == len(KNOWN) + len(UNKNOWN) + 1)
+    assert count(server, UNKNOWN_USERS, model=shop.NAME, version="1", variant="base") == len(UNKNOWN)
+    assert count(server, UNKNOWN_USERS, model=shop.NAME, version="1", variant="plain") == 1
+
+
+def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
+    server: Server, store: Store, eventually: Eventually
+) -> None:
+    versions = store.model(shop.NAME)
+
+    def serve(seed: int, through_us: int | None) -> None:
+        version = versions.publish(shop.artefact(seed), through_us=through_us)
+        versions.activate(version)
+        eventually(
+            lambda: (server.status()[0].version, server.status()[0].through_us) == (version, through_us or 0)
+        )
+
+    def observed(what: str) -> float:
+        server.totals.add("supervisor", server.meter.take())
+        return count(server, f"{FRESHNESS}_{what}", model=shop.NAME)
+
+    assert server.status()[0].through_us == 0
+    now_us = time.time_ns() // 1000
+    serve(2, now_us - 40_000_000)
+    assert observed("count") == 1  # the shop's first model was not learned from a stream
+    assert 40.0 <= observed("sum") < 60.0
+    serve(3, now_us - 50_000_000)  # nothing newer in it
+    serve(4, None)
+    assert observed("count") == 1
+    serve(5, now_us - 5_000_000)
+    assert observed("count") == 2
+    assert 45.0 <= observed("sum") < 75.0
 
 
 def test_what_is_degraded_is_counted_by_part(

@@ -18,6 +18,7 @@ from server.telemetry.families import (
     DEGRADED,
     ERRORS,
     FAMILIES,
+    FRESHNESS,
     IN_PROGRESS,
     OLDER,
     USER_CACHE,
@@ -114,6 +115,20 @@ def test_buckets_add_up_to_the_count_and_hold_the_slow_ones_too() -> None:
     found = samples(totals)
     assert found["ftrie_call_seconds_bucket", ("shop", "1", "plain", "+Inf")] == 1
     assert found["ftrie_call_seconds_bucket", ("shop", "1", "plain", "2.5")] == 0
+
+
+def test_what_was_observed_is_in_its_bucket_and_in_the_sum_of_all_processes() -> None:
+    totals = Totals()
+    for source, values in (("w1", (0.05, 0.1, 700.0)), ("w2", (0.2,))):
+        meter = Meter()
+        for value in values:
+            meter.observe(FRESHNESS, "shop", value=value)
+        totals.add(source, over_json(meter.take()))
+    found = samples(totals)
+    buckets = [found[f"{FRESHNESS}_bucket", ("shop", bound)] for bound in ("0.1", "0.25", "600", "+Inf")]
+    assert buckets == [2, 3, 3, 4]
+    assert found[f"{FRESHNESS}_count", ("shop",)] == 4
+    assert found[f"{FRESHNESS}_sum", ("shop",)] == pytest.approx(700.35)
 
 
 def test_a_metric_that_no_document_names_cannot_be_reported() -> None:

@@ -159,7 +159,7 @@ def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Stor
     assert online.flush(metrics) > 0
     assert online.flush(metrics) == 0
     key = store.model("ads").keys.online(NOW_US // MINUTE_US)
-    assert 7 * 86_400 < store.client.ttl(key) <= 8 * 86_400
+    assert 30 * 86_400 < store.client.ttl(key) <= 31 * 86_400
 
 
 def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> None:
@@ -284,3 +284,56 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named(store: Store) -> Non
     assert list(ads.online.read([7])) == []
     (text,) = told
     assert re.search(r"ftrie:\{ads\}:online:7.*damaged.*left out", text)
+
+
+def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tuple[int, int, int, int]]:
+    """Requests, items shown, clicks and conversions by variant, one request after another."""
+    found = dict.fromkeys(known, (0, 0, 0, 0))
+    for each in requests:
+        name = each["variant"] if each["variant"] in known else ""
+        more = (1, len(each["ctr"]), each["clicks"], each["conversions"])
+        found[name] = tuple(a + b for a, b in zip(found.get(name, (0, 0, 0, 0)), more, strict=True))  # type: ignore[assignment]
+    return found
+
+
+def counted(sums: dict[str, OnlineSums]) -> dict[str, tuple[int, int, int, int]]:
+    return {name: each.numbers()[:4] for name, each in sums.items()}  # type: ignore[misc]
+
+
+def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(
+    tmp_path: Path, store: Store
+) -> None:
+    known = ("base", "a:b", "silent")
+    first, late = drawn(200, seed=15), drawn(20, seed=16)
+    online = added(OnlineAccumulator(known), first, tmp_path / "a")
+    assert counted(online.totals()) == by_variant(first, known)
+    added(online, later(first[:1], 3 * REMEMBERED_MINUTES), tmp_path / "b")
+    online.flush(store.model("ads").online)  # the minutes before are forgotten
+    added(online, late, tmp_path / "c")  # too late for a cell
+    again = OnlineAccumulator(known)
+    again.restore({name: array.copy() for name, array in online.state().items()})
+    requests = [*first, *first[:1], *late]
+    assert counted(again.totals()) == by_variant(requests, known)
+    assert counted(again.recent()) == {"": (0, 0, 0, 0)} | by_variant(first[:1], known)
+    added(again, first, tmp_path / "d")
+    assert counted(again.totals()) == by_variant([*requests, *first], known)
+
+
+def test_a_checkpoint_without_totals_starts_them_with_the_minutes_it_has(tmp_path: Path) -> None:
+    requests, known = drawn(100, seed=17), ("base",)
+    state = added(OnlineAccumulator(known), requests, tmp_path).state()
+    again = OnlineAccumulator(known)
+    again.restore({name: array for name, array in state.items() if not name.startswith("total")})
+    assert again.totals() == again.recent()
+    assert counted(again.totals()) == by_variant(requests, known)
+
+
+def test_totals_stay_with_the_partition_that_closed_the_requests(tmp_path: Path) -> None:
+    requests, known = drawn(100, seed=18), ("base", "a:b", "ü")
+    first = added(OnlineAccumulator(known), requests[:60], tmp_path / "a")
+    second = added(OnlineAccumulator(known), requests[60:], tmp_path / "b")
+    first.absorb(second.take())
+    assert counted(first.totals()) == by_variant(requests[:60], known)
+    assert counted(second.totals()) == by_variant(requests[60:], known)
+    assert counted(first.recent()) == by_variant(requests, known)
+    assert counted(second.recent()) == by_variant([], known)

@@ -248,6 +248,13 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
     assert sum(status["dead_letters"] for status in last) == len(bad)
     assert all(status["dead_letters"] for status in last)
     assert online_cells(store) == cells
+    first, second = (status["outcomes"] for status in last)
+    assert any(whole["clicks"] for whole in one["outcomes"].values())
+    for name, whole in one["outcomes"].items():
+        for count in ("requests", "impressions", "clicks", "conversions"):
+            assert sum(each[name][count] for each in (first, second) if name in each) == whole[count]
+        assert (first[name]["ctr"], first[name]["calibration"]) == (whole["ctr"], whole["calibration"])
+        assert name not in second or second[name]["ctr"] is second[name]["calibration"] is None
 
 
 def online_cells(store: Store) -> dict[bytes, Any]:

@@ -32,6 +32,7 @@ from trainer.learn.metrics.metrics_kernels import (
     close_cluster,
 )
 from trainer.learn.metrics.records import (
+    Bin,
     Detail,
     End,
     GroupMetrics,
@@ -227,6 +228,11 @@ class ProgressiveMetrics:
         """The sums of all rows so far, to be added to those of other rows."""
         return Group.of(self._tally)
 
+    def reliability(self) -> dict[str, list[Bin]]:
+        """Of each variant, rows with similar predictions, the lowest first."""
+        histograms = zip(self.variants, self._tally.positives[0], self._tally.negatives[0], strict=True)
+        return {name: reliability(clicked, other) for name, clicked, other in histograms}
+
     def slices(self) -> dict[str, list[SliceMetrics]]:
         """The metrics of each value of each slice, by the slice's name."""
         return self._slices.metrics() if self._slices is not None else {}
@@ -309,12 +315,7 @@ class ProgressiveMetrics:
         )
 
     def _detail(self) -> Detail:
-        histograms = zip(self.variants, self._tally.positives[0], self._tally.negatives[0], strict=True)
-        return Detail(
-            rows=self.rows,
-            reliability={name: reliability(clicked, other) for name, clicked, other in histograms},
-            slices=self.slices(),
-        )
+        return Detail(rows=self.rows, reliability=self.reliability(), slices=self.slices())
 
 
 def group_of(predictions: Predictions, variants: int) -> Group:

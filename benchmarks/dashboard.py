@@ -1,0 +1,114 @@
+"""The dashboard's first view: a model of a million keys and 31 days of minutes, in a browser that has nothing yet.
+
+Each page is opened in a new, empty window of a headless Chromium, and the time is from the request for the page to the
+moment when its figures and its first chart, or for the features the branches, are there.
+
+    python -m benchmarks.dashboard
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.common import ROUNDS, Spread, report
+from benchmarks.rank_model import NAME, artefact, with_own_weights
+from model_store.store import Store
+from model_store.versions.online_metrics import KEPT_S, OnlineSums
+
+VARIANTS = 2
+SEEN = {
+    "/": (".tile", "svg.marks"),
+    "/?hours=744": (".tile", "svg.marks"),
+    "/models": (".tile", "td"),
+    "/features": (".branches button", "svg.marks"),
+}
+"""What is there once a page is seen."""
+COLUMNS = ("page", "seconds", "fastest", "slowest")
+
+
+def fill(url: str) -> None:
+    """Publish the model, and write a cell for every minute and variant that a store keeps."""
+    draw, now = random.Random(1), int(time.time()) // 60
+    with Store.open(url) as store:
+        versions = store.model(NAME)
+        versions.publish_and_activate(with_own_weights(artefact(), VARIANTS))
+        minutes = range(now - KEPT_S // 60 + 10, now)
+        for begin in range(0, len(minutes), 5_000):
+            cells = {
+                (minute, 1, f"v{number}"): _sums(draw)
+                for minute in minutes[begin : begin + 5_000]
+                for number in range(VARIANTS)
+            }
+            versions.online.write(cells)
+
+
+def _sums(draw: random.Random) -> OnlineSums:
+    requests, clicks = draw.randrange(500, 600), draw.randrange(300, 500)
+    return OnlineSums(requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks)
+
+
+def first_views(url: str) -> dict[str, list[float]]:
+    """Seconds to the first view of each page, ROUNDS times, the pages in turn."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, list[float]] = {page: [] for page in SEEN}
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for _ in range(ROUNDS):
+            for page, wanted in SEEN.items():
+                context = browser.new_context(viewport={"width": 1440, "height": 900})
+                window = context.new_page()
+                began = time.perf_counter()
+                window.goto(url + page.lstrip("/"), wait_until="commit")
+                for each in wanted:
+                    window.wait_for_selector(each, state="attached", timeout=60_000)
+                found[page].append(time.perf_counter() - began)
+                context.close()
+        browser.close()
+    return found
+
+
+def main() -> None:
+    """Measure and report."""
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        store = f"embedded:{folder}"
+        with Store.open(store):
+            fill(store)
+            words: list[Any] = [
+                sys.executable,
+                "-m",
+                "ftrie",
+                "dashboard",
+                NAME,
+                "--store",
+                store,
+                "--port",
+                "0",
+                "--json",
+            ]
+            began = time.perf_counter()
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            started = time.perf_counter() - began
+            try:
+                time.sleep(15)  # the feed reads the older minutes
+                views = first_views(ready["url"])
+            finally:
+                process.terminate()
+                process.wait()
+    spreads = {page: Spread.of(seconds) for page, seconds in views.items()}
+    rows = [(page, each.median, each.low, each.high) for page, each in spreads.items()]
+    report("dashboard", f"First view of the dashboard, ready {started:.1f} s after its start", COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""`ftrie dashboard`: the flags. ftrie.dashboard.app serves the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, json_output, note, print_json
+from model_store.errors import UsageError
+
+if TYPE_CHECKING:
+    from ftrie.dashboard.app import DashboardOptions
+
+HOST = "127.0.0.1"
+EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert", "altair")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie dashboard`."""
+    app.command("dashboard", epilog="Example: ftrie dashboard --server 127.0.0.1:9464 --open")(dashboard)
+
+
+def dashboard(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="The model shown first; default: the first by name."),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Listen here; others than this machine need --password-file and TLS."
+        ),
+    ] = HOST,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free one.")] = 8600,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A server's --metrics-port, for the page of the system; repeatable."
+        ),
+    ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="A trainer's --metrics-port, likewise; repeatable."),
+    ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="A labelled log for slices; default: the latest impressions; repeatable."
+        ),
+    ] = None,
+    effect: Annotated[
+        float, typer.Option(min=1e-6, max=10.0, metavar="X", help="The relative change of the CTR to detect.")
+    ] = 0.05,
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes", help="Let viewers change shares, pin, promote, activate and roll back."
+        ),
+    ] = False,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Viewers sign in with the password in this file's first line."),
+    ] = None,
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve TLS with this certificate, PEM.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show experiments, models, learning, features, rankings and the system in a browser, as they are now.
+
+    Read only without --allow-changes. Ctrl-C ends it. Needs the extra `dashboard`.
+    """
+    options, run = options_and_run()
+
+    def ready(url: str) -> None:
+        if json_output():
+            print_json({"event": "ready", "url": url})
+        else:
+            note(f"the dashboard is at {url}; Ctrl-C ends it")
+
+    run(
+        options(
+            store=store,
+            host=host,
+            port=port,
+            model=model,
+            servers=tuple(server or ()),
+            trainers=tuple(trainer or ()),
+            logs=tuple(log or ()),
+            allow_changes=allow_changes,
+            effect=effect,
+            password=None if password_file is None else _password(password_file),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            open_browser=open_browser,
+        ),
+        ready,
+    )
+
+
+def options_and_run() -> tuple[
+    type[DashboardOptions], Callable[[DashboardOptions, Callable[[str], None]], None]
+]:
+    """What starts a dashboard. Raises UsageError if the extra is not installed."""
+    try:
+        from ftrie.dashboard.app import DashboardOptions, run
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in EXTRA:
+            raise
+        raise UsageError(
+            "the dashboard needs the extra `dashboard`: pip install 'ftrie[dashboard]'"
+        ) from error
+    return DashboardOptions, run
+
+
+def _password(path: Path) -> str:
+    lines = path.read_text("utf-8").splitlines()
+    if not lines or not lines[0].strip():
+        raise UsageError(f"--password-file {path}: its first line is empty; write the password there")
+    return lines[0].strip()

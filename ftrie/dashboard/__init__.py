@@ -1,0 +1,1 @@
+"""The dashboard in the browser: pages that show the system as it runs."""

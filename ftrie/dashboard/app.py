@@ -1,0 +1,158 @@
+"""The dashboard's process: one feed, one web server, and the pages.
+
+`run` returns when it is told to stop. Everything that the browser loads comes from this process: NiceGUI's own files
+are in its wheel, the drawing code in vl-convert's.
+"""
+
+from __future__ import annotations
+
+import socket
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, Request
+from nicegui import ui
+
+from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
+from ftrie.dashboard.chart import serve_library
+from ftrie.dashboard.feed import Feed
+from ftrie.dashboard.pages import experiments, features, learning, models, system, try_it
+from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
+from model_store.errors import ServerError, UsageError
+
+STYLE = Path(__file__).with_name("style.css")
+ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath "
+    "d='M8 1v5M8 6 3 11M8 6l5 5M3 11v4M13 11v4' stroke='%232b7bba' stroke-width='2' fill='none'/%3E%3C/svg%3E"
+)
+FIRST_READ_S = 3.0
+MESSAGES_KEPT = 20
+"""Updates that are kept for a viewer whose connection is interrupted: some seconds of them, each up to 0.3 MB."""
+BUILDERS: dict[str, Callable[[View], Refresh]] = {
+    "/": experiments.build,
+    "/models": models.build,
+    "/learning": learning.build,
+    "/features": features.build,
+    "/try": try_it.build,
+    "/system": system.build,
+}
+
+
+@dataclass(frozen=True)
+class DashboardOptions:
+    """The flags. servers, trainers: HOST:PORT of metrics pages; password: None for viewers on this machine only."""
+
+    store: str
+    host: str
+    port: int
+    model: str | None = None
+    servers: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    allow_changes: bool = False
+    effect: float = 0.05
+    password: str | None = None
+    tls_cert: str = ""
+    tls_key: str = ""
+    open_browser: bool = False
+
+
+def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
+    """Serve the dashboard until SIGINT or SIGTERM. on_ready is called with its URL.
+
+    Raises UsageError for an address that others can reach without password and TLS, ServerError for a taken port.
+    """
+    _check(options)
+    with suppress(ImportError):
+        # pyarrow imports it on first use, on any thread, and Altair fails while it is being imported.
+        import_module("pandas")
+    listener = _listening(options.host, options.port)
+    feed = Feed(options.store, options.servers, options.trainers)
+    app = FastAPI(openapi_url=None)
+    serve_library(app)
+    _add_pages(feed, options)
+    secure = bool(options.tls_cert)
+    ui.run_with(
+        app,
+        title="ftrie",
+        favicon=ICON,
+        dark=None,
+        language="en-US",
+        tailwind=False,
+        show_welcome_message=False,
+        message_history_length=MESSAGES_KEPT,
+    )
+    guarded = Guarded(app, options.password, secure=secure)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            guarded,
+            log_level="warning",
+            access_log=False,
+            ssl_certfile=options.tls_cert or None,
+            ssl_keyfile=options.tls_key or None,
+            timeout_graceful_shutdown=2,
+        )
+    )
+    host, port = listener.getsockname()[:2]
+    url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
+    feed.start()
+    try:
+        feed.refreshed(FIRST_READ_S)
+        on_ready(url)
+        if options.open_browser:
+            webbrowser.open(url)
+        server.run(sockets=[listener])
+    finally:
+        feed.stop()
+
+
+def _add_pages(feed: Feed, options: DashboardOptions) -> None:
+    ui.add_css(STYLE.read_text("utf-8"), shared=True)
+    shared = Shared()
+    for path in PAGES:
+        _add_page(path, feed, options, shared)
+
+
+def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) -> None:
+    @ui.page(path)
+    async def page(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
+        names = feed.names
+        wanted = model or options.model or ""
+        view = View(
+            feed=feed,
+            path=path,
+            model=wanted if wanted in names or not names else names[0],
+            hours=hours if hours in HOURS else DEFAULT_HOURS,
+            viewer=request.scope.get(VIEWER, ""),
+            allow_changes=options.allow_changes,
+            logs=options.logs,
+            effect=options.effect,
+            shared=shared,
+        )
+        await frame(view, BUILDERS[path])
+
+
+def _check(options: DashboardOptions) -> None:
+    if not is_loopback(options.host) and (options.password is None or not options.tls_cert):
+        raise UsageError(
+            f"--host {options.host}: others can reach this address: give --password-file, --tls-cert and --tls-key, or "
+            "listen on 127.0.0.1, behind a proxy that asks for a password"
+        )
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise UsageError("--tls-cert and --tls-key: give both or neither")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.create_server(found[0][4][:2], family=found[0][0], reuse_port=False)
+    except OSError as error:
+        raise ServerError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}): is the port taken? --port 0 chooses "
+            "a free one"
+        ) from error

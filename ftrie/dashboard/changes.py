@@ -1,0 +1,72 @@
+"""What the dashboard changes in the store for a viewer: each change is checked as by the command line, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ftrie.dashboard.feed import Feed
+from model_store.errors import ExperimentError
+from model_store.versions.experiments import Experiment
+from model_store.versions.model_versions import ModelVersions
+from server.sync.experiment_sync import change_experiment
+
+TOOL = "dashboard"
+REFRESHED_S = 2.0
+
+
+class Changes:
+    """The changes of one model. Every method raises an FtrieError if nothing was changed, and returns what was done."""
+
+    def __init__(self, feed: Feed, model: str) -> None:
+        self._feed, self._model = feed, model
+
+    def set_shares(self, who: str, shares: dict[str, float]) -> str:
+        """Divide the traffic by these shares."""
+        return self._experiment(who, lambda before: before.divided(shares), "Shares changed")
+
+    def pin(self, who: str, cookie: str, variant: str) -> str:
+        """Have one cookie get this variant."""
+        if not cookie:
+            raise ExperimentError("pin: the cookie is empty; give a user's cookie")
+        return self._experiment(
+            who, lambda before: before.pinned({cookie: variant}), f"{cookie} pinned to {variant}"
+        )
+
+    def promote(self, who: str, variant: str) -> str:
+        """End the experiment: one variant answers everything."""
+        return self._experiment(
+            who, lambda before: before.stopped(variant), f"{variant} answers every request"
+        )
+
+    def activate(self, who: str, version: int) -> str:
+        """Have servers serve a version."""
+        versions = self._versions()
+        before = versions.activate(version)
+        versions.audit.write(TOOL, "activate", before, version, who)
+        self._feed.refreshed(REFRESHED_S)
+        return f"Version {version} is active."
+
+    def roll_back(self, who: str) -> str:
+        """Have servers serve the version that was active before."""
+        versions = self._versions()
+        active, before = versions.go_back(None)
+        versions.audit.write(TOOL, "rollback", before, active, who)
+        self._feed.refreshed(REFRESHED_S)
+        return f"Version {active} is active again."
+
+    def resume(self, who: str) -> str:
+        """Let the trainer activate versions again."""
+        versions = self._versions()
+        pinned = versions.pin.resume()
+        versions.audit.write(TOOL, "resume", pinned, None, who)
+        self._feed.refreshed(REFRESHED_S)
+        return "The trainer activates what it publishes."
+
+    def _experiment(self, who: str, edit: Callable[[Experiment], Experiment], done: str) -> str:
+        changed = change_experiment(self._versions(), edit, tool=TOOL, who=who)
+        self._feed.refreshed(REFRESHED_S)
+        moves = "" if changed.moves is None else f"; {changed.moves:.1%} of the cookies get another variant"
+        return f"{done}{moves}."
+
+    def _versions(self) -> ModelVersions:
+        return self._feed.store.model(self._model)

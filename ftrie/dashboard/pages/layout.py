@@ -1,0 +1,324 @@
+"""What all pages share: the frame with its navigation, and the pieces that a page is made of.
+
+A page is a function that is given a `View`, puts its pieces on the page once, and returns a function that shows the
+present state in them. That function is called at most once a second, on the event loop: it must be quick; what takes
+longer runs in a thread (`asyncio.to_thread`). Pieces send to the browser only what has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from ftrie.charts.theme import config
+from ftrie.dashboard.chart import Chart, library
+from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.queries.models import Models
+from ftrie.dashboard.queries.recent import Recent
+from ftrie.library.html import html_table
+from model_store.errors import FtrieError
+
+if TYPE_CHECKING:
+    import altair as alt
+
+REFRESH_S = 1.0
+FIRST_S = 0.2
+"""How long a page waits for its first figures before it is sent without them."""
+HOURS = {1: "last hour", 6: "last 6 hours", 24: "last day", 168: "last 7 days", 744: "last 31 days"}
+DEFAULT_HOURS = 6
+PAGES = {
+    "/": "Experiments",
+    "/models": "Models",
+    "/learning": "Learning",
+    "/features": "Features",
+    "/try": "Try it",
+    "/system": "System",
+}
+
+Kind = TypeVar("Kind")
+Refresh: TypeAlias = Callable[[], Awaitable[None] | None]
+Cell: TypeAlias = "str | int | float | None"
+
+
+class Shared:
+    """What the viewers of one model share: one of each kind, so that several viewers cost no more than one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[type, str], Any] = {}
+
+    def of(self, kind: type[Kind], model: str, make: Callable[[], Kind]) -> Kind:
+        """The one of this kind, made at first. For the event loop."""
+        key = (kind, model)
+        if key not in self._made:
+            self._made[key] = make()
+        found: Kind = self._made[key]
+        return found
+
+
+@dataclass(frozen=True)
+class View:
+    """Who looks at what. model: empty if the store has none; allow_changes: whether viewers may change the store."""
+
+    feed: Feed
+    path: str
+    model: str
+    hours: int
+    viewer: str
+    allow_changes: bool
+    logs: tuple[str, ...]
+    effect: float
+    shared: Shared
+
+    @property
+    def models(self) -> Models:
+        """The whole models."""
+        return self.shared.of(Models, self.model, lambda: Models(self.feed))
+
+    @property
+    def recent(self) -> Recent:
+        """The latest traffic."""
+        return self.shared.of(Recent, self.model, lambda: Recent(self.feed, self.model))
+
+    @property
+    def state(self) -> ModelState:
+        """The model's latest snapshot."""
+        return self.feed.model(self.model)
+
+    def minutes(self) -> tuple[int, int]:
+        """The first minute of the chosen time, and the one after the last."""
+        stop = int(time.time()) // 60 + 1
+        return stop - self.hours * 60, stop
+
+    def link(self, path: str, **changes: Any) -> str:
+        """The address of a page with the same choices, or some others."""
+        return f"{path}?{urlencode({'model': self.model, 'hours': self.hours, **changes})}"
+
+
+async def frame(view: View, build: Callable[[View], Refresh]) -> None:
+    """Put a whole page together, and keep it up to date."""
+    title = PAGES[view.path]
+    ui.add_head_html(f'<link rel="modulepreload" href="{library()[0]}">')
+    ui.page_title(f"{title} · {view.model or 'ftrie'}")
+    with ui.header().classes("frame"):
+        ui.html('<a class="skip" href="#content">Skip to the content</a>', sanitize=False)
+        ui.label("ftrie").classes("brand")
+        with ui.element("nav").props('aria-label="Pages"').classes("pages"):
+            for path, name in PAGES.items():
+                link = ui.link(name, view.link(path))
+                if path == view.path:
+                    link.props('aria-current="page"')
+        with ui.row().classes("choices"):
+            _choices(view)
+    with ui.element("main").props('id="content"'):
+        ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
+        banner = Text("banner", 'role="status" aria-live="polite"')
+        content = ui.element("div").classes("content")
+    with content:
+        if view.model:
+            refresh = build(view)
+        else:
+            Text().show(
+                paragraph(
+                    "The store has no model yet. `ftrie train SPEC LOG --publish --activate` makes one."
+                )
+            )
+            refresh = _nothing
+
+    is_busy = False
+
+    async def tick() -> None:
+        nonlocal is_busy
+        view.feed.seen()
+        problem = view.feed.problem or view.state.problem
+        banner.show(warning_box(_away(view, problem)) if problem else "")
+        if not view.model and view.feed.names:
+            ui.navigate.to(view.link(view.path, model=view.feed.names[0]))
+        if is_busy:
+            return
+        is_busy = True
+        try:
+            done = refresh()
+            if done is not None:
+                await done
+        except FtrieError as error:
+            banner.show(warning_box(str(error)))
+        finally:
+            is_busy = False
+
+    # What is quick comes with the page itself; what is not follows.
+    first = asyncio.create_task(tick())
+    await asyncio.wait([first], timeout=FIRST_S)
+    ui.timer(REFRESH_S, tick, immediate=False)
+
+
+def warning_box(text: str) -> str:
+    """The text of the banner as HTML."""
+    return f"<p>{escape(text)}</p>"
+
+
+def _nothing() -> None:
+    return None
+
+
+def _away(view: View, problem: str) -> str:
+    at = view.state.at
+    since = f" Shown is what was there at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC." if at else ""
+    return f"The store cannot be read: {problem}.{since} This page goes on as soon as it can be."
+
+
+def _choices(view: View) -> None:
+    names = list(view.feed.names) or ([view.model] if view.model else [])
+    if names:
+        ui.select(
+            names,
+            value=view.model,
+            label="Model",
+            on_change=lambda e: ui.navigate.to(view.link(view.path, model=e.value)),
+        ).props("dense outlined options-dense").classes("choice")
+    ui.select(
+        HOURS,
+        value=view.hours,
+        label="Time",
+        on_change=lambda e: ui.navigate.to(view.link(view.path, hours=e.value)),
+    ).props("dense outlined options-dense").classes("choice")
+    dark = ui.dark_mode(None)
+    ui.button(icon="contrast", on_click=lambda: dark.set_value(not dark.value)).props(
+        'flat round aria-label="Light or dark"'
+    )
+
+
+# -- pieces
+
+
+class Text:
+    """A piece of HTML, sent again when it changes."""
+
+    def __init__(self, classes: str = "", props: str = "") -> None:
+        self._html = ui.html("", sanitize=False).classes(classes).props(props)
+
+    def show(self, html: str) -> None:
+        """Show this; every text in it must have been escaped."""
+        if html != self._html.content:
+            self._html.set_content(html)
+
+
+class Table:
+    """A table with a caption for screen readers, wide ones scroll by themselves."""
+
+    def __init__(self, caption: str) -> None:
+        self._text, self._caption = (
+            Text("table", f'tabindex="0" role="region" aria-label="{escape(caption)}"'),
+            caption,
+        )
+
+    def show(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], empty: str = "none") -> None:
+        """Show these rows; `empty` if there are none."""
+        self._text.show(html_table(columns, rows) if rows else paragraph(empty))
+
+
+class Picture:
+    """A chart, made when it first has rows; then only rows that have changed are sent."""
+
+    def __init__(self, empty: str, on_pick: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        """empty: the text while there is nothing to draw; on_pick: called with the row that a viewer has clicked."""
+        self._empty, self._on_pick = empty, on_pick
+        self._chart: Chart | None = None
+        self._place = ui.element("div").classes("picture")
+        with self._place:
+            self._text = Text("quiet")
+            self._text.show(paragraph(empty))
+
+    def show(self, chart: alt.TopLevelMixin) -> Chart | None:
+        """Draw this chart; returns its element, or None if it has no rows."""
+        spec = chart.to_dict(validate=False)
+        rows = spec.pop("data")["values"]
+        spec["data"] = {"name": "rows"}
+        self._text.show("" if rows else paragraph(self._empty))
+        if not rows and self._chart is None:
+            return None
+        spec["config"] = config()
+        if self._chart is None:
+            with self._place:
+                self._chart = Chart(spec, config(dark=True), rows)
+            if self._on_pick is not None:
+                pick = self._on_pick
+                self._chart.on("pick", lambda event: pick(event.args))
+        else:
+            self._chart.show(spec, rows)
+        return self._chart
+
+
+def card(title: str, hint: str = "") -> Any:
+    """A part of a page, with its heading."""
+    section = ui.element("section").classes("card")
+    with section:
+        ui.html(
+            f"<h2>{escape(title)}</h2>" + (f'<p class="hint">{escape(hint)}</p>' if hint else ""),
+            sanitize=False,
+        )
+    return section
+
+
+def tiles(values: Sequence[tuple[str, str, str]]) -> str:
+    """Figures side by side as HTML: what, the figure, and a remark or a warning ("!…")."""
+    parts = []
+    for what, figure, remark in values:
+        kind = "warning" if remark.startswith("!") else "remark"
+        parts.append(
+            f'<div class="tile"><dt>{escape(what)}</dt><dd>{escape(figure)}</dd>'
+            f'<dd class="{kind}">{escape(remark.removeprefix("!"))}</dd></div>'
+        )
+    return f'<dl class="tiles">{"".join(parts)}</dl>'
+
+
+def paragraph(text: str) -> str:
+    """A line of text as HTML."""
+    return f"<p>{escape(text)}</p>"
+
+
+def warning(text: str) -> str:
+    """A line of text that must not be overlooked, as HTML."""
+    return f'<p class="warning" role="alert">{escape(text)}</p>'
+
+
+# -- figures as text
+
+
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share as text, — if unknown."""
+    return "—" if share is None else f"{100.0 * share:.{digits}f} %"
+
+
+def signed(share: float | None, digits: int = 1) -> str:
+    """A relative difference as text."""
+    return "—" if share is None else f"{100.0 * share:+.{digits}f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A time as text, in the unit that fits."""
+    if seconds is None:
+        return "—"
+    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10.0 or seconds == 0.0 else f"{seconds:.2g} s"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A short time as text."""
+    return "—" if seconds is None else f"{1000.0 * seconds:.2f} ms"
+
+
+def size(count: float) -> str:
+    """Bytes as text."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= least:
+            return f"{count / least:.1f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,206 @@
+"""The latest traffic of a model as a log: impressions and clicks from the store's streams, as files in a folder.
+
+What reads logs reads them: `trainer.runs.evaluate` joins the clicks to their impressions by the rules of the spec, as
+training does. `Recent.log` writes the files again when they are older than RENEWED_S.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ftrie.dashboard.feed import Feed
+from ftrie.outcomes import wilson
+from model_store.errors import InputError
+
+MOST_IMPRESSIONS = 10_000
+MOST_CLICKS = 60_000
+MOST_BYTES = 256 << 20
+RENEWED_S = 20.0
+GROUPS = 20
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Some impressions and the clicks reported since. at: seconds since 1970 when they were read."""
+
+    at: float
+    impressions: tuple[bytes, ...]
+    clicks: tuple[bytes, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ItemExposure:
+    """How often an item was shown and clicked; variants: impressions by variant."""
+
+    item: str
+    shown: int
+    clicks: int
+    low: float
+    high: float
+    variants: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Which items were shown in some traffic, most shown first. never: items of the store that nobody saw, sorted.
+
+    concentration: the share of the impressions that the most shown tenth of the shown items has.
+    """
+
+    impressions: int
+    items: tuple[ItemExposure, ...]
+    never: tuple[str, ...]
+    catalogue: int
+    concentration: float | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What was served and clicked. calibration: rows of a chart, by variant and group of predicted rates."""
+
+    exposure: Exposure
+    calibration: tuple[dict[str, Any], ...]
+
+
+class Recent:
+    """The latest traffic of one model. Thread-safe; the files are removed with the last reference."""
+
+    def __init__(self, feed: Feed, model: str) -> None:
+        self._feed, self._model, self._lock = feed, model, Lock()
+        self._folder = tempfile.TemporaryDirectory(prefix="ftrie-recent-")
+        self._traffic: Traffic | None = None
+        self._served: tuple[float, Served] | None = None
+
+    def traffic(self) -> Traffic:
+        """The latest impressions. Raises FtrieError, InputError if there are none."""
+        with self._lock:
+            if self._traffic is None or time.time() - self._traffic.at > RENEWED_S:
+                self._traffic = self._read()
+            return self._traffic
+
+    def served(self) -> Served:
+        """Which items were shown and clicked, and how often as was predicted. Raises FtrieError."""
+        traffic = self.traffic()
+        with self._lock:
+            if self._served is None or self._served[0] != traffic.at:
+                catalogue = {name for name, _ in self._feed.store.records.scan_items()}
+                self._served = (traffic.at, served_of(traffic, catalogue))
+            return self._served[1]
+
+    def _read(self) -> Traffic:
+        store, model = self._feed.store, self._model
+        impressions = _limited(store.impressions(model).latest(MOST_IMPRESSIONS))
+        clicks = _limited(store.clicks(model).latest(MOST_CLICKS))
+        if not impressions:
+            raise InputError(
+                f"the store has no impressions of {model}: start servers with --impressions store"
+            )
+        names = []
+        for name, payloads in (("impressions", impressions), ("clicks", clicks)):
+            path = Path(self._folder.name, f"{name}.jsonl")
+            path.write_bytes(b"".join(payload + b"\n" for payload in payloads))
+            names += [str(path)] if payloads else []
+        return Traffic(time.time(), tuple(impressions), tuple(clicks), tuple(names))
+
+
+def _limited(payloads: Sequence[bytes]) -> list[bytes]:
+    """The latest of these, as many as are small enough together."""
+    kept, size = [], 0
+    for payload in reversed(payloads):
+        size += len(payload)
+        if size > MOST_BYTES:
+            break
+        kept.append(payload)
+    return kept[::-1]
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One item of one answer."""
+
+    item: str
+    variant: str
+    ctr: float | None
+    clicked: bool
+
+
+def served_of(traffic: Traffic, catalogue: set[str]) -> Served:
+    """The items of impressions, with their clicks. An event that cannot be read is left out. O(bytes)."""
+    clicked = set()
+    for event in map(_event, traffic.clicks):
+        if event.get("event", "click") == "click":
+            clicked.add((str(event.get("request_id")), str(event.get("item"))))
+    shown = []
+    for event in map(_event, traffic.impressions):
+        request, variant, items = (
+            str(event.get("request_id")),
+            str(event.get("variant") or ""),
+            event.get("items"),
+        )
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, dict) and "id" in item:
+                name, ctr = str(item["id"]), item.get("ctr")
+                known = ctr if isinstance(ctr, float) and 0.0 < ctr < 1.0 else None
+                shown.append(_Shown(name, variant, known, (request, name) in clicked))
+    return Served(_exposure(shown, catalogue), tuple(_calibration(shown)))
+
+
+def _exposure(shown: Sequence[_Shown], catalogue: set[str]) -> Exposure:
+    counts = Counter(each.item for each in shown)
+    clicks = Counter(each.item for each in shown if each.clicked)
+    by_variant = Counter((each.item, each.variant) for each in shown)
+    names = sorted({each.variant for each in shown})
+    ordered = counts.most_common()
+    items = []
+    for name, count in ordered:
+        interval = wilson(clicks[name], count)
+        variants = {variant: by_variant[name, variant] for variant in names}
+        items.append(ItemExposure(name, count, clicks[name], interval.low, interval.high, variants))
+    top = sum(count for _, count in ordered[: max(1, len(ordered) // 10)])
+    return Exposure(
+        impressions=len(shown),
+        items=tuple(items),
+        never=tuple(sorted(catalogue - set(counts))),
+        catalogue=len(catalogue),
+        concentration=top / len(shown) if shown else None,
+    )
+
+
+def _calibration(shown: Sequence[_Shown]) -> list[dict[str, Any]]:
+    """Of each variant, groups of equally many items by their predicted rate, the lowest first, with intervals."""
+    rows = []
+    for variant in sorted({each.variant for each in shown}):
+        rated = sorted(
+            (each.ctr, each.clicked) for each in shown if each.variant == variant and each.ctr is not None
+        )
+        for begin in range(0, len(rated), -(-len(rated) // GROUPS) or 1):
+            group = rated[begin : begin + -(-len(rated) // GROUPS)]
+            clicks, interval = sum(c for _, c in group), wilson(sum(c for _, c in group), len(group))
+            if clicks:
+                rows.append(
+                    {
+                        "series": variant or "(none)",
+                        "predicted": sum(ctr for ctr, _ in group) / len(group),
+                        "observed": clicks / len(group),
+                        "low": interval.low or None,
+                        "high": interval.high,
+                    }
+                )
+    return rows
+
+
+def _event(payload: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(payload)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}

@@ -1,0 +1,203 @@
+"""What the system page shows: trainers, servers, freshness, and what could not be learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.scrape import (
+    PERCENTILES,
+    ServerState,
+    TrainerState,
+    added,
+    histogram,
+    labels_of,
+    per_bucket,
+    percentile,
+)
+
+CALLS, CALL = "ftrie_call_seconds_count", "ftrie_call_seconds"
+FRESHNESS = "ftrie_freshness_seconds"
+VERSIONS = "ftrie_trainer_versions_total"
+UNKNOWN_USERS = "ftrie_unknown_users_total"
+LONGEST_TEXT = 160
+
+
+def server_lines(servers: Sequence[ServerState]) -> list[list[Any]]:
+    """A line a server: address, state, versions, calls/s, p50, p95, p99 in ms, errors/s, degraded/s, drops/s."""
+    rows: list[list[Any]] = []
+    for server in servers:
+        versions = ", ".join(f"{each.get('name')} {each.get('version')}" for each in server.models)
+        state = server.problem or (
+            "ready" if server.health.get("ready") else str(server.health.get("not_ready", ""))
+        )
+        last = server.moments[-1] if server.moments and not server.problem else None
+        rows.append(
+            [
+                server.address,
+                state,
+                versions,
+                f"{last.calls:,.1f}" if last else "—",
+                *(_ms(each) for each in (last.percentiles if last else (None,) * len(PERCENTILES))),
+                f"{server.rate('ftrie_errors_total'):,.2f}",
+                f"{server.rate('ftrie_degraded_total'):,.2f}",
+                f"{server.rate('ftrie_impressions_dropped_total'):,.2f}",
+            ]
+        )
+    return rows
+
+
+def reasons(servers: Sequence[ServerState]) -> list[list[Any]]:
+    """What servers refused, dropped, or answered without: what, why, in total, per second."""
+    found = []
+    for name, title, labels in (
+        ("ftrie_degraded_total", "degraded answers", ("part",)),
+        ("ftrie_errors_total", "failed calls", ("method", "status")),
+        ("ftrie_refused_total", "refused calls", ("method", "reason")),
+        ("ftrie_refused_versions_total", "refused versions", ("reason",)),
+        ("ftrie_impressions_dropped_total", "dropped impressions", ("sink", "reason")),
+        ("ftrie_impressions_failed_total", "failed deliveries of impressions", ("sink",)),
+    ):
+        sums: dict[str, list[float]] = {}
+        for server in servers:
+            for place, samples in enumerate((server.totals, server.rates)):
+                for key, value in samples.get(name, {}).items():
+                    why = ", ".join(dict(key).get(label, "") for label in labels)
+                    sums.setdefault(why, [0.0, 0.0])[place] += value
+        found += [
+            [title, why, f"{total:,.0f}", f"{rate:,.2f}"]
+            for why, (total, rate) in sorted(sums.items())
+            if total
+        ]
+    return found
+
+
+def problems(feed: Feed, state: ModelState) -> list[str]:
+    """What is wrong now, in words."""
+    found = [server.problem for server in feed.servers if server.problem]
+    found += [trainer.problem for trainer in feed.trainers if trainer.problem]
+    for server in feed.servers:
+        found += [
+            f"server {server.address}, model {each.get('name')}: {each['problem']}"
+            for each in server.models
+            if each.get("problem")
+        ]
+    if state.experiment_problem:
+        found.append(state.experiment_problem)
+    for trainer in feed.trainers:
+        if trainer.highest("ftrie_trainer_store_away"):
+            found.append(f"trainer {trainer.address} cannot reach the store, or may not write to it")
+        if trainer.highest("ftrie_trainer_withheld"):
+            found.append(f"trainer {trainer.address} publishes nothing: too many rows were rejected")
+    return found
+
+
+def latency_rows(servers: Sequence[ServerState], most: int) -> list[dict[str, Any]]:
+    """p50 and p99 over time: time (milliseconds since 1970), series, value in milliseconds."""
+    rows = []
+    for server in servers:
+        for moment in server.moments[-(most // max(1, 2 * len(servers))) :]:
+            for share, value in zip(PERCENTILES, moment.percentiles, strict=True):
+                if value is not None and share != 0.95:
+                    name = f"p{share * 100:.0f}" + (f" {server.address}" if len(servers) > 1 else "")
+                    rows.append({"time": moment.at * 1000.0, "series": name, "value": value * 1000.0})
+    return rows
+
+
+def call_rows(servers: Sequence[ServerState], most: int) -> list[dict[str, Any]]:
+    """Calls a second over time: time, series (the server), value."""
+    return [
+        {"time": moment.at * 1000.0, "series": server.address, "value": moment.calls}
+        for server in servers
+        for moment in server.moments[-(most // max(1, len(servers))) :]
+    ]
+
+
+def lag_rows(trainers: Sequence[TrainerState], most: int) -> list[dict[str, Any]]:
+    """A trainer's lag over time: time, series (the trainer), value in seconds."""
+    return [
+        {"time": at * 1000.0, "series": trainer.address, "value": lag}
+        for trainer in trainers
+        for at, lag in trainer.moments[-(most // max(1, len(trainers))) :]
+    ]
+
+
+def freshness(
+    servers: Sequence[ServerState], model: str
+) -> tuple[list[dict[str, Any]], float | None, float | None]:
+    """The time from a click to its weight being served, in seconds: rows (low, high, value), median and 95 %."""
+    buckets: dict[float, float] = {}
+    for server in servers:
+        for bound, value in histogram(server.totals, FRESHNESS, model=model).items():
+            buckets[bound] = buckets.get(bound, 0.0) + value
+    finite = max((bound for bound in buckets if bound != float("inf")), default=1.0)
+    rows = [
+        {"low": low, "high": min(high, 2.0 * finite), "value": value}
+        for low, high, value in per_bucket(buckets)
+        if value
+    ]
+    return rows, percentile(buckets, 0.5), percentile(buckets, 0.95)
+
+
+def unknown_users(servers: Sequence[ServerState], model: str) -> float | None:
+    """The share of the answers, of the last seconds, in which no key of the user had a weight; None if unknown."""
+    if not any(UNKNOWN_USERS in server.totals for server in servers):
+        return None
+    calls = sum(added(server.rates, CALLS, {"model": model}) for server in servers)
+    unknown = sum(added(server.rates, UNKNOWN_USERS, {"model": model}) for server in servers)
+    return unknown / calls if calls else None
+
+
+def dead_letters(feed: Feed, model: str, count: int) -> list[list[Any]]:
+    """The latest events that could not be learned from: number, reason, source, place, text. Raises FtrieError."""
+    return [
+        [number, letter.reason, letter.source, letter.place, _text(letter.json)]
+        for number, letter in feed.store.dead_letters(model).latest(count)
+    ]
+
+
+def trainer_lines(trainers: Sequence[TrainerState]) -> list[list[Any]]:
+    """A line a trainer: address, state, examples/s, lag, open requests, versions, dead letters, rollbacks, log-loss."""
+    rows: list[list[Any]] = []
+    for trainer in trainers:
+        lag, loss = trainer.highest("ftrie_trainer_lag_seconds"), trainer.highest("ftrie_trainer_logloss")
+        rows.append(
+            [
+                trainer.address,
+                trainer.problem or "learning",
+                f"{trainer.rate('ftrie_trainer_examples_total'):,.0f}",
+                "—" if lag is None else f"{lag:.1f} s",
+                f"{trainer.total('ftrie_trainer_pending'):,.0f}",
+                f"{sum(trainer.total(VERSIONS, kind=kind) for kind in ('snapshots', 'deltas')):,.0f}",
+                f"{trainer.total('ftrie_trainer_dead_letters_total'):,.0f}",
+                f"{trainer.total('ftrie_trainer_rollbacks_total'):,.0f}",
+                "—" if loss is None else f"{loss:.5f}",
+            ]
+        )
+    return rows
+
+
+def parts_of_join(trainers: Sequence[TrainerState]) -> list[list[Any]]:
+    """What became of the events in the join: outcome, in total, per second."""
+    name = "ftrie_trainer_join_total"
+    return [
+        [
+            what,
+            f"{sum(t.total(name, what=what) for t in trainers):,.0f}",
+            f"{sum(t.rate(name, what=what) for t in trainers):,.1f}",
+        ]
+        for what in sorted(
+            {label for trainer in trainers for label in labels_of(trainer.totals, name, "what")}
+        )
+        if sum(t.total(name, what=what) for t in trainers)
+    ]
+
+
+def _ms(seconds: float | None) -> str:
+    return "—" if seconds is None else f"{1000.0 * seconds:.2f}"
+
+
+def _text(event: bytes) -> str:
+    text = event.decode("utf-8", "backslashreplace")
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"

@@ -1,0 +1,245 @@
+"""Servers and trainers as the dashboard sees them: their metrics pages, read again and again, as rates and percentiles.
+
+`ServerWatch.scrape` and `TrainerWatch.scrape` read /metrics (and a server's /healthz) once; `state` is then the latest
+snapshot, with the last ten minutes of the figures that are drawn over time. Counters become rates per second between
+two reads; one that has become smaller belongs to a process that has restarted, and counts from 0.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+TIMEOUT_S = 2.0
+KEPT = 600
+"""Moments of each figure over time."""
+OVER_S = 10.0
+"""Rates and percentiles are of the last so many seconds."""
+MOST_BYTES = 16 << 20
+PERCENTILES = (0.5, 0.95, 0.99)
+
+Labels = tuple[tuple[str, str], ...]
+Samples = dict[str, dict[Labels, float]]
+Histogram = dict[float, float]
+"""Upper bound → observations at or below it."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The figures of one read. at: seconds since 1970; percentiles in seconds, None without calls."""
+
+    at: float
+    calls: float
+    percentiles: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """One server. health: its /healthz; rates: per second, by metric and labels; problem: why it cannot be read."""
+
+    address: str
+    at: float = 0.0
+    problem: str = "not read yet"
+    health: Mapping[str, Any] = field(default_factory=dict)
+    totals: Samples = field(default_factory=dict)
+    rates: Samples = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def models(self) -> list[Mapping[str, Any]]:
+        """What /healthz says of every model."""
+        return list(self.health.get("models", ()))
+
+    def rate(self, name: str, **labels: str) -> float:
+        """The sum of a counter's rates per second over all series with these labels."""
+        return added(self.rates, name, labels)
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all series with these labels, since the server has started."""
+        return added(self.totals, name, labels)
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """One trainer's metrics; as of a server."""
+
+    address: str
+    at: float = 0.0
+    problem: str = "not read yet"
+    totals: Samples = field(default_factory=dict)
+    rates: Samples = field(default_factory=dict)
+    moments: tuple[tuple[float, float], ...] = ()
+    """Time and lag in seconds."""
+
+    def rate(self, name: str, **labels: str) -> float:
+        """The sum of a counter's rates per second over all series with these labels."""
+        return added(self.rates, name, labels)
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all series with these labels."""
+        return added(self.totals, name, labels)
+
+    def highest(self, name: str) -> float | None:
+        """The highest value of a gauge, None if it has no series."""
+        return max(self.totals.get(name, {}).values(), default=None)
+
+
+def added(samples: Samples, name: str, labels: Mapping[str, str]) -> float:
+    """The sum over all series of a metric that have these labels."""
+    wanted = set(labels.items())
+    return sum(value for key, value in samples.get(name, {}).items() if wanted <= set(key))
+
+
+class _Counters:
+    """The totals of the last `OVER_S` seconds, from which rates are made."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Samples]] = deque()
+
+    def rates(self, at: float, totals: Samples) -> Samples:
+        self._seen.append((at, totals))
+        while len(self._seen) > 2 and self._seen[1][0] <= at - OVER_S:
+            self._seen.popleft()
+        began, first = self._seen[0]
+        if at <= began:
+            return {}
+        return {
+            name: {
+                key: grown(first.get(name, {}).get(key, 0.0), total) / (at - began)
+                for key, total in series.items()
+            }
+            for name, series in totals.items()
+        }
+
+
+def grown(before: float, now: float) -> float:
+    """How much a counter has grown; one that is smaller has started again at 0."""
+    return now - before if now >= before else now
+
+
+class ServerWatch:
+    """Reads one server. `scrape` on one thread at a time; `state` on any."""
+
+    def __init__(self, address: str) -> None:
+        self.state = ServerState(address)
+        self._counters = _Counters()
+        self._moments: deque[Moment] = deque(maxlen=KEPT)
+
+    def scrape(self) -> None:
+        """Read both pages; a failure is the state's `problem`."""
+        address = self.state.address
+        try:
+            health = json.loads(fetched(address, "/healthz"))
+            totals = samples_of(fetched(address, "/metrics").decode())
+        except (OSError, ValueError) as error:
+            self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
+            return
+        at = time.time()
+        rates = self._counters.rates(at, totals)
+        calls = histogram(rates, "ftrie_call_seconds")
+        moment = Moment(
+            at,
+            added(rates, "ftrie_call_seconds_count", {}),
+            tuple(percentile(calls, share) for share in PERCENTILES),
+        )
+        self._moments.append(moment)
+        health = health if isinstance(health, dict) else {}
+        self.state = ServerState(address, at, "", health, totals, rates, tuple(self._moments))
+
+
+class TrainerWatch:
+    """Reads one trainer. `scrape` on one thread at a time; `state` on any."""
+
+    def __init__(self, address: str) -> None:
+        self.state = TrainerState(address)
+        self._counters = _Counters()
+        self._moments: deque[tuple[float, float]] = deque(maxlen=KEPT)
+
+    def scrape(self) -> None:
+        """Read the page; a failure is the state's `problem`."""
+        address = self.state.address
+        try:
+            totals = samples_of(fetched(address, "/metrics").decode())
+        except (OSError, ValueError) as error:
+            self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
+            return
+        at = time.time()
+        rates = self._counters.rates(at, totals)
+        lags = totals.get("ftrie_trainer_lag_seconds", {})
+        if lags:
+            self._moments.append((at, max(lags.values())))
+        self.state = TrainerState(address, at, "", totals, rates, tuple(self._moments))
+
+
+def fetched(address: str, path: str) -> bytes:
+    """A page of a server. Raises OSError; a status other than 200 with a body is an answer too."""
+    url = f"http://{address}{path}"
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            return bytes(answer.read(MOST_BYTES))
+    except urllib.error.HTTPError as error:  # 503: not ready; the body says why
+        return error.read(MOST_BYTES)
+
+
+def samples_of(text: str) -> Samples:
+    """A page in Prometheus's text format. Raises ValueError."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def histogram(samples: Samples, name: str, **labels: str) -> Histogram:
+    """The buckets of a histogram, added up over all series with these labels."""
+    wanted = set(labels.items())
+    found: Histogram = {}
+    for key, value in samples.get(f"{name}_bucket", {}).items():
+        bound = dict(key).get("le")
+        if bound is not None and wanted <= set(key):
+            found[float(bound)] = found.get(float(bound), 0.0) + value
+    return found
+
+
+def percentile(buckets: Histogram, share: float) -> float | None:
+    """The value below which this share of the observations is, linear within a bucket; None without observations."""
+    bounds = sorted(buckets)
+    if not bounds or buckets[bounds[-1]] <= 0.0:
+        return None
+    wanted, below, low = share * buckets[bounds[-1]], 0.0, 0.0
+    for bound in bounds:
+        if buckets[bound] >= wanted:
+            if bound == float("inf"):
+                return low
+            inside = buckets[bound] - below
+            return low + (bound - low) * ((wanted - below) / inside if inside else 1.0)
+        below, low = buckets[bound], bound
+    return low
+
+
+def per_bucket(buckets: Histogram) -> list[tuple[float, float, float]]:
+    """Lower bound, upper bound and observations of each bucket, in order."""
+    found, low, below = [], 0.0, 0.0
+    for bound in sorted(buckets):
+        found.append((low, bound, max(0.0, buckets[bound] - below)))
+        low, below = bound, buckets[bound]
+    return found
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", error)
+    return str(getattr(reason, "strerror", None) or reason)
+
+
+def labels_of(samples: Samples, name: str, label: str) -> Sequence[str]:
+    """The values of a label of a metric, in order."""
+    return sorted({dict(key).get(label, "") for key in samples.get(name, {})})

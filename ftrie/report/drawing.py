@@ -1,0 +1,108 @@
+"""Charts of the reports: a page's `Series`, drawn by `ftrie.charts`. In: a title and series. Out: an Altair chart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ftrie.charts.kinds import MOST_ROWS, intervals, lines, reliability
+from ftrie.report.series import Point, Series
+
+if TYPE_CHECKING:
+    import altair as alt
+
+
+def curve_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    across: str = "rows",
+    reference: float | None = None,
+    mark: tuple[float, str] | None = None,
+    logarithmic: bool = False,
+    y_log: bool = False,
+    zero: bool = False,
+) -> alt.LayerChart:
+    """Lines over rows, with bands where points have intervals, and thick running means where series have them.
+
+    reference: a value marked by a horizontal line; mark: a position on the x axis and its label; logarithmic: of the x
+    axis; y_log: of the y axis; zero: the y axis begins at 0.
+    """
+    has_mean = any(each.mean for each in series)
+    rows = []
+    for each in series:
+        means = each.mean or each.points
+        for point, mean in _thinned(list(zip(each.points, means, strict=True)), len(series)):
+            rows.append(_row(each, point) | ({"mean": mean.y} if has_mean else {}))
+    ends = "; ".join(f"{each.name} from {each.points[0].y:.5g} to {each.points[-1].y:.5g}" for each in series)
+    chart = lines(
+        rows,
+        x="x",
+        y="value",
+        x_title=across,
+        y_title=title,
+        series=_names(series),
+        x_axis="log" if logarithmic else "number",
+        y_log=y_log,
+        mean="mean" if has_mean else None,
+        mark=mark,
+        reference=reference,
+        zero=zero,
+        description=f"{title}. {ends}.",
+    )
+    return _titled(chart, title)
+
+
+def reliability_chart(title: str, series: Sequence[Series]) -> alt.LayerChart:
+    """Click rate by prediction on logarithmic axes, with the diagonal on which they are equal."""
+    rows = [
+        {
+            "series": each.name,
+            "predicted": point.x,
+            "observed": point.y,
+            "low": point.low,
+            "high": point.high,
+        }
+        for each in series
+        for point in each.points
+    ]
+    rates = [point.x for each in series for point in each.points]
+    words = f"{title}: click rate against prediction, from {min(rates):.4g} to {max(rates):.4g}."
+    return _titled(reliability(rows, series=_names(series), description=words), title)
+
+
+def dot_chart(
+    title: str, values: Sequence[str], series: Sequence[Series], reference: float | None
+) -> alt.LayerChart:
+    """A dot with its interval for every value and series, one line per value."""
+    most = max(1, MOST_ROWS // len(series))
+    rows = [
+        _row(each, point) | {"name": values[round(point.x)]}
+        for each in series
+        for point in each.points
+        if point.x < most
+    ]
+    rows.sort(key=lambda row: row["x"])
+    words = f"{title} of {len(values)} values: " + ", ".join(values[:12])
+    chart = intervals(rows, value_title=title, series=_names(series), reference=reference, description=words)
+    return _titled(chart, title)
+
+
+def _thinned(points: Sequence[tuple[Point, Point]], series: int) -> Sequence[tuple[Point, Point]]:
+    """Evenly fewer points, the last one among them, where all series have more than a chart holds."""
+    step = max(1, math.ceil(len(points) / max(1, MOST_ROWS // series)))
+    return points[(len(points) - 1) % step :: step]
+
+
+def _row(series: Series, point: Point) -> dict[str, Any]:
+    return {"series": series.name, "x": point.x, "value": point.y, "low": point.low, "high": point.high}
+
+
+def _names(series: Sequence[Series]) -> dict[str, int]:
+    return {each.name: each.number for each in series}
+
+
+def _titled(chart: alt.LayerChart, title: str) -> alt.LayerChart:
+    made: alt.LayerChart = chart.properties(title=title)
+    return made

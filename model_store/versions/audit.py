@@ -1,0 +1,140 @@
+"""What operators changed of one model: a stream with who did what, with which tool, and what was there before.
+
+In: a change that a command, the dashboard, the admin service or the Python library has made. Out: the latest changes,
+newest first. The record serves operators; it is no proof, since whoever may change a model may also delete its record.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from model_store.errors import StoreError, UnreadableValue
+from model_store.redis.connection import StoreConnection
+from model_store.redis.redis_keys import ModelKeys
+from model_store.redis.stored_values import AUDIT_TEXTS, Report, audit_entry, silent
+from model_store.versions.experiments import Experiment
+
+KEPT = 10_000
+"""Approximate length of the stream."""
+TEXT_CHARACTERS = 4_096
+"""How much of each text is kept."""
+_CHANGED = ("state", "winner", "shares", "salt", "shadows", "objective")
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One change. at: UTC, by the store's clock, to the millisecond; id: the entry's id in the stream.
+
+    who: `user@host`, or the name of whoever used a page; tool: such as `ftrie store activate`; action: such as
+    `activate`. before, after: for versions their numbers, empty for none; for experiments JSON of what differs.
+    """
+
+    id: str
+    at: datetime
+    who: str
+    tool: str
+    action: str
+    before: str
+    after: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The JSON form."""
+        return {**vars(self), "at": self.at.isoformat()}
+
+
+class Audit:
+    """The changes of one model."""
+
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, on_warning: Report = silent) -> None:
+        """on_warning is called with a message for a change that could not be written, and for an unreadable entry."""
+        self._store = connection
+        self._key = keys.audit
+        self._client = connection.at(keys.audit)
+        self._warn = on_warning
+
+    def write(
+        self, tool: str, action: str, before: str | int | None, after: str | int | None, who: str = ""
+    ) -> bool:
+        """Write a change that was made; who: by default `operator`. False, with a warning, if that failed.
+
+        Raises no StoreError: the change itself is done, and must not seem to have failed.
+        """
+        texts = (who or operator(), tool, action, _text(before), _text(after))
+        fields = {
+            name: text[:TEXT_CHARACTERS].encode("utf-8", "replace")
+            for name, text in zip(AUDIT_TEXTS, texts, strict=True)
+        }
+        try:
+            with self._store.answers(self._key):
+                self._client.xadd(self._key, fields, maxlen=KEPT, approximate=True)
+        except StoreError as error:
+            self._warn(f"the change is made, but not in the audit ({tool}: {action}): {error}")
+            return False
+        return True
+
+    def write_experiment(
+        self, tool: str, before: Experiment | None, after: Experiment | None, who: str = "", action: str = ""
+    ) -> bool:
+        """Write a change of the experiment. action: by default `start`, `stop`, or what differs. As `write`."""
+        was, is_now = before or Experiment(), after or Experiment()
+        found_before, found_after = _differing(was, is_now), _differing(is_now, was)
+        if not action and was.running != is_now.running:
+            action = "start" if is_now.running else "stop"
+        action = action or _action(was, is_now)
+        return self.write(tool, action, _json(found_before), _json(found_after), who)
+
+    def read(self, count: int = 100) -> list[AuditEntry]:
+        """The latest `count` changes, newest first. An entry that cannot be read is skipped and reported.
+
+        Raises StoreUnavailable, or UnreadableValue if the key is no stream.
+        """
+        with self._store.answers(self._key):
+            found = self._client.xrevrange(self._key, count=count)
+        entries = []
+        for entry, fields in found:
+            try:
+                at, texts = audit_entry(self._key, entry, fields)
+            except UnreadableValue as error:
+                self._warn(f"{error}; it is skipped")
+            else:
+                entries.append(AuditEntry(entry.decode(), at, *texts))
+        return entries
+
+
+def operator() -> str:
+    """Who runs this process: `user@host`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user id that has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _text(value: str | int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _json(parts: Mapping[str, Any]) -> str:
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def _differing(of: Experiment, other: Experiment) -> dict[str, Any]:
+    """The parts of an experiment that another one has otherwise. Pins only by number: cookies are personal data."""
+    mine, others = of.plain(), other.plain()
+    parts = {name: mine[name] for name in _CHANGED if mine[name] != others[name]}
+    return parts | ({"pins": len(of.pins)} if of.pins != other.pins else {})
+
+
+def _action(before: Experiment, after: Experiment) -> str:
+    if before.shares != after.shares:
+        return "shares"
+    if before.pins != after.pins:
+        return "unpin" if before.pins.items() >= after.pins.items() else "pin"
+    return "shadow" if before.shadows != after.shadows else "settings"

@@ -1,0 +1,232 @@
+"""What the pages show is what the store has: each query beside plain Python over the same events and models."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.minutes import KEPT
+from ftrie.dashboard.queries.experiments import MOST_POINTS, experiment_figures, group_of
+from ftrie.dashboard.queries.features import Explorer
+from ftrie.dashboard.queries.models import Models, chain_text, metric_rows, thinned, version_lines
+from ftrie.dashboard.queries.recent import Recent
+from ftrie.dashboard.queries.slices import SliceQuery, Slices, fields_of
+from ftrie.dashboard.queries.try_it import Request, TryIt, moves
+from ftrie.library.store import load
+from model_store.errors import FtrieError
+from model_store.store import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def feed(traded: str) -> Iterator[Feed]:
+    """A feed of the traded market that has read everything."""
+    found = Feed(traded)
+    found.start()
+    deadline = time.monotonic() + 60
+    while not found.minutes("market").is_complete:
+        assert time.monotonic() < deadline, found.problem
+        found.refreshed(5.0)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def state(feed: Feed) -> ModelState:
+    """The market's snapshot."""
+    return feed.model("market")
+
+
+def events(store: Store, stream: str) -> list[dict[str, Any]]:
+    """All events of one of the market's streams."""
+    return [json.loads(each) for each in getattr(store, stream)("market").latest(1_000_000)]
+
+
+def span() -> tuple[int, int]:
+    """All minutes."""
+    stop = int(time.time()) // 60 + 1
+    return stop - KEPT + 5, stop
+
+
+def test_outcomes_are_those_of_the_minutes_in_the_store(feed: Feed, state: ModelState, traded: str) -> None:
+    found = experiment_figures(state, feed.minutes("market"), *span(), 0.05)
+    with Store.open(traded) as store:
+        cells = list(store.model("market").online.read(range(*span())))
+    wanted: Counter[tuple[str, str]] = Counter()
+    for (_, _, variant), sums in cells:
+        for name in ("requests", "shown", "clicks", "conversions"):
+            wanted[variant, name] += getattr(sums, name)
+    assert set(found.outcomes.variants) == {"base", "plain"} == {variant for variant, _ in wanted}
+    for (variant, name), total in wanted.items():
+        assert getattr(found.outcomes.variants[variant].sums, name) == total
+    assert found.outcomes.base == "base" and state.shares == {"base": 0.8, "plain": 0.2}
+    assert sum(found.chances.values()) == pytest.approx(1.0)
+    per_series: Counter[str] = Counter(row["series"] for row in found.rows)
+    assert 1 <= per_series["base"] <= 3 and found.group_minutes == 1
+
+
+@pytest.mark.parametrize("minutes", [1, 60, 361, 1_440, 44_640])
+@pytest.mark.parametrize("series", [1, 2, 32])
+def test_a_chart_has_few_points(minutes: int, series: int) -> None:
+    group = group_of(minutes, series)
+    assert series * math.ceil(minutes / group) <= MOST_POINTS
+
+
+def test_versions_and_their_metrics_are_those_of_the_manifests(
+    feed: Feed, state: ModelState, traded: str
+) -> None:
+    lines = version_lines(feed, state)
+    with Store.open(traded) as store:
+        versions = store.model("market")
+        assert [line.version for line in lines] == [info.version for info in versions.versions()][::-1]
+        for line in lines:
+            assert line.metrics == versions.manifest(line.version).metrics
+    assert [line.version for line in lines if line.active] == [state.active]
+    assert str(state.active) in chain_text(state, state.active or 0)
+    rows = metric_rows(state, "logloss", 1_000)
+    assert len(rows) == 2 * len(lines)
+    assert thinned(rows, 3)[-1] == rows[-1]
+
+
+def test_a_difference_is_that_of_the_library(feed: Feed, state: ModelState, traded: str) -> None:
+    older, newer = state.versions[0].version, state.versions[-1].version
+    found = Models(feed).difference(state, older, newer, "plain")
+    wanted = load(f"market:{newer}", traded).diff(load(f"market:{older}", traded), "plain")
+    assert found.table == wanted.table and (found.added, found.removed) == (wanted.added, wanted.removed)
+
+
+def test_keys_with_a_weight_are_counted(feed: Feed, state: ModelState, traded: str) -> None:
+    counted = Models(feed).nonzero(state, state.active or 0)
+    artefact = load(f"market:{state.active}", traded).artefact
+    assert counted == {
+        name: int(np.count_nonzero(artefact.weights_of(bit)))
+        for bit, name in enumerate(artefact.spec.variants)
+    }
+
+
+def test_branches_and_searches_find_every_key_once(feed: Feed, state: ModelState, traded: str) -> None:
+    explorer = Explorer(Models(feed))
+    artefact = load(f"market:{state.active}", traded).artefact
+    keys = [artefact.key(row).decode() for row in range(artefact.rows)]
+    seen: list[str] = []
+    waiting = [""]
+    while waiting:
+        found = explorer.under(state, waiting.pop())
+        assert found.keys == sum(key.startswith(found.prefix) for key in keys)
+        for branch in found.branches:
+            if branch.keys == 1:
+                seen.append(next(key for key in keys if key.startswith(branch.prefix)))
+            elif branch.prefix != found.prefix:
+                waiting.append(branch.prefix)
+            else:
+                seen.append(branch.prefix)
+    assert sorted(seen) == sorted(keys)
+    for text in ("games", "age", "=", "s", "*", "no such", ""):
+        found_keys = explorer.search(state, text)
+        wanted = [key for key in keys if text and text in key]
+        assert found_keys.keys == len(wanted)
+        assert [each.key for each in found_keys.first] == wanted[:100]
+
+
+def test_exposure_and_calibration_are_those_of_the_streams(feed: Feed, traded: str) -> None:
+    served = Recent(feed, "market").served()
+    with Store.open(traded) as store:
+        impressions, clicks = events(store, "impressions"), events(store, "clicks")
+    clicked = {(each["request_id"], each["item"]) for each in clicks if each.get("event", "click") == "click"}
+    shown = [(event, item) for event in impressions for item in event["items"]]
+    counts = Counter(item["id"] for _, item in shown)
+    assert served.exposure.impressions == len(shown)
+    assert {each.item: each.shown for each in served.exposure.items} == counts
+    for each in served.exposure.items:
+        of_item = [(event, item) for event, item in shown if item["id"] == each.item]
+        assert each.clicks == sum((event["request_id"], item["id"]) in clicked for event, item in of_item)
+        assert sum(each.variants.values()) == each.shown
+        assert each.low <= each.clicks / each.shown <= each.high
+    assert set(served.exposure.never) | set(counts) >= set(counts)
+    assert served.exposure.catalogue >= len(counts)
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in served.calibration:
+        groups[row["series"]].append(row)
+    assert set(groups) == {"base", "plain"}
+    for variant, rows in groups.items():
+        rated = sorted(item["ctr"] for event, item in shown if event["variant"] == variant)
+        assert rows[0]["predicted"] >= rated[0] and rows[-1]["predicted"] <= rated[-1]
+        assert [row["predicted"] for row in rows] == sorted(row["predicted"] for row in rows)
+
+
+def test_slices_are_those_of_the_rows(feed: Feed, state: ModelState, traded: str) -> None:
+    slices = Slices(Models(feed), Recent(feed, "market"), ())
+    assert state.spec is not None and {"age", "device", "category"} <= set(fields_of(state.spec))
+    grid = slices.grid(state, SliceQuery("category", least=1), "click_rate")
+    with Store.open(traded) as store:
+        impressions, clicks = events(store, "impressions"), events(store, "clicks")
+    clicked = {(each["request_id"], each["item"]) for each in clicks if each.get("event", "click") == "click"}
+    rows: Counter[str] = Counter()
+    hits: Counter[str] = Counter()
+    for event in impressions:
+        for item in event["items"]:
+            rows[item["features"]["category"]] += 1
+            hits[item["features"]["category"]] += (event["request_id"], item["id"]) in clicked
+    found = {cell.name: cell for cell in grid.cells if cell.variant == "base"}
+    assert set(found) == set(rows)
+    # Clicks after the window do not count, nor do requests whose items were unknown.
+    for name, cell in found.items():
+        assert 0.9 * rows[name] <= cell.rows <= rows[name]
+        assert 0.9 * hits[name] <= cell.clicks <= hits[name]
+        assert cell.value == pytest.approx(cell.clicks / cell.rows)
+
+
+def test_a_slice_within_a_slice_and_a_mask(feed: Feed, state: ModelState) -> None:
+    slices = Slices(Models(feed), Recent(feed, "market"), ())
+    whole = slices.grid(state, SliceQuery("category", crossed="device", least=1), "logloss")
+    within = slices.grid(state, SliceQuery("device", within=("category", "games"), least=1), "logloss")
+    wanted = {cell.name: cell.rows for cell in whole.cells if cell.name.startswith("games*")}
+    assert wanted and {cell.name: cell.rows for cell in within.cells} == wanted
+    masked = slices.grid(state, SliceQuery("category", least=10**9), "calibration")
+    assert {cell.text for cell in masked.cells} == {"too few"}
+    assert all(cell.value is None for cell in masked.cells)
+    worst = slices.grid(state, SliceQuery("age", least=1), "calibration")
+    order = [cell.badness for cell in worst.cells if cell.variant == "base"]
+    highest = [max(c.badness for c in worst.cells if c.name == cell.name) for cell in worst.cells[::2]]
+    assert highest == sorted(highest, reverse=True) and len(order) >= 4
+
+
+def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, traded: str) -> None:
+    trial = TryIt(feed, Models(feed), "market")
+    form = trial.form()
+    assert set(form.user) == {"age", "gender"} and form.context == ("device",)
+    assert set(form.values) == {"age", "gender", "device"} and form.values["age"] in (
+        "18-24",
+        "25-34",
+        "35-49",
+        "50+",
+    )
+    request = Request(user={"age": "18-24"}, context={"device": "mobile"}, candidates=form.items, top_k=5)
+    found = trial.rank(request)
+    with Store.open(traded) as store:
+        ranker = load("market", traded).ranker(items=store, users=store)
+        for variant, ranking in found.items():
+            wanted = ranker.rank(
+                {"age": "18-24"}, {"device": "mobile"}, list(form.items), top_k=5, variant=variant
+            )
+            assert [(item.id, item.ctr) for item in ranking.items] == [
+                (item.id, item.ctr) for item in wanted.items
+            ]
+    best = found["base"].items[0]
+    (explained,) = trial.explain(request, "base", [best.id])
+    assert sum(group.sum for group in explained.groups) == pytest.approx(explained.item.score, abs=1e-9)
+    assert explained.item.score == best.score
+    other = trial.rank(request.changed("age", "50+"))
+    moved = moves(found["base"], other["base"])
+    assert [move.item for move in moved if move.after] == [item.id for item in other["base"].items]
+    with pytest.raises(FtrieError, match="no candidates"):
+        trial.rank(Request())

@@ -1,0 +1,97 @@
+"""The audit of what operators change: what is written, what is read of junk, and a store that refuses it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from model_store.errors import UnreadableValue
+from model_store.store import Store
+from model_store.versions.audit import KEPT, TEXT_CHARACTERS, operator
+from model_store.versions.experiments import Experiment
+from tests.model_store.models import model
+
+TOOL = "a tool"
+
+
+def test_changes_are_read_newest_first_with_the_store_s_time(store: Store) -> None:
+    audit = store.model("ads").audit
+    assert audit.read() == []
+    assert audit.write(TOOL, "activate", None, 7)
+    assert audit.write(TOOL, "resume", 7, None, who="Zoë")
+    last, first = audit.read()
+    assert (first.who, first.tool, first.action, first.before, first.after) == (
+        operator(), TOOL, "activate", "", "7",
+    )  # fmt: skip
+    assert (last.who, last.before, last.after) == ("Zoë", "7", "")
+    assert abs(datetime.now(UTC) - last.at) < timedelta(minutes=5)
+    assert audit.read(1) == [last]
+    assert last.as_dict()["at"] == last.at.isoformat()
+
+
+def test_of_an_experiment_it_holds_what_differs_and_no_cookie(store: Store) -> None:
+    audit = store.model("ads").audit
+    empty = Experiment()
+    divided = empty.divided({"base": 0.9, "plain": 0.1})
+    pinned = divided.pinned({"secret-cookie": "plain"})
+    steps = [empty, divided, pinned, pinned.stopped("base"), pinned.divided({"base": 1.0}), divided]
+    for before, after in pairwise(steps):
+        assert audit.write_experiment(TOOL, before, after)
+    found = [(each.action, json.loads(each.before), json.loads(each.after)) for each in audit.read()[::-1]]
+    assert found == [
+        ("shares", {"shares": {}}, {"shares": {"base": 0.9, "plain": 0.1}}),
+        ("pin", {"pins": 0}, {"pins": 1}),
+        ("stop", {"state": "running", "winner": ""}, {"state": "stopped", "winner": "base"}),
+        (
+            "start",
+            {"state": "stopped", "winner": "base", "shares": {"base": 0.9, "plain": 0.1}},
+            {"state": "running", "winner": "", "shares": {"base": 1.0}},
+        ),
+        (
+            "shares",
+            {"shares": {"base": 1.0}, "pins": 1},
+            {"shares": {"base": 0.9, "plain": 0.1}, "pins": 0},
+        ),
+    ]
+    assert all("secret" not in each.before + each.after for each in audit.read())
+
+
+def test_junk_is_skipped_reported_and_removed_by_the_check(store: Store) -> None:
+    told: list[str] = []
+    ads = store.model("ads", told.append)
+    ads.publish_and_activate(model())
+    store.client.xadd(ads.keys.audit, {"who": "only"}, id="1700000000000-1")
+    ads.audit.write(TOOL, "activate", 1, 2)
+    store.client.xadd(ads.keys.audit, {"who": b"\xff", "tool": "t", "action": "a", "before": "", "after": ""})
+    assert [each.who for each in ads.audit.read()] == [r"\xff", operator()]
+    assert len(told) == 1 and "tool is missing" in told[0] and "skipped" in told[0]
+    (finding,) = store.check(["ads"], repair=True)
+    assert (finding.key, finding.repaired) == (ads.keys.audit, True)
+    assert store.client.xlen(ads.keys.audit) == 2
+    assert store.check(["ads"]) == []
+
+
+def test_a_change_that_cannot_be_written_is_a_warning(store: Store) -> None:
+    told: list[str] = []
+    ads = store.model("ads", told.append)
+    store.client.set(ads.keys.audit, "no stream")
+    assert not ads.audit.write(TOOL, "activate", 1, 2)
+    assert "the change is made, but not in the audit (a tool: activate)" in told[0]
+    with pytest.raises(UnreadableValue, match="ftrie store check ads --repair"):
+        ads.audit.read()
+    assert [each.repaired for each in store.check(["ads"], repair=True)] == [True]
+    assert ads.audit.write(TOOL, "activate", 1, 2)
+
+
+def test_the_stream_is_bounded_and_so_is_a_text(store: Store) -> None:
+    ads = store.model("ads")
+    with store.client.pipeline(transaction=False) as pipe:
+        for number in range(KEPT + 2_000):
+            pipe.xadd(ads.keys.audit, {"who": "", "tool": "", "action": "", "before": "", "after": number})
+        pipe.execute()
+    assert ads.audit.write(TOOL, "shares", "", "x" * 10_000)
+    assert KEPT <= store.client.xlen(ads.keys.audit) < KEPT + 500
+    assert len(ads.audit.read(1)[0].after) == TEXT_CHARACTERS

@@ -1,0 +1,121 @@
+"""What a trainer counts of its model's answers by variant: in its status, after a restart, and as metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftrie.cli import run
+from tests.trainer.runs.test_warnings import a_status
+from trainer.runs.metrics import StatusCollector
+from trainer.runs.status import VariantOutcome
+
+SPEC = """
+[model]
+name = "m"
+[input]
+label = "click"
+[fields]
+site = {}
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5 }
+"""
+START_S = 1_700_000_000
+
+
+def impression(number: int, variant: str | None, *ctrs: float | None) -> dict[str, Any]:
+    items = [{"id": str(place), "ctr": ctr, "features": {"site": "x"}} for place, ctr in enumerate(ctrs)]
+    named = {} if variant is None else {"version": 1, "variant": variant}
+    return {"request_id": f"r{number}", "ts": START_S + number, **named, "items": items}
+
+
+def feedback(number: int, event: str = "click") -> dict[str, Any]:
+    return {"request_id": f"r{number}", "ts": START_S + number + 1, "item": "0", "event": event}
+
+
+FIRST = [
+    impression(0, "base", 0.5, 0.25), feedback(0),
+    impression(10, "base", 0.25), impression(20, "plain", 0.5, None),
+    impression(30, "unheard of", 0.5), feedback(30), feedback(30, "conversion"),
+    impression(40, None, 0.5),
+]  # fmt: skip
+THEN = [impression(5000, "plain", 0.25), feedback(5000), impression(5010, "base", 0.5, 0.5)]
+
+
+@pytest.fixture
+def outcomes(
+    tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]]:
+    """Append events to a file, learn them with `ftrie trainer --once`, and read the last line of status."""
+    (tmp_path / "m.toml").write_text(SPEC)
+    log = tmp_path / "events.jsonl"
+    flags = ["--from", str(log), "--store", store_url, "--checkpoint", str(tmp_path / "state")]
+
+    def learned(events: list[dict[str, Any]]) -> dict[str, VariantOutcome]:
+        with log.open("a") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events)
+        assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--once", "--json"]) == 0
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return {name: VariantOutcome(**each) for name, each in last["outcomes"].items()}
+
+    return learned
+
+
+def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
+    outcomes: Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]],
+) -> None:
+    assert outcomes(FIRST) == {
+        "base": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=1.0),
+        "plain": VariantOutcome(1, 2, 0, 0, ctr=0.0, calibration=None),
+        "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
+    }
+    assert outcomes(THEN) == {
+        "base": VariantOutcome(3, 5, 1, 0, ctr=0.2, calibration=2.0),
+        "plain": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=None),  # an item without ctr
+        "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
+    }
+
+
+def test_labelled_rows_have_no_outcomes(
+    tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m.toml").write_text(SPEC)
+    (tmp_path / "a.csv").write_text("click,site\n1,x\n0,y\n")
+    flags = ["--from", f"rows={tmp_path / 'a.csv'}", "--store", store_url, "--once", "--json", "--force"]
+    assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--checkpoint", str(tmp_path / "state")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"] == {}
+
+
+def test_the_metrics_have_a_series_for_each_variant() -> None:
+    collector = StatusCollector()
+    collector.show(
+        a_status(
+            outcomes={
+                "base": VariantOutcome(4, 8, 2, 1, ctr=0.25, calibration=1.5),
+                "plain": VariantOutcome(0, 0, 0, 0, ctr=None, calibration=None),
+            }
+        )
+    )
+    found = {
+        (sample.name.removeprefix("ftrie_trainer_"), sample.labels["variant"]): sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if "variant" in sample.labels
+    }
+    assert found == {
+        ("requests_total", "base"): 4,
+        ("impressions_total", "base"): 8,
+        ("clicks_total", "base"): 2,
+        ("conversions_total", "base"): 1,
+        ("ctr", "base"): 0.25,
+        ("calibration", "base"): 1.5,
+        ("requests_total", "plain"): 0,
+        ("impressions_total", "plain"): 0,
+        ("clicks_total", "plain"): 0,
+        ("conversions_total", "plain"): 0,
+    }
