@@ -131,13 +131,14 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
             )
             refresh = _nothing
 
-    is_busy = False
+    is_busy, failure = False, ""
 
     async def tick() -> None:
-        nonlocal is_busy
+        nonlocal is_busy, failure
         view.feed.seen()
         problem = view.feed.problem or view.state.problem
-        banner.show(warning_box(_away(view, problem)) if problem else "")
+        text = _away(view, problem) if problem else failure
+        banner.show(warning_box(text) if text else "")
         if not view.model and view.feed.names:
             ui.navigate.to(view.link(view.path, model=view.feed.names[0]))
         if is_busy:
@@ -147,8 +148,9 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
             done = refresh()
             if done is not None:
                 await done
+            failure = ""
         except FtrieError as error:
-            banner.show(warning_box(str(error)))
+            failure = str(error)  # shown by the next tick, unless the whole store is away
         finally:
             is_busy = False
 
