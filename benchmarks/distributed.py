@@ -230,10 +230,9 @@ def methods(pictures: Path | None) -> None:
         columns,
         table,
     )
-    if pictures is not None:
-        shown = [each for each in found if each.workers == 4 and each.data in ("avazu", "generated")]
-        for data in dict.fromkeys(each.data for each in shown):
-            _draw(pictures / f"distributed_{data}.svg", data, [each for each in shown if each.data == data])
+    shown = [each for each in found if each.workers == 4 and each.data == "avazu"]
+    if pictures is not None and shown:
+        _draw(pictures / "distributed_avazu.svg", "avazu", shown)
 
 
 def _draw(path: Path, data: str, shown: Sequence[Curve]) -> None:

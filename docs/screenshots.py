@@ -1,22 +1,28 @@
-"""The pictures of the dashboard in README and docs, from a live run: `make screenshots`.
+"""Every picture in README and docs, from real runs: `make screenshots`, or `python docs/screenshots.py PART…`.
 
-Starts `ftrie live`, lets visitors come for a while, and takes a picture of every page in a headless Chromium, wide and
-as on a telephone. Look at them afterwards: nothing may overlap or be cut.
+`live` runs `ftrie live` and takes the dashboard's pages in a headless Chromium while visitors come; `demo` draws the
+metrics of the demo's first day; `evaluate` and `distributed` need the real logs of FTRIE_TEST_DATA, and are skipped
+without; `exploration` and `distributed` are benchmarks and take some minutes. Look at the pictures afterwards: nothing
+may overlap or be cut.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-IMAGES = Path(__file__).parent / "images"
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs/images"
 PAGES = {
     "experiments": "",
     "models": "models",
@@ -31,27 +37,30 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 ON_PHONE = ("experiments", "system")
 """Pages whose picture on a telephone is kept."""
+LIVE_S, TAKEN_AT_S = 270, 150.0
 SETTLE_S = 8.0
+LEARNED, EVALUATED = range(21, 26), range(26, 29)
+"""Days of October 2014 in the sample of avazu's log."""
 
 
-def live(seconds: float, rate: float) -> None:
-    """Run the loop, and take the pictures when it has run for so long."""
-    with tempfile.TemporaryDirectory(prefix="ftrie-live-") as folder:
-        words = [sys.executable, "-m", "ftrie", "live", "--rate", str(rate), "--dir", folder]
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-        try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                found = re.search(r"watch it in a browser: (\S+)", line)
-                if found:
-                    break
-            else:
-                raise SystemExit("ftrie live has ended without a dashboard: pip install 'ftrie[dashboard]'")
-            time.sleep(seconds)
-            take(found.group(1))
-        finally:
-            process.terminate()
-            process.communicate()
+def live() -> None:
+    """Run the loop, and take the dashboard's pictures when it has run for a while."""
+    words = ["live", "--seconds", str(LIVE_S), "--picture", str(IMAGES / "loop.svg")]
+    process = subprocess.Popen([sys.executable, "-m", "ftrie", *words], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            found = re.search(r"watch it in a browser: (\S+)", line)
+            if found:
+                break
+        else:
+            raise SystemExit("ftrie live has ended without a dashboard: pip install 'ftrie[dashboard]'")
+        time.sleep(TAKEN_AT_S)
+        take(found.group(1))
+        process.communicate()
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def take(url: str) -> None:
@@ -76,11 +85,71 @@ def take(url: str) -> None:
         browser.close()
 
 
+def demo() -> None:
+    """Learn the demo's first day with metrics, and draw them (docs/training_metrics.md)."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _ftrie("demo", "--keep", name)
+        slices = ["--slice", "device", "--slice", "age*category="]
+        metrics = ["--metrics", str(folder / "day-1.jsonl"), "--window", "20000"]
+        _ftrie("train", str(folder / "shop.toml"), str(folder / "day-1.csv"), *metrics, *slices)
+        _ftrie("report", str(folder / "day-1.jsonl"), "-o", str(IMAGES / "report.svg"))
+
+
+def evaluate() -> None:
+    """Learn five days of avazu's log, and evaluate the three after them (docs/evaluate.md)."""
+    with gzip.open(_avazu(), "rt") as log, tempfile.TemporaryDirectory() as name:
+        head, *rows = log
+        at = head.rstrip("\n").split(",").index("hour")
+        parts = []
+        for days in LEARNED, EVALUATED:
+            path = Path(name, f"days-{days[0]}-{days[-1]}.csv")
+            wanted = {f"1410{day}" for day in days}
+            path.write_text(head + "".join(row for row in rows if row.split(",")[at][:6] in wanted))
+            parts.append(str(path))
+        model = str(Path(name, "avazu.arrow"))
+        _ftrie("train", str(ROOT / "examples/avazu.toml"), parts[0], "--save", model)
+        _ftrie("evaluate", model, parts[1], "--report", str(IMAGES / "evaluate.svg"))
+
+
+def exploration() -> None:
+    """What exploration earns (docs/learners.md)."""
+    _benchmark("exploration", "--picture", str(IMAGES / "exploration.svg"))
+
+
+def distributed() -> None:
+    """Methods by iterations and bytes, and what more workers would need (docs/scaling.md)."""
+    _avazu()
+    _benchmark("distributed", "methods", "cost", "--pictures", str(IMAGES))
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (live, demo, evaluate, exploration, distributed)
+}
+
+
+def _avazu() -> Path:
+    logs = os.environ.get("FTRIE_TEST_DATA")
+    found = sorted(Path(logs, "avazu").glob("clicks*.csv.gz")) if logs else []
+    if not found:
+        raise FileNotFoundError("FTRIE_TEST_DATA names no folder with avazu/clicks*.csv.gz")
+    return found[0]
+
+
+def _ftrie(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "ftrie", *words], check=True)
+
+
+def _benchmark(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]], check=True, cwd=ROOT)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=240.0, help="how long visitors come before the pictures"
-    )
-    parser.add_argument("--rate", type=float, default=60.0, help="visits a second")
-    given = parser.parse_args()
-    live(given.seconds, given.rate)
+    parser.add_argument("part", nargs="*", choices=[[], *PARTS], help="only these")
+    for part in parser.parse_args().part or PARTS:
+        print(f"{part}: {PARTS[part].__doc__}", flush=True)
+        try:
+            PARTS[part]()
+        except FileNotFoundError as error:
+            print(f"{part}: skipped, its pictures stay: {error}", flush=True)
