@@ -1,48 +1,54 @@
-"""The kinds of chart. Each function takes plain rows and returns an Altair chart whose data are these rows.
+"""The kinds of chart. Each function takes plain rows and returns a Vega-Lite specification whose data are these rows.
 
-The rows are one data set named "rows", which all layers share, so that a page can be given other rows without drawing
+The rows are one data set named ROWS, which all layers share, so that a page can be given other rows without drawing
 the chart again. A row is a dictionary; the names of its members are arguments or in the function's description. Charts
 are as wide as what they are in. Names come from logs: they are drawn as they are, without control characters.
 
 series: the names of all series, in the order of their colours; or names with the numbers of their colours, for charts
 of one page that lack some of its series, which are then named even where there is only one. Every function raises
-UsageError without the extra `charts`, and ValueError for more than MOST_ROWS rows.
+ValueError for more than MOST_ROWS rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ftrie.charts.theme import BETTER, LIGHT, MUTED, SERIES, WORSE, config
 from model_store.errors import UsageError
 
 if TYPE_CHECKING:
-    import altair as alt_types
+    import altair as alt
 
 MOST_ROWS = 2_000
+ROWS = "rows"
+"""The name of the data set."""
 HEIGHT = 240
 BAR = 18
 NOTEBOOK_WIDTH = 560
 Rows = Sequence[dict[str, Any]]
 Names = Sequence[str] | Mapping[str, int]
 Axis = Literal["number", "time", "log", "category"]
+Spec: TypeAlias = dict[str, Any]
+"""A Vega-Lite specification, or a part of one."""
 
 _DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
+_TEXTS = ("name", "series", "column", "text")
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
 _LETTER, _SYMBOL = 7, 34
 """Pixels of a letter of a legend, and of what stands beside a name, at most."""
+_ONCE: list[Spec] = [{"aggregate": [{"op": "count", "as": "n"}]}]
+_KNOWN: list[Spec] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
+"""Transforms: one row instead of all, for what is drawn once; rows with an interval."""
 
 
-def require_charts() -> Any:
-    """Altair, if all that pictures need is installed. Raises UsageError otherwise; call it before a long run."""
+def require_charts() -> None:
+    """Check that static pictures can be made. Raises UsageError; call it before a long run."""
     try:
-        import altair
         import vl_convert  # noqa: F401
     except ImportError as error:
         raise UsageError("pictures need the extra `charts`: pip install 'ftrie[charts]'") from error
-    return altair
 
 
 def lines(
@@ -63,52 +69,38 @@ def lines(
     zero: bool = False,
     height: int = HEIGHT,
     description: str = "",
-) -> alt_types.LayerChart:
+) -> Spec:
     """A line a series, with a band from `low` to `high` where the rows have them.
 
     Rows: x, y, series, and low and high or None. x of a time: milliseconds since 1970. mean: a member drawn as a thick
     line, while y is a thin one. mark: a dashed line at an x, with its text. reference: a dashed line at a y.
     """
-    alt = require_charts()
-    chart = alt.Chart(_data(rows))
-    across = _across(alt, x, x_title, x_axis, [row[x] for row in rows])
-    scale = alt.Scale(type="log") if y_log else alt.Scale(zero=zero)
-    axis = alt.Axis(format="~g", tickCount=5) if y_log else _numbers(alt, percent)
-    up = alt.Y(f"{y}:Q", title=y_title, axis=axis, scale=scale)
-    colour, dashes = _colour(alt, series), _dashes(alt, series)
-    tips = [
-        _tip(alt, x, x_title, x_axis),
-        alt.Tooltip("series:N", title="series"),
-        _value_tip(alt, y, y_title, percent),
-    ]
+    across = _across(x, x_title, x_axis, [row[x] for row in rows])
+    scale: Spec = {"type": "log"} if y_log else {"zero": zero}
+    axis = {"format": "~g", "tickCount": 5} if y_log else _numbers(percent)
+    up, own = (_number(member, y_title, axis=axis, scale=scale) for member in (y, mean or y))
+    place: Spec = {"x": across, "color": _colour(series)}
+    tips = [_tip(x, x_title, x_axis), _name("series"), _value_tip(y, y_title, percent)]
     layers = []
     if any(row.get("low") is not None for row in rows):
-        layers.append(
-            chart.mark_area(opacity=0.15).encode(
-                x=across, y=alt.Y("low:Q", title=y_title), y2="high:Q", color=colour
-            )
-        )
+        band = {"y": _number("low", y_title), "y2": {"field": "high"}}
+        layers.append(_layer({"type": "area", "opacity": 0.15}, place | band))
     if mean is not None:
-        layers.append(chart.mark_line(strokeWidth=1, opacity=0.35).encode(x=across, y=up, color=colour))
-    own = alt.Y(f"{mean or y}:Q", title=y_title, axis=axis, scale=scale)
+        layers.append(_layer({"type": "line", "strokeWidth": 1, "opacity": 0.35}, place | {"y": up}))
+    line = {"type": "line", "strokeWidth": 2, "point": {"size": 25} if points else False}
     layers += [
-        chart.mark_line(strokeWidth=2, point={"size": 25} if points else False).encode(
-            x=across, y=own, color=colour, **dashes
-        ),
+        _layer(line, place | {"y": own} | _dashes(series)),
         # Wide, invisible targets for the pointer.
-        chart.mark_point(opacity=0, size=120).encode(x=across, y=up, color=colour, tooltip=tips),
+        _layer({"type": "point", "opacity": 0, "size": 120}, place | {"y": up, "tooltip": tips}),
     ]
-    one = chart.transform_aggregate(n="count()")
     if reference is not None:
-        layers.append(one.mark_rule(strokeDash=[4, 4], color=MUTED).encode(y=alt.datum(reference)))
+        layers.append(_reference({"y": {"datum": reference}}))
     if mark is not None:
-        layers += [
-            one.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(mark[0])),
-            one.mark_text(align="left", baseline="top", dx=4).encode(
-                x=alt.datum(mark[0]), y=alt.value(2), text=alt.value(mark[1])
-            ),
-        ]
-    return _finished(alt, layers, height, description or f"{y_title} over {x_title}")
+        at = {"x": {"datum": mark[0]}}
+        words = {"y": {"value": 2}, "text": {"value": mark[1]}}
+        text = {"type": "text", "align": "left", "baseline": "top", "dx": 4}
+        layers += [_reference(at), _layer(text, at | words, _ONCE)]
+    return _finished(rows, layers, height, description or f"{y_title} over {x_title}")
 
 
 def intervals(
@@ -119,55 +111,54 @@ def intervals(
     percent: bool = False,
     reference: float | None = None,
     description: str = "",
-) -> alt_types.LayerChart:
+) -> Spec:
     """A dot with its interval a row, one under another. Rows: name, value, and low and high or None.
 
     series: rows have a member `series` too, and the dots of a name stand side by side, in the series' colours. With one
     series, or without, every row has a line of its own. reference: a value to compare with, as a line.
     """
-    alt = require_charts()
-    chart = alt.Chart(_data(rows))
-    down: dict[str, Any] = {"y": alt.Y("name:N", title=None, sort=_order(rows, "name"))}
+    place: Spec = {"y": _listed(rows, "name")}
     if series is None:
-        down["color"] = alt.Color("name:N", legend=None, sort=None, scale=alt.Scale(range=list(SERIES)))
+        colours = {"range": list(SERIES)}
+        place["color"] = _text("name", legend=None, sort=None, scale=colours)
     else:
-        down["color"] = _colour(alt, series)
+        place["color"] = _colour(series)
         if len(series) > 1:
-            offsets = alt.Scale(domain=[_plain(name) for name in series])
-            down["yOffset"] = alt.YOffset("series:N", scale=offsets)
-    across = alt.X("low:Q", title=value_title, axis=_numbers(alt, percent), scale=alt.Scale(zero=False))
-    value = alt.X("value:Q", title=value_title, axis=_numbers(alt, percent), scale=alt.Scale(zero=False))
-    tips = [
-        alt.Tooltip("name:N", title="name"),
-        *([alt.Tooltip("series:N", title="series")] if series is not None else []),
-        *(
-            _value_tip(alt, name, title, percent)
-            for name, title in (("value", value_title), ("low", "from"), ("high", "to"))
-        ),
+            place["yOffset"] = _text("series", scale={"domain": [_plain(name) for name in series]})
+    place["tooltip"] = [
+        _name("name"),
+        *([_name("series")] if series is not None else []),
+        _value_tip("value", value_title, percent),
+        _value_tip("low", "from", percent),
+        _value_tip("high", "to", percent),
     ]
-    known = chart.transform_filter("isValid(datum.low) && isValid(datum.high)")
+    low, value = (
+        _number(member, value_title, axis=_numbers(percent), scale={"zero": False})
+        for member in ("low", "value")
+    )
+    thin = series is not None
     layers = [
-        known.mark_rule(strokeWidth=3 if series is None else 2).encode(
-            x=across, x2="high:Q", tooltip=tips, **down
+        _layer(
+            {"type": "rule", "strokeWidth": 2 if thin else 3},
+            place | {"x": low, "x2": {"field": "high"}},
+            _KNOWN,
         ),
-        chart.mark_point(filled=True, size=90 if series is None else 45, opacity=1).encode(
-            x=value, tooltip=tips, **down
+        _layer(
+            {"type": "point", "filled": True, "size": 45 if thin else 90, "opacity": 1}, place | {"x": value}
         ),
     ]
     if reference is not None:
-        one = chart.transform_aggregate(n="count()")
-        layers.append(one.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(reference)))
+        layers.append(_reference({"x": {"datum": reference}}))
     step = 2 * BAR if series is None else max(BAR + 2, 9 * len(series) + 6)
     size = {"step": step, "for": "position"}
-    return _finished(alt, layers, size, description or f"{value_title}, with intervals")
+    return _finished(rows, layers, size, description or f"{value_title}, with intervals")
 
 
-def reliability(rows: Rows, *, series: Names, description: str = "") -> alt_types.LayerChart:
+def reliability(rows: Rows, *, series: Names, description: str = "") -> Spec:
     """Observed against predicted click rates on logarithmic axes, with intervals and the diagonal.
 
     Rows: predicted, observed, low, high, series. A rate of 0 is drawn at the least of the others.
     """
-    alt = require_charts()
     rates = [row[name] for row in rows for name in ("predicted", "observed") if row[name]]
     least, most = min(rates, default=0.001), max(rates, default=1.0)
     least, most = (least, most) if least < most else (0.5 * least, 2.0 * most)
@@ -176,153 +167,159 @@ def reliability(rows: Rows, *, series: Names, description: str = "") -> alt_type
         row | {name: min(max(row[name], least), most) for name in members if row[name] is not None}
         for row in rows
     ]
-    chart = alt.Chart(_data(inside))
-    colour, axis = _colour(alt, series), alt.Axis(format="~p", tickCount=4)
-    scale = alt.Scale(type="log", domain=[least, most], nice=False)
-    across = alt.X("predicted:Q", title="predicted click rate", axis=axis, scale=scale)
-    up = alt.Y("observed:Q", title="observed click rate", axis=axis, scale=scale)
-    tips = [
-        alt.Tooltip("series:N", title="series"),
-        _value_tip(alt, "predicted", "predicted", True),
-        _value_tip(alt, "observed", "observed", True),
-    ]
+    axis, scale = {"format": "~p", "tickCount": 4}, {"type": "log", "domain": [least, most], "nice": False}
+    across = _number("predicted", "predicted click rate", axis=axis, scale=scale)
+    place: Spec = {"x": across, "color": _colour(series)}
+    between = {"y": _number("low", "observed click rate"), "y2": {"field": "high"}}
+    points = {
+        "y": _number("observed", "observed click rate", axis=axis, scale=scale),
+        "tooltip": [
+            _name("series"),
+            _value_tip("predicted", "predicted", True),
+            _value_tip("observed", "observed", True),
+        ],
+    }
     ends = {"x": least, "y": least, "x2": most, "y2": most}
     layers = [
-        chart.transform_aggregate(n="count()")
-        .mark_rule(strokeDash=[4, 4], color=MUTED)
-        .encode(**{name: alt.datum(value) for name, value in ends.items()}),
-        chart.transform_filter("isValid(datum.low) && isValid(datum.high)")
-        .mark_rule(opacity=0.5)
-        .encode(x=across, y=alt.Y("low:Q", title="observed click rate"), y2="high:Q", color=colour),
-        chart.mark_line(point={"size": 40, "filled": True}).encode(
-            x=across, y=up, color=colour, tooltip=tips, **_dashes(alt, series)
-        ),
+        _reference({name: {"datum": value} for name, value in ends.items()}),
+        _layer({"type": "rule", "opacity": 0.5}, place | between, _KNOWN),
+        _layer({"type": "line", "point": {"size": 40, "filled": True}}, place | points | _dashes(series)),
     ]
-    return _finished(alt, layers, 300, description or "Observed against predicted click rates")
+    return _finished(inside, layers, 300, description or "Observed against predicted click rates")
 
 
 def bars(
     rows: Rows, *, value_title: str, percent: bool = False, signed: bool = False, description: str = ""
-) -> alt_types.LayerChart:
+) -> Spec:
     """A bar a row, in their order. Rows: name, value. signed: two colours, for values above and below 0."""
-    alt = require_charts()
-    chart = alt.Chart(_data(rows))
-    colour = (
-        alt.condition("datum.value >= 0", alt.value(BETTER), alt.value(WORSE))
-        if signed
-        else alt.value(SERIES[0])
-    )
-    layers = [
-        chart.mark_bar().encode(
-            y=alt.Y("name:N", title=None, sort=_order(rows, "name"), axis=alt.Axis(labelLimit=300)),
-            x=alt.X("value:Q", title=value_title, axis=_numbers(alt, percent)),
-            color=colour,
-            tooltip=[alt.Tooltip("name:N", title="name"), _value_tip(alt, "value", value_title, percent)],
-        )
-    ]
-    return _finished(alt, layers, {"step": BAR + 6}, description or f"{value_title} as bars")
+    above = {"condition": {"test": "datum.value >= 0", "value": BETTER}, "value": WORSE}
+    encoding = {
+        "y": _listed(rows, "name", axis={"labelLimit": 300}),
+        "x": _number("value", value_title, axis=_numbers(percent)),
+        "color": above if signed else {"value": SERIES[0]},
+        "tooltip": [_name("name"), _value_tip("value", value_title, percent)],
+    }
+    layers = [_layer({"type": "bar"}, encoding)]
+    return _finished(rows, layers, {"step": BAR + 6}, description or f"{value_title} as bars")
 
 
-def histogram(
-    rows: Rows, *, x_title: str, y_title: str, log: bool = False, description: str = ""
-) -> alt_types.LayerChart:
+def histogram(rows: Rows, *, x_title: str, y_title: str, log: bool = False, description: str = "") -> Spec:
     """A bar from `low` to `high` a row. Rows: low, high, value. log: of the x axis, which may hold 0."""
-    alt = require_charts()
-    zero = alt.datum(0)
-    scale = alt.Scale(type="symlog", constant=0.1) if log else alt.Scale()
-    layers = [
-        alt.Chart(_data(rows))
-        .mark_bar(color=SERIES[0])
-        .encode(
-            x=alt.X("low:Q", title=x_title, scale=scale),
-            x2="high:Q",
-            y=alt.Y("value:Q", title=y_title),
-            y2=zero,
-            tooltip=[
-                _value_tip(alt, "low", "from", False),
-                _value_tip(alt, "high", "to", False),
-                _value_tip(alt, "value", y_title, False),
-            ],
-        )
-    ]
-    return _finished(alt, layers, HEIGHT - 60, description or f"{y_title} by {x_title}")
+    scale: Spec = {"type": "symlog", "constant": 0.1} if log else {}
+    encoding = {
+        "x": _number("low", x_title, scale=scale),
+        "x2": {"field": "high"},
+        "y": _number("value", y_title),
+        "y2": {"datum": 0},
+        "tooltip": [
+            _value_tip("low", "from", False),
+            _value_tip("high", "to", False),
+            _value_tip("value", y_title, False),
+        ],
+    }
+    layers = [_layer({"type": "bar", "color": SERIES[0]}, encoding)]
+    return _finished(rows, layers, HEIGHT - 60, description or f"{y_title} by {x_title}")
 
 
-def grid(
-    rows: Rows, *, value_title: str, percent: bool = False, description: str = ""
-) -> alt_types.LayerChart:
+def grid(rows: Rows, *, value_title: str, percent: bool = False, description: str = "") -> Spec:
     """A coloured cell a row: blue is better, red is worse, grey is equal; one whose value is None has its text alone.
 
     Rows: name (down), column (across), value, text (shown in the cell), badness: from -1, best, to 1, worst.
     """
-    alt = require_charts()
-    chart = alt.Chart(_data(rows))
-    down = alt.Y(
-        "name:N",
-        title=None,
-        sort=_order(rows, "name"),
-        axis=alt.Axis(labelLimit=300, domain=False, ticks=False, labelPadding=6),
-    )
-    across = alt.X(
-        "column:N",
-        title=None,
-        sort=_order(rows, "column"),
-        axis=alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False),
-    )
-    tips = [
-        alt.Tooltip("name:N", title="name"),
-        alt.Tooltip("column:N", title="column"),
-        _value_tip(alt, "value", value_title, percent),
-        alt.Tooltip("rows:Q", title="rows", format=","),
-    ]
+    bare = {"domain": False, "ticks": False}
+    place = {
+        "y": _listed(rows, "name", axis={"labelLimit": 300, "labelPadding": 6} | bare),
+        "x": _listed(rows, "column", axis={"orient": "top", "labelAngle": 0} | bare),
+    }
+    colours = {"domain": [-1, 0, 1], "range": ["#9ecae9", "#f2f2f2", "#f4a6a0"], "clamp": True}
+    filled = {
+        "color": {
+            "condition": {
+                "test": "isValid(datum.value)",
+                "field": "badness",
+                "type": "quantitative",
+                "legend": None,
+                "scale": colours,
+            },
+            "value": "transparent",
+        },
+        "tooltip": [
+            _name("name"),
+            _name("column"),
+            _value_tip("value", value_title, percent),
+            {"field": "rows", "type": "quantitative", "title": "rows", "format": ","},
+        ],
+    }
+    words = {"text": {"field": "text", "type": "nominal"}}
     layers = [
-        chart.mark_rect(stroke=MUTED, strokeOpacity=0.25).encode(
-            y=down,
-            x=across,
-            color=alt.condition(
-                "isValid(datum.value)",
-                alt.Color(
-                    "badness:Q",
-                    legend=None,
-                    scale=alt.Scale(domain=[-1, 0, 1], range=["#9ecae9", "#f2f2f2", "#f4a6a0"], clamp=True),
-                ),
-                alt.value("transparent"),
-            ),
-            tooltip=tips,
-        ),
+        _layer({"type": "rect", "stroke": MUTED, "strokeOpacity": 0.25}, place | filled),
         # A text on a colour is black; one alone has the colour of the page's texts.
-        chart.transform_filter("isValid(datum.value)")
-        .mark_text(fontSize=12, color="#111111")
-        .encode(y=down, x=across, text="text:N"),
-        chart.transform_filter("!isValid(datum.value)")
-        .mark_text(fontSize=12)
-        .encode(y=down, x=across, text="text:N"),
+        _layer(
+            {"type": "text", "fontSize": 12, "color": "#111111"},
+            place | words,
+            [{"filter": "isValid(datum.value)"}],
+        ),
+        _layer({"type": "text", "fontSize": 12}, place | words, [{"filter": "!isValid(datum.value)"}]),
     ]
-    return _finished(alt, layers, {"step": BAR + 8}, description or f"{value_title} by slice")
+    return _finished(rows, layers, {"step": BAR + 8}, description or f"{value_title} by slice")
 
 
-def for_notebook(chart: alt_types.LayerChart, title: str) -> alt_types.LayerChart:
-    """The chart with a title, ftrie's colours on white and a fixed width, as notebooks show it."""
+def for_notebook(spec: Spec, title: str) -> alt.LayerChart:
+    """The chart as Altair's, with a title, ftrie's colours on white and a fixed width, as notebooks show it.
+
+    Raises UsageError without the extra `notebook`.
+    """
+    try:
+        import altair
+    except ImportError as error:
+        raise UsageError("plots need the extra `notebook`: pip install 'ftrie[notebook]'") from error
     own = config() | {"background": LIGHT["background"]}
-    made: alt_types.LayerChart = chart.properties(width=NOTEBOOK_WIDTH, title=_plain(title)).configure(**own)
-    return made
+    whole = spec | {"width": NOTEBOOK_WIDTH, "title": _plain(title), "config": own}
+    return altair.LayerChart.from_dict(whole)
 
 
-def _data(rows: Rows) -> Any:
+# -- parts
+
+
+def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: str) -> Spec:
     if len(rows) > MOST_ROWS:
         raise ValueError(
             f"got {len(rows):,} rows for a chart, expected at most {MOST_ROWS:,}: aggregate them"
         )
-    names = ("name", "series", "column", "text")
     plain = [
-        row | {name: _plain(row[name]) for name in names if isinstance(row.get(name), str)} for row in rows
+        row | {name: _plain(row[name]) for name in _TEXTS if isinstance(row.get(name), str)} for row in rows
     ]
-    return require_charts().InlineData(values=plain, name="rows")
+    return {
+        "data": {"name": ROWS},
+        "datasets": {ROWS: plain},
+        "layer": layers,
+        "width": "container",
+        "height": height,
+        "description": _plain(description),
+    }
 
 
-def _order(rows: Rows, member: str) -> list[str]:
-    """The values of a member in the order of the rows; named, so that it holds when a page is given other rows."""
-    return list(dict.fromkeys(_plain(row[member]) for row in rows))
+def _layer(mark: Spec, encoding: Spec, transform: list[Spec] | None = None) -> Spec:
+    return {"mark": mark, "encoding": encoding} | ({"transform": transform} if transform else {})
+
+
+def _reference(at: Spec) -> Spec:
+    """A dashed line that is drawn once."""
+    return _layer({"type": "rule", "strokeDash": [4, 4], "color": MUTED}, at, _ONCE)
+
+
+def _number(member: str, title: str, **more: Any) -> Spec:
+    return {"field": member, "type": "quantitative", "title": title} | more
+
+
+def _text(member: str, **more: Any) -> Spec:
+    return {"field": member, "type": "nominal"} | more
+
+
+def _listed(rows: Rows, member: str, **more: Any) -> Spec:
+    """An axis of names in the order of the rows; named, so that it holds when a page is given other rows."""
+    names = list(dict.fromkeys(_plain(row[member]) for row in rows))
+    return _text(member, title=None, sort=names, **more)
 
 
 def _plain(text: str) -> str:
@@ -330,32 +327,22 @@ def _plain(text: str) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _finished(
-    alt: Any, layers: Sequence[Any], height: int | dict[str, Any], description: str
-) -> alt_types.LayerChart:
-    chart: alt_types.LayerChart = alt.layer(*layers).properties(
-        width="container",
-        height=height,
-        description=_plain(description),
-    )
-    return chart
-
-
-def _across(alt: Any, x: str, title: str, axis: Axis, values: Sequence[Any]) -> Any:
+def _across(x: str, title: str, axis: Axis, values: Sequence[Any]) -> Spec:
     if axis == "time":
         span = (max(values) - min(values)) / 1000.0 if values else 0.0
         form = next(form for most, form in _TIMES if span < most)
-        return alt.X(
-            f"{x}:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(format=form, tickCount=6)
-        )
+        return {
+            "field": x,
+            "type": "temporal",
+            "title": None,
+            "scale": {"type": "utc"},
+            "axis": {"format": form, "tickCount": 6},
+        }
     if axis == "category":
-        return alt.X(f"{x}:N", title=title, sort=None)
-    return alt.X(
-        f"{x}:Q",
-        title=title,
-        scale=alt.Scale(type="log", nice=False) if axis == "log" else alt.Scale(nice=False, zero=False),
-        axis=alt.Axis(format="~s", tickCount=6) if max(values, default=0) >= 1_000 else alt.Axis(tickCount=6),
-    )
+        return _text(x, title=title, sort=None)
+    short = {"format": "~s"} if max(values, default=0) >= 1_000 else {}
+    scale = {"type": "log", "nice": False} if axis == "log" else {"nice": False, "zero": False}
+    return _number(x, title, scale=scale, axis=short | {"tickCount": 6})
 
 
 _TIMES = (
@@ -367,8 +354,8 @@ _TIMES = (
 """How moments are written, by the seconds that a chart spans: less than so many."""
 
 
-def _numbers(alt: Any, percent: bool) -> Any:
-    return alt.Axis(format="~p") if percent else alt.Axis()
+def _numbers(percent: bool) -> Spec:
+    return {"format": "~p"} if percent else {}
 
 
 def _numbered(series: Names) -> dict[str, int]:
@@ -377,36 +364,46 @@ def _numbered(series: Names) -> dict[str, int]:
     return {_plain(name): number for name, number in numbers.items()}
 
 
-def _colour(alt: Any, series: Names) -> Any:
+def _colour(series: Names) -> Spec:
     numbers = _numbered(series)
     colours = [SERIES[number % len(SERIES)] for number in numbers.values()]
     wide = _SYMBOL + _LETTER * max(map(len, numbers), default=0)
-    columns = alt.ExprRef(f"max(1, floor(width / {wide}))")
-    return alt.Color(
-        "series:N",
+    legend = {"columns": {"expr": f"max(1, floor(width / {wide}))"}}
+    return _text(
+        "series",
         title=None,
-        scale=alt.Scale(domain=list(numbers), range=colours),
-        legend=alt.Legend(columns=columns) if len(series) > 1 or isinstance(series, Mapping) else None,
+        scale={"domain": list(numbers), "range": colours},
+        legend=legend if len(series) > 1 or isinstance(series, Mapping) else None,
     )
 
 
-def _dashes(alt: Any, series: Names) -> dict[str, Any]:
+def _dashes(series: Names) -> Spec:
     """Dashes for series whose colour another has."""
     numbers = _numbered(series)
     if max(numbers.values(), default=0) < len(SERIES):
         return {}
     dashes = [_DASHES[number // len(SERIES) % len(_DASHES)] for number in numbers.values()]
-    scale = alt.Scale(domain=list(numbers), range=dashes)
-    return {"strokeDash": alt.StrokeDash("series:N", title=None, scale=scale)}
+    return {"strokeDash": _text("series", title=None, scale={"domain": list(numbers), "range": dashes})}
 
 
-def _tip(alt: Any, x: str, title: str, axis: Axis) -> Any:
+def _name(member: str) -> Spec:
+    """A name in a tooltip."""
+    return _text(member, title=member)
+
+
+def _tip(x: str, title: str, axis: Axis) -> Spec:
     if axis == "time":
-        return alt.Tooltip(f"{x}:T", title="time", format="%Y-%m-%d %H:%M:%S", formatType="time")
-    return alt.Tooltip(
-        f"{x}:Q" if axis != "category" else f"{x}:N", title=title, format="," if axis == "number" else ""
-    )
+        return {
+            "field": x,
+            "type": "temporal",
+            "title": "time",
+            "format": "%Y-%m-%d %H:%M:%S",
+            "formatType": "time",
+        }
+    if axis == "category":
+        return _text(x, title=title, format="")
+    return _number(x, title, format="," if axis == "number" else "")
 
 
-def _value_tip(alt: Any, name: str, title: str, percent: bool) -> Any:
-    return alt.Tooltip(f"{name}:Q", title=title, format=".3~p" if percent else ".5~g")
+def _value_tip(member: str, title: str, percent: bool) -> Spec:
+    return _number(member, title, format=".3~p" if percent else ".5~g")

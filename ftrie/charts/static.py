@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
-from ftrie.charts.kinds import require_charts
+from ftrie.charts.kinds import ROWS, Spec, require_charts
 from ftrie.charts.theme import DARK, FONT, LIGHT, config
-
-if TYPE_CHECKING:
-    import altair as alt
 
 WIDTH = 720
 COLUMN_WIDTH = 456
@@ -57,12 +54,12 @@ _PAGE = (
 )
 
 
-def svg(chart: alt.TopLevelMixin, width: int = WIDTH) -> str:
+def svg(chart: Spec, width: int = WIDTH) -> str:
     """A chart as an SVG file of so many pixels. Raises UsageError without the extra `charts`."""
     return stacked_svg([chart], width)
 
 
-def stacked_svg(charts: Sequence[alt.TopLevelMixin], width: int = WIDTH) -> str:
+def stacked_svg(charts: Sequence[Spec], width: int = WIDTH) -> str:
     """Charts one below another as one SVG file on a background."""
     total = 0.0
     whole = element("svg", element("style", _PICTURE), xmlns="http://www.w3.org/2000/svg")
@@ -97,7 +94,7 @@ def document(title: str, *children: Element) -> str:
     return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
 
 
-def figure(chart: alt.TopLevelMixin, caption: str) -> Element:
+def figure(chart: Spec, caption: str) -> Element:
     """A chart of a page with its caption."""
     return element("figure", _picture(chart, COLUMN_WIDTH, tips=True), element("figcaption", caption))
 
@@ -127,25 +124,24 @@ def element(tag: str, *children: Element | str, **attributes: object) -> Element
     return made
 
 
-def _picture(chart: alt.TopLevelMixin, width: int, *, tips: bool) -> Element:
+def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
     """A chart as an `svg` element with words for screen readers; tips: its marks have their figures as tooltips."""
     require_charts()
     import vl_convert
 
-    spec: dict[str, Any] = chart.to_dict()
-    rows = [{name: _short(value) for name, value in row.items()} for row in spec["data"]["values"]]
-    spec["data"]["values"] = rows
-    spec["width"], spec["autosize"] = width, {"type": "fit-x", "contains": "padding"}
+    rows = [{name: _short(value) for name, value in row.items()} for row in chart["datasets"][ROWS]]
     own = config()
     narrow = {"labelLimit": width // 3}
-    spec["config"] = own | {
+    look = own | {
         "font": "sans-serif",
         "mark": {},
         "axis": own["axis"] | narrow,
         "padding": {"left": 2, "right": 12, "top": 2, "bottom": 4},
     }
+    autosize = {"type": "fit-x", "contains": "padding"}
+    spec = chart | {"datasets": {ROWS: rows}, "width": width, "autosize": autosize, "config": look}
     picture = fromstring(vl_convert.vegalite_to_svg(spec))
-    words = spec.get("description", "")
+    words = chart.get("description", "")
     for each in picture.iter():
         each.tag = each.tag.rpartition("}")[2]
     _clean(picture, tips and len(rows) <= MOST_TIPS)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ftrie.dashboard.app import DashboardOptions
 
 HOST = "127.0.0.1"
-EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert", "altair")
+EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert")
 
 
 def register(app: typer.Typer) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import socket
 import webbrowser
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import uvicorn
@@ -68,9 +66,6 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
     Raises UsageError for an address that others can reach without password and TLS, ServerError for a taken port.
     """
     _check(options)
-    with suppress(ImportError):
-        # pyarrow imports it on first use, on any thread, and Altair fails while it is being imported.
-        import_module("pandas")
     listener = _listening(options.host, options.port)
     feed = Feed(options.store, options.servers, options.trainers)
     app = FastAPI(openapi_url=None)

@@ -1,16 +1,13 @@
-"""Charts of the reports: a page's `Series`, drawn by `ftrie.charts`. In: a title and series. Out: an Altair chart."""
+"""Charts of the reports: a page's `Series`, drawn by `ftrie.charts`. In: a title and series. Out: a specification."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ftrie.charts.kinds import MOST_ROWS, intervals, lines, reliability
+from ftrie.charts.kinds import MOST_ROWS, Spec, intervals, lines, reliability
 from ftrie.report.series import Point, Series
-
-if TYPE_CHECKING:
-    import altair as alt
 
 
 def curve_chart(
@@ -23,7 +20,7 @@ def curve_chart(
     logarithmic: bool = False,
     y_log: bool = False,
     zero: bool = False,
-) -> alt.LayerChart:
+) -> Spec:
     """Lines over rows, with bands where points have intervals, and thick running means where series have them.
 
     reference: a value marked by a horizontal line; mark: a position on the x axis and its label; logarithmic: of the x
@@ -51,10 +48,10 @@ def curve_chart(
         zero=zero,
         description=f"{title}. {ends}.",
     )
-    return _titled(chart, title)
+    return chart | {"title": title}
 
 
-def reliability_chart(title: str, series: Sequence[Series]) -> alt.LayerChart:
+def reliability_chart(title: str, series: Sequence[Series]) -> Spec:
     """Click rate by prediction on logarithmic axes, with the diagonal on which they are equal."""
     rows = [
         {
@@ -69,12 +66,10 @@ def reliability_chart(title: str, series: Sequence[Series]) -> alt.LayerChart:
     ]
     rates = [point.x for each in series for point in each.points]
     words = f"{title}: click rate against prediction, from {min(rates):.4g} to {max(rates):.4g}."
-    return _titled(reliability(rows, series=_names(series), description=words), title)
+    return reliability(rows, series=_names(series), description=words) | {"title": title}
 
 
-def dot_chart(
-    title: str, values: Sequence[str], series: Sequence[Series], reference: float | None
-) -> alt.LayerChart:
+def dot_chart(title: str, values: Sequence[str], series: Sequence[Series], reference: float | None) -> Spec:
     """A dot with its interval for every value and series, one line per value."""
     most = max(1, MOST_ROWS // len(series))
     rows = [
@@ -86,7 +81,7 @@ def dot_chart(
     rows.sort(key=lambda row: row["x"])
     words = f"{title} of {len(values)} values: " + ", ".join(values[:12])
     chart = intervals(rows, value_title=title, series=_names(series), reference=reference, description=words)
-    return _titled(chart, title)
+    return chart | {"title": title}
 
 
 def _thinned(points: Sequence[tuple[Point, Point]], series: int) -> Sequence[tuple[Point, Point]]:
@@ -101,8 +96,3 @@ def _row(series: Series, point: Point) -> dict[str, Any]:
 
 def _names(series: Sequence[Series]) -> dict[str, int]:
     return {each.name: each.number for each in series}
-
-
-def _titled(chart: alt.LayerChart, title: str) -> alt.LayerChart:
-    made: alt.LayerChart = chart.properties(title=title)
-    return made

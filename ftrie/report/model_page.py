@@ -6,9 +6,9 @@ In: a `ModelReport`. Out: one HTML or SVG document that needs neither a network 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from ftrie.charts.kinds import Spec
 from ftrie.charts.static import document, element, figure, stacked_svg, table
 from ftrie.report.drawing import curve_chart, dot_chart, reliability_chart
 from ftrie.report.series import Point, Series
@@ -16,9 +16,6 @@ from model_store.errors import counted, shown
 from trainer.learn.metrics.reliability import ENOUGH, GroupReliability, Reliability
 from trainer.runs.diagnostics import Drift, ModelReport, Period, SliceReport, WrongRow
 from trainer.runs.importance import Importance, WeightImportance
-
-if TYPE_CHECKING:
-    import altair as alt
 
 DRAWN_VALUES = 20
 DRAWN_OWNERS = 30
@@ -28,7 +25,7 @@ OPEN_SLICES = 3
 KEYS_OF_ROW = 10
 OTHER, NOTHING = "(all others)", "(none)"
 
-Picture = tuple["alt.LayerChart", str]
+Picture = tuple[Spec, str]
 
 
 def html_page(name: str, report: ModelReport) -> str:

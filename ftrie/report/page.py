@@ -6,18 +6,15 @@ The page needs no network and no scripts: it can be opened from a disk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from ftrie.charts.kinds import Spec
 from ftrie.charts.static import document, element, figure, stacked_svg, table
 from ftrie.report import series
 from ftrie.report.drawing import curve_chart, dot_chart, reliability_chart
 from ftrie.report.series import ENOUGH_CLICKS, MOST_POINTS, Figure, RunMetrics
 from model_store.errors import counted, shown
 from trainer.learn.metrics.records import RegretPoint, VariantMetrics
-
-if TYPE_CHECKING:
-    import altair as alt
 
 DRAWN_VALUES = 20
 OTHER = "(all others)"
@@ -129,7 +126,7 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
     return made
 
 
-def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, alt.LayerChart, str]]:
+def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Spec, str]]:
     """The charts over all rows: heading ("" within a section), chart, caption."""
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
         ("Log-loss", series.logloss, None, "Mean log-loss: thin of each window, thick the running mean."),
@@ -190,7 +187,7 @@ def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
     return made
 
 
-def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[alt.LayerChart, str]]:
+def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Spec, str]]:
     values = series.slice_values(runs, name)[:DRAWN_VALUES]
     called = [_called(value) for value in values]
     kinds: tuple[tuple[str, Figure, float | None, str], ...] = (

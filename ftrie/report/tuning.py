@@ -6,9 +6,9 @@ In: what `trainer.tune.search` found. Out: one HTML document, or its charts as S
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from ftrie.charts.kinds import Spec
 from ftrie.charts.static import document, element, figure, stacked_svg, table
 from ftrie.report.drawing import dot_chart
 from ftrie.report.series import Point, Series
@@ -18,9 +18,6 @@ from trainer.tune.crosses import Tried
 from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome
 from trainer.tune.search import Found, Judged
-
-if TYPE_CHECKING:
-    import altair as alt
 
 MOST_DRAWN = 40
 
@@ -78,7 +75,7 @@ def value_text(value: float | int | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _pictures(found: Found) -> Iterator[tuple[str, alt.LayerChart, str]]:
+def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
     """Heading ("" within a section), chart, caption."""
     ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
     if ranking:

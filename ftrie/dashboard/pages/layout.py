@@ -12,11 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from nicegui import ui
 
+from ftrie.charts.kinds import ROWS, Spec
 from ftrie.charts.theme import config
 from ftrie.dashboard.chart import Chart, library
 from ftrie.dashboard.feed import Feed, ModelState
@@ -24,9 +25,6 @@ from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
 from ftrie.library.html import html_table
 from model_store.errors import FtrieError
-
-if TYPE_CHECKING:
-    import altair as alt
 
 REFRESH_S = 1.0
 FIRST_S = 0.2
@@ -237,11 +235,10 @@ class Picture:
             self._text = Text("quiet")
             self._text.show(paragraph(empty))
 
-    def show(self, chart: alt.TopLevelMixin) -> Chart | None:
+    def show(self, chart: Spec) -> Chart | None:
         """Draw this chart; returns its element, or None if it has no rows."""
-        spec = chart.to_dict(validate=False)
-        rows = spec.pop("data")["values"]
-        spec["data"] = {"name": "rows"}
+        rows = chart["datasets"][ROWS]
+        spec = {name: part for name, part in chart.items() if name != "datasets"}
         self._text.show("" if rows else paragraph(self._empty))
         if not rows and self._chart is None:
             return None

@@ -10,17 +10,26 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ftrie.charts.kinds import MOST_ROWS, bars, grid, histogram, intervals, lines, reliability
+from ftrie.charts.kinds import (
+    MOST_ROWS,
+    Spec,
+    bars,
+    for_notebook,
+    grid,
+    histogram,
+    intervals,
+    lines,
+    reliability,
+)
 from ftrie.charts.static import COLUMN_WIDTH, document, figure, stacked_svg, svg
 from ftrie.charts.theme import BETTER, DARK, LIGHT, MUTED, SERIES, WORSE
 from ftrie.cli import run
 from model_store.errors import UsageError
 
 SVG = "{http://www.w3.org/2000/svg}"
-Chart = Any
 
 
-def curves(count: int = 10, *names: str, **options: Any) -> Chart:
+def curves(count: int = 10, *names: str, **options: Any) -> Spec:
     rows = [
         {"x": 10.0 + at, "y": 0.1 * at + 0.1, "low": 0.1 * at, "high": 0.1 * at + 0.2, "series": name}
         for name in names or ("base", "plain")
@@ -30,7 +39,7 @@ def curves(count: int = 10, *names: str, **options: Any) -> Chart:
     return lines(rows, x="x", y="y", x_title="rows", y_title="loss", series=series, **options)
 
 
-def dots() -> Chart:
+def dots() -> Spec:
     rows = [
         {"name": name, "series": series, "value": 1.0, "low": low, "high": low and 1.5}
         for name, low in (("nike", 0.5), ("(none)", None))
@@ -39,7 +48,7 @@ def dots() -> Chart:
     return intervals(rows, value_title="calibration", series=["base", "plain"], reference=1.0)
 
 
-def diagram() -> Chart:
+def diagram() -> Spec:
     rows = [
         {"series": "base", "predicted": p, "observed": o, "low": max(o - 0.05, 0.0), "high": o + 0.05}
         for p, o in ((0.01, 0.0), (0.1, 0.12), (0.3, 0.25))
@@ -47,7 +56,7 @@ def diagram() -> Chart:
     return reliability(rows, series=["base"])
 
 
-def cells() -> Chart:
+def cells() -> Spec:
     rows = [
         {"name": name, "column": "base", "value": value, "text": text, "badness": value, "rows": 9}
         for name, value, text in (("nike", 0.5, "+50 %"), ("puma", None, "few"))
@@ -55,7 +64,7 @@ def cells() -> Chart:
     return grid(rows, value_title="difference")
 
 
-KINDS: dict[str, Callable[[], Chart]] = {
+KINDS: dict[str, Callable[[], Spec]] = {
     "lines": curves,
     "marked": lambda: curves(mark=(12.0, "tastes change"), reference=0.5, x_axis="log", y_log=True),
     "means": lambda: curves(mean="low"),
@@ -84,7 +93,7 @@ def parts(spec: Any) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chart_has_one_data_set_and_words_and_is_drawn(kind: str) -> None:
     chart = KINDS[kind]()
-    spec = chart.to_dict()
+    spec = chart
     assert [part["data"]["name"] for part in parts(spec) if "data" in part] == ["rows"]
     assert len(spec["description"]) > 3 and spec["width"] == "container"
     picture = ElementTree.fromstring(svg(chart, 500))
@@ -92,6 +101,13 @@ def test_a_chart_has_one_data_set_and_words_and_is_drawn(kind: str) -> None:
     assert inner.get("role") == "img" and inner.get("aria-label") == spec["description"]
     assert inner.get("viewBox", "").startswith("0 0 500 ")
     assert inner.find(f".//{SVG}path") is not None and "NaN" not in ElementTree.tostring(picture, "unicode")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chart_is_valid_vega_lite(kind: str) -> None:
+    altair = pytest.importorskip("altair")
+    altair.LayerChart.from_dict(KINDS[kind](), validate=True)
+    altair.LayerChart.from_dict(for_notebook(KINDS[kind](), "a title").to_dict(), validate=True)
 
 
 def test_more_rows_than_a_chart_holds_are_refused() -> None:
@@ -129,7 +145,7 @@ def test_marks_have_their_figures_as_tooltips_unless_there_are_too_many() -> Non
 
 def test_series_beyond_the_colours_have_dashes_and_keep_their_numbers() -> None:
     rows = [{"x": at, "y": at, "series": name} for name in "ab" for at in range(3)]
-    spec = lines(rows, x="x", y="y", x_title="x", y_title="y", series={"a": 1, "b": 9}).to_dict()
+    spec = lines(rows, x="x", y="y", x_title="x", y_title="y", series={"a": 1, "b": 9})
     (colours,) = {tuple(p["color"]["scale"]["range"]) for p in parts(spec) if "scale" in p.get("color", {})}
     (dashes,) = [p["strokeDash"]["scale"]["range"] for p in parts(spec) if "scale" in p.get("strokeDash", {})]
     assert colours == (SERIES[1], SERIES[1]) and dashes[0] != dashes[1]
@@ -174,12 +190,11 @@ def test_colours_are_told_from_both_backgrounds(scheme: dict[str, str]) -> None:
     assert all(contrast(scheme[name], ground) >= 4.5 for name in ("text", "soft"))
 
 
-@pytest.mark.parametrize("lacking", ["altair", "vl_convert"])
 def test_without_the_extra_a_run_says_so_before_it_begins(
-    lacking: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, lacking, None)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(UsageError, match=r"pip install 'ftrie\[charts\]'"):
-        curves()
+        svg(curves())
     assert run(["live", "--seconds", "600", "--picture", "loop.svg"]) == UsageError.exit_code
     assert "pip install 'ftrie[charts]'" in capsys.readouterr().err

@@ -180,7 +180,7 @@ def test_what_notebooks_show_is_escaped(rows: pa.Table) -> None:
 
 def test_plots(model: ftrie.Model) -> None:
     pytest.importorskip("altair")
-    drawn = model.plot_weights(5).to_dict()["data"]["values"]
+    drawn = model.plot_weights(5).to_dict()["datasets"]["rows"]
     keys, weights = heaviest(model.artefact, 0, 5)
     assert [(row["name"], row["value"]) for row in drawn] == list(zip(keys, weights, strict=True))
     with pytest.raises(UsageError, match="no variant 'z'"):
@@ -226,9 +226,9 @@ def test_plots_of_an_evaluation(model: ftrie.Model, rows: pa.Table) -> None:
     found = model.evaluate(rows, slices=["age"], progress=False)
     reliability = found.report.report
     assert reliability is not None
-    bins = found.plot_calibration().to_dict()["data"]["values"]
+    bins = found.plot_calibration().to_dict()["datasets"]["rows"]
     assert list(dict.fromkeys(row["series"] for row in bins)) == ["base", "plain"]
-    rows_drawn = found.plot_slices("age").to_dict()["data"]["values"]
+    rows_drawn = found.plot_slices("age").to_dict()["datasets"]["rows"]
     drawn = {row["name"]: row["value"] for row in rows_drawn if row["series"] == "base"}
     (sliced,) = reliability.slices
     assert drawn == {each.value: each.group.variants["base"].calibration for each in sliced.values}
@@ -244,7 +244,7 @@ def test_plots_draw_values_as_they_are() -> None:
     data = {"y": [1, 0, 0] * 60, "f": (values * 45)[:180]}
     run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, slices=["f"], progress=False)
     for chart in (run.plot_slices("f"), run.model.plot_weights(9)):
-        picture = ElementTree.fromstring(svg(chart))  # a control character fails here
+        picture = ElementTree.fromstring(svg(chart.to_dict()))  # a control character fails here
         texts = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}text")]
         assert any(text.endswith(r"$\frac$") for text in texts)
         assert sum(text.endswith("…") for text in texts) == 2  # the long ones, cut

@@ -96,13 +96,13 @@ def test_pages_and_pictures(rows: pa.Table, tmp_path: Path) -> None:
     assert (tmp_path / "run.svg").read_text().startswith("<svg")
     pytest.importorskip("altair")
     chart = run.plot_learning().to_dict()
-    drawn = chart["data"]["values"]
+    drawn = chart["datasets"]["rows"]
     metrics = run.metrics
     assert [row["mean"] for row in drawn] == metrics["total_logloss"].to_pylist()
     assert {row["series"] for row in drawn} == {"base", "plain"}
     assert "Progressive auc" in run.plot_learning("auc").to_dict()["title"]
     assert run.plot_calibration().to_dict()["title"] == "Calibration"
-    assert len({row["name"] for row in run.plot_slices("age").to_dict()["data"]["values"]}) >= 4
+    assert len({row["name"] for row in run.plot_slices("age").to_dict()["datasets"]["rows"]}) >= 4
     with pytest.raises(UsageError, match="no figure 'f1' in the metrics; expected one of logloss, auc"):
         run.plot_learning("f1")
 
@@ -110,7 +110,7 @@ def test_pages_and_pictures(rows: pa.Table, tmp_path: Path) -> None:
 def test_plots_without_altair_name_the_extra(rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ftrie.train(SPEC, rows, progress=False)
     monkeypatch.setitem(sys.modules, "altair", None)
-    with pytest.raises(UsageError, match=r"pip install 'ftrie\[charts\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'ftrie\[notebook\]'"):
         run.plot_learning()
 
 
