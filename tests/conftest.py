@@ -35,6 +35,9 @@ COMPILE = (
     """,
 )
 
+PASSED: list[str] = []
+"""The tests that passed in this run."""
+
 # A shell starts background jobs with SIGINT ignored, nohup any job with SIGHUP ignored. Children would inherit that,
 # and tests that interrupt one would wait for ever; so that they start with the defaults:
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,12 +64,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=8,
         help="values put at each key of the store (1000: all that there are)",
     )
+    parser.addoption("--write-passed", type=Path, help="write the tests that passed to this file")
+    parser.addoption(
+        "--leave-out",
+        type=Path,
+        help="leave out the tests in this file, but those by Hypothesis, which draw more examples in `make test-all`",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples where the slow tests are left out too."""
     if config.option.markexpr == "not slow":
         settings.load_profile("quick")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what has passed before, in continuous integration; Hypothesis has marked its own by now."""
+    if config.option.leave_out:
+        passed = set(config.option.leave_out.read_text("utf-8").splitlines())
+        left = [each for each in items if each.nodeid in passed and not each.get_closest_marker("hypothesis")]
+        config.hook.pytest_deselected(items=left)
+        gone = {each.nodeid for each in left}
+        items[:] = [each for each in items if each.nodeid not in gone]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep the names of the tests that passed."""
+    if report.when == "call" and report.passed:
+        PASSED.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the names of the tests that passed."""
+    if session.config.option.write_passed and not hasattr(session.config, "workerinput"):
+        session.config.option.write_passed.write_text("\n".join(PASSED), "utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)
