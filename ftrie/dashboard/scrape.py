@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 TIMEOUT_S = 2.0
 KEPT = 600
 """Moments of each figure over time."""
-OVER_S = 10.0
-"""Rates and percentiles are of the last so many seconds."""
+OVER_S, LEAST_S = 10.0, 0.9
+"""Rates and percentiles are of the last so many seconds, once there are at least so many."""
 MOST_BYTES = 16 << 20
 PERCENTILES = (0.5, 0.95, 0.99)
 
@@ -109,7 +109,7 @@ class _Counters:
         while len(self._seen) > 2 and self._seen[1][0] <= at - OVER_S:
             self._seen.popleft()
         began, first = self._seen[0]
-        if at <= began:
+        if at - began < LEAST_S:  # a single call would look like many a second
             return {}
         return {
             name: {
@@ -145,12 +145,13 @@ class ServerWatch:
         at = time.time()
         rates = self._counters.rates(at, totals)
         calls = histogram(rates, "ftrie_call_seconds")
-        moment = Moment(
-            at,
-            added(rates, "ftrie_call_seconds_count", {}),
-            tuple(percentile(calls, share) for share in PERCENTILES),
-        )
-        self._moments.append(moment)
+        if rates:
+            moment = Moment(
+                at,
+                added(rates, "ftrie_call_seconds_count", {}),
+                tuple(percentile(calls, share) for share in PERCENTILES),
+            )
+            self._moments.append(moment)
         health = health if isinstance(health, dict) else {}
         self.state = ServerState(address, at, "", health, totals, rates, tuple(self._moments))
 

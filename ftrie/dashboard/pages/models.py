@@ -147,29 +147,28 @@ def _listed(view: View) -> list[int]:
     return [info.version for info in view.state.versions if not info.damaged][::-1]
 
 
-def _offer(view: View, choices: list[Any]) -> None:
-    """Offer the versions that there are now. A choice that is gone becomes the newest."""
+def _offer(view: View, choices: list[tuple[Any, int]]) -> None:
+    """Offer the versions that there are now. choices: each with the place, from the newest, of its substitute."""
     listed = _listed(view)
-    for choice in choices:
+    for choice, place in choices:
         if choice.options != listed:
-            choice.set_options(
-                listed, value=choice.value if choice.value in listed else listed[0] if listed else None
-            )
+            kept = choice.value if choice.value in listed else _at(listed, place)
+            choice.set_options(listed, value=kept)
 
 
-def _difference(view: View, models: Models) -> list[Any]:
+def _at(listed: list[int], place: int) -> int | None:
+    return listed[min(place, len(listed) - 1)] if listed else None
+
+
+def _difference(view: View, models: Models) -> list[tuple[Any, int]]:
     """Put the comparison on the page; returns its choices of a version."""
     state, listed = view.state, _listed(view)
     with ui.element("div").classes("row-of-fields"):
         older = (
-            ui.select(listed, value=listed[min(1, len(listed) - 1)], label="Older")
-            .props("dense outlined")
-            .classes("choice")
+            ui.select(listed, value=_at(listed, 1), label="Older").props("dense outlined").classes("choice")
         )
         newer = (
-            ui.select(listed, value=listed[0] if listed else None, label="Newer")
-            .props("dense outlined")
-            .classes("choice")
+            ui.select(listed, value=_at(listed, 0), label="Newer").props("dense outlined").classes("choice")
         )
         variant = (
             ui.select(list(state.variants), value=state.base, label="Variant")
@@ -205,7 +204,7 @@ def _difference(view: View, models: Models) -> list[Any]:
         table.show(["key", "before", "after", "change"], rows, "The versions have the same weights.")
 
     button.on_click(compare)
-    return [older, newer]
+    return [(older, 1), (newer, 0)]
 
 
 def _largest(found: ModelDiff) -> list[list[Any]]:
@@ -219,7 +218,7 @@ def _weight(value: float | None, otherwise: str) -> Any:
     return otherwise if value is None else round(value, 6)
 
 
-def _controls(view: View) -> list[Any]:
+def _controls(view: View) -> list[tuple[Any, int]]:
     """Put the changes on the page; returns their choice of a version."""
     changes = Changes(view.feed, view.model)
     listed = _listed(view)
@@ -253,4 +252,4 @@ def _controls(view: View) -> list[Any]:
                 lambda: changes.resume(view.viewer),
             ),
         ).props("no-caps outline")
-    return [version]
+    return [(version, 0)]

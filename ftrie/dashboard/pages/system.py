@@ -63,7 +63,9 @@ def build(view: View) -> Refresh:
     with card("Lag of the trainer").classes("half"):
         lag = Picture("Give --trainer HOST:PORT, the address of a trainer's --metrics-port.")
     with card(
-        "Freshness", "From a click's arrival to its weight being served, since the servers have started."
+        "Freshness",
+        "How old the newest click in a version is once its weights are served, since the servers have started. "
+        "A click also waits for the next version: half the time between two in the mean.",
     ).classes("half"):
         fresh = Picture("no version that was learned from clicks is served yet")
     with card("Degraded, refused, dropped").classes("half"):

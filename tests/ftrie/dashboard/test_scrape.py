@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -40,10 +41,14 @@ def test_rates_are_of_what_was_counted_between_two_reads(registry: CollectorRegi
         for _ in range(30):
             calls.labels("shop").observe(0.0015)
         errors.labels("shop").inc(6)
+        began = watch.state.at
+        watch.scrape()
+        assert not watch.state.rates and not watch.state.moments  # too soon: a call would be many a second
+        time.sleep(scrape.LEAST_S)
         watch.scrape()
         state = watch.state
         assert state.total("ftrie_errors_total") == 6
-        between = state.moments[1].at - state.moments[0].at
+        between = state.moments[0].at - began
         assert math.isclose(state.rate("ftrie_errors_total", model="shop") * between, 6.0)
         assert state.rate("ftrie_errors_total", model="other") == 0.0
         assert math.isclose(state.moments[-1].calls * between, 30.0)
