@@ -28,7 +28,7 @@ request = "request"
 [fields]
 item = { side = "item" }
 brand = { side = "item" }
-taste = { side = "user" }
+taste = { side = "user", optional = true }
 seen_before = { side = "item", kind = "number", bucket = [1], history = "seen", measure = "count" }
 [join]
 window = "1h"
