@@ -29,7 +29,7 @@ help:
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
 	@echo "make docs    regenerate docs/commands.md after changing a command or a flag, and build the site: build/site"
-	@echo "make screenshots  take the dashboard's pictures in docs/images from a live run; needs Debian's chromium"
+	@echo "make screenshots  make every picture in README and docs from real runs; needs Debian's chromium"
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
@@ -83,7 +83,7 @@ docs: $(DEV) $(DOCS) $(NODE)
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m docs.build_site
 
-screenshots: $(DEV)
+screenshots: $(DEV) $(DISTRIBUTED)
 	@$(BIN)/python docs/screenshots.py
 
 bench: $(BENCH) $(PEERS)

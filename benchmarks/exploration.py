@@ -45,7 +45,7 @@ from ftrie.demo.market import (
 from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
 from ftrie.report.drawing import curve_chart
 from ftrie.report.series import Point, Series
-from model_store.spec.spec import ModelSpec, load_spec
+from model_store.spec.spec import ModelSpec, Variant, load_spec
 from model_store.whole_file import write_whole
 from server.model.catalogue import Catalogue
 from server.model.model import Model
@@ -103,8 +103,9 @@ class Policy:
 
     @property
     def spec(self) -> ModelSpec:
-        """The market's, with this learner."""
-        return with_parameters(load_spec(SPEC), {**LEARNERS[self.learner], "alpha": self.alpha})
+        """The market's, with this learner and without its variants: all visits are of one policy."""
+        alone = load_spec(SPEC).model_copy(update={"variants": {"base": Variant(share=1.0)}})
+        return with_parameters(alone, {**LEARNERS[self.learner], "alpha": self.alpha})
 
     @property
     def options(self) -> Options | None:

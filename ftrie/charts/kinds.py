@@ -12,6 +12,7 @@ ValueError for more than MOST_ROWS rows.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 2_000
 ROWS = "rows"
 """The name of the data set."""
+PLOT_WIDTH = "plotWidth"
+"""The parameter by which a legend breaks its lines: the width of the plot, unless another is given."""
 HEIGHT = 240
 BAR = 18
 NOTEBOOK_WIDTH = 560
@@ -87,7 +90,8 @@ def lines(
         layers.append(_layer({"type": "area", "opacity": 0.15}, place | band))
     if mean is not None:
         layers.append(_layer({"type": "line", "strokeWidth": 1, "opacity": 0.35}, place | {"y": up}))
-    line = {"type": "line", "strokeWidth": 2, "point": {"size": 25} if points else False}
+    lonely = min(Counter(row["series"] for row in rows).values(), default=2) == 1  # a line of one point is not seen
+    line = {"type": "line", "strokeWidth": 2, "point": {"size": 25} if points or lonely else False}
     layers += [
         _layer(line, place | {"y": own} | _dashes(series)),
         # Wide, invisible targets for the pointer.
@@ -292,6 +296,7 @@ def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: s
     return {
         "data": {"name": ROWS},
         "datasets": {ROWS: plain},
+        "params": [{"name": PLOT_WIDTH, "expr": "width"}],
         "layer": layers,
         "width": "container",
         "height": height,
@@ -368,7 +373,7 @@ def _colour(series: Names) -> Spec:
     numbers = _numbered(series)
     colours = [SERIES[number % len(SERIES)] for number in numbers.values()]
     wide = _SYMBOL + _LETTER * max(map(len, numbers), default=0)
-    legend = {"columns": {"expr": f"max(1, floor(width / {wide}))"}}
+    legend = {"columns": {"expr": f"max(1, floor({PLOT_WIDTH} / {wide}))"}}
     return _text(
         "series",
         title=None,

@@ -11,13 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
-from ftrie.charts.kinds import ROWS, Spec, require_charts
+from ftrie.charts.kinds import PLOT_WIDTH, ROWS, Spec, require_charts
 from ftrie.charts.theme import DARK, FONT, LIGHT, config
 
 WIDTH = 720
 COLUMN_WIDTH = 456
 """Pixels of a chart of a page, where two stand side by side; at 420 px its text is still read."""
 MOST_TIPS = 400
+_AXIS_WIDTH = 100
+"""Pixels of a plot's vertical axis with its title, at most."""
 
 _CONTROL = re.compile("[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\ud800-\\udfff\\ufffe\\uffff]")
 _DIGITS = re.compile(r"-?\d+\.\d{2,}(?:e-?\d+)?")
@@ -138,8 +140,14 @@ def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
         "axis": own["axis"] | narrow,
         "padding": {"left": 2, "right": 12, "top": 2, "bottom": 4},
     }
-    autosize = {"type": "fit-x", "contains": "padding"}
-    spec = chart | {"datasets": {ROWS: rows}, "width": width, "autosize": autosize, "config": look}
+    spec = chart | {
+        "datasets": {ROWS: rows},
+        "width": width,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        # Drawn once, the plot's own width would be known too late.
+        "params": [{"name": PLOT_WIDTH, "value": width - _AXIS_WIDTH}],
+        "config": look,
+    }
     picture = fromstring(vl_convert.vegalite_to_svg(spec))
     words = chart.get("description", "")
     for each in picture.iter():

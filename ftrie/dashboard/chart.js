@@ -34,13 +34,20 @@ export default {
       });
       this.drawn?.finalize();
       this.drawn = drawn;
+      await this.fit();
       drawn.view.addEventListener("click", (event, item) => {
         if (item?.datum) this.$emit("pick", item.datum);
       });
     },
     async update_chart() {
       await this.draw();
-      if (this.drawn) await this.drawn.view.data("rows", plain(this.rows)).runAsync();
+      if (!this.drawn) return;
+      await this.drawn.view.data("rows", plain(this.rows)).runAsync();
+      await this.fit();
+    },
+    // Once more: the rows of the legend follow from the width of the plot, which is known only now.
+    async fit() {
+      await this.drawn.view.resize().runAsync();
     },
   },
 };

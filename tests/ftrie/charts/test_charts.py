@@ -151,6 +151,25 @@ def test_series_beyond_the_colours_have_dashes_and_keep_their_numbers() -> None:
     assert colours == (SERIES[1], SERIES[1]) and dashes[0] != dashes[1]
 
 
+@pytest.mark.parametrize("width", range(300, 720, 20))
+def test_no_text_is_cut(width: int) -> None:
+    names = ("127.0.0.1:11052", "127.0.0.1:14367", "another name", "more")
+    picture = ElementTree.fromstring(svg(curves(5, *names), width)).find(f"{SVG}svg")
+    assert picture is not None
+
+    def tops(element: ElementTree.Element, above: float) -> Iterator[float]:
+        found = re.search(r"translate\([^,]+,([-\d.]+)\)", element.get("transform", ""))
+        at = above + (float(found[1]) if found else 0.0)
+        if element.tag == f"{SVG}text":
+            yield at
+        for child in element:
+            yield from tops(child, at)
+
+    drawn = [each.text for each in picture.iter(f"{SVG}text")]
+    assert set(names) <= set(drawn)
+    assert min(tops(picture, 0.0)) > 5.0 and max(tops(picture, 0.0)) < float(picture.get("height", "0"))
+
+
 def test_stacked_pictures_do_not_overlap() -> None:
     whole = ElementTree.fromstring(stacked_svg([make() for make in KINDS.values()]))
     tops = [float(each.get("y", "")) for each in whole.findall(f"{SVG}svg")]

@@ -35,6 +35,13 @@ SETTLED = {
 }
 """What each page shows once it has all it shows."""
 
+CUT = """[...document.querySelectorAll('svg.marks text')].filter(text => {
+  const own = text.getBoundingClientRect(), all = text.closest('svg').getBoundingClientRect();
+  return text.textContent && own.width
+    && (own.top < all.top - 2 || own.bottom > all.bottom + 2 || own.left < all.left - 2 || own.right > all.right + 2);
+}).map(text => text.textContent)"""
+"""The texts of charts that lie outside of their picture."""
+
 
 def settled(page: Any, path: str) -> None:
     """Wait until a page shows everything."""
@@ -67,6 +74,7 @@ def test_every_page_needs_nothing_from_elsewhere_and_fits(
         assert page.inner_text("main h1") == PAGES[path]
         assert page.locator("nav a[aria-current=page]").inner_text() == PAGES[path]
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        eventually(lambda: page.evaluate(CUT) == [], "charts without a text that is cut")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (dark == "rgb(15, 18, 22)") == (scheme == "dark")
         assert watcher.errors == [] and watcher.elsewhere == []
