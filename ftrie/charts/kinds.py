@@ -90,7 +90,8 @@ def lines(
         layers.append(_layer({"type": "area", "opacity": 0.15}, place | band))
     if mean is not None:
         layers.append(_layer({"type": "line", "strokeWidth": 1, "opacity": 0.35}, place | {"y": up}))
-    lonely = min(Counter(row["series"] for row in rows).values(), default=2) == 1  # a line of one point is not seen
+    # A line of one point is not seen.
+    lonely = 1 in Counter(row["series"] for row in rows).values()
     line = {"type": "line", "strokeWidth": 2, "point": {"size": 25} if points or lonely else False}
     layers += [
         _layer(line, place | {"y": own} | _dashes(series)),

@@ -96,7 +96,7 @@ def distributions_of(name: str) -> set[str]:
 
 def test_every_package_that_is_imported_is_declared() -> None:
     plain = declared()
-    extras = ("kafka", "otel", "torch", "distributed", "charts", "dashboard", "sklearn")
+    extras = ("kafka", "otel", "torch", "distributed", "charts", "notebook", "dashboard", "sklearn")
     optional = OF_A_NOTEBOOK.union(*map(declared, extras))
     found = {}
     for package in PACKAGES:
