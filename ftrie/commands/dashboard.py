@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,9 +75,8 @@ def dashboard(
 ) -> None:
     """Show experiments, models, learning, features, rankings and the system in a browser, as they are now.
 
-    Read only without --allow-changes. Ctrl-C ends it. Needs the extra `dashboard`.
+    Read only without --allow-changes. Ctrl-C or SIGTERM ends it. Needs the extra `dashboard`.
     """
-    options, run = options_and_run()
 
     def ready(url: str) -> None:
         if json_output():
@@ -82,24 +84,36 @@ def dashboard(
         else:
             note(f"the dashboard is at {url}; Ctrl-C ends it")
 
-    run(
-        options(
-            store=store,
-            host=host,
-            port=port,
-            model=model,
-            servers=tuple(server or ()),
-            trainers=tuple(trainer or ()),
-            logs=tuple(log or ()),
-            allow_changes=allow_changes,
-            effect=effect,
-            password=None if password_file is None else _password(password_file),
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            open_browser=open_browser,
-        ),
-        ready,
-    )
+    with _ended_by_sigterm():
+        options, run = options_and_run()
+        run(
+            options(
+                store=store,
+                host=host,
+                port=port,
+                model=model,
+                servers=tuple(server or ()),
+                trainers=tuple(trainer or ()),
+                logs=tuple(log or ()),
+                allow_changes=allow_changes,
+                effect=effect,
+                password=None if password_file is None else _password(password_file),
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                open_browser=open_browser,
+            ),
+            ready,
+        )
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Within, SIGTERM ends the process with exit code 0, as it ends `ftrie serve`: nothing is lost."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def options_and_run() -> tuple[
