@@ -82,7 +82,7 @@ class Coordinates:
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
         self._loop = (
-            loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
+            loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_distinct
         )
         self.examples = 0
 

@@ -29,11 +29,17 @@ def claim_slots(
 ) -> Any:
     """Find the slots of a row's keys; claim slots for new keys that are admitted at example t.
 
+    For each key it prefetches the slot of one of a later row: one by one they arrive beside the work, while many at once
+    wait for each other.
+
     slots, positions: int64 out, the slot and the position in the batch of each key that is in the table now; positions
     of new keys are appended to `added`. Returns (number of slots written, count of all new keys).
     """
     size = 0
+    ahead = rows.starts[min(row + _ROWS_AHEAD, rows.labels.size)] - rows.starts[row]
+    last = rows.starts[rows.labels.size] - 1
     for position in range(rows.starts[row], rows.starts[row + 1]):
+        prefetch_slot(table, rows.hashes[min(position + ahead, last)])
         key = rows.hashes[position]
         slot = find_slot(table, key)
         if table.slots[slot].key == EMPTY:
@@ -46,14 +52,6 @@ def claim_slots(
         positions[size] = position
         size += 1
     return size, count
-
-
-@bare_inline
-def prefetch_ahead(table: Any, rows: Any, row: Any) -> None:
-    """Prefetch the slots of a later row, so that they arrive while this row is computed."""
-    ahead = min(row + _ROWS_AHEAD, rows.labels.size - 1)
-    for position in range(rows.starts[ahead], rows.starts[ahead + 1]):
-        prefetch_slot(table, rows.hashes[position])
 
 
 @bare_kernel

@@ -30,7 +30,7 @@ from trainer.learn.learners.operations import (
 from trainer.learn.learners.rates import r_of
 from trainer.learn.learners.sharing import add_to_variants, mean_step, sum_over_variants
 from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen
-from trainer.learn.table_kernels import claim_slots, prefetch_ahead
+from trainer.learn.table_kernels import claim_slots
 
 
 class Work(NamedTuple):
@@ -44,6 +44,10 @@ class Work(NamedTuple):
     positions: npt.NDArray[np.int64]
     w: npt.NDArray[np.float64]
     r: npt.NDArray[np.float64]
+    a: npt.NDArray[np.float64]
+    n: npt.NDArray[np.float64]
+    x: npt.NDArray[np.float64]
+    l1: npt.NDArray[np.float64]
     error: npt.NDArray[np.float64]
     squared: npt.NDArray[np.float64]
     mean_error: npt.NDArray[np.float64]
@@ -53,7 +57,7 @@ class Work(NamedTuple):
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
         slots = (np.empty(features, np.int64), np.empty(features, np.int64))
-        coordinates = (np.empty(features * own), np.empty(features * own))
+        coordinates = [np.empty(features * own) for _ in range(6)]
         return cls(
             *slots, *coordinates, np.empty(lanes), np.empty(lanes), np.empty(classes), np.empty(classes)
         )
@@ -108,6 +112,78 @@ def has_room(rows: Any, row: Any, stream: Any, count: Any, full: Any) -> Any:
 
 
 @bare_kernel
+def learn_distinct(
+    table: Any,
+    room: Any,
+    row: Any,
+    rows: Any,
+    stream: Any,
+    admission: Any,
+    learner: Any,
+    l1: Any,
+    lazy: Any,
+    variants: Any,
+    predicted: Any,
+    added: Any,
+    count: Any,
+    work: Any,
+) -> Any:
+    """`learn_one` for rows in which no two keys have the same slot: in loops that LLVM vectorizes, to the same bits.
+
+    The state of a row's keys is copied to `work`, computed there, and copied back.
+
+    """
+    full = count + room
+    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
+        t = stream.first + row
+        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
+        importance, label = importance_of(rows, row), rows.labels[row]
+        times = repeats(learner, importance)
+        for again in range(times):
+            for i in range(size):
+                slot, position = work.slots[i], work.positions[i]
+                work.n[i], work.x[i] = n_of(table, slot, 0), x_of(rows, position)
+                work.l1[i] = l1_at(l1, 0, rows.features[position])
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                work.r[i] = r_of(mine.rate, work.n[i])
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                work.a[i] = load(table, work.slots[i], 0, mine, work.r[i])
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                seen = seen_at(table, work.slots[i])
+                work.w[i] = weight(mine, work.l1[i], work.a[i], work.r[i], seen, t, lazy, 0)
+            score, spread = margin_of(predicted, row, 0), 0.0
+            for i in range(size):
+                score += work.w[i] * work.x[i]
+                spread += variance(learner, work.r[i], work.x[i])
+            latent = latent_of(learner, score, spread)
+            p = probability_of(learner, latent)
+            if again == 0:
+                predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
+                advance(learner, t, lazy, 0)
+            error, squared = derivatives(learner, importance / times, label, p, latent, spread)
+            if again == 0:
+                for i in range(size):
+                    count_example(table, work.slots[i], label > 0.5, t)
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                counted = n_of(table, work.slots[i], 0)
+                work.a[i], work.n[i], _ = update(
+                    mine, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.x[i], error, squared,
+                    work.r[i], t, lazy, 0,
+                )  # fmt: skip
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                slot, n = work.slots[i], work.n[i]
+                save(table, slot, 0, mine, work.a[i], n, r_of(mine.rate, n), t)
+                set_seen(table, slot, t)
+        row += 1
+    return row, count
+
+
+@bare_kernel
 def learn_one(
     table: Any,
     room: Any,
@@ -133,7 +209,6 @@ def learn_one(
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
-        prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
@@ -197,7 +272,6 @@ def learn_shared(
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
-        prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
@@ -275,7 +349,6 @@ def learn_own(
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
-        prefetch_ahead(table, rows, row)
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
