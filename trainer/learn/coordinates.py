@@ -36,8 +36,11 @@ from trainer.learn.learners.registry import (
 from trainer.learn.margin import Margin
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
+from trainer.learn.table_kernels import has_repeats
 
 Numbers = npt.NDArray[np.float64]
+_REPEATING = ("set", "text", "raw")
+"""Kinds of fields whose keys may be twice in a row."""
 
 
 class Coordinates:
@@ -79,10 +82,13 @@ class Coordinates:
             if section.hash_bits is None
             else Buckets.of(section.hash_bits, masks, _settings(self._l1, self.variants)),
         )
+        self._may_repeat = section.hash_bits is not None or any(
+            field.kind in _REPEATING for field in spec.fields.values()
+        )
         self._lazy = np.zeros((self.own, LAZY_SIZE))
         self._reset_lazy()
         self._loop = (
-            loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_distinct
+            loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
         )
         self.examples = 0
 
@@ -114,7 +120,8 @@ class Coordinates:
         longest = int(np.diff(rows.starts[begin : end + 1]).max(initial=0))
         classes, lanes = self.variants.uses.shape
         work = loops.Work.room(longest, lanes, classes, self.own)
-        stream = loops.Stream(self.examples + 1 - begin, end)
+        repeats = self._may_repeat and _has_repeats(rows, begin, end, longest)
+        stream = loops.Stream(self.examples + 1 - begin, end, repeats)
         row, count = begin, 0
         while row < end:
             reached, total = self._loop(
@@ -256,6 +263,12 @@ class Coordinates:
 
     def _reset_lazy(self) -> None:
         reset_all(self.learner, self._lazy)
+
+
+def _has_repeats(rows: HashedRows, begin: int, end: int, longest: int) -> bool:
+    """Whether a row has a key twice."""
+    size = 1 << min(20, (16 * max(longest, 1)).bit_length())
+    return bool(has_repeats(rows, begin, end, np.full(size, -1, np.int64)))
 
 
 def _means(numbers: Numbers, of_row: npt.NDArray[np.int64], size: int) -> Numbers:

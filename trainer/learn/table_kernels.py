@@ -29,8 +29,8 @@ def claim_slots(
 ) -> Any:
     """Find the slots of a row's keys; claim slots for new keys that are admitted at example t.
 
-    For each key it prefetches the slot of one of a later row: one by one they arrive beside the work, while many at once
-    wait for each other.
+    For each key it prefetches the slot of one of a later row: one by one they arrive beside the work, while many at
+    once wait for each other.
 
     slots, positions: int64 out, the slot and the position in the batch of each key that is in the table now; positions
     of new keys are appended to `added`. Returns (number of slots written, count of all new keys).
@@ -52,6 +52,26 @@ def claim_slots(
         positions[size] = position
         size += 1
     return size, count
+
+
+@bare_kernel
+def has_repeats(rows: Any, begin: Any, end: Any, last: Any) -> Any:
+    """Whether one of the rows from `begin` to before `end` has a key twice.
+
+    last: int64 scratch, a power of two of them, all -1: the last position by the low bits of its key.
+    """
+    mask = np.uint64(last.size - 1)
+    for row in range(begin, end):
+        first = rows.starts[row]
+        for position in range(first, rows.starts[row + 1]):
+            key = rows.hashes[position]
+            place = np.int64(key & mask)
+            if last[place] >= first:
+                for before in range(first, position):
+                    if rows.hashes[before] == key:
+                        return True
+            last[place] = position
+    return False
 
 
 @bare_kernel

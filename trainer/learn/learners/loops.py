@@ -36,8 +36,8 @@ from trainer.learn.table_kernels import claim_slots
 class Work(NamedTuple):
     """Scratch arrays for one row.
 
-    slots, positions: int64[features], the slots of its admitted keys, and the keys' positions in the batch; w, r:
-    float64[features x variants with values of their own]; the others: one number per lane or class.
+    slots, positions: int64[features], the slots of its admitted keys, and the keys' positions in the batch; w, r, a, n,
+    x, l1: float64[features x variants with values of their own]; the others: one number per lane or class.
     """
 
     slots: npt.NDArray[np.int64]
@@ -76,10 +76,14 @@ class Predicted(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """`first`: the number of the batch's first example (from 1); `end`: the row before which the loop stops."""
+    """`first`: the number of the batch's first example (from 1); `end`: the row before which the loop stops.
+
+    repeats: whether two keys of a row may have one slot.
+    """
 
     first: int
     end: int
+    repeats: bool
 
 
 class Variants(NamedTuple):
@@ -111,76 +115,48 @@ def has_room(rows: Any, row: Any, stream: Any, count: Any, full: Any) -> Any:
     return row < stream.end and count + rows.starts[row + 1] - rows.starts[row] <= full
 
 
-@bare_kernel
-def learn_distinct(
-    table: Any,
-    room: Any,
-    row: Any,
-    rows: Any,
-    stream: Any,
-    admission: Any,
-    learner: Any,
-    l1: Any,
-    lazy: Any,
-    variants: Any,
-    predicted: Any,
-    added: Any,
-    count: Any,
-    work: Any,
-) -> Any:
-    """`learn_one` for rows in which no two keys have the same slot: in loops that LLVM vectorizes, to the same bits.
+@bare_inline
+def gather(table: Any, rows: Any, l1: Any, learner: Any, variants: Any, work: Any, size: Any) -> None:
+    """Copy what the weights of a row's keys follow from to `work`: n, x, l1, r and a."""
+    for i in range(size):
+        slot, position = work.slots[i], work.positions[i]
+        work.n[i], work.x[i] = n_of(table, slot, 0), x_of(rows, position)
+        work.l1[i] = l1_at(l1, 0, rows.features[position])
+    for i in range(size):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        work.r[i] = r_of(mine.rate, work.n[i])
+    for i in range(size):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        work.a[i] = load(table, work.slots[i], 0, mine, work.r[i])
 
-    The state of a row's keys is copied to `work`, computed there, and copied back.
 
+@bare_inline
+def update_keys(
+    table: Any, rows: Any, learner: Any, lazy: Any, variants: Any, work: Any, begin: Any, end: Any,
+    label: Any, error: Any, squared: Any, t: Any, first: Any,
+) -> None:  # fmt: skip
+    """Update the coordinates of some of a row's keys, which have different slots.
+
+    first: the example is learned for the first time, and counted.
     """
-    full = count + room
-    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
-        t = stream.first + row
-        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
-        importance, label = importance_of(rows, row), rows.labels[row]
-        times = repeats(learner, importance)
-        for again in range(times):
-            for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                work.n[i], work.x[i] = n_of(table, slot, 0), x_of(rows, position)
-                work.l1[i] = l1_at(l1, 0, rows.features[position])
-            for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                work.r[i] = r_of(mine.rate, work.n[i])
-            for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                work.a[i] = load(table, work.slots[i], 0, mine, work.r[i])
-            for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                seen = seen_at(table, work.slots[i])
-                work.w[i] = weight(mine, work.l1[i], work.a[i], work.r[i], seen, t, lazy, 0)
-            score, spread = margin_of(predicted, row, 0), 0.0
-            for i in range(size):
-                score += work.w[i] * work.x[i]
-                spread += variance(learner, work.r[i], work.x[i])
-            latent = latent_of(learner, score, spread)
-            p = probability_of(learner, latent)
-            if again == 0:
-                predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
-                advance(learner, t, lazy, 0)
-            error, squared = derivatives(learner, importance / times, label, p, latent, spread)
-            if again == 0:
-                for i in range(size):
-                    count_example(table, work.slots[i], label > 0.5, t)
-            for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                counted = n_of(table, work.slots[i], 0)
-                work.a[i], work.n[i], _ = update(
-                    mine, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.x[i], error, squared,
-                    work.r[i], t, lazy, 0,
-                )  # fmt: skip
-            for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                slot, n = work.slots[i], work.n[i]
-                save(table, slot, 0, mine, work.a[i], n, r_of(mine.rate, n), t)
-                set_seen(table, slot, t)
-        row += 1
-    return row, count
+    for i in range(begin, end):
+        slot = work.slots[i]
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        work.a[i], work.n[i] = load(table, slot, 0, mine, work.r[i]), n_of(table, slot, 0)
+        if first:
+            count_example(table, slot, label > 0.5, t)
+    for i in range(begin, end):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        counted = n_of(table, work.slots[i], 0)
+        work.a[i], work.n[i], _ = update(
+            mine, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.x[i], error, squared, work.r[i],
+            t, lazy, 0,
+        )  # fmt: skip
+    for i in range(begin, end):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        slot, n = work.slots[i], work.n[i]
+        save(table, slot, 0, mine, work.a[i], n, r_of(mine.rate, n), t)
+        set_seen(table, slot, t)
 
 
 @bare_kernel
@@ -205,6 +181,9 @@ def learn_one(
     Stops at the end, or where the table must grow or the lazy state must be rebased. table: a layout; room: keys that
     still fit; rows: `HashedRows`; predicted: out; added: int64[features] out, positions of new keys, `count` so far.
     Returns (next row, count).
+
+    A row's coordinates are copied to `work`, computed there in loops that LLVM vectorizes, and copied back: all at
+    once, or one after the other where keys of a row may share a slot (stream.repeats).
     """
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
@@ -213,35 +192,29 @@ def learn_one(
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
         for again in range(times):
+            gather(table, rows, l1, learner, variants, work, size)
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                seen = seen_at(table, work.slots[i])
+                work.w[i] = weight(mine, work.l1[i], work.a[i], work.r[i], seen, t, lazy, 0)
             score, spread = margin_of(predicted, row, 0), 0.0
             for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                mine = learner_at(learner, variants, 0, rows.features[position])
-                r = r_of(mine.rate, n_of(table, slot, 0))
-                a = load(table, slot, 0, mine, r)
-                l1_here = l1_at(l1, 0, rows.features[position])
-                w = weight(mine, l1_here, a, r, seen_at(table, slot), t, lazy, 0)
-                work.r[i], work.w[i] = r, w
-                x = x_of(rows, position)
-                score += w * x
-                spread += variance(learner, r, x)
+                score += work.w[i] * work.x[i]
+                spread += variance(learner, work.r[i], work.x[i])
             latent = latent_of(learner, score, spread)
             p = probability_of(learner, latent)
             if again == 0:
                 predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
                 advance(learner, t, lazy, 0)
             error, squared = derivatives(learner, importance / times, label, p, latent, spread)
-            for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                r, mine = work.r[i], learner_at(learner, variants, 0, rows.features[position])
-                a, n = load(table, slot, 0, mine, r), n_of(table, slot, 0)
-                if again == 0:
-                    count_example(table, slot, label > 0.5, t)
-                counted, x = n_of(table, slot, 0), x_of(rows, position)
-                l1_here = l1_at(l1, 0, rows.features[position])
-                a, n, r = update(mine, l1_here, a, work.w[i], n, counted, x, error, squared, r, t, lazy, 0)
-                save(table, slot, 0, mine, a, n, r, t)
-                set_seen(table, slot, t)
+            first = again == 0
+            if stream.repeats:
+                for i in range(size):
+                    update_keys(
+                        table, rows, learner, lazy, variants, work, i, i + 1, label, error, squared, t, first
+                    )
+            else:
+                update_keys(table, rows, learner, lazy, variants, work, 0, size, label, error, squared, t, first)
         row += 1
     return row, count
 
