@@ -9,7 +9,9 @@ Not thread-safe: one thread learns.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,7 @@ from trainer.learn.buckets import Buckets
 from trainer.learn.buckets_kernels import Exact
 from trainer.learn.collisions import Collisions
 from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
-from trainer.learn.slots.search import move
+from trainer.learn.slots.search import move, spread
 from trainer.learn.table_kernels import (
     ENTRY_HEAD,
     append_keys,
@@ -36,6 +38,7 @@ SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10
 _SMALLEST_ARENA = 1 << 20
 _LARGE_ARENA = 1 << 26
+_LARGE_TABLE = 4 << 20
 _CACHE_LINE = 64
 _BOUNDLESS = 1 << 62
 _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
@@ -133,8 +136,13 @@ class ValueTable:
         return self.table_bytes + int(self.arena.nbytes)
 
     def grow(self) -> None:
-        """Make room for more keys; every key keeps its state. O(slots)."""
-        self._move_to(self._at_most(self.slots.size * self._growth.by // 100), before=0)
+        """Make room for more keys; every key keeps its state. O(slots).
+
+        Full slots double in place: half as much fresh memory is touched as for a copy, and no second table is held.
+        """
+        capacity = self._at_most(self.slots.size * self._growth.by // 100)
+        if self._growth is not DOUBLING or capacity != 2 * self.slots.size or not self._double():
+            self._move_to(capacity, before=0)
 
     def evict(
         self, before: int, about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
@@ -272,18 +280,49 @@ class ValueTable:
     def _empty(self, capacity: int) -> Any:
         if self._growth is DOUBLING and (capacity < 2 or capacity & (capacity - 1)):
             raise ValueError(f"capacity must be a power of two, got {capacity}")
-        own = [np.zeros((capacity, self._variants), kind) for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        kinds = [kind for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        sizes = [self._slot.itemsize, *(self._variants * np.dtype(kind).itemsize for kind in kinds)]
+        self._memory = [_mapped(capacity * size) for size in sizes]
+        return self._view(capacity)
+
+    def _view(self, capacity: int) -> Any:
+        """The layout of so many slots over the memory."""
+        slots, *memory = self._memory
+        kinds = [kind for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        own = [
+            np.frombuffer(each, kind, capacity * self._variants).reshape(capacity, self._variants)
+            for each, kind in zip(memory, kinds, strict=True)
+        ]
         seed = [self._seed] if "seed" in self._kind._fields else []  # type: ignore[attr-defined]
-        return self._kind(_aligned(capacity, self._slot), *own, *seed)
+        return self._kind(np.frombuffer(slots, self._slot, capacity), *own, *seed)
 
     def _own_names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in _OWN_ARRAYS.get(self._kind, ()))
 
     def _move_to(self, capacity: int, before: int) -> None:
-        moved = self._empty(capacity)
-        self.used = int(move(self.layout, moved, before))
-        self.layout = moved
+        old = self.layout
+        self.layout = self._empty(capacity)
+        self.used = int(move(old, self.layout, before))
         self.moves += 1
+
+    def _double(self) -> bool:
+        """Double the table in place; False if something else has a view of it, or the system cannot."""
+        half = self.slots.size
+        self.layout = None  # memory with views cannot be resized
+        try:
+            for memory in self._memory:
+                memory.resize(2 * len(memory))
+                _ask_for_huge_pages(memory)
+        except (BufferError, SystemError, OSError):
+            self.layout = self._view(half)
+            return False
+        self.layout = self._view(2 * half)
+        nothing = np.empty((2 * half, 0), np.uint8)
+        words = self.slots.view(np.uint64).reshape(2 * half, -1)
+        own = [np.frombuffer(memory, np.uint8).reshape(2 * half, -1) for memory in self._memory[1:]]
+        spread(self.layout, half, words, *[*own, nothing, nothing][:2])
+        self.moves += 1
+        return True
 
     def _resize_arena(self, size: int) -> None:
         arena = np.empty(size, np.uint8)
@@ -310,7 +349,17 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt
     return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
 
 
-def _aligned(capacity: int, slot: np.dtype[Any]) -> Any:
-    memory = np.zeros(capacity * slot.itemsize + _CACHE_LINE, np.uint8)
-    shift = -memory.ctypes.data % _CACHE_LINE
-    return memory[shift : shift + capacity * slot.itemsize].view(slot)
+def _mapped(nbytes: int) -> mmap.mmap:
+    """Zeroed memory from the kernel, which `mmap.resize` extends where it is; in huge pages if that is allowed."""
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {nbytes:,} bytes for the value table: {error.strerror}") from error
+    _ask_for_huge_pages(memory)
+    return memory
+
+
+def _ask_for_huge_pages(memory: mmap.mmap) -> None:
+    if len(memory) >= _LARGE_TABLE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)

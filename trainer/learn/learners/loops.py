@@ -57,10 +57,9 @@ class Work(NamedTuple):
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
         slots = (np.empty(features, np.int64), np.empty(features, np.int64))
-        coordinates = [np.empty(features * own) for _ in range(6)]
-        return cls(
-            *slots, *coordinates, np.empty(lanes), np.empty(lanes), np.empty(classes), np.empty(classes)
-        )
+        w, r, a, n, x, l1 = np.empty((6, features * own))
+        by_lane = (np.empty(lanes), np.empty(lanes))
+        return cls(*slots, w, r, a, n, x, l1, *by_lane, np.empty(classes), np.empty(classes))
 
 
 class Predicted(NamedTuple):
@@ -214,7 +213,9 @@ def learn_one(
                         table, rows, learner, lazy, variants, work, i, i + 1, label, error, squared, t, first
                     )
             else:
-                update_keys(table, rows, learner, lazy, variants, work, 0, size, label, error, squared, t, first)
+                update_keys(
+                    table, rows, learner, lazy, variants, work, 0, size, label, error, squared, t, first
+                )
         row += 1
     return row, count
 

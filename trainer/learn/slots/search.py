@@ -103,6 +103,38 @@ def move(old: Any, new: Any, before: Any) -> Any:
     return moved
 
 
+@bare_kernel
+def spread(table: Any, half: Any, words: Any, first: Any, second: Any) -> None:
+    """Bring every key to its place in a table that was doubled in place, whose upper half is empty.
+
+    half: slots before; words: uint64[slots, words of a slot], the slots; first, second: uint8[slots, bytes], the
+    per-variant arrays, with 0 bytes if there are none.
+
+    Begins after a free slot and takes the slots in turn. So when one is taken, those between its key's home and itself
+    are settled, and the search for its place ends there at the latest.
+    """
+    start = np.int64(0)
+    while words[start, 0] != EMPTY:
+        start += 1
+    for step in range(1, half):
+        index = start + step
+        if index >= half:
+            index -= half
+        key = words[index, 0]
+        if key == EMPTY:
+            continue
+        words[index, 0] = EMPTY
+        slot = find_slot(table, key)
+        words[slot, 0] = key
+        if slot != index:
+            for word in range(1, words.shape[1]):
+                words[slot, word], words[index, word] = words[index, word], np.uint64(0)
+            for byte in range(first.shape[1]):
+                first[slot, byte], first[index, byte] = first[index, byte], np.uint8(0)
+            for byte in range(second.shape[1]):
+                second[slot, byte], second[index, byte] = second[index, byte], np.uint8(0)
+
+
 @stub
 def move_own(old: Any, new: Any, index: Any, slot: Any) -> Any:
     """Copy the per-variant arrays of a slot."""
