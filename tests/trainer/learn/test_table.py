@@ -66,6 +66,36 @@ def test_a_key_keeps_its_state_while_the_table_grows(layout, variants):
     assert keys.features.tolist() == list(range(500)) * 6
 
 
+@pytest.mark.parametrize("layout", [Full, FullCounts, Own, OwnCounts, OwnCompact, OwnCompactCounts])
+@pytest.mark.parametrize(
+    "is_viewed", [False, True], ids=["in place", "by a copy, since something has a view"]
+)
+@given(numbers=st.sets(st.integers(0, 5_000), min_size=20, max_size=44), seed=st.integers(0, 9))
+def test_doubling_keeps_every_key_with_all_its_state(layout, is_viewed, numbers, seed):
+    draw = np.random.default_rng(seed)
+    table = ValueTable(layout, variants=3, keep_seen=True, capacity=64)
+    slots = table.add(*keys_of([b"f=%d" % number for number in numbers]))
+    arrays = {name: getattr(table.layout, name) for name in table._own_names()}
+    for array in (table.slots, *arrays.values()):
+        filled = draw.integers(1, 255, array[slots].nbytes).astype(np.uint8).view(array.dtype)
+        kept = filled.reshape(array[slots].shape).copy()
+        if array is table.slots:
+            kept["key"], kept["seen"] = table.slots["key"][slots], draw.integers(1, 1_000, slots.size)
+        array[slots] = kept
+    before = {name: array[slots].tobytes() for name, array in [("slots", table.slots), *arrays.items()]}
+    viewed = table.slots[:1] if is_viewed else None
+    del array, arrays
+    table.grow()
+    assert table.slots.size == 128
+    table._check()
+    slots = table.keys().slots
+    names = ["slots", *table._own_names()]
+    assert {name: getattr(table.layout, name)[slots].tobytes() for name in names} == before
+    free = np.setdiff1d(np.arange(128), slots)
+    assert not any(getattr(table.layout, name)[free].view(np.uint8).any() for name in names)
+    del viewed
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_evicting_drops_what_was_not_seen_and_nothing_else(layout):
     table = ValueTable(layout, variants=2, keep_seen=True)
