@@ -164,6 +164,25 @@ def digest(address: Any, length: Any) -> Any:
 
 
 @bare_inline
+def digest_padded(address: Any, length: Any) -> Any:
+    """`digest` of bytes after which at least seven more may be read: the last word is masked, not put together."""
+    state = SEED ^ (np.uint64(length) * _LENGTH)
+    left = length
+    while left >= 8:
+        state = (state ^ load_u64(address)) * _WORD
+        state ^= state >> _32
+        address += 8
+        left -= 8
+    if left > 0:
+        word = load_u64(address) & ((_ONE << np.uint64(8 * left)) - _ONE)
+        state = (state ^ word) * _WORD
+        state ^= state >> _32
+    state *= _PART
+    state ^= state >> _29
+    return state if state != _ZERO else _ONE
+
+
+@bare_inline
 def combine(state: Any, part: Any, separator: Any) -> Any:
     """Mix a part's digest and the separator that follows it into the state; never 0."""
     state = (state ^ part ^ (separator * _SEPARATOR)) * _WORD

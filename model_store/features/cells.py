@@ -6,7 +6,8 @@ A value that does not fit is returned with its row and the reason instead of rai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
+from model_store.features import cells_kernels
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -204,14 +206,108 @@ def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, st
     return numbers, bad
 
 
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of CSV or TSV without quotes, and where their cells are; see `cells_kernels`.
+
+    special, not_ascii: uint8[columns], whether a cell of the column has such a byte; longest: bytes of the longest
+    cell.
+    """
+
+    data: npt.NDArray[np.uint8]
+    ends: npt.NDArray[np.int32]
+    rows: int
+    columns: int
+    special: npt.NDArray[np.uint8]
+    not_ascii: npt.NDArray[np.uint8]
+    longest: int
+
+    @classmethod
+    def of(cls, lines: npt.NDArray[np.uint8], delimiter: str, columns: int, count: int) -> Block | None:
+        """The cells of `count` lines; None if one has not so many, or is blank, or has a carriage return.
+
+        lines: the bytes, which are copied; the last line may lack its line feed.
+        """
+        size = lines.size + (lines[-1] != cells_kernels.LF)
+        data = np.zeros(size + 2 * cells_kernels.BLOCK, np.uint8)
+        data[: lines.size] = lines
+        data[size - 1] = cells_kernels.LF
+        ends = np.empty(count * columns + cells_kernels.BLOCK + 1, np.int32)
+        found = cells_kernels.find_cells(data, size, ord(delimiter), columns, ends)
+        rows, has_special, has_not_ascii, longest = found
+        if rows != count:
+            return None
+        special, not_ascii = np.zeros(columns, np.uint8), np.zeros(columns, np.uint8)
+        if has_special or has_not_ascii:
+            cells_kernels.survey_cells(data, ends, columns, rows, special, not_ascii)
+        return cls(data, ends, rows, columns, special, not_ascii, longest)
+
+
+@dataclass(frozen=True)
+class CellText:
+    """A column of a block, as it stands there; `to_arrow` is for those who need an array."""
+
+    block: Block
+    place: int
+
+    def __len__(self) -> int:
+        return self.block.rows
+
+    def to_arrow(self) -> Any:
+        """The column as a binary array."""
+        block = self.block
+        size = cells_kernels.column_bytes(block.ends, block.columns, self.place, block.rows)
+        offsets, text = np.empty(block.rows + 1, np.int32), np.empty(size, np.uint8)
+        cells_kernels.copy_column(block.data, block.ends, block.columns, self.place, offsets, text)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+        return pa.BinaryArray.from_buffers(pa.binary(), block.rows, buffers)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no byte must be escaped or looked at."""
+        return not (self.block.special[self.place] or self.block.not_ascii[self.place])
+
+
+class TextPlaces(NamedTuple):
+    """Where the texts of columns are, int64[columns] each, valid while the columns live.
+
+    Text i of a column begins at data + (the int32 at offsets + i stride) + gap; it stops at data + (the int32 after
+    that one).
+    """
+
+    data: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    strides: npt.NDArray[np.int64]
+    gaps: npt.NDArray[np.int64]
+
+
+def text_places(texts: Sequence[Any]) -> TextPlaces:
+    """Where the texts of binary arrays and `CellText`s are."""
+    found = TextPlaces(*np.zeros((4, len(texts)), np.int64))
+    for index, text in enumerate(texts):
+        if isinstance(text, CellText):
+            block = text.block
+            found.data[index] = block.data.ctypes.data
+            found.offsets[index] = block.ends.ctypes.data + 4 * text.place
+            found.strides[index], found.gaps[index] = 4 * block.columns, 1
+        else:
+            found.data[index], found.offsets[index] = _addresses(text)
+            found.strides[index] = 4
+    return found
+
+
 def addresses(texts: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The addresses of each binary array's bytes and first offset, valid while the arrays live."""
-    data, offsets = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
-    for index, text in enumerate(texts):
-        _, offset_buffer, data_buffer = text.buffers()
-        data[index] = data_buffer.address if data_buffer is not None else 0
-        offsets[index] = offset_buffer.address + 4 * text.offset if offset_buffer is not None else 0
-    return data, offsets
+    found = np.array([_addresses(text) for text in texts], np.int64).reshape(-1, 2)
+    return np.ascontiguousarray(found[:, 0]), np.ascontiguousarray(found[:, 1])
+
+
+def _addresses(text: Any) -> tuple[int, int]:
+    _, offsets, data = text.buffers()
+    return (
+        data.address if data is not None else 0,
+        offsets.address + 4 * text.offset if offsets is not None else 0,
+    )
 
 
 def _label(value: Any) -> float:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features import sets_kernels
-from model_store.features.cells import addresses, number_column, plain, real_column, text_column
+from model_store.features.cells import CellText, addresses, number_column, plain, real_column, text_column
 from model_store.features.features import FieldPlan
 from model_store.features.numbers import MISSING, NumberRule
 from model_store.features.values import LARGEST_REAL, not_real
@@ -32,8 +32,8 @@ _BINARY = pa.binary()
 class TokenColumn:
     """The tokens of one field over a batch of rows.
 
-    text: binary array of the escaped token texts without nulls; one per row, or `starts[r]:starts[r+1]` of row r
-    (lists). x: float64[tokens], the tokens' real numbers, or None if all are 1; with one token per row, NaN marks an
+    text: binary array of the escaped token texts without nulls, or a `CellText`; one per row, or
+    `starts[r]:starts[r+1]` of row r (lists). x: float64[tokens], the tokens' real numbers, or None if all are 1; with one token per row, NaN marks an
     absent value. bad: (row, reason) of values that do not fit. checked: the texts are known to be UTF-8, escaped and
     short.
     """
@@ -55,9 +55,16 @@ def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[To
     return columns
 
 
+def takes_cells(plan: FieldPlan) -> bool:
+    """Whether a field's tokens are the cells of its column."""
+    return plan.spec.kind == "category"
+
+
 def _is_ready(plan: FieldPlan, array: Any) -> bool:
     """A category of plain bytes, as every column of a CSV file; the fast path."""
-    return plan.spec.kind == "category" and array.type == _BINARY and not array.null_count
+    if isinstance(array, CellText):
+        return True
+    return takes_cells(plan) and array.type == _BINARY and not array.null_count
 
 
 def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
@@ -169,9 +176,15 @@ def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
 
 
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
-    """Escape texts, and record values that are not UTF-8 or too long. One scan over all bytes."""
-    special, not_ascii, longest = scan([column.text for column in columns])
+    """Escape texts, and record values that are not UTF-8 or too long. One scan over all bytes that were not scanned."""
     surely_short = MAX_KEY_BYTES - max((len(plan.prefix) for plan in fields), default=0)
+    for column in columns:
+        text = column.text
+        if isinstance(text, CellText) and not (text.is_plain and text.block.longest <= surely_short):
+            column.text = text.to_arrow()
+    chosen = [number for number, column in enumerate(columns) if not isinstance(column.text, CellText)]
+    fields, columns = [fields[number] for number in chosen], [columns[number] for number in chosen]
+    special, not_ascii, longest = scan([column.text for column in columns])
     for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():
         plan, column = fields[index], columns[index]
         if column.checked:

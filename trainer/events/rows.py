@@ -124,7 +124,7 @@ class RowSource:
         if batch is None:
             return None
         absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
-        batch = replace(batch, columns=batch.columns | absent)
+        batch = replace(batch, columns={**batch.columns, **absent}) if absent else batch
         stop = batch.stop
         parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
         if not batch.rows and not batch.rejects:

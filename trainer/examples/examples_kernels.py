@@ -49,13 +49,6 @@ class KeyRules(NamedTuple):
     masks: Any
 
 
-class TokenBytes(NamedTuple):
-    """Where tokens' bytes are: int64[fields], addresses of each column's bytes and of its int32 offsets."""
-
-    data: Any
-    offsets: Any
-
-
 @bare_inline
 def token_range(tokens: Any, field: Any, row: Any) -> Any:
     """First and last-plus-one token of a field in a row."""
@@ -166,9 +159,14 @@ def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, texts: Any) -> A
     """The address of a token's bytes, and of their end."""
     fields = tokens.base.size
     field = owner - 1 if owner <= fields else tokens.crosses[owner - 1 - fields, part]
-    offset = texts.offsets[field] + 4 * (token - tokens.base[field])
-    data = texts.data[field]
-    return data + np.int64(load_i32(offset)), data + np.int64(load_i32(offset + 4))
+    return text_bytes(texts, field, token - tokens.base[field])
+
+
+@bare_inline
+def text_bytes(texts: Any, column: Any, index: Any) -> Any:
+    """The address of a text's bytes, and of their end; texts: `TextPlaces`."""
+    offset, data = texts.offsets[column] + texts.strides[column] * index, texts.data[column]
+    return data + np.int64(load_i32(offset)) + texts.gaps[column], data + np.int64(load_i32(offset + 4))
 
 
 @bare_kernel
@@ -207,8 +205,7 @@ def write_keys(
     found: Any,
     features: Any,
     tokens: Any,
-    data: Any,
-    offsets: Any,
+    texts: Any,
     prefixes: Any,
     prefix_starts: Any,
     arena: Any,
@@ -216,10 +213,9 @@ def write_keys(
 ) -> Any:
     """Append keys to the arena as (uint16 length, uint16 feature, bytes); return the new end, or -1 if it is full.
 
-    found: int64[k, 4], from `key_tokens`; data, offsets: int64[fields], addresses of token bytes and of int32
-    offsets; prefixes: uint8, all prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
+    found: int64[k, 4], from `key_tokens`; texts: `TextPlaces`, where each field's tokens are; prefixes: uint8, all
+    prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
     """
-    texts = TokenBytes(data, offsets)
     for new in range(added.size):
         owner = tokens.owner[features[added[new]]]
         begin = at
@@ -273,7 +269,7 @@ def apply_value_rules(rows: Any, hashed: Any, tokens: Any, texts: Any, rules: An
     """Give keys with a value rule's prefix that rule's feature number; the longest rule wins.
 
     rows: int32[m]; hashed: `HashedRows`, whose features are owners' numbers and are rewritten; tokens: `TokenLayout`;
-    texts: `TokenBytes`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
+    texts: `TextPlaces`; rules: `ValueRules`; picked: int64[4], room for a cross's tokens.
     """
     for index in range(rows.size):
         position, stop = hashed.starts[index], hashed.starts[index + 1]

@@ -15,8 +15,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import addresses, parse_counts, parse_weights, signed_labels
-from model_store.features.columns import TokenColumn, token_columns
+from model_store.features.cells import (
+    CellText,
+    addresses,
+    parse_counts,
+    parse_weights,
+    signed_labels,
+    text_places,
+)
+from model_store.features.cells_kernels import digest_cells
+from model_store.features.columns import TokenColumn, takes_cells, token_columns
 from model_store.features.features import FeaturePlan
 from model_store.hash_kernels import digest_columns, hash_keys, prefix_state
 from model_store.spec.keys import BIAS, MAX_KEY_BYTES
@@ -25,7 +33,6 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import (
     HashedRows,
     KeyRules,
-    TokenBytes,
     TokenLayout,
     ValueRules,
     apply_value_rules,
@@ -35,7 +42,7 @@ from trainer.examples.examples_kernels import (
 )
 from trainer.examples.requests import Sample, Sampling, request_ids
 from trainer.examples.rules import FeatureRules
-from trainer.logs.batch import Position, RowBatch
+from trainer.logs.batch import CellColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.times import parse_times, time_format
 
@@ -168,7 +175,11 @@ class ExampleMaker:
 
     def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
         plans = self.plan.fields
-        columns = token_columns(plans, [batch.columns[plan.column] for plan in plans])
+        cells = (
+            batch.columns.cell_text if isinstance(batch.columns, CellColumns) else batch.columns.__getitem__
+        )
+        arrays = [(cells if takes_cells(plan) else batch.columns.__getitem__)(plan.column) for plan in plans]
+        columns = token_columns(plans, arrays)
         for plan, column in zip(plans, columns, strict=True):
             _note(bad, plan.column, column.bad)
         self._note_long_crosses(bad, columns, batch.rows)
@@ -182,7 +193,7 @@ class ExampleMaker:
         if self._value_rules is not None:
             # Keys that match a value rule get the feature number of that rule.
             picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-            apply_value_rules(rows, hashed, tokens, TokenBytes(*addresses(texts)), self._value_rules, picked)
+            apply_value_rules(rows, hashed, tokens, text_places(texts), self._value_rules, picked)
         return hashed
 
     def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
@@ -221,6 +232,8 @@ class ExampleMaker:
 
 
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
+    if isinstance(column.text, CellText):
+        return [column.text.to_arrow()[row].as_py()]
     if column.starts is None:
         return [column.text[row].as_py()]
     members: list[bytes] = column.text[column.starts[row] : column.starts[row + 1]].to_pylist()
@@ -228,6 +241,9 @@ def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
 
 
 def _longest(text: Any) -> int:
+    """At least the bytes of the longest text."""
+    if isinstance(text, CellText):
+        return text.block.longest
     lengths = pa.compute.binary_length(text)
     return int(pa.compute.max(lengths).as_py() or 0)
 
@@ -337,9 +353,22 @@ def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, o
 
 
 def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out: Any) -> None:
-    if chosen and out.shape[1]:
-        data, offsets = addresses([columns[index].text for index in chosen])
-        digest_columns(data, offsets, out.shape[1], raw[list(chosen)], out)
+    if not chosen or not out.shape[1]:
+        return
+    texts, whole_keys = [columns[index].text for index in chosen], raw[list(chosen)]
+    cells = np.array([isinstance(text, CellText) for text in texts])
+    if cells.any():
+        block = next(text.block for text in texts if isinstance(text, CellText))
+        places = np.array([text.place for text in texts if isinstance(text, CellText)], np.int64)
+        numbers = np.flatnonzero(cells)
+        digest_cells(block.data, block.ends, block.columns, places, whole_keys[numbers], numbers, out)
+    if not cells.all():
+        numbers = np.flatnonzero(~cells)
+        data, offsets = addresses([texts[number] for number in numbers])
+        rest = out if numbers.size == len(texts) else np.empty((numbers.size, out.shape[1]), np.uint64)
+        digest_columns(data, offsets, out.shape[1], whole_keys[numbers], rest)
+        if rest is not out:
+            out[numbers] = rest
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:

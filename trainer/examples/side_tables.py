@@ -53,7 +53,7 @@ class SideTable:
             return batch
         records = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
         joined = {name: self.columns[name].take(records) for name in missing}
-        return replace(batch, columns=batch.columns | joined)
+        return replace(batch, columns={**batch.columns, **joined})
 
 
 def side_tables(
@@ -72,7 +72,7 @@ def joined(
         for table in tables:
             batch = table.join(batch, wanted)
         absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
-        yield replace(batch, columns=batch.columns | absent) if absent else batch
+        yield replace(batch, columns={**batch.columns, **absent}) if absent else batch
 
 
 def _load(source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:

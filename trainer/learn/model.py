@@ -15,7 +15,7 @@ import numpy.typing as npt
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.rows import nearest_q213
 from model_store.errors import FtrieError
-from model_store.features.cells import addresses
+from model_store.features.cells import text_places
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import key_tokens, write_keys
@@ -130,7 +130,7 @@ class LearningModel:
         picked = np.empty(MAX_CROSS_FIELDS, np.int64)
         key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
         keys = (added, found, examples.hashed.features, examples.tokens)
-        sources = (*addresses(examples.texts), self._prefixes, self._prefix_starts)
+        sources = (text_places(examples.texts), self._prefixes, self._prefix_starts)
         while (end := write_keys(*keys, *sources, self.table.arena, self.table.arena_bytes)) < 0:
             self.table.widen_arena()
         self.table.arena_bytes = end

@@ -7,7 +7,7 @@ whole numbers to double.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from model_store.features.cells import Block, CellText
 from trainer.logs.rejects import Reject
 
 STDIN = "-"
@@ -23,6 +24,29 @@ HEAD_BYTES = 64 * 1024
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 # Doubles of this size and more no longer distinguish adjacent integers.
 EXACT = 2**53
+
+
+class CellColumns(Mapping[str, pa.Array]):
+    """The columns of a block of cells: arrays to those who ask for one, made when they do."""
+
+    def __init__(self, block: Block, places: Mapping[str, int]) -> None:
+        self._block, self._places = block, places
+        self._made: dict[str, pa.Array] = {}
+
+    def __getitem__(self, name: str) -> pa.Array:
+        if name not in self._made:
+            self._made[name] = self.cell_text(name).to_arrow()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def cell_text(self, name: str) -> CellText:
+        """The column as it stands in the block."""
+        return CellText(self._block, self._places[name])
 
 
 @dataclass(frozen=True)
@@ -40,7 +64,7 @@ class RowBatch:
     batch starts inside a request that starts in this one, so that a later run must not start there.
     """
 
-    columns: dict[str, pa.Array]
+    columns: Mapping[str, pa.Array]
     lines: npt.NDArray[np.int64]
     file: str
     rejects: tuple[Reject, ...]

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from model_store.errors import InputError
-from trainer.logs.batch import HEAD_BYTES, Position, RowBatch
+from model_store.features.cells import Block
+from trainer.logs.batch import HEAD_BYTES, CellColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
@@ -133,6 +134,11 @@ class DelimitedFile:
         feed = self._feed
         data = self._whole_lines()
         count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
+        block = Block.of(data, self._delimiter, len(self.names), count) if count and not quotes else None
+        if block is not None:
+            cells = CellColumns(block, dict(zip(wanted, places, strict=True)))
+            lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
+            return RowBatch(cells, lines, feed.name, (), count, feed.drop(data.size, feeds))
         table = self._parse(data, places) if count else None
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None

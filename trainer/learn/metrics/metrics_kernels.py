@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_i32, load_u8
+from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_u8
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.examples_kernels import cross_size, pick
+from trainer.examples.examples_kernels import cross_size, pick, text_bytes
 
 SCORE_RANGE = 16.0
 
@@ -71,13 +71,6 @@ class Values(NamedTuple):
     identities: Any
     numbers: Any
     used: Any
-
-
-class Texts(NamedTuple):
-    """Addresses of each field's token bytes and of their int32 offsets: int64[fields] each."""
-
-    data: Any
-    offsets: Any
 
 
 @bare_kernel
@@ -219,12 +212,11 @@ def fits(conditions: Any, index: Any, tokens: Any, texts: Any, picked: Any, size
         return True
     part = conditions.part[index]
     field = tokens.crosses[index, part]
-    offset = texts.offsets[field] + 4 * (picked[part] - tokens.base[field])
-    start = np.int64(load_i32(offset))
-    if np.int64(load_i32(offset + 4)) - start < last - first:
+    start, stop = text_bytes(texts, field, picked[part] - tokens.base[field])
+    if stop - start < last - first:
         return False
     for position in range(last - first):
-        if load_u8(texts.data[field] + start + position) != conditions.heads[first + position]:
+        if load_u8(start + position) != conditions.heads[first + position]:
             return False
     return True
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import SpecError
-from model_store.features.cells import addresses
+from model_store.features.cells import text_places
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples
 from trainer.learn.metrics.figures import Group, new_tally
-from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Texts, Values, add_slices, digest_of
+from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
 from trainer.learn.predictions_kernels import Predictions
 
@@ -85,7 +85,7 @@ class SlicedMetrics:
         arrivals = np.empty((most, 1 + MAX_CROSS_FIELDS), np.int64)
         tokens = examples.tokens._replace(crosses=self._fields)
         new = add_slices(
-            *(predictions, examples.rows, first, last, tokens, Texts(*addresses(examples.texts))),
+            *(predictions, examples.rows, first, last, tokens, text_places(examples.texts)),
             *(self._conditions, self._values, arrivals, self._tally),
             np.empty(MAX_CROSS_FIELDS, np.int64),
         )

@@ -1,0 +1,175 @@
+"""Kernels over the cells of a block of CSV or TSV without quotes: where each ends, its digest, and its bytes.
+
+A block is a uint8 array of whole lines, with BLOCK zero bytes after them. The separators' places
+are int32, `ends[0]` = -1: cell k begins at ends[k] + 1 and stops at ends[k + 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+
+from model_store.hash_kernels import digest_padded, hash_bytes, load_u8, not_ascii_in_64, special_in_64
+from model_store.jit import bare_inline, bare_kernel, intrinsic
+
+BLOCK = 64
+"""Bytes that are looked at together."""
+LF, CR = 10, 13
+WRONG_ARITY = -1
+
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_BYTES = ir.VectorType(ir.IntType(8), BLOCK)
+
+
+def _any_of(count: int) -> Any:
+    """An operation: which of the 64 bytes at an address equal one of `count` bytes, a bit each."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        block = builder.load(builder.inttoptr(arguments[0], _BYTES.as_pointer()))
+        block.align = 1
+        found = None
+        for byte in arguments[1:]:
+            equal = builder.icmp_unsigned("==", block, _everywhere(builder, byte))
+            found = equal if found is None else builder.or_(found, equal)
+        return builder.bitcast(found, ir.IntType(64))
+
+    def typed(*arguments: Any) -> tuple[Any, Callable[..., Any]]:
+        return types.uint64(types.int64, *[types.uint8] * count), codegen
+
+    return typed
+
+
+def _everywhere(builder: Any, byte: Any) -> Any:
+    empty = ir.Constant(_BYTES, ir.Undefined)
+    first = builder.insert_element(empty, byte, ir.IntType(32)(0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), BLOCK), [ir.IntType(32)(0)] * BLOCK)
+    return builder.shuffle_vector(first, empty, zeros)
+
+
+@intrinsic
+def places_of_three(typing_context: Any, address: Any, a: Any, b: Any, c: Any) -> Any:
+    """Which of 64 bytes are a, b or c: a bit each, the first byte's the lowest."""
+    return _any_of(3)()
+
+
+@intrinsic
+def lowest(typing_context: Any, bits: Any) -> Any:
+    """The number of the lowest bit that is set; bits must not be 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64), ir.IntType(1)])
+        function = builder.module.declare_intrinsic("llvm.cttz", [ir.IntType(64)], kind)
+        return builder.call(function, [arguments[0], ir.IntType(1)(1)])
+
+    return types.uint64(types.uint64), codegen
+
+
+class Survey(NamedTuple):
+    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a carriage return or a blank line.
+
+    special: a byte must be escaped in a key; not_ascii: one is not ASCII; longest: bytes of the longest cell.
+    """
+
+    rows: int
+    special: bool
+    not_ascii: bool
+    longest: Any
+
+
+@bare_kernel
+def find_cells(data: Any, size: Any, delimiter: Any, columns: Any, ends: Any) -> Any:
+    """Find the separators of the first `size` bytes, which end with a line feed: a `Survey`, and ends int32 out.
+
+    data: uint8 with at least BLOCK bytes after `size`, none of them a separator.
+    """
+    base = data.ctypes.data
+    special, high = np.int64(0), np.int64(0)
+    count, column, longest, before = 0, 0, np.int64(0), np.int64(-1)
+    ends[0] = -1
+    for at in range(0, size, BLOCK):
+        special |= special_in_64(base + at)
+        high |= not_ascii_in_64(base + at)
+        found = places_of_three(base + at, np.uint8(delimiter), np.uint8(LF), np.uint8(CR))
+        while found != _ZERO:
+            end = at + np.int64(lowest(found))
+            found &= found - _ONE
+            byte = data[end]
+            column += 1
+            is_last = byte == LF
+            if byte == CR or is_last != (column == columns) or (columns == 1 and end == before + 1):
+                return Survey(WRONG_ARITY, False, False, 0)
+            if is_last:
+                column = 0
+            longest = max(longest, end - before - 1)
+            before = end
+            count += 1
+            ends[count] = end
+    return Survey(count // columns, special != 0, high != 0, longest)
+
+
+@bare_kernel
+def digest_cells(
+    data: Any, ends: Any, columns: Any, places: Any, whole_keys: Any, numbers: Any, out: Any
+) -> None:
+    """Digest the cells of some columns into some rows of out, uint64[n, rows]: 0 where a cell is empty.
+
+    places: int64, the columns; numbers: int64, their rows in out; whole_keys: uint8, as for `digest_columns`.
+    """
+    base = data.ctypes.data
+    for row in range(out.shape[1]):
+        first = row * columns
+        for index in range(places.size):
+            cell = first + places[index]
+            start, stop = np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])
+            if stop == start:
+                out[numbers[index], row] = _ZERO
+            elif whole_keys[index] == 1:
+                out[numbers[index], row] = hash_bytes(base + start, stop - start)
+            else:
+                out[numbers[index], row] = digest_padded(base + start, stop - start)
+
+
+@bare_kernel
+def survey_cells(data: Any, ends: Any, columns: Any, rows: Any, special: Any, not_ascii: Any) -> None:
+    """Which columns have a byte that must be escaped, or is not ASCII: uint8[columns] out, 1 where one is."""
+    base = data.ctypes.data
+    for row in range(rows):
+        for column in range(columns):
+            cell = row * columns + column
+            for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
+                byte = load_u8(base + at)
+                special[column] |= np.uint8(is_special(byte))
+                not_ascii[column] |= np.uint8(byte >= 128)
+
+
+@bare_inline
+def is_special(byte: Any) -> Any:
+    """Whether a byte is escaped in a key: %, * or =."""
+    return byte == 37 or byte == 42 or byte == 61
+
+
+@bare_kernel
+def copy_column(data: Any, ends: Any, columns: Any, place: Any, offsets: Any, text: Any) -> None:
+    """A column as Arrow holds it: offsets int32[rows + 1] and text uint8, both out; text has room for the column."""
+    to = np.int64(0)
+    for row in range(offsets.size - 1):
+        offsets[row] = to
+        cell = row * columns + place
+        for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
+            text[to] = data[at]
+            to += 1
+    offsets[offsets.size - 1] = to
+
+
+@bare_kernel
+def column_bytes(ends: Any, columns: Any, place: Any, rows: Any) -> Any:
+    """The bytes of a column's cells together."""
+    total = np.int64(0)
+    for row in range(rows):
+        cell = row * columns + place
+        total += np.int64(ends[cell + 1]) - np.int64(ends[cell]) - 1
+    return total
