@@ -54,10 +54,19 @@ def signed_labels(
     if pa.types.is_list(array.type) or pa.types.is_map(array.type):
         return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
     if positive is None:
-        return _by_unique(array, _label, 0.0)
+        flags = _flags(array)
+        return (flags, []) if flags is not None else _by_unique(array, _label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
     clicks = pc.is_in(text_column(array), pa.array([value.encode() for value in values], pa.binary()))
     return clicks.to_numpy(zero_copy_only=False).astype(np.float64), []
+
+
+def _flags(array: Any) -> npt.NDArray[np.float64] | None:
+    """The values of an array of the texts 0 and 1; None if it has others."""
+    if array.type not in (pa.binary(), pa.string()) or array.null_count or not len(array):
+        return None
+    flags = np.empty(len(array))
+    return flags if cells_kernels.flags_of(*_addresses(array), flags) else None
 
 
 def clicked(columns: Mapping[str, Any], section: InputSection) -> npt.NDArray[np.bool_]:
@@ -223,19 +232,22 @@ class Block:
     longest: int
 
     @classmethod
-    def of(cls, lines: npt.NDArray[np.uint8], delimiter: str, columns: int, count: int) -> Block | None:
-        """The cells of `count` lines; None if one has not so many, or is blank, or has a carriage return.
+    def of(
+        cls, lines: npt.NDArray[np.uint8], delimiter: str, quote: str | None, columns: int
+    ) -> Block | None:
+        """The cells of lines; None if a line has another number of them, a quote or a carriage return, or is blank.
 
-        lines: the bytes, which are copied; the last line may lack its line feed.
+        lines: at least one, which are copied; the last may lack its line feed.
         """
         size = lines.size + (lines[-1] != cells_kernels.LF)
         data = np.zeros(size + 2 * cells_kernels.BLOCK, np.uint8)
         data[: lines.size] = lines
         data[size - 1] = cells_kernels.LF
-        ends = np.empty(count * columns + cells_kernels.BLOCK + 1, np.int32)
-        found = cells_kernels.find_cells(data, size, ord(delimiter), columns, ends)
+        ends = np.empty(size + 2, np.int32)  # of which only what is written takes memory
+        mark = ord(delimiter)
+        found = cells_kernels.find_cells(data, size, mark, ord(quote) if quote else mark, columns, ends)
         rows, has_special, has_not_ascii, longest = found
-        if rows != count:
+        if rows == cells_kernels.WRONG_ARITY:
             return None
         special, not_ascii = np.zeros(columns, np.uint8), np.zeros(columns, np.uint8)
         if has_special or has_not_ascii:

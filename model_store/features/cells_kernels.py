@@ -13,7 +13,14 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from model_store.hash_kernels import digest_padded, hash_bytes, load_u8, not_ascii_in_64, special_in_64
+from model_store.hash_kernels import (
+    digest_padded,
+    hash_bytes,
+    load_i32,
+    load_u8,
+    not_ascii_in_64,
+    special_in_64,
+)
 from model_store.jit import bare_inline, bare_kernel, intrinsic
 
 BLOCK = 64
@@ -51,9 +58,9 @@ def _everywhere(builder: Any, byte: Any) -> Any:
 
 
 @intrinsic
-def places_of_three(typing_context: Any, address: Any, a: Any, b: Any, c: Any) -> Any:
-    """Which of 64 bytes are a, b or c: a bit each, the first byte's the lowest."""
-    return _any_of(3)()
+def places_of_four(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Which of 64 bytes are a, b, c or d: a bit each, the first byte's the lowest."""
+    return _any_of(4)()
 
 
 @intrinsic
@@ -69,7 +76,7 @@ def lowest(typing_context: Any, bits: Any) -> Any:
 
 
 class Survey(NamedTuple):
-    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a carriage return or a blank line.
+    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote, a carriage return or a blank line.
 
     special: a byte must be escaped in a key; not_ascii: one is not ASCII; longest: bytes of the longest cell.
     """
@@ -81,10 +88,11 @@ class Survey(NamedTuple):
 
 
 @bare_kernel
-def find_cells(data: Any, size: Any, delimiter: Any, columns: Any, ends: Any) -> Any:
+def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, ends: Any) -> Any:
     """Find the separators of the first `size` bytes, which end with a line feed: a `Survey`, and ends int32 out.
 
-    data: uint8 with at least BLOCK bytes after `size`, none of them a separator.
+    data: uint8 with at least BLOCK bytes after `size`, none of them a separator; quote: the delimiter again if nothing
+    is quoted.
     """
     base = data.ctypes.data
     special, high = np.int64(0), np.int64(0)
@@ -93,14 +101,18 @@ def find_cells(data: Any, size: Any, delimiter: Any, columns: Any, ends: Any) ->
     for at in range(0, size, BLOCK):
         special |= special_in_64(base + at)
         high |= not_ascii_in_64(base + at)
-        found = places_of_three(base + at, np.uint8(delimiter), np.uint8(LF), np.uint8(CR))
+        found = places_of_four(base + at, np.uint8(delimiter), np.uint8(LF), np.uint8(CR), np.uint8(quote))
         while found != _ZERO:
             end = at + np.int64(lowest(found))
             found &= found - _ONE
             byte = data[end]
             column += 1
             is_last = byte == LF
-            if byte == CR or is_last != (column == columns) or (columns == 1 and end == before + 1):
+            if (
+                (not is_last and byte != delimiter)
+                or is_last != (column == columns)
+                or (columns == 1 and end == before + 1)
+            ):
                 return Survey(WRONG_ARITY, False, False, 0)
             if is_last:
                 column = 0
@@ -173,3 +185,16 @@ def column_bytes(ends: Any, columns: Any, place: Any, rows: Any) -> Any:
         cell = row * columns + place
         total += np.int64(ends[cell + 1]) - np.int64(ends[cell]) - 1
     return total
+
+
+@bare_kernel
+def flags_of(data: Any, offsets: Any, out: Any) -> Any:
+    """The texts 0 and 1 as float64, out; False if there is another one. data, offsets: addresses, as of `addresses`."""
+    stop = np.int64(load_i32(offsets))
+    for index in range(out.size):
+        start, stop = stop, np.int64(load_i32(offsets + 4 * (index + 1)))
+        byte = load_u8(data + start)
+        if stop != start + 1 or (byte != 48 and byte != 49):
+            return False
+        out[index] = byte - 48
+    return True

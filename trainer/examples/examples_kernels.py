@@ -106,6 +106,9 @@ def assemble(rows: Any, tokens: Any, rules: Any, out: Any, picked: Any) -> None:
     """
     at = 0
     fields = tokens.base.size
+    if has_one_token_each(tokens, rules, out):
+        assemble_dense(rows, tokens, rules, out)
+        return
     for index in range(rows.size):
         row = rows[index]
         out.starts[index] = at
@@ -129,6 +132,32 @@ def assemble(rows: Any, tokens: Any, rules: Any, out: Any, picked: Any) -> None:
                     if out.x.size:
                         x *= tokens.values[picked[part]]
                 at = put(out, at, fields + 1 + cross, key, x)
+    out.starts[rows.size] = at
+
+
+@bare_inline
+def has_one_token_each(tokens: Any, rules: Any, out: Any) -> Any:
+    """Whether rows have nothing but at most one token a field, each a part of its key, and all used."""
+    plain = tokens.crosses.shape[0] == 0 and out.x.size == 0
+    for field in range(tokens.base.size):
+        plain = plain and tokens.list_of[field] < 0 and rules.raw[field] == 0 and rules.masks[field + 1] != 0
+    return plain
+
+
+@bare_inline
+def assemble_dense(rows: Any, tokens: Any, rules: Any, out: Any) -> None:
+    """`assemble` where a row has at most one token a field and no cross."""
+    at = 0
+    for index in range(rows.size):
+        row = rows[index]
+        out.starts[index] = at
+        out.hashes[at], out.features[at] = rules.bias, 0
+        at += 1
+        for field in range(tokens.base.size):
+            token = tokens.digests[tokens.base[field] + row]
+            # Written in any case, and kept if there is a token: a branch would be mispredicted.
+            out.hashes[at], out.features[at] = combine(rules.states[field], token, END), field + 1
+            at += token != _EMPTY
     out.starts[rows.size] = at
 
 

@@ -100,8 +100,10 @@ class DelimitedFile:
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of the unread bytes; None if there are none yet."""
+        batch = self._cells(wanted, places)
+        if batch is not None:
+            return batch
         feeds, quotes, lone_returns = survey(self._feed.unread, self._quote_byte)
-        batch = None
         if lone_returns == 0:
             batch = self._plain_batch(feeds, quotes > 0, wanted, places)
         return batch or self._careful_batch(feeds + lone_returns, wanted, places)
@@ -123,6 +125,17 @@ class DelimitedFile:
             return False
         return True
 
+    def _cells(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
+        """The rows, if every line is one of the right arity without a quote or a carriage return; otherwise None."""
+        feed, data = self._feed, self._whole_lines()
+        block = Block.of(data, self._delimiter, self._quote, len(self.names)) if data.size else None
+        if block is None:
+            return None
+        cells = CellColumns(block, dict(zip(wanted, places, strict=True)))
+        lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
+        feeds = block.rows - int(data[-1] != ord("\n"))
+        return RowBatch(cells, lines, feed.name, (), block.rows, feed.drop(data.size, feeds))
+
     def _plain_batch(
         self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]
     ) -> RowBatch | None:
@@ -134,11 +147,6 @@ class DelimitedFile:
         feed = self._feed
         data = self._whole_lines()
         count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
-        block = Block.of(data, self._delimiter, len(self.names), count) if count and not quotes else None
-        if block is not None:
-            cells = CellColumns(block, dict(zip(wanted, places, strict=True)))
-            lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
-            return RowBatch(cells, lines, feed.name, (), count, feed.drop(data.size, feeds))
         table = self._parse(data, places) if count else None
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None
