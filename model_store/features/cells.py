@@ -265,6 +265,12 @@ class CellText:
     def __len__(self) -> int:
         return self.block.rows
 
+    def __getitem__(self, row: int) -> Any:
+        """One text, as a binary scalar of Arrow."""
+        cell = row * self.block.columns + self.place
+        start, stop = int(self.block.ends[cell]) + 1, int(self.block.ends[cell + 1])
+        return pa.scalar(self.block.data[start:stop].tobytes(), pa.binary())
+
     def to_arrow(self) -> Any:
         """The column as a binary array."""
         block = self.block

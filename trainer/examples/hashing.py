@@ -232,8 +232,6 @@ class ExampleMaker:
 
 
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
-    if isinstance(column.text, CellText):
-        return [column.text.to_arrow()[row].as_py()]
     if column.starts is None:
         return [column.text[row].as_py()]
     members: list[bytes] = column.text[column.starts[row] : column.starts[row + 1]].to_pylist()

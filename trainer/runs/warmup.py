@@ -136,10 +136,10 @@ class _Discarding:
 
 def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
     with TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
-        log = Path(folder) / "log"
-        _LOGS[format](log)
+        _LOGS[format](Path(folder) / "log")
+        names = sorted(map(str, Path(folder).iterdir()))
         publisher = _Discarding() if publishes else None
-        run = train(small, Log([str(log)], format), rejects=rejects, metrics=metrics, publisher=publisher)
+        run = train(small, Log(names, format), rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
 
@@ -223,6 +223,8 @@ def _write_csv(log: Path) -> None:
     cells = [json.dumps(each).replace('"', '""') for each in _SETS]
     rows = f'1,a,"{cells[0]}",q\n0,"b","{cells[1]}",\n'
     log.write_text("label,f,g,r\n" + rows * _ROWS, encoding="utf-8")
+    # Blocks without quotes are read by other kernels.
+    log.with_name("plain").write_text("label,f,g,r\n" + "1,a,,q\n0,%,,\n" * _ROWS, encoding="utf-8")
 
 
 def _write_jsonl(log: Path) -> None:
