@@ -107,7 +107,7 @@ class ValueTable:
         self._smallest = self.slots.size
         self.used = 0
         self.moves = 0  # incremented whenever all keys get other slots
-        self.arena = np.empty(_SMALLEST_ARENA, np.uint8)
+        self._text, self.arena = _bytes_of(_SMALLEST_ARENA)
         self.arena_bytes = 0
 
     @property
@@ -244,7 +244,7 @@ class ValueTable:
             getattr(self.layout, name)[:] = state[name]
         self.used = int(state["used"][0])
         self.arena_bytes = int(state["arena"].size)
-        self.arena = np.empty(max(_SMALLEST_ARENA, self.arena_bytes), np.uint8)
+        self._text, self.arena = _bytes_of(max(_SMALLEST_ARENA, self.arena_bytes))
         self.arena[: self.arena_bytes] = state["arena"]
         if self.buckets is not None:
             *_, features, hashes = self._arena_content(int(state["keys"][0]))
@@ -280,10 +280,13 @@ class ValueTable:
     def _empty(self, capacity: int) -> Any:
         if self._growth is DOUBLING and (capacity < 2 or capacity & (capacity - 1)):
             raise ValueError(f"capacity must be a power of two, got {capacity}")
-        kinds = [kind for _, kind in _OWN_ARRAYS.get(self._kind, ())]
-        sizes = [self._slot.itemsize, *(self._variants * np.dtype(kind).itemsize for kind in kinds)]
-        self._memory = [_mapped(capacity * size) for size in sizes]
+        self._memory = [_mapped(size) for size in self._sizes(capacity)]
         return self._view(capacity)
+
+    def _sizes(self, capacity: int) -> list[int]:
+        """The bytes of the slots and of each per-variant array."""
+        own = [self._variants * np.dtype(kind).itemsize for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        return [capacity * size for size in (self._slot.itemsize, *own)]
 
     def _view(self, capacity: int) -> Any:
         """The layout of so many slots over the memory."""
@@ -309,11 +312,8 @@ class ValueTable:
         """Double the table in place; False if something else has a view of it, or the system cannot."""
         half = self.slots.size
         self.layout = None  # memory with views cannot be resized
-        try:
-            for memory in self._memory:
-                memory.resize(2 * len(memory))
-                _ask_for_huge_pages(memory)
-        except (BufferError, SystemError, OSError):
+        sizes = self._sizes(2 * half)
+        if not all(_resized(memory, size) for memory, size in zip(self._memory, sizes, strict=True)):
             self.layout = self._view(half)
             return False
         self.layout = self._view(2 * half)
@@ -325,9 +325,14 @@ class ValueTable:
         return True
 
     def _resize_arena(self, size: int) -> None:
-        arena = np.empty(size, np.uint8)
-        arena[: self.arena_bytes] = self.arena[: self.arena_bytes]
-        self.arena = arena
+        before = self.arena.size
+        del self.arena  # memory with views cannot be resized
+        if _resized(self._text, size):
+            self.arena = np.frombuffer(self._text, np.uint8)
+            return
+        old = np.frombuffer(self._text, np.uint8, before)
+        self._text, self.arena = _bytes_of(size)
+        self.arena[: self.arena_bytes] = old[: self.arena_bytes]
 
     def _shrink_arena(self) -> None:
         if self.arena_bytes < self.arena.size // 2:
@@ -354,9 +359,25 @@ def _mapped(nbytes: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise MemoryError(f"no {nbytes:,} bytes for the value table: {error.strerror}") from error
+        raise MemoryError(f"no {nbytes:,} bytes for the value table or its keys: {error.strerror}") from error
     _ask_for_huge_pages(memory)
     return memory
+
+
+def _bytes_of(nbytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
+    """Memory for an arena, and an array over it."""
+    memory = _mapped(nbytes)
+    return memory, np.frombuffer(memory, np.uint8)
+
+
+def _resized(memory: mmap.mmap, nbytes: int) -> bool:
+    """Give memory another size where it is; False if something has a view of it, or the system cannot."""
+    try:
+        memory.resize(nbytes)
+    except (BufferError, SystemError, OSError):
+        return False
+    _ask_for_huge_pages(memory)
+    return True
 
 
 def _ask_for_huge_pages(memory: mmap.mmap) -> None:

@@ -196,7 +196,7 @@ def test_room_shrinks_and_growth_doubles():
 
 def test_a_long_arena_is_widened_without_loss():
     model = model_of(parse_spec(SPEC), ["click", "f"])
-    model.table.arena = np.empty(64, np.uint8)
+    model.table._resize_arena(64)
     values = [b"%060d" % number for number in range(50)]
     model.learn(model.maker.make(batch_of([{"click": b"1", "f": value} for value in values])))
     keys = model.table.keys()

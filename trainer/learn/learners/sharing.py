@@ -9,7 +9,7 @@ e_v = m + d u_v, |u_v| <= 1, and b = n + x^2 m,
     mean sqrt(n + x^2 e_v) = sqrt(b) sum over k of binomial(1/2, k) (x^2 d / b)^k mean(u_v^k)
 
 where mean(u_v^k) depends on the class alone. Where x^2 d / b <= 1/64, the terms beyond k = 7 are less than 2^-54 of the
-sum; elsewhere, for keys that are new in rows where variants differ, the roots are taken. ADR 0034.
+sum; elsewhere, for keys that are new in rows where variants differ, the roots are taken. ADR 0015.
 """
 
 from __future__ import annotations
