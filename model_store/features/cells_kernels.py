@@ -125,35 +125,38 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
 
 @bare_kernel
 def digest_cells(
-    data: Any, ends: Any, columns: Any, places: Any, whole_keys: Any, numbers: Any, out: Any
+    data: Any, offsets: Any, stride: Any, gap: Any, whole_keys: Any, numbers: Any, out: Any
 ) -> None:
-    """Digest the cells of some columns into some rows of out, uint64[n, rows]: 0 where a cell is empty.
+    """Digest the texts of some columns of a block into some rows of out, uint64[n, rows]: 0 where a text is empty.
 
-    places: int64, the columns; numbers: int64, their rows in out; whole_keys: uint8, as for `digest_columns`.
+    data: an address; offsets: int64, of each column's first int32; stride, gap: of all, as in `TextPlaces`; numbers:
+    int64, the columns' rows in out; whole_keys: uint8, as for `digest_columns`. After a text 7 more bytes are readable.
     """
-    base = data.ctypes.data
     for row in range(out.shape[1]):
-        first = row * columns
-        for index in range(places.size):
-            cell = first + places[index]
-            start, stop = np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])
+        for index in range(offsets.size):
+            at = offsets[index] + stride * row
+            start, stop = np.int64(load_i32(at)) + gap, np.int64(load_i32(at + 4))
             if stop == start:
                 out[numbers[index], row] = _ZERO
             elif whole_keys[index] == 1:
-                out[numbers[index], row] = hash_bytes(base + start, stop - start)
+                out[numbers[index], row] = hash_bytes(data + start, stop - start)
             else:
-                out[numbers[index], row] = digest_padded(base + start, stop - start)
+                out[numbers[index], row] = digest_padded(data + start, stop - start)
 
 
 @bare_kernel
-def survey_cells(data: Any, ends: Any, columns: Any, rows: Any, special: Any, not_ascii: Any) -> None:
-    """Which columns have a byte that must be escaped, or is not ASCII: uint8[columns] out, 1 where one is."""
-    base = data.ctypes.data
+def survey_cells(
+    data: Any, offsets: Any, stride: Any, gap: Any, rows: Any, special: Any, not_ascii: Any
+) -> None:
+    """Which columns have a byte that must be escaped, or is not ASCII: uint8[columns] out, 1 where one is.
+
+    The others as in `digest_cells`, for all columns.
+    """
     for row in range(rows):
-        for column in range(columns):
-            cell = row * columns + column
-            for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
-                byte = load_u8(base + at)
+        for column in range(offsets.size):
+            place = offsets[column] + stride * row
+            for at in range(np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))):
+                byte = load_u8(data + at)
                 special[column] |= np.uint8(is_special(byte))
                 not_ascii[column] |= np.uint8(byte >= 128)
 
@@ -165,25 +168,28 @@ def is_special(byte: Any) -> Any:
 
 
 @bare_kernel
-def copy_column(data: Any, ends: Any, columns: Any, place: Any, offsets: Any, text: Any) -> None:
-    """A column as Arrow holds it: offsets int32[rows + 1] and text uint8, both out; text has room for the column."""
+def copy_column(data: Any, place: Any, stride: Any, gap: Any, offsets: Any, text: Any) -> None:
+    """A column as Arrow holds it: offsets int32[rows + 1] and text uint8, both out; text has room for the column.
+
+    data, place, stride, gap: addresses, and as in `TextPlaces`.
+    """
     to = np.int64(0)
     for row in range(offsets.size - 1):
         offsets[row] = to
-        cell = row * columns + place
-        for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
-            text[to] = data[at]
+        for at in range(np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))):
+            text[to] = load_u8(data + at)
             to += 1
+        place += stride
     offsets[offsets.size - 1] = to
 
 
 @bare_kernel
-def column_bytes(ends: Any, columns: Any, place: Any, rows: Any) -> Any:
-    """The bytes of a column's cells together."""
+def column_bytes(place: Any, stride: Any, gap: Any, rows: Any) -> Any:
+    """The bytes of a column's texts together; the arguments of `copy_column`."""
     total = np.int64(0)
-    for row in range(rows):
-        cell = row * columns + place
-        total += np.int64(ends[cell + 1]) - np.int64(ends[cell]) - 1
+    for _ in range(rows):
+        total += np.int64(load_i32(place + 4)) - np.int64(load_i32(place)) - gap
+        place += stride
     return total
 
 

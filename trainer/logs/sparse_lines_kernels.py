@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from model_store.features.numbers_kernels import EXACT, LONG, MALFORMED, read_number
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
 from trainer.logs.sparse_kernels import (
@@ -20,7 +21,6 @@ from trainer.logs.sparse_kernels import (
     BAD_TEXT,
     BLANK,
     CR,
-    EXACT,
     EXTRA_WORDS,
     FAILED,
     FAULT,
@@ -31,9 +31,7 @@ from trainer.logs.sparse_kernels import (
     IMPORTANCE_OF,
     LF,
     LINES,
-    LONG,
     LONGS,
-    MALFORMED,
     NAME,
     NEWS,
     NO_BAR,
@@ -56,7 +54,6 @@ from trainer.logs.sparse_kernels import (
     is_blank,
     note_long,
     put_token,
-    read_number,
     skip_blanks,
     skip_digits,
     skip_word,

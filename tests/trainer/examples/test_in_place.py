@@ -1,0 +1,166 @@
+"""Rows hashed where their cells stand in the log: the same examples, to the bit, as a careful reading gives.
+
+The careful reading is that of the same rows in CSV with every cell in quotes, which Arrow parses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.logs.reader import LogReader
+
+HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+FIELDS = """
+a = {}
+b = {}
+n = { kind = "number" }
+s = { kind = "number", scale = "log1p", missing = "key" }
+k = { kind = "number", bucket = "log", clip = [-100, 1e6] }
+e = { kind = "number", bucket = [0, 0.5, 10], missing = "key" }
+t = { kind = "set" }
+u = { kind = "set", separator = "|" }
+r = { kind = "raw", separator = "|" }
+"""
+NAMES = ("y", "a", "b", "n", "s", "k", "e", "t", "u", "r")
+CROSSES = (
+    '[[crosses]]\nfields = ["a", "u"]\n[[crosses]]\nfields = ["k", "b"]\n[[crosses]]\nfields = ["n", "a"]\n'
+)
+
+
+def spec() -> ModelSpec:
+    return parse_spec(HEAD + FIELDS + CROSSES).resolve(NAMES)
+
+
+@dataclass
+class Found:
+    """What examples of a log say: hashes by row, x, labels, texts of tokens, and rejects."""
+
+    starts: list[int]
+    hashes: list[int]
+    features: list[int]
+    x: list[str]
+    labels: list[float]
+    texts: list[list[bytes]]
+    rejects: list[tuple[int, str]]
+
+
+def examples(path: Path, wanted: Sequence[str] = NAMES, of: ModelSpec | None = None) -> Found:
+    maker = ExampleMaker(of or spec())
+    found = Found([0], [], [], [], [], [[] for _ in maker.plan.fields], [])
+    with LogReader([str(path)]) as reader:
+        for batch in reader.batches(list(wanted)):
+            add(found, maker.make(batch))
+    return found
+
+
+def add(found: Found, made: Examples) -> None:
+    hashed = made.hashed
+    size = int(hashed.starts[-1])
+    found.starts += (hashed.starts[1:] + found.starts[-1]).tolist()
+    found.hashes += hashed.hashes[:size].tolist()
+    found.features += hashed.features[:size].tolist()
+    x = hashed.x[:size] if hashed.x.size else np.ones(size)
+    found.x += [each.hex() for each in x.tolist()]
+    found.labels += hashed.labels.tolist()
+    for field, texts in enumerate(found.texts):
+        starts, number = made.tokens.starts, int(made.tokens.list_of[field])
+        for row in made.rows.tolist():
+            first, stop = (row, row + 1) if number < 0 else starts[number, row : row + 2].tolist()
+            texts += [made.texts[field][place].as_py() for place in range(first, stop)]
+    found.rejects += [(reject.line, reject.reason) for reject in made.rejects]
+
+
+def quoted(cell: bytes) -> bytes:
+    return b'"' + cell + b'"'
+
+
+def as_csv(rows: Sequence[Sequence[bytes]], ending: bytes = b"\n") -> bytes:
+    head = ",".join(NAMES).encode()
+    return head + b"\n" + b"".join(b",".join(row) + ending for row in rows)
+
+
+def assert_same(folder: Path, rows: Sequence[Sequence[bytes]], plain: bytes | None = None) -> Found:
+    in_place, careful = folder / "plain.csv", folder / "careful.csv"
+    in_place.write_bytes(as_csv(rows) if plain is None else plain)
+    careful.write_bytes(as_csv([[quoted(cell) for cell in row] for row in rows]))
+    found = examples(in_place)
+    assert found == examples(careful)
+    return found
+
+
+TEXTS = st.sampled_from(
+    [b"", b"a", b"a%*=b", "é".encode(), b"\xff", b"x" * 70, b"z" * 5000, b" ", b"12345678", b"\0"]
+)
+NUMBERS = st.one_of(
+    st.sampled_from(
+        b"|0|-0|1|-1|007|1.|.5|-.5|.|-|+1|1e5|1E5|1e-5|1e22|1e23|9007199254740993|0.1|123456789012345678|1e400|-1e400|"
+        b"1e-400|nan|inf|x| 1|1 |1_0|0x1|1e|1e+|1.5.5|true|99999999999999999999|0e5|1e25|\xff|2.5e-3"
+        b"".split(b"|")
+    ),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda number: repr(number).encode()),
+    st.decimals(allow_nan=False, allow_infinity=False, places=4).map(lambda number: f"{number:f}".encode()),
+)
+MEMBERS = st.one_of(
+    st.lists(
+        st.sampled_from([b"a", b"b", b"", b"a=b", b"%", "ü".encode(), b"cc", b"w" * 9]), max_size=24
+    ).map(b"|".join),
+    st.sampled_from([b"", b"|", b"[1|2", b"\xff|a", b"v" * 5000, b"{", b"[]", b"a|[b"]),
+)
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([b"0", b"1", b"-1", b"true", b"x"]), TEXTS, TEXTS, *[NUMBERS] * 4, *[MEMBERS] * 3
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(rows=ROWS)
+@example(rows=[(b"1", b"", b"", b"", b"", b"", b"", b"", b"", b"")])
+def test_cells_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes, ...]]
+) -> None:
+    assert_same(tmp_path_factory.getbasetemp(), rows)
+
+
+GOOD = st.tuples(
+    st.sampled_from([b"0", b"1"]),
+    st.sampled_from([b"", b"a", b"bb", b"x" * 70]),
+    st.sampled_from([b"", b"a%", "é".encode()]),
+    *[st.sampled_from([b"", b"0", b"1.5", b"-3", b"12.25"])] * 4,
+    *[st.lists(st.sampled_from([b"a", b"b", b"", b"cc"]), max_size=20).map(b"|".join)] * 3,
+)
+
+
+@given(rows=st.lists(GOOD, min_size=1, max_size=30))
+def test_rows_without_a_fault_are_all_learned_from(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes, ...]]
+) -> None:
+    found = assert_same(tmp_path_factory.getbasetemp(), rows)
+    assert (len(found.labels), found.rejects) == (len(rows), [])
+
+
+ROW = (b"1", b"ad", b"", b"2.5", b"3", b"4", b"5", b"p,q".replace(b",", b";"), b"p|q|p", b"k")
+
+
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n"])
+def test_line_ends_and_a_last_line_without_one_change_nothing(tmp_path: Path, ending: bytes) -> None:
+    plain = as_csv([ROW] * 3, ending)
+    for text in (plain, plain.removesuffix(ending)):
+        found = assert_same(tmp_path, [ROW] * 3, text)
+        assert len(found.labels) == 3
+
+
+def test_long_sets_have_each_member_once(tmp_path: Path) -> None:
+    many = b"|".join(b"%d" % (number % 300) for number in range(700))
+    row = (*ROW[:8], many, b"k")
+    assert len(assert_same(tmp_path, [row, ROW]).texts[7]) == 300 + 2
