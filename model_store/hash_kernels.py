@@ -89,6 +89,10 @@ def _is_not_ascii(builder: Any, block: Any) -> Any:
     return builder.icmp_signed("<", block, _everywhere(0))
 
 
+def _is_control(builder: Any, block: Any) -> Any:
+    return builder.icmp_unsigned("<", block, _everywhere(32))
+
+
 def _everywhere(byte: int) -> Any:
     return ir.Constant(_BLOCK, [ir.IntType(8)(byte)] * 64)
 
@@ -96,6 +100,7 @@ def _everywhere(byte: int) -> Any:
 _BLOCK = ir.VectorType(ir.IntType(8), 64)
 special_in_64 = _test_64_bytes(_is_special)
 not_ascii_in_64 = _test_64_bytes(_is_not_ascii)
+control_in_64 = _test_64_bytes(_is_control)
 
 
 @intrinsic

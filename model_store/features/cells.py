@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features import cells_kernels
+from model_store.features.cells_kernels import BOOLEAN, NOT_CANONICAL, STRING, WHOLE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -222,7 +223,8 @@ class Block:
     data: uint8, with at least 64 bytes after the last text; spans: int32. Text r of column c begins at
     spans[c step + r columns step] + gap, and stops at the number after that one: lines of CSV without quotes have the
     places of their separators (step 1, gap 1), others pairs (step 2, gap 0). special, not_ascii: uint8[columns], 1
-    where a text of the column has such a byte; longest: at least the bytes of the longest text.
+    where a text of the column has such a byte; longest: at least the bytes of the longest text. kinds: uint8[columns],
+    the kinds of JSON values, a bit each (where a span is negative, there is no value); None if all are bytes.
     """
 
     data: npt.NDArray[np.uint8]
@@ -233,6 +235,7 @@ class Block:
     special: npt.NDArray[np.uint8]
     not_ascii: npt.NDArray[np.uint8]
     longest: int
+    kinds: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def of(
@@ -253,11 +256,19 @@ class Block:
 
     @classmethod
     def with_survey(
-        cls, data: Any, spans: Any, rows: int, columns: int, step: int, longest: int, has_odd_bytes: bool
+        cls,
+        data: Any,
+        spans: Any,
+        rows: int,
+        columns: int,
+        step: int,
+        longest: int,
+        has_odd_bytes: bool,
+        kinds: Any = None,
     ) -> Block:
         """A block whose columns are searched for special bytes, if it has some."""
         none = np.zeros(columns, np.uint8)
-        block = cls(data, spans, rows, columns, step, none, none.copy(), longest)
+        block = cls(data, spans, rows, columns, step, none, none.copy(), longest, kinds)
         if has_odd_bytes:
             places = block.data.ctypes.data, block.offsets(np.arange(columns)), block.stride, block.gap
             cells_kernels.survey_cells(*places, rows, block.special, block.not_ascii)
@@ -332,9 +343,55 @@ class CellText:
         return block.data.ctypes.data, block.offsets(self.place), block.stride, block.gap
 
     @property
+    def is_text(self) -> bool:
+        """Whether the bytes are the canonical texts of the values (`values.text_of`)."""
+        return self.block.kinds is None or not self.block.kinds[self.place] & NOT_CANONICAL
+
+    def values(self) -> Any:
+        """The values as an array: of bytes, or of the type that JSON values have in common, else of their texts."""
+        block, texts = self.block, self.to_arrow()
+        if block.kinds is None:
+            return texts
+        absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] < 0
+        texts = pc.if_else(pa.array(absent), pa.scalar(None, pa.binary()), texts).cast(pa.string())
+        kinds = int(block.kinds[self.place])
+        if kinds in (0, STRING):
+            return texts if kinds else pa.nulls(block.rows)
+        if kinds == BOOLEAN:
+            return texts.cast(pa.bool_())
+        if kinds & ~NOT_CANONICAL == WHOLE:
+            return texts.cast(pa.int64())
+        if kinds & (STRING | BOOLEAN):
+            return texts
+        numbers = _floats(texts)
+        if not kinds & WHOLE or _are_exact(numbers):
+            return numbers
+        return pa.array(
+            [None if text is None else _number_text(text) for text in texts.to_pylist()], pa.string()
+        )
+
+    @property
     def is_plain(self) -> bool:
         """Whether no byte must be escaped or looked at."""
         return not (self.block.special[self.place] or self.block.not_ascii[self.place])
+
+
+def _floats(texts: Any) -> Any:
+    """Decimal numbers as doubles, correctly rounded, however small."""
+    try:
+        return texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return pa.array([None if text is None else float(text) for text in texts.to_pylist()], pa.float64())
+
+
+def _are_exact(numbers: Any) -> bool:
+    sizes = pc.abs(numbers)
+    return bool(pc.all(pc.less(sizes, INTEGRAL_LIMIT)).as_py())
+
+
+def _number_text(text: str) -> str:
+    """The canonical text of a number in JSON."""
+    return text_of(int(text) if text.removeprefix("-").isdecimal() else float(text)).decode()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ BLOCK = 64
 """Bytes that are looked at together."""
 LF, CR = 10, 13
 WRONG_ARITY = -1
+STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
+"""Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _BYTES = ir.VectorType(ir.IntType(8), BLOCK)

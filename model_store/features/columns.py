@@ -71,7 +71,7 @@ def takes_cells(plan: FieldPlan) -> bool:
 
 def _column(plan: FieldPlan, array: Any) -> TokenColumn:
     if isinstance(array, CellText):
-        return _of_cells(plan, array) or _typed(plan, array.to_arrow())
+        return _of_cells(plan, array) or _typed(plan, plain(array.values()))
     if plan.kind == "category":
         if array.type == _BINARY and not array.null_count:
             return TokenColumn(array)
@@ -82,11 +82,11 @@ def _column(plan: FieldPlan, array: Any) -> TokenColumn:
 
 def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
     """The tokens of cells where they stand; None if a careful parser must see them."""
-    if plan.kind == "category":
-        return TokenColumn(cells)
     if plan.number is not None:
         return _number_column(plan.number, *_numbers_of(cells), MISSING if plan.has_missing_key else _ABSENT)
-    return _set_of(cells, plan.spec.separator or ",")
+    if not cells.is_text:
+        return None
+    return TokenColumn(cells) if plan.kind == "category" else _set_of(cells, plan.spec.separator or ",")
 
 
 def _coded(array: Any) -> CodedText:

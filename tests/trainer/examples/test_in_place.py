@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.logs.jsonl import flat_block
 from trainer.logs.reader import LogReader
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
@@ -164,3 +165,120 @@ def test_long_sets_have_each_member_once(tmp_path: Path) -> None:
     many = b"|".join(b"%d" % (number % 300) for number in range(700))
     row = (*ROW[:8], many, b"k")
     assert len(assert_same(tmp_path, [row, ROW]).texts[7]) == 300 + 2
+
+
+# --- JSON lines ---
+
+JSON_FIELDS = """
+a = {}
+b = {}
+n = { kind = "number", scale = "log1p", missing = "key" }
+k = { kind = "number", bucket = "log" }
+t = { kind = "set" }
+h = { kind = "time", part = "hour" }
+"""
+JSON_NAMES = ("y", "a", "b", "n", "k", "t", "h")
+LITERALS = st.sampled_from(
+    ['""', '"a"', '"a%*="', '"é"', "null", "true", "false", "0", "-0", "1", "77.0", "0.5", "0.1", "1.50", "-3", "1e-05",
+     "1E-400", "0.00001", "0.0001", "123456789012345678", "9007199254740993", "9007199254740993.0", "1e3", "-0.0",
+     "1234567890123456789", "12345678901234567890", "0.8444218515250481", "1e999", "NaN", "Infinity", "-Infinity", "01",
+     "1.", ".5", "-", "+1", "tru", "nul", '"a\\u00e9b"', '"\\ud800"', "[1]", '["a","b"]', '{"q":1}', '"[1,2]"', '"nan"',
+     '"a,b,a"', '"1.5"', '"x y"', '"2026-11-21T18:00:00Z"', "1763700000", '"\t"', '"']
+)  # fmt: skip
+LABELS = st.sampled_from(["1", "0", "true", "false", '"1"', "1.0", "null", '"x"', "2"])
+OTHERS = st.sampled_from(
+    ['"z": 1', '"z": [1, {}]', '"z": nul', '"z":"\\\\"', '"a": "again"', '"z": 1, "z": 2', "", "z"]
+)
+
+
+@st.composite
+def objects(
+    draw: st.DrawFn,
+    literals: st.SearchStrategy[str],
+    others: st.SearchStrategy[str],
+    labels: st.SearchStrategy[str] = LABELS,
+) -> str:
+    names = draw(st.lists(st.sampled_from(JSON_NAMES[1:]), unique=True))
+    parts = [f'"{name}": {draw(literals)}' for name in names]
+    parts.append(f'"y"{draw(st.sampled_from([":", " : "]))}{draw(labels)}')
+    other = draw(others)
+    parts = draw(st.permutations([*parts, other] if other else parts))
+    return "{" + draw(st.sampled_from([",", ", ", " , "])).join(parts) + "}"
+
+
+USUAL = st.sampled_from(['""', '"a"', "null", '"b%"', '"é"', "1", "-20", "0.25"])
+ENDS = st.sampled_from(["\n", "\r\n", " \n"])
+
+
+def json_columns(path: Path) -> tuple[list[list[object]], list[tuple[int, str]]]:
+    with LogReader([str(path)]) as reader:
+        batches = list(reader.batches(list(JSON_NAMES)))
+    columns = [[each for batch in batches for each in batch.columns[name].to_pylist()] for name in JSON_NAMES]
+    return columns, [(reject.line, reject.reason) for batch in batches for reject in batch.rejects]
+
+
+def json_spec() -> ModelSpec:
+    return parse_spec(HEAD + JSON_FIELDS + '[[crosses]]\nfields = ["a", "t"]\n').resolve(JSON_NAMES)
+
+
+def assert_same_objects(folder: Path, text: str) -> Found:
+    """The text as it is; with an escape, which makes Arrow parse it; with a blank line, which makes Python parse it."""
+    head = '{"y": 1, "a": "a", "b": "a", "n": 1, "k": 1, "t": "a", "h": "2026-11-21T18:00:00Z"}\n'
+    flat, by_arrow, by_python = (folder / f"{name}.jsonl" for name in ("flat", "arrow", "python"))
+    flat.write_bytes((head + text).encode())
+    by_arrow.write_bytes((head.replace('"y"', '"\\\\": 1, "y"') + text).encode())
+    by_python.write_bytes((head + text + "\n \n").encode())
+    assert json_columns(flat) == json_columns(by_arrow) == json_columns(by_python)
+    found = examples(flat, JSON_NAMES, json_spec())
+    assert (
+        found == examples(by_arrow, JSON_NAMES, json_spec()) == examples(by_python, JSON_NAMES, json_spec())
+    )
+    return found
+
+
+@given(lines=st.lists(st.tuples(objects(LITERALS, OTHERS), ENDS), min_size=1, max_size=6))
+def test_odd_objects_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    assert_same_objects(tmp_path_factory.getbasetemp(), "".join(line + end for line, end in lines))
+
+
+@given(
+    lines=st.lists(st.tuples(objects(st.one_of(USUAL, LITERALS), st.just("")), ENDS), min_size=1, max_size=3)
+)
+def test_flat_objects_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    assert_same_objects(tmp_path_factory.getbasetemp(), "".join(line + end for line, end in lines))
+
+
+@given(
+    lines=st.lists(
+        st.tuples(objects(USUAL, st.just(""), st.sampled_from("01")), ENDS), min_size=1, max_size=20
+    )
+)
+def test_flat_objects_are_found_where_they_stand(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    text = "".join(line + end for line, end in lines)
+    block = flat_block(np.frombuffer(text.encode(), np.uint8), JSON_NAMES)
+    assert block is not None and block.rows == len(lines)
+    assert_same_objects(tmp_path_factory.getbasetemp(), text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"y": 1', '{"y" 1}', '{"y": 1,}', '{,"y": 1}', '{"y": 1}}', '{"y": 1} {"y": 0}', '{y: 1}', "[]", " ", '{"y": "1}',
+     '{"y": "\x01"}', '{"y": 01}', '{"y": 1 2}', '{"y": -}', '{"y":1.}', "\ufeff{}", '{"y": 1, "y": 0}', '{"y"}'],
+)  # fmt: skip
+def test_lines_that_are_no_flat_objects_are_left_to_a_careful_parser(line: str) -> None:
+    good = '{"y": 1, "a": "b"}\n'
+    assert flat_block(np.frombuffer((good + good).encode(), np.uint8), ["y"]) is not None
+    for text in (good + line + "\n" + good, good + line):
+        assert flat_block(np.frombuffer(text.encode(), np.uint8), ["y"]) is None
+
+
+def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"y": 1, "a": "x"}\n{"y": 0, "a": "\xff"}\n{"y": 0}')
+    assert json_columns(path)[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
