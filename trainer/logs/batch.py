@@ -127,6 +127,13 @@ def plain(array: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
 
 
+def coded(array: pa.Array) -> pa.Array:
+    """A dictionary array as one of a plain type; other arrays, and those of few rows for their texts, as `plain`."""
+    if not types.is_dictionary(array.type) or len(array.dictionary) > len(array):
+        return plain(array)
+    return pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary))
+
+
 def _with_plain_texts(encoded: pa.Array) -> pa.Array:
     """A dictionary array whose texts are no views, which Arrow cannot decode: polars' categories are such."""
     if not types.is_string_view(encoded.type.value_type):
