@@ -250,7 +250,7 @@ class Block:
         mark = ord(delimiter)
         found = cells_kernels.find_cells(data, size, mark, ord(quote) if quote else mark, columns, ends)
         rows, has_special, has_not_ascii, longest = found
-        if rows == cells_kernels.WRONG_ARITY:
+        if rows == cells_kernels.WRONG_ARITY or (columns == 1 and (np.diff(ends[: rows + 1]) == 1).any()):
             return None
         return cls.with_survey(data, ends, rows, columns, 1, longest, has_special or has_not_ascii)
 

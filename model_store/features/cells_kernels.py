@@ -27,6 +27,8 @@ BLOCK = 64
 """Bytes that are looked at together."""
 LF, CR = 10, 13
 WRONG_ARITY = -1
+_TILE = 8
+"""Rows that are digested together: their digests of a column are written into one cache line."""
 STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
 """Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
 
@@ -78,7 +80,7 @@ def lowest(typing_context: Any, bits: Any) -> Any:
 
 
 class Survey(NamedTuple):
-    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote, a carriage return or a blank line.
+    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote or a carriage return.
 
     special: a byte must be escaped in a key; not_ascii: one is not ASCII; longest: bytes of the longest cell.
     """
@@ -97,8 +99,9 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
     is quoted.
     """
     base = data.ctypes.data
-    special, high = np.int64(0), np.int64(0)
-    count, column, longest, before = 0, 0, np.int64(0), np.int64(-1)
+    special, high, wrong = np.int64(0), np.int64(0), np.int64(0)
+    count, longest, before = np.int64(0), np.int64(0), np.int64(-1)
+    last = np.int64(columns)  # the number of the separator that ends this line
     ends[0] = -1
     for at in range(0, size, BLOCK):
         special |= special_in_64(base + at)
@@ -107,21 +110,15 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
         while found != _ZERO:
             end = at + np.int64(lowest(found))
             found &= found - _ONE
-            byte = data[end]
-            column += 1
-            is_last = byte == LF
-            if (
-                (not is_last and byte != delimiter)
-                or is_last != (column == columns)
-                or (columns == 1 and end == before + 1)
-            ):
-                return Survey(WRONG_ARITY, False, False, 0)
-            if is_last:
-                column = 0
-            longest = max(longest, end - before - 1)
-            before = end
             count += 1
             ends[count] = end
+            is_last = count == last
+            last += columns if is_last else 0
+            wrong |= np.int64(data[end]) ^ (LF if is_last else delimiter)
+            longest = max(longest, end - before - 1)
+            before = end
+        if wrong != 0:
+            return Survey(WRONG_ARITY, False, False, 0)
     return Survey(count // columns, special != 0, high != 0, longest)
 
 
@@ -134,16 +131,19 @@ def digest_cells(
     data: an address; offsets: int64, of each column's first int32; stride, gap: of all, as in `TextPlaces`; numbers:
     int64, the columns' rows in out; whole_keys: uint8, as for `digest_columns`. After a text 7 more bytes are readable.
     """
-    for row in range(out.shape[1]):
+    rows = out.shape[1]
+    for first in range(0, rows, _TILE):
+        after = min(first + _TILE, rows)
         for index in range(offsets.size):
-            at = offsets[index] + stride * row
-            start, stop = np.int64(load_i32(at)) + gap, np.int64(load_i32(at + 4))
-            if stop == start:
-                out[numbers[index], row] = _ZERO
-            elif whole_keys[index] == 1:
-                out[numbers[index], row] = hash_bytes(data + start, stop - start)
-            else:
-                out[numbers[index], row] = digest_padded(data + start, stop - start)
+            at, number = offsets[index] + stride * first, numbers[index]
+            for row in range(first, after):
+                start, stop = np.int64(load_i32(at)) + gap, np.int64(load_i32(at + 4))
+                at += stride
+                if whole_keys[index] == 1:
+                    found = hash_bytes(data + start, stop - start)
+                else:
+                    found = digest_padded(data + start, max(stop - start, 1))  # an empty text takes no other branch
+                out[number, row] = found if stop > start else _ZERO
 
 
 @bare_kernel
