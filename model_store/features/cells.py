@@ -376,6 +376,26 @@ class CellText:
         return not (self.block.special[self.place] or self.block.not_ascii[self.place])
 
 
+@dataclass(frozen=True)
+class CellSets:
+    """A column of weighted sets where their members stand.
+
+    members: the only column of a block of pairs; starts: int32[rows + 1], each row's first member; x: float64[members].
+    """
+
+    members: CellText
+    starts: npt.NDArray[np.int32]
+    x: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return self.starts.size - 1
+
+    def values(self) -> Any:
+        """The sets as maps from bytes to double."""
+        starts, x = (pa.array(each) for each in (self.starts, self.x))
+        return pa.MapArray.from_arrays(starts, self.members.to_arrow(), x)
+
+
 def _floats(texts: Any) -> Any:
     """Decimal numbers as doubles, correctly rounded, however small."""
     try:

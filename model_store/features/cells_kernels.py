@@ -142,7 +142,9 @@ def digest_cells(
                 if whole_keys[index] == 1:
                     found = hash_bytes(data + start, stop - start)
                 else:
-                    found = digest_padded(data + start, max(stop - start, 1))  # an empty text takes no other branch
+                    found = digest_padded(
+                        data + start, max(stop - start, 1)
+                    )  # an empty text takes no other branch
                 out[number, row] = found if stop > start else _ZERO
 
 

@@ -19,6 +19,7 @@ from model_store.errors import FieldValueError, SpecError
 from model_store.features import sets_kernels
 from model_store.features.cells import (
     Block,
+    CellSets,
     CellText,
     CodedText,
     addresses,
@@ -65,11 +66,13 @@ def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[To
 
 
 def takes_cells(plan: FieldPlan) -> bool:
-    """Whether a field's tokens can be made from a `CellText` or a dictionary array."""
+    """Whether a field's tokens can be made from a `CellText`, `CellSets` or a dictionary array."""
     return plan.kind in ("category", "number", "set", "raw")
 
 
 def _column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if isinstance(array, CellSets):
+        return _of_sets(plan, array) or _typed(plan, plain(array.values()))
     if isinstance(array, CellText):
         return _of_cells(plan, array) or _typed(plan, plain(array.values()))
     if plan.kind == "category":
@@ -87,6 +90,13 @@ def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
     if not cells.is_text:
         return None
     return TokenColumn(cells) if plan.kind == "category" else _set_of(cells, plan.spec.separator or ",")
+
+
+def _of_sets(plan: FieldPlan, sets: CellSets) -> TokenColumn | None:
+    """The members of weighted sets where they stand; None if an x is invalid."""
+    if plan.kind not in ("set", "raw") or not sets_kernels.are_real(sets.x, LARGEST_REAL):
+        return None
+    return _members_column(_distinct(sets.members, sets.starts, sets.x, []))
 
 
 def _coded(array: Any) -> CodedText:
@@ -214,11 +224,14 @@ def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
 
 def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
     if is_list(array.type):
-        members = members_of(array)
-        if members.x is None and not members.bad and _has_one_each(members.starts):
-            return TokenColumn(members.text)  # as fast as a category
-        return TokenColumn(members.text, members.starts, members.x, members.bad)
+        return _members_column(members_of(array))
     return _listed_text(plan, array)
+
+
+def _members_column(members: Members) -> TokenColumn:
+    if members.x is None and not members.bad and _has_one_each(members.starts):
+        return TokenColumn(members.text)  # as fast as a category
+    return TokenColumn(members.text, members.starts, members.x, members.bad)
 
 
 def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:

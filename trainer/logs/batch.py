@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from model_store.features.cells import CellText
+from model_store.features.cells import CellSets, CellText
 from trainer.logs.rejects import Reject
 
 STDIN = "-"
@@ -32,7 +32,7 @@ class LazyColumns(Mapping[str, pa.Array]):
     `as_it_is` has what stands in the log, for those who can hash it in place.
     """
 
-    def __init__(self, columns: Mapping[str, CellText | pa.Array]) -> None:
+    def __init__(self, columns: Mapping[str, CellText | CellSets | pa.Array]) -> None:
         self._columns = columns
         self._made: dict[str, pa.Array] = {}
 
@@ -47,13 +47,13 @@ class LazyColumns(Mapping[str, pa.Array]):
     def __len__(self) -> int:
         return len(self._columns)
 
-    def as_it_is(self, name: str) -> CellText | pa.Array:
+    def as_it_is(self, name: str) -> CellText | CellSets | pa.Array:
         """The column as it stands in the log."""
         return self._columns[name]
 
     def _plain(self, name: str) -> pa.Array:
         column = self._columns[name]
-        return column.values() if isinstance(column, CellText) else plain(column)
+        return column.values() if isinstance(column, CellText | CellSets) else plain(column)
 
 
 @dataclass(frozen=True)

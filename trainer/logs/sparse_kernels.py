@@ -277,47 +277,34 @@ AT_ONCE = 16  # bytes; most texts are shorter and are copied without a loop
 
 
 @bare_kernel
-def measure_columns(tokens: Any, size: Any, members: Any, text_bytes: Any) -> None:
-    """Count each column's members and the bytes of their texts, int64[columns], over the first `size` tokens."""
+def measure_columns(tokens: Any, size: Any, members: Any) -> Any:
+    """Count each column's members, int64[columns], over the first `size` tokens; return the bytes of the longest."""
+    longest = np.int64(0)
     for token in range(size):
-        column = tokens.column[token]
-        members[column] += 1
-        text_bytes[column] += tokens.stop[token] - tokens.start[token]
+        members[tokens.column[token]] += 1
+        longest = max(longest, np.int64(tokens.stop[token] - tokens.start[token]))
+    return longest
 
 
 @bare_kernel
-def fill_columns(
-    data: Any,
-    tokens: Any,
-    ends: Any,
-    member_from: Any,
-    byte_from: Any,
-    starts: Any,
-    offsets: Any,
-    text: Any,
-    x: Any,
-) -> None:
-    """Copy the tokens, ordered by row, to columns; a token's x is its value times its scale.
+def fill_columns(tokens: Any, ends: Any, member_from: Any, starts: Any, spans: Any, x: Any) -> None:
+    """Put the tokens, ordered by row, into columns; a token's x is its value times its scale.
 
-    ends: int64[rows], the tokens before each row's end. Column c has its members' x (float64) from member_from[c] on;
-    their int32 offsets, one more than members, from member_from[c] + c on, counted from its first byte, which is
-    byte_from[c] of text (uint8), with AT_ONCE spare bytes after each column; and in starts[c] (int32[rows + 1]) its
-    members before each row.
+    ends: int64[rows], the tokens before each row's end. Column c has its members' x (float64) and where their texts
+    start and stop (spans int32[members, 2]) from member_from[c] on; and in starts[c] (int32[rows + 1]) its members
+    before each row.
     Invariant: starts[c, row + 1] is the number of members that column c has so far.
     """
     columns, token = starts.shape[0], 0
     for each in range(columns):
         starts[each, 0] = 0
-        offsets[member_from[each] + each] = 0
     for row in range(ends.size):
         for each in range(columns):
             starts[each, row + 1] = starts[each, row]
         while token < ends[row]:
             column = np.int64(tokens.column[token])
             member = member_from[column] + starts[column, row + 1]
-            begin, size = np.int64(offsets[member + column]), tokens.stop[token] - tokens.start[token]
-            _copy(data, tokens.start[token], text, byte_from[column] + begin, size)
-            offsets[member + column + 1] = begin + size
+            spans[member, 0], spans[member, 1] = tokens.start[token], tokens.stop[token]
             x[member] = tokens.value[token] * tokens.scales[tokens.scale[token]]
             starts[column, row + 1] += 1
             token += 1

@@ -62,21 +62,23 @@ from trainer.logs.sparse_kernels import (
 
 VW, LIBSVM, LIBFFM = 0, 1, 2
 _COLON, _BAR, _QUOTE, _HASH = 58, 124, 39, 35
+_PERCENT, _STAR, _EQUALS = 37, 42, 61
 _ONE, _NINE, _EXPONENT, _LOWER_CASE = 49, 57, 101, 32
 _QUERY = np.frombuffer(b"qid:", np.uint8).copy()
 
 
 @kernel
-def survey_lines(data: Any) -> tuple[int, int, int, bool]:
-    """Line feeds, blanks, bars, and whether a byte is NUL or not ASCII, in one vectorised pass."""
-    feeds = blanks = bars = odd = 0
+def survey_lines(data: Any) -> tuple[int, int, int, bool, bool]:
+    """Line feeds, blanks, bars, whether a byte must be escaped, and whether one is NUL or not ASCII; one pass."""
+    feeds = blanks = bars = escapes = odd = 0
     for i in range(len(data)):
         byte = data[i]
         feeds += byte == LF
         blanks += (byte == SPACE) | (byte == TAB) | (byte == CR)
         bars += byte == _BAR
+        escapes += (byte == _PERCENT) | (byte == _STAR) | (byte == _EQUALS)
         odd += (byte == NUL) | (byte >= 0x80)
-    return feeds, blanks, bars, odd > 0
+    return feeds, blanks, bars, escapes > 0, odd > 0
 
 
 @bare_kernel
