@@ -68,6 +68,12 @@ def places_of_four(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d:
 
 
 @intrinsic
+def places_of_five(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Which of 64 bytes are a, b, c, d or e: a bit each, the first byte's the lowest."""
+    return _any_of(5)()
+
+
+@intrinsic
 def lowest(typing_context: Any, bits: Any) -> Any:
     """The number of the lowest bit that is set; bits must not be 0."""
 

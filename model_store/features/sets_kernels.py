@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.hash_kernels import digest, load_i32, load_u8
+from model_store.hash_kernels import digest, digest_padded, load_i32, load_u8
 from model_store.jit import bare_inline, bare_kernel
 
 ODD = -1
@@ -66,7 +66,12 @@ def merge_repeats(
             start, stop = _span(offsets, stride, member)
             if start == stop or (x.size and x[member] == 0.0):
                 continue
-            own = digest(data + start, stop - start)
+            # What stands in a log has bytes after it.
+            own = (
+                digest(data + start, stop - start)
+                if stride == 4
+                else digest_padded(data + start, stop - start)
+            )
             same = _look_up(data, offsets, stride, kept, first, count, digests, table, many, own, start, stop)
             if same < 0:
                 kept[count] = member

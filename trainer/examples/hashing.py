@@ -356,28 +356,28 @@ def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, o
 def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out: Any) -> None:
     if not chosen or not out.shape[1]:
         return
-    cells = dict[int, list[int]]()  # the rows of out by the block that holds their texts
+    cells = dict[
+        tuple[int, int, int], list[tuple[int, int]]
+    ]()  # rows of out, by what their texts have in common
     arrays = []
     for number, index in enumerate(chosen):
         text = columns[index].text
         if isinstance(text, CellText):
-            cells.setdefault(id(text.block), []).append(number)
+            data, offset, stride, gap = text.where
+            cells.setdefault((data, stride, gap), []).append((number, offset))
         elif isinstance(text, CodedText):
             found = np.empty((1, len(text.texts)), np.uint64)
             digest_columns(*addresses([text.texts]), len(text.texts), raw[[index]], found)
             np.take(found[0], text.codes, out=out[number])
         else:
             arrays.append(number)
-    for numbers in cells.values():
-        found_in = [columns[chosen[number]].text for number in numbers]
-        block = found_in[0].block
-        offsets = block.offsets(np.array([text.place for text in found_in]))
-        places = block.data.ctypes.data, offsets, block.stride, block.gap
-        digest_cells(*places, raw[[chosen[number] for number in numbers]], np.array(numbers), out)
+    for (data, stride, gap), found_there in cells.items():
+        numbers, offsets = np.array(found_there).T.copy()
+        digest_cells(data, offsets, stride, gap, raw[[chosen[number] for number in numbers]], numbers, out)
     if arrays:
-        data, offsets = addresses([columns[chosen[number]].text for number in arrays])
+        texts, offsets = addresses([columns[chosen[number]].text for number in arrays])
         rest = out if len(arrays) == len(chosen) else np.empty((len(arrays), out.shape[1]), np.uint64)
-        digest_columns(data, offsets, out.shape[1], raw[[chosen[number] for number in arrays]], rest)
+        digest_columns(texts, offsets, out.shape[1], raw[[chosen[number] for number in arrays]], rest)
         if rest is not out:
             out[arrays] = rest
 

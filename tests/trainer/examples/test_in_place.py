@@ -6,18 +6,22 @@ The careful reading is that of the same rows in CSV with every cell in quotes, w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from model_store.features.cells import CodedText
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.logs.jsonl import flat_block
 from trainer.logs.reader import LogReader
+from trainer.logs.tables import TableReader, table_of
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 FIELDS = """
@@ -54,11 +58,14 @@ class Found:
     rejects: list[tuple[int, str]]
 
 
-def examples(path: Path, wanted: Sequence[str] = NAMES, of: ModelSpec | None = None) -> Found:
+def examples(
+    path: Path, wanted: Sequence[str] = NAMES, of: ModelSpec | None = None, *, as_arrays: bool = False
+) -> Found:
     maker = ExampleMaker(of or spec())
     found = Found([0], [], [], [], [], [[] for _ in maker.plan.fields], [])
     with LogReader([str(path)]) as reader:
         for batch in reader.batches(list(wanted)):
+            batch = replace(batch, columns=dict(batch.columns)) if as_arrays else batch
             add(found, maker.make(batch))
     return found
 
@@ -284,3 +291,65 @@ def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> 
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"y": 1, "a": "x"}\n{"y": 0, "a": "\xff"}\n{"y": 0}')
     assert json_columns(path, ["y", "a"])[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
+
+
+# --- Sparse text ---
+
+FEATURES = st.sampled_from(
+    ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "x" * 5000, "w:1e30", "a:1.5", ""]
+)
+
+
+@given(
+    lines=st.lists(
+        st.tuples(st.lists(FEATURES, max_size=14), st.lists(FEATURES, max_size=3)), min_size=1, max_size=9
+    )
+)
+def test_sparse_text_gives_the_same_examples_as_maps_of_it(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[list[str], list[str]]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "log.vw"
+    text = "\n".join(f"1 |f {' '.join(first)} |g:0.5 {' '.join(second)}" for first, second in lines)
+    path.write_bytes(f"-1 |f a |g b\n{text}".encode())
+    fields = '[fields]\nf = { kind = "set" }\ng = { kind = "set" }\n[[crosses]]\nfields = ["f", "g"]\n'
+    of = parse_spec('[model]\nname = "m"\n[input]\nlabel = "label"\n' + fields)
+    found = examples(path, ["label", "f", "g"], of)
+    assert found == examples(path, ["label", "f", "g"], of, as_arrays=True)
+
+
+# --- Dictionaries ---
+
+CODED = st.lists(
+    st.one_of(st.none(), st.sampled_from(["", "a", "b%=", "é", "z" * 5000])), min_size=1, max_size=40
+)
+
+
+@given(values=CODED, other=CODED, pages=st.sampled_from([1, 3, 64]))
+def test_dictionaries_give_the_same_examples_as_their_texts(
+    tmp_path_factory: pytest.TempPathFactory, values: list[str | None], other: list[str | None], pages: int
+) -> None:
+    size = min(len(values), len(other))
+    table = pa.table(
+        {"y": [1] * size, "a": pa.array(values[:size], pa.string()), "b": pa.array(other[:size], pa.string())}
+    )
+    folder = tmp_path_factory.getbasetemp()
+    of = parse_spec(HEAD + 'a = {}\nb = {}\n[[crosses]]\nfields = ["a", "b"]\n')
+    for name, coded in (("coded", True), ("plain", False)):
+        pq.write_table(table, folder / f"{name}.parquet", use_dictionary=coded, row_group_size=pages)
+    found = examples(folder / "coded.parquet", ["y", "a", "b"], of)
+    assert found == examples(folder / "plain.parquet", ["y", "a", "b"], of)
+    assert found == examples(folder / "coded.parquet", ["y", "a", "b"], of, as_arrays=True)
+    maker, in_memory = ExampleMaker(of), Found([0], [], [], [], [], [[], []], [])
+    coded_table = table.set_column(1, "a", table.column("a").dictionary_encode())
+    for batch in TableReader(table_of(coded_table)).batches(["y", "a", "b"]):
+        add(in_memory, maker.make(batch))
+    assert in_memory == found
+
+
+def test_a_column_of_dictionaries_is_not_decoded_to_be_hashed(tmp_path: Path) -> None:
+    table = pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50})
+    pq.write_table(table, tmp_path / "log.parquet")
+    with LogReader([str(tmp_path / "log.parquet")]) as reader:
+        [batch] = reader.batches(["y", "a"])
+    made = ExampleMaker(parse_spec(HEAD + "a = {}\n")).make(batch)
+    assert isinstance(made.texts[0], CodedText) and made.texts[0].texts.to_pylist() == [b"x", b"y"]
