@@ -6,7 +6,7 @@ A value that does not fit is returned with its row and the reason instead of rai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features import cells_kernels
+from model_store.features.cells_kernels import BOOLEAN, NOT_CANONICAL, STRING, WHOLE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -217,19 +218,24 @@ def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, st
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of CSV or TSV without quotes, and where their cells are; see `cells_kernels`.
+    """Bytes of a log and where the texts of its columns stand in them, row by row.
 
-    special, not_ascii: uint8[columns], whether a cell of the column has such a byte; longest: bytes of the longest
-    cell.
+    data: uint8, with at least 64 bytes after the last text; spans: int32. Text r of column c begins at
+    spans[c step + r columns step] + gap, and stops at the number after that one: lines of CSV without quotes have the
+    places of their separators (step 1, gap 1), others pairs (step 2, gap 0). special, not_ascii: uint8[columns], 1
+    where a text of the column has such a byte; longest: at least the bytes of the longest text. kinds: uint8[columns],
+    the kinds of JSON values, a bit each (where a span is negative, there is no value); None if all are bytes.
     """
 
     data: npt.NDArray[np.uint8]
-    ends: npt.NDArray[np.int32]
+    spans: npt.NDArray[np.int32]
     rows: int
     columns: int
+    step: int
     special: npt.NDArray[np.uint8]
     not_ascii: npt.NDArray[np.uint8]
     longest: int
+    kinds: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def of(
@@ -239,20 +245,58 @@ class Block:
 
         lines: at least one, which are copied; the last may lack its line feed.
         """
-        size = lines.size + (lines[-1] != cells_kernels.LF)
-        data = np.zeros(size + 2 * cells_kernels.BLOCK, np.uint8)
-        data[: lines.size] = lines
-        data[size - 1] = cells_kernels.LF
+        data, size = padded_lines(lines)
         ends = np.empty(size + 2, np.int32)  # of which only what is written takes memory
         mark = ord(delimiter)
         found = cells_kernels.find_cells(data, size, mark, ord(quote) if quote else mark, columns, ends)
         rows, has_special, has_not_ascii, longest = found
-        if rows == cells_kernels.WRONG_ARITY:
+        if rows == cells_kernels.WRONG_ARITY or (columns == 1 and (np.diff(ends[: rows + 1]) == 1).any()):
             return None
-        special, not_ascii = np.zeros(columns, np.uint8), np.zeros(columns, np.uint8)
-        if has_special or has_not_ascii:
-            cells_kernels.survey_cells(data, ends, columns, rows, special, not_ascii)
-        return cls(data, ends, rows, columns, special, not_ascii, longest)
+        return cls.with_survey(data, ends, rows, columns, 1, longest, has_special or has_not_ascii)
+
+    @classmethod
+    def with_survey(
+        cls,
+        data: Any,
+        spans: Any,
+        rows: int,
+        columns: int,
+        step: int,
+        longest: int,
+        has_odd_bytes: bool,
+        kinds: Any = None,
+    ) -> Block:
+        """A block whose columns are searched for special bytes, if it has some."""
+        none = np.zeros(columns, np.uint8)
+        block = cls(data, spans, rows, columns, step, none, none.copy(), longest, kinds)
+        if has_odd_bytes:
+            places = block.data.ctypes.data, block.offsets(np.arange(columns)), block.stride, block.gap
+            cells_kernels.survey_cells(*places, rows, block.special, block.not_ascii)
+        return block
+
+    def offsets(self, places: Any) -> Any:
+        """The addresses of the first int32 of these columns."""
+        return self.spans.ctypes.data + 4 * self.step * places
+
+    @property
+    def stride(self) -> int:
+        """From an int32 to the one of the next row, in bytes."""
+        return 4 * self.step * self.columns
+
+    @property
+    def gap(self) -> int:
+        """Bytes between an int32 and the text."""
+        return 2 - self.step
+
+
+def padded_lines(lines: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], int]:
+    """A copy of whole lines with a last line feed, and their size; zeros follow, as the kernels need them."""
+    size = lines.size + (lines[-1] != cells_kernels.LF)
+    data = np.empty(size + 2 * cells_kernels.BLOCK, np.uint8)
+    data[: lines.size] = lines
+    data[size - 1] = cells_kernels.LF
+    data[size:] = 0
+    return data, size
 
 
 @dataclass(frozen=True)
@@ -267,18 +311,64 @@ class CellText:
 
     def __getitem__(self, row: int) -> Any:
         """One text, as a binary scalar of Arrow."""
-        cell = row * self.block.columns + self.place
-        start, stop = int(self.block.ends[cell]) + 1, int(self.block.ends[cell + 1])
-        return pa.scalar(self.block.data[start:stop].tobytes(), pa.binary())
+        block, spans = self.block, self.block.spans.reshape(-1)
+        at = (row * block.columns + self.place) * block.step
+        start, stop = int(spans[at]) + block.gap, int(spans[at + 1])
+        return pa.scalar(block.data[start:stop].tobytes(), pa.binary())
 
     def to_arrow(self) -> Any:
         """The column as a binary array."""
+        rows, (data, *place) = self.block.rows, self.where
+        size = cells_kernels.column_bytes(*place, rows)
+        offsets, text = np.empty(rows + 1, np.int32), np.empty(size, np.uint8)
+        cells_kernels.copy_column(data, *place, offsets, text)
+        return pa.BinaryArray.from_buffers(
+            pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+        )
+
+    def to_pylist(self) -> list[bytes]:
+        """The texts."""
+        texts: list[bytes] = self.to_arrow().to_pylist()
+        return texts
+
+    def take(self, rows: npt.NDArray[np.int32]) -> CellText:
+        """These rows of the only column of a block of pairs."""
+        spans = self.block.spans.reshape(-1, 2)[rows]
+        return CellText(replace(self.block, spans=spans, rows=rows.size), 0)
+
+    @property
+    def where(self) -> tuple[int, int, int, int]:
+        """The column's data, offset, stride and gap, as in `TextPlaces`."""
         block = self.block
-        size = cells_kernels.column_bytes(block.ends, block.columns, self.place, block.rows)
-        offsets, text = np.empty(block.rows + 1, np.int32), np.empty(size, np.uint8)
-        cells_kernels.copy_column(block.data, block.ends, block.columns, self.place, offsets, text)
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-        return pa.BinaryArray.from_buffers(pa.binary(), block.rows, buffers)
+        return block.data.ctypes.data, block.offsets(self.place), block.stride, block.gap
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the bytes are the canonical texts of the values (`values.text_of`)."""
+        return self.block.kinds is None or not self.block.kinds[self.place] & NOT_CANONICAL
+
+    def values(self) -> Any:
+        """The values as an array: of bytes, or of the type that JSON values have in common, else of their texts."""
+        block, texts = self.block, self.to_arrow()
+        if block.kinds is None:
+            return texts
+        absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] < 0
+        texts = pc.if_else(pa.array(absent), pa.scalar(None, pa.binary()), texts).cast(pa.string())
+        kinds = int(block.kinds[self.place])
+        if kinds in (0, STRING):
+            return texts if kinds else pa.nulls(block.rows)
+        if kinds == BOOLEAN:
+            return texts.cast(pa.bool_())
+        if kinds & ~NOT_CANONICAL == WHOLE:
+            return texts.cast(pa.int64())
+        if kinds & (STRING | BOOLEAN):
+            return texts
+        numbers = _floats(texts)
+        if not kinds & WHOLE or _are_exact(numbers):
+            return numbers
+        return pa.array(
+            [None if text is None else _number_text(text) for text in texts.to_pylist()], pa.string()
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -286,31 +376,91 @@ class CellText:
         return not (self.block.special[self.place] or self.block.not_ascii[self.place])
 
 
+@dataclass(frozen=True)
+class CellSets:
+    """A column of weighted sets where their members stand.
+
+    members: the only column of a block of pairs; starts: int32[rows + 1], each row's first member; x: float64[members].
+    """
+
+    members: CellText
+    starts: npt.NDArray[np.int32]
+    x: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return self.starts.size - 1
+
+    def values(self) -> Any:
+        """The sets as maps from bytes to double."""
+        starts, x = (pa.array(each) for each in (self.starts, self.x))
+        return pa.MapArray.from_arrays(starts, self.members.to_arrow(), x)
+
+
+def _floats(texts: Any) -> Any:
+    """Decimal numbers as doubles, correctly rounded, however small."""
+    try:
+        return texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return pa.array([None if text is None else float(text) for text in texts.to_pylist()], pa.float64())
+
+
+def _are_exact(numbers: Any) -> bool:
+    sizes = pc.abs(numbers)
+    return bool(pc.all(pc.less(sizes, INTEGRAL_LIMIT)).as_py())
+
+
+def _number_text(text: str) -> str:
+    """The canonical text of a number in JSON."""
+    return text_of(int(text) if text.removeprefix("-").isdecimal() else float(text)).decode()
+
+
+@dataclass(frozen=True)
+class CodedText:
+    """A column with few distinct texts: texts is a binary array without nulls; codes int32[rows], which of them."""
+
+    texts: Any
+    codes: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return self.codes.size
+
+    def __getitem__(self, row: int) -> Any:
+        """One text, as a binary scalar of Arrow."""
+        return self.texts[int(self.codes[row])]
+
+    def to_pylist(self) -> list[bytes]:
+        """The texts."""
+        texts: list[bytes] = self.texts.take(pa.array(self.codes)).to_pylist()
+        return texts
+
+
 class TextPlaces(NamedTuple):
     """Where the texts of columns are, int64[columns] each, valid while the columns live.
 
     Text i of a column begins at data + (the int32 at offsets + i stride) + gap; it stops at data + (the int32 after
-    that one).
+    that one). Where codes is not 0, it is the address of int32[rows], and i stands for the code of row i.
     """
 
     data: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     strides: npt.NDArray[np.int64]
     gaps: npt.NDArray[np.int64]
+    codes: npt.NDArray[np.int64]
 
 
 def text_places(texts: Sequence[Any]) -> TextPlaces:
-    """Where the texts of binary arrays and `CellText`s are."""
-    found = TextPlaces(*np.zeros((4, len(texts)), np.int64))
+    """Where the texts of binary arrays, `CellText`s and `CodedText`s are."""
+    found = TextPlaces(*np.zeros((5, len(texts)), np.int64))
     for index, text in enumerate(texts):
         if isinstance(text, CellText):
-            block = text.block
-            found.data[index] = block.data.ctypes.data
-            found.offsets[index] = block.ends.ctypes.data + 4 * text.place
-            found.strides[index], found.gaps[index] = 4 * block.columns, 1
-        else:
-            found.data[index], found.offsets[index] = _addresses(text)
-            found.strides[index] = 4
+            place = text.where
+            found.data[index], found.offsets[index], found.strides[index], found.gaps[index] = place
+            continue
+        if isinstance(text, CodedText):
+            found.codes[index] = text.codes.ctypes.data
+            text = text.texts
+        found.data[index], found.offsets[index] = _addresses(text)
+        found.strides[index] = 4
     return found
 
 

@@ -27,6 +27,10 @@ BLOCK = 64
 """Bytes that are looked at together."""
 LF, CR = 10, 13
 WRONG_ARITY = -1
+_TILE = 8
+"""Rows that are digested together: their digests of a column are written into one cache line."""
+STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
+"""Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _BYTES = ir.VectorType(ir.IntType(8), BLOCK)
@@ -64,6 +68,12 @@ def places_of_four(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d:
 
 
 @intrinsic
+def places_of_five(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
+    """Which of 64 bytes are a, b, c, d or e: a bit each, the first byte's the lowest."""
+    return _any_of(5)()
+
+
+@intrinsic
 def lowest(typing_context: Any, bits: Any) -> Any:
     """The number of the lowest bit that is set; bits must not be 0."""
 
@@ -76,7 +86,7 @@ def lowest(typing_context: Any, bits: Any) -> Any:
 
 
 class Survey(NamedTuple):
-    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote, a carriage return or a blank line.
+    """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote or a carriage return.
 
     special: a byte must be escaped in a key; not_ascii: one is not ASCII; longest: bytes of the longest cell.
     """
@@ -95,8 +105,9 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
     is quoted.
     """
     base = data.ctypes.data
-    special, high = np.int64(0), np.int64(0)
-    count, column, longest, before = 0, 0, np.int64(0), np.int64(-1)
+    special, high, wrong = np.int64(0), np.int64(0), np.int64(0)
+    count, longest, before = np.int64(0), np.int64(0), np.int64(-1)
+    last = np.int64(columns)  # the number of the separator that ends this line
     ends[0] = -1
     for at in range(0, size, BLOCK):
         special |= special_in_64(base + at)
@@ -105,55 +116,57 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
         while found != _ZERO:
             end = at + np.int64(lowest(found))
             found &= found - _ONE
-            byte = data[end]
-            column += 1
-            is_last = byte == LF
-            if (
-                (not is_last and byte != delimiter)
-                or is_last != (column == columns)
-                or (columns == 1 and end == before + 1)
-            ):
-                return Survey(WRONG_ARITY, False, False, 0)
-            if is_last:
-                column = 0
-            longest = max(longest, end - before - 1)
-            before = end
             count += 1
             ends[count] = end
+            is_last = count == last
+            last += columns if is_last else 0
+            wrong |= np.int64(data[end]) ^ (LF if is_last else delimiter)
+            longest = max(longest, end - before - 1)
+            before = end
+        if wrong != 0:
+            return Survey(WRONG_ARITY, False, False, 0)
     return Survey(count // columns, special != 0, high != 0, longest)
 
 
 @bare_kernel
 def digest_cells(
-    data: Any, ends: Any, columns: Any, places: Any, whole_keys: Any, numbers: Any, out: Any
+    data: Any, offsets: Any, stride: Any, gap: Any, whole_keys: Any, numbers: Any, out: Any
 ) -> None:
-    """Digest the cells of some columns into some rows of out, uint64[n, rows]: 0 where a cell is empty.
+    """Digest the texts of some columns of a block into some rows of out, uint64[n, rows]: 0 where a text is empty.
 
-    places: int64, the columns; numbers: int64, their rows in out; whole_keys: uint8, as for `digest_columns`.
+    data: an address; offsets: int64, of each column's first int32; stride, gap: of all, as in `TextPlaces`; numbers:
+    int64, the columns' rows in out; whole_keys: uint8, as for `digest_columns`. After a text 7 more bytes are readable.
     """
-    base = data.ctypes.data
-    for row in range(out.shape[1]):
-        first = row * columns
-        for index in range(places.size):
-            cell = first + places[index]
-            start, stop = np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])
-            if stop == start:
-                out[numbers[index], row] = _ZERO
-            elif whole_keys[index] == 1:
-                out[numbers[index], row] = hash_bytes(base + start, stop - start)
-            else:
-                out[numbers[index], row] = digest_padded(base + start, stop - start)
+    rows = out.shape[1]
+    for first in range(0, rows, _TILE):
+        after = min(first + _TILE, rows)
+        for index in range(offsets.size):
+            at, number = offsets[index] + stride * first, numbers[index]
+            for row in range(first, after):
+                start, stop = np.int64(load_i32(at)) + gap, np.int64(load_i32(at + 4))
+                at += stride
+                if whole_keys[index] == 1:
+                    found = hash_bytes(data + start, stop - start)
+                else:
+                    found = digest_padded(
+                        data + start, max(stop - start, 1)
+                    )  # an empty text takes no other branch
+                out[number, row] = found if stop > start else _ZERO
 
 
 @bare_kernel
-def survey_cells(data: Any, ends: Any, columns: Any, rows: Any, special: Any, not_ascii: Any) -> None:
-    """Which columns have a byte that must be escaped, or is not ASCII: uint8[columns] out, 1 where one is."""
-    base = data.ctypes.data
+def survey_cells(
+    data: Any, offsets: Any, stride: Any, gap: Any, rows: Any, special: Any, not_ascii: Any
+) -> None:
+    """Which columns have a byte that must be escaped, or is not ASCII: uint8[columns] out, 1 where one is.
+
+    The others as in `digest_cells`, for all columns.
+    """
     for row in range(rows):
-        for column in range(columns):
-            cell = row * columns + column
-            for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
-                byte = load_u8(base + at)
+        for column in range(offsets.size):
+            place = offsets[column] + stride * row
+            for at in range(np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))):
+                byte = load_u8(data + at)
                 special[column] |= np.uint8(is_special(byte))
                 not_ascii[column] |= np.uint8(byte >= 128)
 
@@ -165,25 +178,28 @@ def is_special(byte: Any) -> Any:
 
 
 @bare_kernel
-def copy_column(data: Any, ends: Any, columns: Any, place: Any, offsets: Any, text: Any) -> None:
-    """A column as Arrow holds it: offsets int32[rows + 1] and text uint8, both out; text has room for the column."""
+def copy_column(data: Any, place: Any, stride: Any, gap: Any, offsets: Any, text: Any) -> None:
+    """A column as Arrow holds it: offsets int32[rows + 1] and text uint8, both out; text has room for the column.
+
+    data, place, stride, gap: addresses, and as in `TextPlaces`.
+    """
     to = np.int64(0)
     for row in range(offsets.size - 1):
         offsets[row] = to
-        cell = row * columns + place
-        for at in range(np.int64(ends[cell]) + 1, np.int64(ends[cell + 1])):
-            text[to] = data[at]
+        for at in range(np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))):
+            text[to] = load_u8(data + at)
             to += 1
+        place += stride
     offsets[offsets.size - 1] = to
 
 
 @bare_kernel
-def column_bytes(ends: Any, columns: Any, place: Any, rows: Any) -> Any:
-    """The bytes of a column's cells together."""
+def column_bytes(place: Any, stride: Any, gap: Any, rows: Any) -> Any:
+    """The bytes of a column's texts together; the arguments of `copy_column`."""
     total = np.int64(0)
-    for row in range(rows):
-        cell = row * columns + place
-        total += np.int64(ends[cell + 1]) - np.int64(ends[cell]) - 1
+    for _ in range(rows):
+        total += np.int64(load_i32(place + 4)) - np.int64(load_i32(place)) - gap
+        place += stride
     return total
 
 

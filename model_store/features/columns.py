@@ -17,25 +17,38 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features import sets_kernels
-from model_store.features.cells import CellText, addresses, number_column, plain, real_column, text_column
+from model_store.features.cells import (
+    Block,
+    CellSets,
+    CellText,
+    CodedText,
+    addresses,
+    number_column,
+    plain,
+    real_column,
+    text_column,
+    text_places,
+)
 from model_store.features.features import FieldPlan
 from model_store.features.numbers import MISSING, NumberRule
+from model_store.features.numbers_kernels import read_numbers
 from model_store.features.values import LARGEST_REAL, not_real
 from model_store.hash_kernels import scan_columns
 from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
 
 _ABSENT = b""
 _BINARY = pa.binary()
+_FEW_CODES = 4096
 
 
 @dataclass
 class TokenColumn:
     """The tokens of one field over a batch of rows.
 
-    text: binary array of the escaped token texts without nulls, or a `CellText`; one per row, or
-    `starts[r]:starts[r+1]` of row r (lists). x: float64[tokens], the tokens' real numbers, or None if all are 1; with one token per row, NaN marks an
-    absent value. bad: (row, reason) of values that do not fit. checked: the texts are known to be UTF-8, escaped and
-    short.
+    text: binary array of the escaped token texts without nulls, a `CellText` or a `CodedText`; one per row, or
+    `starts[r]:starts[r+1]` of row r (lists). x: float64[tokens], the tokens' real numbers, or None if all are 1; with
+    one token per row, NaN marks an absent value. bad: (row, reason) of values that do not fit. checked: the texts are
+    known to be UTF-8, escaped and short.
     """
 
     text: Any
@@ -47,24 +60,81 @@ class TokenColumn:
 
 def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[TokenColumn]:
     """Make the tokens of every field from its log column. Raises SpecError for a column of an unusable type."""
-    columns = [
-        TokenColumn(array) if _is_ready(plan, array) else _typed(plan, plain(array))
-        for plan, array in zip(fields, arrays, strict=True)
-    ]
+    columns = [_column(plan, array) for plan, array in zip(fields, arrays, strict=True)]
     _check_and_escape(fields, columns)
     return columns
 
 
 def takes_cells(plan: FieldPlan) -> bool:
-    """Whether a field's tokens are the cells of its column."""
-    return plan.spec.kind == "category"
+    """Whether a field's tokens can be made from a `CellText`, `CellSets` or a dictionary array."""
+    return plan.kind in ("category", "number", "set", "raw")
 
 
-def _is_ready(plan: FieldPlan, array: Any) -> bool:
-    """A category of plain bytes, as every column of a CSV file; the fast path."""
+def _column(plan: FieldPlan, array: Any) -> TokenColumn:
+    if isinstance(array, CellSets):
+        return _of_sets(plan, array) or _typed(plan, plain(array.values()))
     if isinstance(array, CellText):
-        return True
-    return takes_cells(plan) and array.type == _BINARY and not array.null_count
+        return _of_cells(plan, array) or _typed(plan, plain(array.values()))
+    if plan.kind == "category":
+        if array.type == _BINARY and not array.null_count:
+            return TokenColumn(array)
+        if pa.types.is_dictionary(array.type):
+            return TokenColumn(_coded(array))
+    return _typed(plan, plain(array))
+
+
+def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
+    """The tokens of cells where they stand; None if a careful parser must see them."""
+    if plan.number is not None:
+        return _number_column(plan.number, *_numbers_of(cells), MISSING if plan.has_missing_key else _ABSENT)
+    if not cells.is_text:
+        return None
+    return TokenColumn(cells) if plan.kind == "category" else _set_of(cells, plan.spec.separator or ",")
+
+
+def _of_sets(plan: FieldPlan, sets: CellSets) -> TokenColumn | None:
+    """The members of weighted sets where they stand; None if an x is invalid."""
+    if plan.kind not in ("set", "raw") or not sets_kernels.are_real(sets.x, LARGEST_REAL):
+        return None
+    return _members_column(_distinct(sets.members, sets.starts, sets.x, []))
+
+
+def _coded(array: Any) -> CodedText:
+    """A dictionary array; null is another code, of an empty text."""
+    codes = array.indices.cast(pa.int32())
+    texts = text_column(plain(array.dictionary))
+    if codes.null_count:
+        codes, texts = codes.fill_null(len(texts)), pa.concat_arrays([texts, pa.array([_ABSENT], _BINARY)])
+    return CodedText(texts, np.ascontiguousarray(codes.to_numpy()))
+
+
+def _numbers_of(cells: CellText) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+    """`number_column` of cells."""
+    numbers, odd = np.empty(len(cells)), np.empty(len(cells), np.int32)
+    count = read_numbers(*cells.where, numbers, odd)
+    if not count:
+        return numbers, []
+    # The others are numbers to any parser, so that what happens to these does not depend on them.
+    rows = odd[:count].tolist()
+    numbers[rows], found = number_column(pa.array([cells[row].as_py() for row in rows], _BINARY))
+    return numbers, [(rows[number], reason) for number, reason in found]
+
+
+def _set_of(cells: CellText, separator: str) -> TokenColumn | None:
+    """The members of sets in cells; None if one may be JSON or is not UTF-8, or for an odd separator."""
+    block = cells.block
+    if len(separator) > 1 or not separator.isascii():
+        return None
+    if block.not_ascii[cells.place] and _not_utf8(cells.to_arrow()):
+        return None
+    size = sets_kernels.most_members(*cells.where, block.rows, ord(separator))
+    starts, spans = np.empty(block.rows + 1, np.int32), np.empty((size, 2), np.int32)
+    if sets_kernels.split_cells(*cells.where, ord(separator), starts, spans) == sets_kernels.ODD:
+        return None
+    special, not_ascii = (each[cells.place : cells.place + 1] for each in (block.special, block.not_ascii))
+    found = CellText(Block(block.data, spans, size, 1, 2, special, not_ascii, block.longest), 0)
+    members = _distinct(found, starts, _ALL_ONE, [])
+    return TokenColumn(members.text, members.starts)
 
 
 def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
@@ -74,7 +144,8 @@ def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
         if plan.is_list:
             return _list_column(plan, array)
         if plan.number is not None:
-            return _number_column(plan.number, array, MISSING if plan.has_missing_key else _ABSENT)
+            absent = MISSING if plan.has_missing_key else _ABSENT
+            return _number_column(plan.number, *number_column(array), absent)
         if plan.kind == "time":
             return _time_column(plan, array)
         return TokenColumn(text_column(array))
@@ -84,26 +155,35 @@ def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
         ) from None
 
 
-def _number_column(rule: NumberRule, array: Any, absent: bytes) -> TokenColumn:
+def _number_column(
+    rule: NumberRule, numbers: npt.NDArray[np.float64], bad: list[tuple[int, str]], absent: bytes
+) -> TokenColumn:
     """absent: the text of an absent number's token; empty if it has none."""
-    numbers, bad = number_column(array)
     present = ~np.isnan(numbers)
     if rule.buckets is None:
         x = rule.xs(numbers)
         beyond = np.flatnonzero(~(np.abs(x) <= LARGEST_REAL) & present)
         bad += [(int(row), rule.not_real(float(numbers[row]), float(x[row]))) for row in beyond]
         x[beyond] = np.nan
+        labels = pa.array([_ABSENT, absent], _BINARY)
         if not absent or present.all():
-            return TokenColumn(pa.array([_ABSENT] * len(x), pa.binary()), x=x, bad=bad)
-        labels = pa.array([absent, _ABSENT], pa.binary())
+            return TokenColumn(CodedText(labels, np.zeros(x.size, np.int32)), x=x, bad=bad)
         return TokenColumn(
-            labels.take(pa.array(present.astype(np.int8))), x=np.where(present, x, 1.0), bad=bad
+            CodedText(labels, (~present).astype(np.int32)), x=np.where(present, x, 1.0), bad=bad
         )
-    clipped = rule.clipped(np.where(present, numbers, 0.0))
-    buckets, codes = np.unique(rule.buckets(clipped), return_inverse=True)
-    labels = pa.array([b"%d" % bucket for bucket in buckets] + [absent], pa.binary())
-    codes = np.where(present, codes.reshape(-1), len(buckets))
-    return TokenColumn(labels.take(pa.array(codes)), bad=bad)
+    found = rule.buckets(rule.clipped(np.where(present, numbers, 0.0)))
+    buckets, codes = _codes_of(found) if found.size else (found, found)
+    labels = pa.array([b"%d" % bucket for bucket in buckets.tolist()] + [absent], _BINARY)
+    return TokenColumn(CodedText(labels, np.where(present, codes, len(buckets)).astype(np.int32)), bad=bad)
+
+
+def _codes_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Numbers in ascending order, which hold all of these, and the place of each of these among them."""
+    low, high = int(numbers.min()), int(numbers.max())
+    if high - low < _FEW_CODES:
+        return np.arange(low, high + 1), numbers - low
+    distinct, codes = np.unique(numbers, return_inverse=True)
+    return distinct, codes.reshape(-1)
 
 
 def _text_column(plan: FieldPlan, array: Any) -> TokenColumn:
@@ -144,11 +224,14 @@ def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
 
 def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
     if is_list(array.type):
-        members = members_of(array)
-        if members.x is None and not members.bad and _has_one_each(members.starts):
-            return TokenColumn(members.text)  # as fast as a category
-        return TokenColumn(members.text, members.starts, members.x, members.bad)
+        return _members_column(members_of(array))
     return _listed_text(plan, array)
+
+
+def _members_column(members: Members) -> TokenColumn:
+    if members.x is None and not members.bad and _has_one_each(members.starts):
+        return TokenColumn(members.text)  # as fast as a category
+    return TokenColumn(members.text, members.starts, members.x, members.bad)
 
 
 def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:
@@ -184,18 +267,25 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
             column.text = text.to_arrow()
     chosen = [number for number, column in enumerate(columns) if not isinstance(column.text, CellText)]
     fields, columns = [fields[number] for number in chosen], [columns[number] for number in chosen]
-    special, not_ascii, longest = scan([column.text for column in columns])
+    special, not_ascii, longest = scan([_texts(column.text) for column in columns])
     for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():
         plan, column = fields[index], columns[index]
         if column.checked:
             continue
         if not_ascii[index]:
-            _note(plan, column, _not_utf8(column.text))
+            _note(plan, column, _not_utf8(_texts(column.text)))
         if special[index] and plan.kind != "raw":
+            text = _texts(column.text)
             for plain, escaped in ESCAPES:
-                column.text = pc.replace_substring(column.text, plain, escaped)
+                text = pc.replace_substring(text, plain, escaped)
+            column.text = CodedText(text, column.text.codes) if isinstance(column.text, CodedText) else text
         if longest[index] * (3 if special[index] else 1) + len(plan.prefix) > MAX_KEY_BYTES:
-            _note(plan, column, _too_long(plan, column.text))
+            _note(plan, column, _too_long(plan, _texts(column.text)))
+
+
+def _texts(text: Any) -> Any:
+    """The binary array, or that of the distinct texts."""
+    return text.texts if isinstance(text, CodedText) else text
 
 
 def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -235,7 +325,12 @@ def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:
 
 
 def _note(plan: FieldPlan, column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
-    """Add findings per token to the column's bad rows."""
+    """Add findings per token, or per distinct text, to the column's bad rows."""
+    if isinstance(column.text, CodedText) and found:
+        reasons = dict(found)
+        rows = np.flatnonzero(np.isin(column.text.codes, list(reasons))).tolist()
+        column.bad += [(row, reasons[int(column.text.codes[row])]) for row in rows]
+        return
     for token, reason in found:
         row = token
         if column.starts is not None:
@@ -298,19 +393,20 @@ def members_of(array: Any) -> Members:
 def _distinct(
     text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
 ) -> Members:
-    data, offsets = addresses([text])
-    longest, all_one, some_absent = sets_kernels.survey_members(offsets[0], starts, x)
+    places = text_places([text])
+    data, offsets, stride = places.data[0], places.offsets[0], places.strides[0]
+    longest, all_one, some_absent = sets_kernels.survey_members(offsets, stride, starts, x)
     if longest <= 1 and not some_absent:
         return Members(text, starts, None if all_one else x, bad)
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
     kept_starts = np.empty(starts.size, np.int32)
     count = sets_kernels.merge_repeats(
-        data[0], offsets[0], starts, x, digests, table, kept, kept_x, kept_starts
+        data, offsets, stride, starts, x, digests, table, kept, kept_x, kept_starts
     )
     if count == len(text):
         return Members(text, starts, None if all_one else x, bad)
-    text = text.take(pa.array(kept[:count]))
+    text = text.take(kept[:count]) if isinstance(text, CellText) else text.take(pa.array(kept[:count]))
     x = kept_x[:count]
     for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist() if x.size else ():
         bad.append((int(np.searchsorted(kept_starts, place, "right")) - 1, not_real(float(x[place]))))

@@ -194,6 +194,8 @@ def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, texts: Any) -> A
 @bare_inline
 def text_bytes(texts: Any, column: Any, index: Any) -> Any:
     """The address of a text's bytes, and of their end; texts: `TextPlaces`."""
+    if texts.codes[column] != 0:
+        index = np.int64(load_i32(texts.codes[column] + 4 * index))
     offset, data = texts.offsets[column] + texts.strides[column] * index, texts.data[column]
     return data + np.int64(load_i32(offset)) + texts.gaps[column], data + np.int64(load_i32(offset + 4))
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from model_store.features.cells import (
     CellText,
+    CodedText,
     addresses,
     parse_counts,
     parse_weights,
@@ -42,7 +43,7 @@ from trainer.examples.examples_kernels import (
 )
 from trainer.examples.requests import Sample, Sampling, request_ids
 from trainer.examples.rules import FeatureRules
-from trainer.logs.batch import CellColumns, Position, RowBatch
+from trainer.logs.batch import LazyColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.times import parse_times, time_format
 
@@ -175,10 +176,11 @@ class ExampleMaker:
 
     def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
         plans = self.plan.fields
-        cells = (
-            batch.columns.cell_text if isinstance(batch.columns, CellColumns) else batch.columns.__getitem__
-        )
-        arrays = [(cells if takes_cells(plan) else batch.columns.__getitem__)(plan.column) for plan in plans]
+        as_it_is = batch.columns.as_it_is if isinstance(batch.columns, LazyColumns) else None
+        arrays = [
+            as_it_is(plan.column) if as_it_is and takes_cells(plan) else batch.columns[plan.column]
+            for plan in plans
+        ]
         columns = token_columns(plans, arrays)
         for plan, column in zip(plans, columns, strict=True):
             _note(bad, plan.column, column.bad)
@@ -234,14 +236,15 @@ class ExampleMaker:
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
     if column.starts is None:
         return [column.text[row].as_py()]
-    members: list[bytes] = column.text[column.starts[row] : column.starts[row + 1]].to_pylist()
-    return members
+    return [column.text[token].as_py() for token in range(column.starts[row], column.starts[row + 1])]
 
 
 def _longest(text: Any) -> int:
     """At least the bytes of the longest text."""
     if isinstance(text, CellText):
         return text.block.longest
+    if isinstance(text, CodedText):
+        text = text.texts
     lengths = pa.compute.binary_length(text)
     return int(pa.compute.max(lengths).as_py() or 0)
 
@@ -353,20 +356,30 @@ def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, o
 def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out: Any) -> None:
     if not chosen or not out.shape[1]:
         return
-    texts, whole_keys = [columns[index].text for index in chosen], raw[list(chosen)]
-    cells = np.array([isinstance(text, CellText) for text in texts])
-    if cells.any():
-        block = next(text.block for text in texts if isinstance(text, CellText))
-        places = np.array([text.place for text in texts if isinstance(text, CellText)], np.int64)
-        numbers = np.flatnonzero(cells)
-        digest_cells(block.data, block.ends, block.columns, places, whole_keys[numbers], numbers, out)
-    if not cells.all():
-        numbers = np.flatnonzero(~cells)
-        data, offsets = addresses([texts[number] for number in numbers])
-        rest = out if numbers.size == len(texts) else np.empty((numbers.size, out.shape[1]), np.uint64)
-        digest_columns(data, offsets, out.shape[1], whole_keys[numbers], rest)
+    cells = dict[
+        tuple[int, int, int], list[tuple[int, int]]
+    ]()  # rows of out, by what their texts have in common
+    arrays = []
+    for number, index in enumerate(chosen):
+        text = columns[index].text
+        if isinstance(text, CellText):
+            data, offset, stride, gap = text.where
+            cells.setdefault((data, stride, gap), []).append((number, offset))
+        elif isinstance(text, CodedText):
+            found = np.empty((1, len(text.texts)), np.uint64)
+            digest_columns(*addresses([text.texts]), len(text.texts), raw[[index]], found)
+            np.take(found[0], text.codes, out=out[number])
+        else:
+            arrays.append(number)
+    for (data, stride, gap), found_there in cells.items():
+        numbers, offsets = np.array(found_there).T.copy()
+        digest_cells(data, offsets, stride, gap, raw[[chosen[number] for number in numbers]], numbers, out)
+    if arrays:
+        texts, offsets = addresses([columns[chosen[number]].text for number in arrays])
+        rest = out if len(arrays) == len(chosen) else np.empty((len(arrays), out.shape[1]), np.uint64)
+        digest_columns(texts, offsets, out.shape[1], raw[[chosen[number] for number in arrays]], rest)
         if rest is not out:
-            out[numbers] = rest
+            out[arrays] = rest
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from model_store.features.cells import Block, CellText
+from model_store.features.cells import CellSets, CellText
 from trainer.logs.rejects import Reject
 
 STDIN = "-"
@@ -26,27 +26,34 @@ _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
 EXACT = 2**53
 
 
-class CellColumns(Mapping[str, pa.Array]):
-    """The columns of a block of cells: arrays to those who ask for one, made when they do."""
+class LazyColumns(Mapping[str, pa.Array]):
+    """Columns of a batch that become arrays of plain types when they are asked for as such.
 
-    def __init__(self, block: Block, places: Mapping[str, int]) -> None:
-        self._block, self._places = block, places
+    `as_it_is` has what stands in the log, for those who can hash it in place.
+    """
+
+    def __init__(self, columns: Mapping[str, CellText | CellSets | pa.Array]) -> None:
+        self._columns = columns
         self._made: dict[str, pa.Array] = {}
 
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._made:
-            self._made[name] = self.cell_text(name).to_arrow()
+            self._made[name] = self._plain(name)
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._columns)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._columns)
 
-    def cell_text(self, name: str) -> CellText:
-        """The column as it stands in the block."""
-        return CellText(self._block, self._places[name])
+    def as_it_is(self, name: str) -> CellText | CellSets | pa.Array:
+        """The column as it stands in the log."""
+        return self._columns[name]
+
+    def _plain(self, name: str) -> pa.Array:
+        column = self._columns[name]
+        return column.values() if isinstance(column, CellText | CellSets) else plain(column)
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,13 @@ def plain(array: pa.Array) -> pa.Array:
         return array
     # By the digits of a float32: 0.1 becomes 0.1 and not 0.10000000149.
     return pc.cast(pc.cast(array, pa.string()), target) if types.is_floating(kind) else pc.cast(array, target)
+
+
+def coded(array: pa.Array) -> pa.Array:
+    """A dictionary array as one of a plain type; other arrays, and those of few rows for their texts, as `plain`."""
+    if not types.is_dictionary(array.type) or len(array.dictionary) > len(array):
+        return plain(array)
+    return pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary))
 
 
 def _with_plain_texts(encoded: pa.Array) -> pa.Array:

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from model_store.errors import InputError
-from model_store.features.cells import Block
-from trainer.logs.batch import HEAD_BYTES, CellColumns, Position, RowBatch
+from model_store.features.cells import Block, CellText
+from trainer.logs.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
@@ -128,10 +128,14 @@ class DelimitedFile:
     def _cells(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The rows, if every line is one of the right arity without a quote or a carriage return; otherwise None."""
         feed, data = self._feed, self._whole_lines()
-        block = Block.of(data, self._delimiter, self._quote, len(self.names)) if data.size else None
+        # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
+        is_cut_here = data.size > 0 and not (feed.unread[data.size :] == ord("\r")).any()
+        block = Block.of(data, self._delimiter, self._quote, len(self.names)) if is_cut_here else None
         if block is None:
             return None
-        cells = CellColumns(block, dict(zip(wanted, places, strict=True)))
+        cells = LazyColumns(
+            {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
+        )
         lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
         feeds = block.rows - int(data[-1] != ord("\n"))
         return RowBatch(cells, lines, feed.name, (), block.rows, feed.drop(data.size, feeds))

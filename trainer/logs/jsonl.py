@@ -1,4 +1,4 @@
-"""JSON lines: blocks of whole lines as batches; by Arrow where that is exact, else line by line.
+"""JSON lines: blocks of whole lines as batches; where values stand if objects are flat, or by Arrow, or line by line.
 
 A field `b` of an object under `a` is the column `a.b`. `load`, `column_of` and `canonical` are shared with the parser
 of events.
@@ -18,7 +18,19 @@ import pyarrow.compute
 import pyarrow.json
 
 from model_store.errors import InputError
-from trainer.logs.batch import EXACT, NotPlain, Position, RowBatch, is_exact, plain, without_timestamps
+from model_store.features.cells import Block, CellText, padded_lines
+from model_store.features.cells_kernels import BOOLEAN, LF, NOT_CANONICAL, STRING
+from trainer.logs.batch import (
+    EXACT,
+    LazyColumns,
+    NotPlain,
+    Position,
+    RowBatch,
+    is_exact,
+    plain,
+    without_timestamps,
+)
+from trainer.logs.json_kernels import ODD, find_marks, find_values
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import survey_json
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
@@ -70,9 +82,15 @@ class JsonLinesFile:
 
     def _batch(self, data: Bytes, wanted: Sequence[str]) -> RowBatch:
         feed = self._feed
-        count, regular = survey_json(data)
-        by_arrow = regular and not self._wanted_objects  # Arrow would make a column of each key in them
-        columns = self._columns(data, wanted, count) if by_arrow else None
+        block = None if self._wanted_objects else flat_block(data, wanted)
+        columns: Mapping[str, Any] | None
+        if block is not None:
+            count = block.rows
+            columns = LazyColumns({name: CellText(block, place) for place, name in enumerate(wanted)})
+        else:
+            count, regular = survey_json(data)
+            by_arrow = regular and not self._wanted_objects  # Arrow would make a column of each key in them
+            columns = self._columns(data, wanted, count) if by_arrow else None
         first = feed.line
         # A last line without a line end may continue when the file grows.
         stop = feed.drop(data.size, count - bool(data[-1] != ord("\n")))
@@ -115,6 +133,31 @@ class JsonLinesFile:
             self._feed.check()
             raise InputError(f"{self._feed.name}: found no JSON object; expected one on each line")
         return columns
+
+
+def flat_block(data: Bytes, wanted: Sequence[str]) -> Block | None:
+    """The values of lines where they stand; None unless all lines are flat objects without escapes.
+
+    wanted: keys, each once.
+    """
+    if not wanted or any("." in name for name in wanted):
+        return None
+    lines, size = padded_lines(data)
+    marks = np.empty(size, np.int32)  # of which only what is written takes memory
+    count, special, not_ascii = find_marks(lines, size, marks)
+    if count == ODD or (not_ascii and not is_utf8(data)):
+        return None
+    marks = marks[:count]
+    keys = [name.encode() for name in wanted]
+    starts = np.cumsum([0, *map(len, keys)])
+    text = np.frombuffer(b"".join(keys) + bytes(8), np.uint8)
+    spans = np.empty((int(np.count_nonzero(lines[marks] == LF)), len(keys), 2), np.int32)
+    kinds, before = np.zeros(len(keys), np.uint8), np.empty((_KEYS, 3), np.int64)
+    rows, longest = find_values(lines, marks, text, starts, before, spans, kinds)
+    mixed = kinds & NOT_CANONICAL & -((kinds & (STRING | BOOLEAN)) > 0).astype(np.uint8)
+    if rows == ODD or mixed.any():
+        return None
+    return Block.with_survey(lines, spans, rows, len(keys), 2, longest, special or not_ascii, kinds)
 
 
 def read_block(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
@@ -188,6 +231,7 @@ def is_utf8(data: Bytes) -> bool:
 
 
 _INT64 = 2**63
+_KEYS = 1024  # so many keys of a row are remembered
 _LARGEST = int(sys.float_info.max)
 _NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
 _decode = json.JSONDecoder().decode

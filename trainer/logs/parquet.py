@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model_store.errors import InputError
-from trainer.logs.batch import Position, RowBatch, is_several, is_usable, plain
+from trainer.logs.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable
 from trainer.logs.streams import ALL, ByteStream, Turns, too_short
 
 FEWEST_ROWS = 1024
@@ -27,7 +27,8 @@ class ParquetInput:
 
     def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
         self._stream = stream
-        self._file = _open(stream, ahead)
+        self._source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
+        self._file = self._open(())
         self._rows = max(self._file.metadata.num_rows, 1)
         text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
         self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), FEWEST_ROWS), MOST_ROWS)
@@ -53,18 +54,44 @@ class ParquetInput:
 
         Readers that share the file take turns by row groups, or by batches where there are few row groups.
         """
+        self._file = self._open(self._coded(wanted))
         row = self._row
         for table in self._tables(wanted, turns):
             if isinstance(table, int):
                 row += table
                 continue
             lines = np.arange(row + 1, row + table.num_rows + 1, dtype=np.int64)
-            columns = {name: plain(find(table, name)) for name in wanted}
+            columns = LazyColumns({name: coded(find(table, name)) for name in wanted})
             row += table.num_rows
             if self._stream.is_plain_file:
                 self._stream.report(self._stream.size * row // self._rows)
             stop = Position(self._stream.name, row, row + 1)
             yield RowBatch(columns, lines, self._stream.name, (), table.num_rows, stop)
+
+    def _open(self, coded: Sequence[str]) -> pq.ParquetFile:
+        """The file, which gives these columns with their dictionaries. Raises InputError."""
+        try:
+            # Pre-buffering would keep a piece of every row group that was read.
+            return pq.ParquetFile(
+                self._source, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False, read_dictionary=list(coded)
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{self._stream.name}: not a whole Parquet file: {error}") from error
+
+    def _coded(self, wanted: Sequence[str]) -> list[str]:
+        """The wanted columns of text that the first row group has a dictionary for."""
+        if not self._file.num_row_groups:
+            return []
+        group, schema = self._file.metadata.row_group(0), self._file.schema_arrow
+        chunks = (group.column(place) for place in range(group.num_columns))
+        return [
+            chunk.path_in_schema
+            for chunk in chunks
+            if chunk.path_in_schema in wanted
+            and chunk.has_dictionary_page
+            and chunk.path_in_schema in schema.names
+            and _is_text(schema.field(chunk.path_in_schema).type)
+        ]
 
     def _tables(self, wanted: Sequence[str], turns: Turns) -> Iterator[pa.RecordBatch | int]:
         """The batches; for one that another reader takes, or a row group of them, the number of its rows."""
@@ -96,13 +123,8 @@ class ParquetInput:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error
 
 
-def _open(stream: ByteStream, ahead: bytes) -> pq.ParquetFile:
-    source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
-    try:
-        # Pre-buffering would keep a piece of every row group that was read.
-        return pq.ParquetFile(source, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{stream.name}: not a whole Parquet file: {error}") from error
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
+from model_store.features.cells import Block as Cells
+from model_store.features.cells import CellSets, CellText, padded_lines
 from model_store.spec.spec import WEIGHT
-from trainer.logs.batch import Position, RowBatch
+from trainer.logs.batch import LazyColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.sparse_kernels import (
     AT_ONCE,
@@ -122,14 +125,14 @@ class SparseFile:
     def _batch(self, data: Bytes, wanted: Sequence[str], maps: Sequence[str], names: Names) -> RowBatch:
         feed = self._feed
         block = read_block(data, self._grammar, names)
-        columns = dict(zip(maps, block.maps(len(maps)), strict=True))
+        columns: dict[str, Any] = dict(zip(maps, block.sets(len(maps)), strict=True))
         columns |= {name: block.row_column(name) for name in wanted if name not in columns}
         rejects = tuple(Reject(feed.name, feed.line + line, reason) for line, reason in block.rejects())
         for line, name in block.news():
             self._late.tell(feed.name, feed.line + line, self._grammar.column_of(name))
         lines = block.rows.line + feed.line
         stop = feed.drop(data.size, block.line_ends)  # a last line without an end may still grow
-        ordered = {name: columns[name] for name in wanted}
+        ordered = LazyColumns({name: columns[name] for name in wanted})
         return RowBatch(ordered, lines, feed.name, rejects, block.size, stop)
 
     def _table(self, maps: Sequence[str]) -> Names:
@@ -175,9 +178,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Block:
-    """A block of lines as read by the kernels: good rows and their tokens, notes, line feeds."""
+    """A block of lines as read by the kernels: good rows and their tokens, notes, line feeds.
+
+    data: with bytes to read after it (`padded_lines`); has_odd_bytes: some must be escaped, or are not ASCII.
+    """
 
     data: Bytes
+    has_odd_bytes: bool
     rows: Rows
     tokens: Tokens
     notes: Notes
@@ -207,26 +214,21 @@ class Block:
             return pa.array(self.rows.importance, from_pandas=True)  # NaN stands for none
         return _texts(self.data, self.rows.tag)
 
-    def maps(self, columns: int) -> list[pa.Array]:
-        """The tokens as columns of maps from text to double, in the order of their numbers."""
-        members, text_bytes = np.zeros(columns + 1, np.int64), np.zeros(columns + 1, np.int64)
-        used = int(self.rows.end[-1]) if self.size else 0
-        measure_columns(self.tokens, used, members[1:], text_bytes[1:])
-        text_bytes[1:] += AT_ONCE
-        member_from, byte_from = np.cumsum(members), np.cumsum(text_bytes)
+    def sets(self, columns: int) -> list[CellSets]:
+        """The tokens as columns of weighted sets, in the order of their numbers."""
+        members = np.zeros(columns + 1, np.int64)
+        longest = measure_columns(self.tokens, int(self.rows.end[-1]) if self.size else 0, members[1:])
+        member_from = np.cumsum(members)
         starts = np.empty((columns, self.size + 1), np.int32)
-        offsets = np.empty(member_from[-1] + columns, np.int32)
-        text, x = np.empty(byte_from[-1], np.uint8), np.empty(member_from[-1])
-        fill_columns(self.data, self.tokens, self.rows.end, member_from, byte_from, starts, offsets, text, x)
-        return [
-            _map_array(
-                starts[column],
-                offsets[member_from[column] + column : member_from[column + 1] + column + 1],
-                text[byte_from[column] : byte_from[column + 1]],
-                x[member_from[column] : member_from[column + 1]],
+        spans, x = np.empty((member_from[-1], 2), np.int32), np.empty(member_from[-1])
+        fill_columns(self.tokens, self.rows.end, member_from, starts, spans, x)
+        found = []
+        for column, (first, stop) in enumerate(itertools.pairwise(member_from.tolist())):
+            block = Cells.with_survey(
+                self.data, spans[first:stop], stop - first, 1, 2, longest, self.has_odd_bytes
             )
-            for column in range(columns)
-        ]
+            found.append(CellSets(CellText(block, 0), starts[column], x[first:stop]))
+        return found
 
     def _text(self, start: int, stop: int) -> str:
         text = self.data[start : min(stop, start + _SHOWN)].tobytes().decode(errors="replace").rstrip("\r")
@@ -239,7 +241,8 @@ class Block:
 
 def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
     """Read whole lines."""
-    feeds, blanks, bars, odd = survey_lines(data)
+    data = padded_lines(data)[0][: data.size] if data.size else data  # a copy, to which the columns refer
+    feeds, blanks, bars, escapes, odd = survey_lines(data)
     rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
     notes = Notes(
         faults=np.empty((feeds + 1, 4), np.int64),
@@ -255,7 +258,7 @@ def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
         notes.news[: counts[NEWS]],
     )
     _convert_longs(data, notes.longs, rows, tokens)
-    return Block(data, rows, tokens, notes, feeds)
+    return Block(data, odd or escapes, rows, tokens, notes, feeds)
 
 
 def _rows(size: int) -> Rows:
@@ -305,13 +308,6 @@ def _binary(offsets: npt.NDArray[np.int32], text: npt.NDArray[np.uint8]) -> pa.A
     return pa.Array.from_buffers(
         pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
     )
-
-
-def _map_array(starts: Any, offsets: Any, text: Any, x: Any) -> pa.Array:
-    items = pa.Array.from_buffers(pa.float64(), len(x), [None, pa.py_buffer(x)])
-    keys = _binary(offsets, text)
-    places = pa.Array.from_buffers(pa.int32(), len(starts), [None, pa.py_buffer(starts)])
-    return pa.MapArray.from_arrays(places, keys, items)
 
 
 # The reason for a bad line, by the bytes at fault and their offset in the line.

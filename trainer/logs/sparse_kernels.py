@@ -4,9 +4,7 @@ A token is one feature of a row: its column's number, the bytes of its name, its
 namespace's scale. A grammar (`sparse_lines_kernels`) reads a line piece by piece; each piece returns the offset after
 it, or FAILED with the fault in `Output.counts`.
 
-A number is read only where one multiplication or division of doubles gives the correctly rounded result (Clinger 1990,
-"How to read floating point numbers accurately", section 4). Of other numbers only the form is checked; Python converts
-them. No libm: all results are exact.
+Of a number that `read_number` calls LONG only the form is checked; Python converts it.
 """
 
 from __future__ import annotations
@@ -17,20 +15,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from model_store.features.numbers_kernels import NINE, ZERO
 from model_store.hash_kernels import digest, load_u8
 from model_store.jit import bare_inline, bare_kernel, intrinsic
 
 SPACE, TAB, CR, LF, NUL = 32, 9, 13, 10, 0
-PLUS, MINUS, DOT, ZERO, NINE, SMALL_E = 43, 45, 46, 48, 57, 101
-_TO_LOWER = 0x20
-
-EXACT, LONG, MALFORMED = 0, 1, 2  # the outcome of reading a number
-_MOST_DIGITS = 18  # fit an int64
-_EXACT_INTEGER = 2**53
-_EXACT_POWER = 22  # 10^22 is a double, 10^23 is not
-_POWERS = np.array([float(f"1e{power}") for power in range(_EXACT_POWER + 1)])
-_FAR, _FAR_BELOW = 309, -400  # beyond these powers of ten every double is infinite, or 0
-
 GOOD_TEXT = -1
 
 
@@ -70,81 +59,6 @@ def skip_zeros(data: Any, start: Any, stop: Any) -> Any:
     while start + 1 < stop and load_u8(data + start) == ZERO:
         start += 1
     return start
-
-
-@bare_inline
-def read_number(data: Any, start: Any, stop: Any) -> Any:
-    """Read a decimal number from `start` on: (value, EXACT | LONG | MALFORMED, the offset after it).
-
-    The form is [+-] digits [. digits] [e [+-] digits], with at least one digit before the e. LONG: well formed, but one
-    operation cannot give the value (0 is returned). A number beyond the range of doubles is infinite or 0.
-    """
-    at = start
-    negative = at < stop and load_u8(data + at) == MINUS
-    if at < stop and (load_u8(data + at) == MINUS or load_u8(data + at) == PLUS):
-        at += 1
-    mantissa, digits, point, at = _read_digits(data, at, stop)
-    if digits < 0:
-        return 0.0, MALFORMED, at
-    power, at, well_formed = _read_exponent(data, at, stop)
-    if not well_formed:
-        return 0.0, MALFORMED, at
-    power -= point
-    value, kind = 0.0, EXACT
-    if digits > _MOST_DIGITS or mantissa > _EXACT_INTEGER or abs(power) > _EXACT_POWER:
-        leading = digits + power  # value < 10^leading
-        if (mantissa == 0 and digits <= _MOST_DIGITS) or leading < _FAR_BELOW:
-            value = 0.0
-        elif leading > _FAR:
-            value = np.inf
-        else:
-            kind = LONG
-    elif power >= 0:
-        value = np.float64(mantissa) * _POWERS[power]
-    else:
-        value = np.float64(mantissa) / _POWERS[-power]
-    return (-value if negative else value), kind, at
-
-
-@bare_inline
-def _read_digits(data: Any, at: Any, stop: Any) -> Any:
-    """(integer of the digits, significant digits or -1 without a digit, digits after the point, offset after them).
-
-    The integer is made of the first 18 significant digits.
-    """
-    mantissa, digits, point = np.int64(0), np.int64(0), np.int64(0)
-    seen, fraction = False, False
-    while at < stop:
-        byte = load_u8(data + at)
-        if ZERO <= byte <= NINE:
-            seen = True
-            point += fraction
-            if digits > 0 or byte != ZERO:
-                digits += 1
-                if digits <= _MOST_DIGITS:
-                    mantissa = mantissa * 10 + np.int64(byte - ZERO)
-        elif byte == DOT and not fraction:
-            fraction = True
-        else:
-            break
-        at += 1
-    return mantissa, (digits if seen else np.int64(-1)), point, at
-
-
-@bare_inline
-def _read_exponent(data: Any, at: Any, stop: Any) -> Any:
-    """(exponent, offset after it, False if an e lacks digits); (0, at, True) if there is no exponent."""
-    if at == stop or (load_u8(data + at) | _TO_LOWER) != SMALL_E:
-        return np.int64(0), at, True
-    at += 1
-    negative = at < stop and load_u8(data + at) == MINUS
-    if at < stop and (load_u8(data + at) == MINUS or load_u8(data + at) == PLUS):
-        at += 1
-    first, power = at, np.int64(0)
-    while at < stop and ZERO <= load_u8(data + at) <= NINE:
-        power = min(power * 10 + np.int64(load_u8(data + at) - ZERO), np.int64(10**9))
-        at += 1
-    return (-power if negative else power), at, at > first
 
 
 @bare_inline
@@ -363,47 +277,34 @@ AT_ONCE = 16  # bytes; most texts are shorter and are copied without a loop
 
 
 @bare_kernel
-def measure_columns(tokens: Any, size: Any, members: Any, text_bytes: Any) -> None:
-    """Count each column's members and the bytes of their texts, int64[columns], over the first `size` tokens."""
+def measure_columns(tokens: Any, size: Any, members: Any) -> Any:
+    """Count each column's members, int64[columns], over the first `size` tokens; return the bytes of the longest."""
+    longest = np.int64(0)
     for token in range(size):
-        column = tokens.column[token]
-        members[column] += 1
-        text_bytes[column] += tokens.stop[token] - tokens.start[token]
+        members[tokens.column[token]] += 1
+        longest = max(longest, np.int64(tokens.stop[token] - tokens.start[token]))
+    return longest
 
 
 @bare_kernel
-def fill_columns(
-    data: Any,
-    tokens: Any,
-    ends: Any,
-    member_from: Any,
-    byte_from: Any,
-    starts: Any,
-    offsets: Any,
-    text: Any,
-    x: Any,
-) -> None:
-    """Copy the tokens, ordered by row, to columns; a token's x is its value times its scale.
+def fill_columns(tokens: Any, ends: Any, member_from: Any, starts: Any, spans: Any, x: Any) -> None:
+    """Put the tokens, ordered by row, into columns; a token's x is its value times its scale.
 
-    ends: int64[rows], the tokens before each row's end. Column c has its members' x (float64) from member_from[c] on;
-    their int32 offsets, one more than members, from member_from[c] + c on, counted from its first byte, which is
-    byte_from[c] of text (uint8), with AT_ONCE spare bytes after each column; and in starts[c] (int32[rows + 1]) its
-    members before each row.
+    ends: int64[rows], the tokens before each row's end. Column c has its members' x (float64) and where their texts
+    start and stop (spans int32[members, 2]) from member_from[c] on; and in starts[c] (int32[rows + 1]) its members
+    before each row.
     Invariant: starts[c, row + 1] is the number of members that column c has so far.
     """
     columns, token = starts.shape[0], 0
     for each in range(columns):
         starts[each, 0] = 0
-        offsets[member_from[each] + each] = 0
     for row in range(ends.size):
         for each in range(columns):
             starts[each, row + 1] = starts[each, row]
         while token < ends[row]:
             column = np.int64(tokens.column[token])
             member = member_from[column] + starts[column, row + 1]
-            begin, size = np.int64(offsets[member + column]), tokens.stop[token] - tokens.start[token]
-            _copy(data, tokens.start[token], text, byte_from[column] + begin, size)
-            offsets[member + column + 1] = begin + size
+            spans[member, 0], spans[member, 1] = tokens.start[token], tokens.stop[token]
             x[member] = tokens.value[token] * tokens.scales[tokens.scale[token]]
             starts[column, row + 1] += 1
             token += 1

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from model_store.features.cells_kernels import BLOCK, lowest, places_of_five, places_of_four
+from model_store.features.numbers_kernels import EXACT, LONG, MALFORMED, read_number
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
 from trainer.logs.sparse_kernels import (
@@ -20,7 +22,6 @@ from trainer.logs.sparse_kernels import (
     BAD_TEXT,
     BLANK,
     CR,
-    EXACT,
     EXTRA_WORDS,
     FAILED,
     FAULT,
@@ -31,9 +32,7 @@ from trainer.logs.sparse_kernels import (
     IMPORTANCE_OF,
     LF,
     LINES,
-    LONG,
     LONGS,
-    MALFORMED,
     NAME,
     NEWS,
     NO_BAR,
@@ -56,7 +55,6 @@ from trainer.logs.sparse_kernels import (
     is_blank,
     note_long,
     put_token,
-    read_number,
     skip_blanks,
     skip_digits,
     skip_word,
@@ -65,26 +63,28 @@ from trainer.logs.sparse_kernels import (
 
 VW, LIBSVM, LIBFFM = 0, 1, 2
 _COLON, _BAR, _QUOTE, _HASH = 58, 124, 39, 35
+_PERCENT, _STAR, _EQUALS = 37, 42, 61
 _ONE, _NINE, _EXPONENT, _LOWER_CASE = 49, 57, 101, 32
 _QUERY = np.frombuffer(b"qid:", np.uint8).copy()
 
 
 @kernel
-def survey_lines(data: Any) -> tuple[int, int, int, bool]:
-    """Line feeds, blanks, bars, and whether a byte is NUL or not ASCII, in one vectorised pass."""
-    feeds = blanks = bars = odd = 0
+def survey_lines(data: Any) -> tuple[int, int, int, bool, bool]:
+    """Line feeds, blanks, bars, whether a byte must be escaped, and whether one is NUL or not ASCII; one pass."""
+    feeds = blanks = bars = escapes = odd = 0
     for i in range(len(data)):
         byte = data[i]
         feeds += byte == LF
         blanks += (byte == SPACE) | (byte == TAB) | (byte == CR)
         bars += byte == _BAR
+        escapes += (byte == _PERCENT) | (byte == _STAR) | (byte == _EQUALS)
         odd += (byte == NUL) | (byte >= 0x80)
-    return feeds, blanks, bars, odd > 0
+    return feeds, blanks, bars, escapes > 0, odd > 0
 
 
 @bare_kernel
 def read_lines(text: Any, grammar: Any, odd: Any, out: Any) -> None:
-    """Read every line of `text` (uint8).
+    """Read every line of `text` (uint8), after which BLOCK more bytes may be read.
 
     grammar: VW, LIBSVM or LIBFFM; odd: a byte is NUL or not ASCII; out: `Output`, its counts all 0.
     """
@@ -92,9 +92,7 @@ def read_lines(text: Any, grammar: Any, odd: Any, out: Any) -> None:
     out.tokens.scales[NO_SCALE] = 1.0
     counts[SCALES] = NO_SCALE + 1
     while start < size:
-        stop = start
-        while stop < size and load_u8(data + stop) != LF:
-            stop += 1
+        stop = _line_end(data, start, size)
         kept = (counts[TOKENS], counts[SCALES], counts[LONGS], counts[NEWS])
         if _read_line(data, start, stop, grammar, odd, out) == FAILED:
             counts[TOKENS], counts[SCALES], counts[LONGS], counts[NEWS] = kept
@@ -105,6 +103,20 @@ def read_lines(text: Any, grammar: Any, odd: Any, out: Any) -> None:
             counts[ROWS] = row + 1
         counts[LINES] += 1
         start = stop + 1
+
+
+@bare_inline
+def _line_end(data: Any, at: Any, size: Any) -> Any:
+    """The first line feed from `at`, or `size`."""
+    found = places_of_four(data + at, np.uint8(LF), np.uint8(LF), np.uint8(LF), np.uint8(LF))
+    while found == 0 and at < size:
+        at += BLOCK
+        found = (
+            places_of_four(data + at, np.uint8(LF), np.uint8(LF), np.uint8(LF), np.uint8(LF))
+            if at < size
+            else found
+        )
+    return min(at + np.int64(lowest(found)), size) if at < size else np.int64(size)
 
 
 @bare_inline
@@ -242,12 +254,15 @@ def _read_feature(data: Any, first: Any, stop: Any, column: Any, scale: Any, out
 
 @bare_inline
 def _skip_name(data: Any, at: Any, stop: Any) -> Any:
+    """The first blank, colon or bar from `at`, or `stop`."""
     while at < stop:
-        byte = load_u8(data + at)
-        if is_blank(byte) or byte in (_COLON, _BAR):
-            break
-        at += 1
-    return at
+        found = places_of_five(
+            data + at, np.uint8(SPACE), np.uint8(TAB), np.uint8(CR), np.uint8(_COLON), np.uint8(_BAR)
+        )
+        if found != 0:
+            return min(at + np.int64(lowest(found)), stop)
+        at += BLOCK
+    return stop
 
 
 @bare_inline

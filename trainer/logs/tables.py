@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError
-from trainer.logs.batch import NotPlain, Position, RowBatch, is_several, plain
+from trainer.logs.batch import LazyColumns, NotPlain, Position, RowBatch, coded, is_several
 from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, paths
 from trainer.logs.reader import BATCH_BYTES, Bookmarks
 
@@ -134,7 +134,7 @@ class TableReader:
             for piece in self._pieces(batch):
                 first, self._read = self._read, self._read + piece.num_rows
                 lines = np.arange(first + 1, self._read + 1, dtype=np.int64)
-                columns = {name: _column(piece, name, first) for name in wanted}
+                columns = LazyColumns({name: _column(piece, name, first) for name in wanted})
                 start, stop = (Position(NAME, row, row + 1) for row in (first, self._read))
                 yield RowBatch(columns, lines, NAME, (), piece.num_rows, stop, start)
 
@@ -157,9 +157,9 @@ class TableReader:
 
 
 def _column(batch: pa.RecordBatch, name: str, row: int) -> pa.Array:
-    """The column as a plain type; `row` rows come before the batch."""
+    """The column as a plain type, or a dictionary of one; `row` rows come before the batch."""
     try:
-        return plain(find(batch, name))
+        return coded(find(batch, name))
     except KeyError:
         raise InputError(
             f"{NAME}:{row + 1}: a batch lacks the column {name!r}, which the first one has; "

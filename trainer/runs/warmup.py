@@ -13,6 +13,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
+from model_store.features.cells import Block, CellText
+from model_store.features.numbers_kernels import read_numbers
 from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
 from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
@@ -62,6 +66,8 @@ def compile_kernels(
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
         small = _small(spec, has_fields=format not in _NAMES_FIELDS)
         steps.append(partial(_learn, small, format, MetricsOptions(), publishes))
+    if any(field.kind == "number" for field in spec.fields.values()):
+        steps.append(_read_numbers)
     ready = kernels_are_ready(spec, formats, slices=slices, publishes=publishes)
     with _compiling(SILENT if ready else output, _LEARNING_KERNELS + _FORMAT_KERNELS * (len(steps) - 1)):
         for step in steps:
@@ -142,6 +148,12 @@ def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bo
         run = train(small, Log(names, format), rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
+
+
+def _read_numbers() -> None:
+    block = Block.of(np.frombuffer(b"1\n", np.uint8), ",", None, 1)
+    assert block is not None
+    read_numbers(*CellText(block, 0).where, np.empty(1), np.empty(1, np.int32))
 
 
 def _join_and_learn(spec: ModelSpec) -> None:
@@ -230,6 +242,9 @@ def _write_csv(log: Path) -> None:
 def _write_jsonl(log: Path) -> None:
     rows = [{"label": y, "f": "a", "g": each, "r": "q"} for y, each in zip((1, 0), _SETS, strict=True)]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows) * _ROWS, encoding="utf-8")
+    # Flat objects are read by other kernels.
+    flat = json.dumps({**rows[0], "g": "x,y"}) + "\n"
+    log.with_name("plain").write_text(flat * _ROWS, encoding="utf-8")
 
 
 def _write_parquet(log: Path) -> None:

@@ -1,0 +1,355 @@
+"""Rows hashed where their cells stand in the log: the same examples, to the bit, as a careful reading gives.
+
+The careful reading is that of the same rows in CSV with every cell in quotes, which Arrow parses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from model_store.features.cells import CodedText
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.logs.jsonl import flat_block
+from trainer.logs.reader import LogReader
+from trainer.logs.tables import TableReader, table_of
+
+HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+FIELDS = """
+a = {}
+b = {}
+n = { kind = "number" }
+s = { kind = "number", scale = "log1p", missing = "key" }
+k = { kind = "number", bucket = "log", clip = [-100, 1e6] }
+e = { kind = "number", bucket = [0, 0.5, 10], missing = "key" }
+t = { kind = "set" }
+u = { kind = "set", separator = "|" }
+r = { kind = "raw", separator = "|" }
+"""
+NAMES = ("y", "a", "b", "n", "s", "k", "e", "t", "u", "r")
+CROSSES = (
+    '[[crosses]]\nfields = ["a", "u"]\n[[crosses]]\nfields = ["k", "b"]\n[[crosses]]\nfields = ["n", "a"]\n'
+)
+
+
+def spec() -> ModelSpec:
+    return parse_spec(HEAD + FIELDS + CROSSES).resolve(NAMES)
+
+
+@dataclass
+class Found:
+    """What examples of a log say: hashes by row, x, labels, texts of tokens, and rejects."""
+
+    starts: list[int]
+    hashes: list[int]
+    features: list[int]
+    x: list[str]
+    labels: list[float]
+    texts: list[list[bytes]]
+    rejects: list[tuple[int, str]]
+
+
+def examples(
+    path: Path, wanted: Sequence[str] = NAMES, of: ModelSpec | None = None, *, as_arrays: bool = False
+) -> Found:
+    maker = ExampleMaker(of or spec())
+    found = Found([0], [], [], [], [], [[] for _ in maker.plan.fields], [])
+    with LogReader([str(path)]) as reader:
+        for batch in reader.batches(list(wanted)):
+            batch = replace(batch, columns=dict(batch.columns)) if as_arrays else batch
+            add(found, maker.make(batch))
+    return found
+
+
+def add(found: Found, made: Examples) -> None:
+    hashed = made.hashed
+    size = int(hashed.starts[-1])
+    found.starts += (hashed.starts[1:] + found.starts[-1]).tolist()
+    found.hashes += hashed.hashes[:size].tolist()
+    found.features += hashed.features[:size].tolist()
+    x = hashed.x[:size] if hashed.x.size else np.ones(size)
+    found.x += [each.hex() for each in x.tolist()]
+    found.labels += hashed.labels.tolist()
+    for field, texts in enumerate(found.texts):
+        starts, number = made.tokens.starts, int(made.tokens.list_of[field])
+        for row in made.rows.tolist():
+            first, stop = (row, row + 1) if number < 0 else starts[number, row : row + 2].tolist()
+            texts += [made.texts[field][place].as_py() for place in range(first, stop)]
+    found.rejects += [(reject.line, reject.reason) for reject in made.rejects]
+
+
+def quoted(cell: bytes) -> bytes:
+    return b'"' + cell + b'"'
+
+
+def as_csv(rows: Sequence[Sequence[bytes]], ending: bytes = b"\n") -> bytes:
+    head = ",".join(NAMES).encode()
+    return head + b"\n" + b"".join(b",".join(row) + ending for row in rows)
+
+
+def assert_same(folder: Path, rows: Sequence[Sequence[bytes]], plain: bytes | None = None) -> Found:
+    in_place, careful = folder / "plain.csv", folder / "careful.csv"
+    in_place.write_bytes(as_csv(rows) if plain is None else plain)
+    careful.write_bytes(as_csv([[quoted(cell) for cell in row] for row in rows]))
+    found = examples(in_place)
+    assert found == examples(careful)
+    return found
+
+
+TEXTS = st.sampled_from(
+    [b"", b"a", b"a%*=b", "é".encode(), b"\xff", b"x" * 70, b"z" * 5000, b" ", b"12345678", b"\0"]
+)
+NUMBERS = st.one_of(
+    st.sampled_from(
+        b"|0|-0|1|-1|007|1.|.5|-.5|.|-|+1|1e5|1E5|1e-5|1e22|1e23|9007199254740993|0.1|123456789012345678|1e400|-1e400|"
+        b"1e-400|nan|inf|x| 1|1 |1_0|0x1|1e|1e+|1.5.5|true|99999999999999999999|0e5|1e25|\xff|2.5e-3"
+        b"".split(b"|")
+    ),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda number: repr(number).encode()),
+    st.decimals(allow_nan=False, allow_infinity=False, places=4).map(lambda number: f"{number:f}".encode()),
+)
+MEMBERS = st.one_of(
+    st.lists(
+        st.sampled_from([b"a", b"b", b"", b"a=b", b"%", "ü".encode(), b"cc", b"w" * 9]), max_size=24
+    ).map(b"|".join),
+    st.sampled_from([b"", b"|", b"[1|2", b"\xff|a", b"v" * 5000, b"{", b"[]", b"a|[b"]),
+)
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from([b"0", b"1", b"-1", b"true", b"x"]), TEXTS, TEXTS, *[NUMBERS] * 4, *[MEMBERS] * 3
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(rows=ROWS)
+@example(rows=[(b"1", b"", b"", b"", b"", b"", b"", b"", b"", b"")])
+def test_cells_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes, ...]]
+) -> None:
+    assert_same(tmp_path_factory.getbasetemp(), rows)
+
+
+GOOD = st.tuples(
+    st.sampled_from([b"0", b"1"]),
+    st.sampled_from([b"", b"a", b"bb", b"x" * 70]),
+    st.sampled_from([b"", b"a%", "é".encode()]),
+    *[st.sampled_from([b"", b"0", b"1.5", b"-3", b"12.25"])] * 4,
+    *[st.lists(st.sampled_from([b"a", b"b", b"", b"cc"]), max_size=20).map(b"|".join)] * 3,
+)
+
+
+@given(rows=st.lists(GOOD, min_size=1, max_size=30))
+def test_rows_without_a_fault_are_all_learned_from(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[bytes, ...]]
+) -> None:
+    found = assert_same(tmp_path_factory.getbasetemp(), rows)
+    assert (len(found.labels), found.rejects) == (len(rows), [])
+
+
+ROW = (b"1", b"ad", b"", b"2.5", b"3", b"4", b"5", b"p,q".replace(b",", b";"), b"p|q|p", b"k")
+
+
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n"])
+def test_line_ends_and_a_last_line_without_one_change_nothing(tmp_path: Path, ending: bytes) -> None:
+    plain = as_csv([ROW] * 3, ending)
+    for text in (plain, plain.removesuffix(ending)):
+        found = assert_same(tmp_path, [ROW] * 3, text)
+        assert len(found.labels) == 3
+
+
+def test_long_sets_have_each_member_once(tmp_path: Path) -> None:
+    many = b"|".join(b"%d" % (number % 300) for number in range(700))
+    row = (*ROW[:8], many, b"k")
+    assert len(assert_same(tmp_path, [row, ROW]).texts[7]) == 300 + 2
+
+
+# --- JSON lines ---
+
+JSON_FIELDS = """
+a = {}
+b = {}
+n = { kind = "number", scale = "log1p", missing = "key" }
+k = { kind = "number", bucket = "log" }
+t = { kind = "set" }
+h = { kind = "time", part = "hour" }
+"""
+JSON_NAMES = ("y", "a", "b", "n", "k", "t", "h")
+LITERALS = st.sampled_from(
+    ['""', '"a"', '"a%*="', '"é"', "null", "true", "false", "0", "-0", "1", "77.0", "0.5", "0.1", "1.50", "-3", "1e-05",
+     "1E-400", "0.00001", "0.0001", "123456789012345678", "9007199254740993", "9007199254740993.0", "1e3", "-0.0",
+     "1234567890123456789", "12345678901234567890", "0.8444218515250481", "1e999", "NaN", "Infinity", "-Infinity", "01",
+     "1.", ".5", "-", "+1", "tru", "nul", '"a\\u00e9b"', '"\\ud800"', "[1]", '["a","b"]', '{"q":1}', '"[1,2]"', '"nan"',
+     '"a,b,a"', '"1.5"', '"x y"', '"2026-11-21T18:00:00Z"', "1763700000", '"\t"', '"']
+)  # fmt: skip
+LABELS = st.sampled_from(["1", "0", "true", "false", '"1"', "1.0", "null", '"x"', "2"])
+OTHERS = st.sampled_from(
+    ['"z": 1', '"z": [1, {}]', '"z": nul', '"z":"\\\\"', '"a": "again"', '"z": 1, "z": 2', "", "z"]
+)
+
+
+@st.composite
+def objects(
+    draw: st.DrawFn,
+    literals: st.SearchStrategy[str],
+    others: st.SearchStrategy[str],
+    labels: st.SearchStrategy[str] = LABELS,
+) -> str:
+    names = draw(st.lists(st.sampled_from(JSON_NAMES[1:]), unique=True))
+    parts = [f'"{name}": {draw(literals)}' for name in names]
+    parts.append(f'"y"{draw(st.sampled_from([":", " : "]))}{draw(labels)}')
+    other = draw(others)
+    parts = draw(st.permutations([*parts, other] if other else parts))
+    return "{" + draw(st.sampled_from([",", ", ", " , "])).join(parts) + "}"
+
+
+USUAL = st.sampled_from(['""', '"a"', "null", '"b%"', '"é"', "1", "-20", "0.25"])
+ENDS = st.sampled_from(["\n", "\r\n", " \n"])
+
+
+def json_columns(
+    path: Path, wanted: Sequence[str] = JSON_NAMES
+) -> tuple[list[list[object]], list[tuple[int, str]]]:
+    with LogReader([str(path)]) as reader:
+        batches = list(reader.batches(list(wanted)))
+    columns = [[each for batch in batches for each in batch.columns[name].to_pylist()] for name in wanted]
+    return columns, [(reject.line, reject.reason) for batch in batches for reject in batch.rejects]
+
+
+def json_spec() -> ModelSpec:
+    return parse_spec(HEAD + JSON_FIELDS + '[[crosses]]\nfields = ["a", "t"]\n').resolve(JSON_NAMES)
+
+
+def assert_same_objects(folder: Path, text: str) -> Found:
+    """The text as it is; with an escape, which makes Arrow parse it; with a blank line, which makes Python parse it."""
+    head = '{"y": 1, "a": "a", "b": "a", "n": 1, "k": 1, "t": "a", "h": "2026-11-21T18:00:00Z"}\n'
+    flat, by_arrow, by_python = (folder / f"{name}.jsonl" for name in ("flat", "arrow", "python"))
+    flat.write_bytes((head + text).encode())
+    by_arrow.write_bytes((head.replace('"y"', '"\\\\": 1, "y"') + text).encode())
+    by_python.write_bytes((head + text + "\n \n").encode())
+    assert json_columns(flat) == json_columns(by_arrow) == json_columns(by_python)
+    found = examples(flat, JSON_NAMES, json_spec())
+    assert (
+        found == examples(by_arrow, JSON_NAMES, json_spec()) == examples(by_python, JSON_NAMES, json_spec())
+    )
+    return found
+
+
+@given(lines=st.lists(st.tuples(objects(LITERALS, OTHERS), ENDS), min_size=1, max_size=6))
+def test_odd_objects_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    assert_same_objects(tmp_path_factory.getbasetemp(), "".join(line + end for line, end in lines))
+
+
+@given(
+    lines=st.lists(st.tuples(objects(st.one_of(USUAL, LITERALS), st.just("")), ENDS), min_size=1, max_size=3)
+)
+def test_flat_objects_give_the_same_examples_as_parsed_columns(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    assert_same_objects(tmp_path_factory.getbasetemp(), "".join(line + end for line, end in lines))
+
+
+@given(
+    lines=st.lists(
+        st.tuples(objects(USUAL, st.just(""), st.sampled_from("01")), ENDS), min_size=1, max_size=20
+    )
+)
+def test_flat_objects_are_found_where_they_stand(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]]
+) -> None:
+    text = "".join(line + end for line, end in lines)
+    block = flat_block(np.frombuffer(text.encode(), np.uint8), JSON_NAMES)
+    assert block is not None and block.rows == len(lines)
+    assert_same_objects(tmp_path_factory.getbasetemp(), text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"y": 1', '{"y" 1}', '{"y": 1,}', '{,"y": 1}', '{"y": 1}}', '{"y": 1} {"y": 0}', '{y: 1}', "[]", " ", '{"y": "1}',
+     '{"y": "\x01"}', '{"y": 01}', '{"y": 1 2}', '{"y": -}', '{"y":1.}', "\ufeff{}", '{"y": 1, "y": 0}', '{"y"}'],
+)  # fmt: skip
+def test_lines_that_are_no_flat_objects_are_left_to_a_careful_parser(line: str) -> None:
+    good = '{"y": 1, "a": "b"}\n'
+    assert flat_block(np.frombuffer((good + good).encode(), np.uint8), ["y"]) is not None
+    for text in (good + line + "\n" + good, good + line):
+        assert flat_block(np.frombuffer(text.encode(), np.uint8), ["y"]) is None
+
+
+def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"y": 1, "a": "x"}\n{"y": 0, "a": "\xff"}\n{"y": 0}')
+    assert json_columns(path, ["y", "a"])[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
+
+
+# --- Sparse text ---
+
+FEATURES = st.sampled_from(
+    ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "x" * 5000, "w:1e30", "a:1.5", ""]
+)
+
+
+@given(
+    lines=st.lists(
+        st.tuples(st.lists(FEATURES, max_size=14), st.lists(FEATURES, max_size=3)), min_size=1, max_size=9
+    )
+)
+def test_sparse_text_gives_the_same_examples_as_maps_of_it(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[list[str], list[str]]]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "log.vw"
+    text = "\n".join(f"1 |f {' '.join(first)} |g:0.5 {' '.join(second)}" for first, second in lines)
+    path.write_bytes(f"-1 |f a |g b\n{text}".encode())
+    fields = '[fields]\nf = { kind = "set" }\ng = { kind = "set" }\n[[crosses]]\nfields = ["f", "g"]\n'
+    of = parse_spec('[model]\nname = "m"\n[input]\nlabel = "label"\n' + fields)
+    found = examples(path, ["label", "f", "g"], of)
+    assert found == examples(path, ["label", "f", "g"], of, as_arrays=True)
+
+
+# --- Dictionaries ---
+
+CODED = st.lists(
+    st.one_of(st.none(), st.sampled_from(["", "a", "b%=", "é", "z" * 5000])), min_size=1, max_size=40
+)
+
+
+@given(values=CODED, other=CODED, pages=st.sampled_from([1, 3, 64]))
+def test_dictionaries_give_the_same_examples_as_their_texts(
+    tmp_path_factory: pytest.TempPathFactory, values: list[str | None], other: list[str | None], pages: int
+) -> None:
+    size = min(len(values), len(other))
+    table = pa.table(
+        {"y": [1] * size, "a": pa.array(values[:size], pa.string()), "b": pa.array(other[:size], pa.string())}
+    )
+    folder = tmp_path_factory.getbasetemp()
+    of = parse_spec(HEAD + 'a = {}\nb = {}\n[[crosses]]\nfields = ["a", "b"]\n')
+    for name, coded in (("coded", True), ("plain", False)):
+        pq.write_table(table, folder / f"{name}.parquet", use_dictionary=coded, row_group_size=pages)
+    found = examples(folder / "coded.parquet", ["y", "a", "b"], of)
+    assert found == examples(folder / "plain.parquet", ["y", "a", "b"], of)
+    assert found == examples(folder / "coded.parquet", ["y", "a", "b"], of, as_arrays=True)
+    maker, in_memory = ExampleMaker(of), Found([0], [], [], [], [], [[], []], [])
+    coded_table = table.set_column(1, "a", table.column("a").dictionary_encode())
+    for batch in TableReader(table_of(coded_table)).batches(["y", "a", "b"]):
+        add(in_memory, maker.make(batch))
+    assert in_memory == found
+
+
+def test_a_column_of_dictionaries_is_not_decoded_to_be_hashed(tmp_path: Path) -> None:
+    table = pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50})
+    pq.write_table(table, tmp_path / "log.parquet")
+    with LogReader([str(tmp_path / "log.parquet")]) as reader:
+        [batch] = reader.batches(["y", "a"])
+    made = ExampleMaker(parse_spec(HEAD + "a = {}\n")).make(batch)
+    assert isinstance(made.texts[0], CodedText) and made.texts[0].texts.to_pylist() == [b"x", b"y"]
