@@ -18,8 +18,8 @@ from model_store.jit import bare_inline, bare_kernel
 IRREGULAR = -1
 
 # Indices in `found`, of `split`.
-REST, USER, CONTEXT = 0, 1, 3
-FOUND = 5
+REST, USER, CONTEXT, FIELDS = 0, 1, 3, 5
+FOUND = 6
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 # tags of a map's entries and their keys, and of their values
@@ -38,7 +38,8 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
     """Fill spans int32[≥ ids, 2] with where each item id begins and ends, and rest uint8[≥ message] with other fields.
 
     Returns the number of ids. found int64[FOUND]: at REST how much of `rest` is used; at USER and CONTEXT where that
-    message begins, and at the next index where it ends, both 0 if it is absent. IRREGULAR for a malformed message, a
+    message begins, and at the next index where it ends, both 0 if it is absent; at FIELDS a bit for the number of each
+    other field. IRREGULAR for a malformed message, a
     group, a field number above 15, an id that is not ASCII, and a user or context that comes twice.
     """
     at, count, used = 0, 0, 0
@@ -46,8 +47,7 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
     while at < message.size:
         tag, begin = message[at], at
         if tag == _ITEM_IDS and at + 1 < message.size and message[at + 1] < _MORE:  # nearly every id
-            begin = at + 2
-            end = begin + np.int64(message[at + 1])
+            begin, end = at + 2, at + 2 + message[at + 1]
             if end > message.size or not _is_ascii(message, begin, end):
                 return IRREGULAR
             spans[count, 0], spans[count, 1] = begin, end
@@ -70,6 +70,7 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
                 return IRREGULAR
             found[place], found[place + 1] = _skip_varint(message, at), end
         else:
+            found[FIELDS] |= np.int64(1) << (np.int64(tag) >> 3)
             for i in range(begin, end):
                 rest[used] = message[i]
                 used += 1

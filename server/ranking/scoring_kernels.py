@@ -266,9 +266,9 @@ def rank(
 ) -> Any:  # fmt: skip
     """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
 
-    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. Scratch: marks
-    int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold one more than the halves that the candidates
-    may have; starts int64[groups + 1]; choice int64[4]. scores, order, ctr and score hold a number a candidate or more.
+    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. order, ctr and score hold
+    `top`. Scratch: marks int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold one more than the
+    halves that the candidates may have; starts int64[groups + 1]; choice int64[4]; scores hold a number a candidate.
     Equal scores keep the order of the candidates.
 
     Returns 1 if the variant has a key of the user's fields, alone or with others of the request, or the model has one
