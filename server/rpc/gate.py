@@ -41,7 +41,7 @@ RETRY_AFTER_MS = (20, 100)
 """How long a refused caller should wait; drawn at random, so that callers do not all come back at once."""
 DRAWS = 16
 MESSAGE_WITHIN_S = 10.0
-"""How long a call may hold a thread before its message has arrived: 16 MiB at 13 Mbit/s."""
+"""How long a call may hold its place, or a stream its thread, before its message has arrived: 16 MiB at 13 Mbit/s."""
 LOOK_EVERY_S = 1.0
 _AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
 
