@@ -24,7 +24,7 @@ from model_store.features.values import Value
 from model_store.records.lookups import HashFields
 from server.ranking.query import TokenArrays
 from server.ranking.request import Received
-from server.ranking.request_kernels import IRREGULAR, overlay, plain_tokens
+from server.ranking.request_kernels import CONTEXT, IRREGULAR, USER, overlay, plain_tokens
 
 Array = npt.NDArray[Any]
 MAX_PLAIN_FIELDS = 63
@@ -57,14 +57,24 @@ class PlainReader:
         found, size = message.found, len(self._x)
         if found is None or not self._reads:
             return None
-        numbers, values = np.empty(2 * size + 2, np.int64), np.empty((size, 2), np.int32)
-        room = int(found[2] - found[1] + found[4] - found[3])
-        text = np.empty(room + size, np.uint8)
-        starts, begin = numbers[: size + 1], numbers[size + 1 :]
+        starts, begin, values = np.empty(size + 1, np.int64), np.empty(size + 1, np.int64), _spans(size)
+        user, user_end, context, context_end = found.tolist()[USER : CONTEXT + 2]
+        text = np.empty(user_end - user + context_end - context + size, np.uint8)
         given = plain_tokens(
             message.text, found, self._names, self._name_start, self._plain, values, starts, begin, text
         )
         return None if given == IRREGULAR else PlainTokens(given, (starts, begin, self._x, text))
+
+
+_local = threading.local()
+
+
+def _spans(fields: int) -> Array:
+    """This thread's scratch of `plain_tokens`, int32[fields, 2]."""
+    have: Array | None = getattr(_local, "spans", None)
+    if have is None or len(have) != fields:
+        have = _local.spans = np.empty((fields, 2), np.int32)
+    return have
 
 
 # -- what a model reads of a user's record

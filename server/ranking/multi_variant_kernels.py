@@ -33,7 +33,7 @@ from server.model.terms_kernels import (
     next_choice,
     walk_choice,
 )
-from server.ranking.scoring_kernels import FIRST_INLINE, SCAN_PER_FIND, find_half, mark_group
+from server.ranking.scoring_kernels import FIRST_INLINE, SCAN_PER_FIND, find_half, has_no_gap, mark_group
 
 
 @bare_inline
@@ -117,6 +117,13 @@ def _add_range(
     first: Any, last: Any, marks: Any, wanted: Any, sums: Any,
 ) -> None:  # fmt: skip
     """Add the keys in [begin, stop) whose halves are wanted[first:last]; `at` is empty where entries are slots."""
+    if at.size == 0 and has_no_gap(half, begin, stop):
+        low = np.int64(half[begin])
+        for place in range(first, last):
+            slot = begin + np.int64(wanted[place]) - low
+            if begin <= slot < stop:
+                _add_key(by_slot, slot, mask, x, which, priors, sums, place)
+        return
     if stop - begin <= SCAN_PER_FIND * (last - first):
         for entry in range(begin, stop):
             marked = np.int64(marks[half[entry]])

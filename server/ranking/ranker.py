@@ -162,11 +162,12 @@ class Ranker:
             inline, longest_run = (table.own[0], *table.code_arrays), table.longest_run
         space = self._scratch(len(rows), longest_run)
         top = len(rows) if query.top_k is None else min(query.top_k, len(rows))
+        order, ctr, score = np.empty(top, np.int64), np.empty(top, np.float64), np.empty(top, np.float64)
         knows_user = rank(
             *self._heads[variant], *inline, self._tokens.values, *query.features.tokens,
-            rows, variant, top, *space,
+            rows, variant, top, *space, order, ctr, score,
         )  # fmt: skip
-        return space[-3][:top].copy(), space[-2][:top].copy(), space[-1][:top].copy(), knows_user != 0
+        return order, ctr, score, knows_user != 0
 
     def _scored(self, query: Query, curve: Curve | None) -> tuple[list[Scored], bool]:
         """The scores of every candidate by the variant that answers, with their curve, and by each shadow.
@@ -213,7 +214,7 @@ class Ranker:
     def _scratch(self, candidates: int, longest_run: int) -> tuple[Array, ...]:
         """This thread's scratch space, as large as this request may need it."""
         longest = max(longest_run, self._longest_run)
-        wanted = min(self._halves, candidates * self._groups * longest)
+        wanted = min(self._halves, candidates * self._groups * longest) + 1
         return scratch(self._halves, wanted, self._groups, candidates)
 
 
@@ -275,7 +276,7 @@ _local = threading.local()
 
 
 def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Array, ...]:
-    """marks, wanted, sums, starts, choice, scores, order, ctr, score; each as large as it is asked for, or larger.
+    """marks, wanted, sums, starts, choice, scores; each as large as it is asked for, or larger.
 
     One set for each thread, whatever version it ranks with: a new version may come every second, and scratch space of
     its own would be memory that is touched for the first time in each. marks is all 0, and kernels leave it so.
@@ -297,9 +298,6 @@ def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Arr
             np.empty(wanted, np.float64),
             np.empty(groups + 1, np.int64),
             np.empty(MAX_CROSS_FIELDS, np.int64),
-            np.empty(candidates, np.float64),
-            np.empty(candidates, np.int64),
-            np.empty(candidates, np.float64),
             np.empty(candidates, np.float64),
         )
     return have

@@ -33,7 +33,7 @@ from server.ranking.limits import (
     check_id,
     check_members,
 )
-from server.ranking.request_kernels import FOUND, IRREGULAR, REST, split
+from server.ranking.request_kernels import FIELDS, FOUND, IRREGULAR, REST, split
 from server.ranking.select.exploration import Exploration, Thompson, UpperConfidenceBound
 from server.ranking.select.filters import AnyOf, Cap, Condition, InRange, NoneOf
 from server.ranking.select.objective import Objective
@@ -43,6 +43,10 @@ Array = npt.NDArray[Any]
 RAW_KEYS = "raw_keys"
 _FIRST_BYTES = 1 << 14
 _MAX_KEPT_BYTES = 1 << 20  # every thread would keep 80 MiB of scratch for a message of 16 MiB
+_NOT_PLAIN = sum(
+    1 << RankRequest.DESCRIPTOR.fields_by_name[name].number
+    for name in ("items", "candidate_set", "variant", "objective", "filters", "caps", "exploration")
+)
 _local = threading.local()
 
 
@@ -50,10 +54,11 @@ class Received:
     """One request as it arrived. For one thread at a time.
 
     item_ids: the named candidates. brief: the message, perhaps without item ids, user and context. found: where
-    `split` located user and context in the bytes; None if the protobuf library has parsed all of the message.
+    `split` located user and context in the bytes; None if the protobuf library has parsed all of the message. is_plain:
+    it surely has no inline items, candidate set, variant and options.
     """
 
-    __slots__ = ("_bytes", "_is_whole", "brief", "found", "item_ids", "size", "text")
+    __slots__ = ("_bytes", "_is_whole", "brief", "found", "is_plain", "item_ids", "size", "text")
 
     def __init__(self, message: bytes) -> None:
         """O(bytes). Raises DecodeError."""
@@ -67,6 +72,7 @@ class Received:
             self.brief = RankRequest.FromString(rest[: found[REST]].tobytes())
             self.item_ids: Sequence[str] = ItemIds(message, self.text, spans[:count].copy())
             self.found: Array | None = found.copy()
+            self.is_plain = not int(found[FIELDS]) & _NOT_PLAIN
             self._is_whole = False
 
     @classmethod
@@ -79,11 +85,12 @@ class Received:
 
     def _parsed(self, request: RankRequest) -> None:
         self.brief, self.item_ids, self.found, self._is_whole = request, request.item_ids[:], None, True
+        self.is_plain = False
 
     def with_features(self) -> RankRequest:
         """The message with user and context; it may lack the item ids. Raises InvalidRequest."""
         if not self._is_whole and self.found is not None:
-            _, user, user_end, context, context_end = self.found.tolist()
+            _, user, user_end, context, context_end, _ = self.found.tolist()
             try:
                 if user:
                     self.brief.user.MergeFromString(self._bytes[user:user_end])
@@ -97,7 +104,7 @@ class Received:
     def texts(self) -> dict[str, Value]:
         """The features of a request that has only texts, as `read_features` reads them. Only where `found` is set."""
         assert self.found is not None
-        _, user, user_end, context, context_end = self.found.tolist()
+        _, user, user_end, context, context_end, _ = self.found.tolist()
         values: dict[str, Value] = {}
         for begin, end in ((user, user_end), (context, context_end)):
             if begin:
@@ -253,14 +260,11 @@ def read_inline(message: Received, schema: RequestSchema) -> list[InlineItem] | 
 
     Raises InvalidRequest. Named ids are checked by `check_unknown`, once it is known which ones the catalogue lacks.
     """
-    request = message.brief
-    inline = (
-        [_inline_item(item, index, schema) for index, item in enumerate(request.items)]
-        if request.items
-        else []
-    )
+    request, inline = message.brief, list[InlineItem]()
+    if not message.is_plain and request.items:
+        inline = [_inline_item(item, index, schema) for index, item in enumerate(request.items)]
     count = len(message.item_ids) + len(inline)
-    if request.candidate_set:
+    if not message.is_plain and request.candidate_set:
         if count:
             raise InvalidRequest(
                 "candidate_set: give either a candidate set, or item_ids and items, not both"

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from model_store.hash_kernels import load_u8
+from model_store.hash_kernels import load_u8, load_u64
 from model_store.jit import bare_inline, bare_kernel
 
 # Returned instead of a count: bytes that the protobuf library must parse.
 IRREGULAR = -1
 
 # Indices in `found`, of `split`.
-REST, USER, CONTEXT = 0, 1, 3
-FOUND = 5
+REST, USER, CONTEXT, FIELDS = 0, 1, 3, 5
+FOUND = 6
 
 _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 # tags of a map's entries and their keys, and of their values
@@ -29,6 +29,7 @@ _RESPONSE_ITEMS = 6 << 3 | _DELIMITED
 _MORE = 0x80
 _LONGEST_LENGTH = 4  # bytes of a varint below 2^28
 _LONGEST_VALUE = 1024  # a longer text is left to FieldPlan.tokens, which checks the length of keys
+_NOT_ASCII = np.uint64(0x8080808080808080)
 _PERCENT, _STAR, _EQUALS = 0x25, 0x2A, 0x3D
 
 
@@ -37,13 +38,22 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
     """Fill spans int32[≥ ids, 2] with where each item id begins and ends, and rest uint8[≥ message] with other fields.
 
     Returns the number of ids. found int64[FOUND]: at REST how much of `rest` is used; at USER and CONTEXT where that
-    message begins, and at the next index where it ends, both 0 if it is absent. IRREGULAR for a malformed message, a
+    message begins, and at the next index where it ends, both 0 if it is absent; at FIELDS a bit for the number of each
+    other field. IRREGULAR for a malformed message, a
     group, a field number above 15, an id that is not ASCII, and a user or context that comes twice.
     """
     at, count, used = 0, 0, 0
     found[:] = 0
     while at < message.size:
         tag, begin = message[at], at
+        if tag == _ITEM_IDS and at + 1 < message.size and message[at + 1] < _MORE:  # nearly every id
+            begin, end = at + 2, at + 2 + message[at + 1]
+            if end > message.size or not _is_ascii(message, begin, end):
+                return IRREGULAR
+            spans[count, 0], spans[count, 1] = begin, end
+            count += 1
+            at = end
+            continue
         end = _end_of_value(message, at + 1, tag & 7)
         if tag >= _MORE or end < 0 or end > message.size:
             return IRREGULAR
@@ -60,6 +70,7 @@ def split(message: Any, spans: Any, rest: Any, found: Any) -> Any:
                 return IRREGULAR
             found[place], found[place + 1] = _skip_varint(message, at), end
         else:
+            found[FIELDS] |= np.int64(1) << (np.int64(tag) >> 3)
             for i in range(begin, end):
                 rest[used] = message[i]
                 used += 1
@@ -100,10 +111,15 @@ def _end_of_value(message: Any, at: Any, wire_type: Any) -> Any:
 
 @bare_inline
 def _is_ascii(message: Any, at: Any, end: Any) -> Any:
-    seen = np.uint8(0)
-    for i in range(at, end):
-        seen |= message[i]
-    return seen < _MORE
+    """Whether no byte of message[at:end] is above 127; eight at a time."""
+    address, length, seen, i = message.ctypes.data + at, end - at, np.uint64(0), 0
+    while i + 8 <= length:
+        seen |= load_u64(address + i)
+        i += 8
+    while i < length:
+        seen |= np.uint64(load_u8(address + i))
+        i += 1
+    return seen & _NOT_ASCII == 0
 
 
 @bare_kernel

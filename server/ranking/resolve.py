@@ -98,9 +98,11 @@ class Resolver:
         check_id("request_id", call.request_id)
         cookie = check_id("cookie", request.cookie)
         assignment = call.model.assigned(served)
-        forced = read_variant(request, served.variant_of)
+        forced = None if message.is_plain else read_variant(request, served.variant_of)
         variant = assignment.choose(cookie or call.request_id) if forced is None else forced
-        options = read_options(request, assignment.objective, call.until_s)
+        options = None
+        if assignment.objective or not message.is_plain:
+            options = read_options(request, assignment.objective, call.until_s)
         try:
             features = self._features(call, cookie, plain, own)
             candidates = _located(served, named, inline)

@@ -85,14 +85,17 @@ def _own_sum(
 
 @bare_inline
 def _mark(half: Any, scratch: Any, count: Any) -> Any:
-    """Give `half` a place among the halves wanted, once; return how many there are."""
+    """Give `half` a place among the halves wanted, once; return how many there are.
+
+    Without a branch, since which halves come twice cannot be predicted; what is written at `count` may be written over.
+    """
     marks, wanted, sums = scratch
-    if marks[half] == 0:
-        wanted[count] = half
-        sums[count] = 0.0
-        count += 1
-        marks[half] = count
-    return count
+    mark = np.int64(marks[half])
+    is_new = np.int64(mark == 0)
+    wanted[count] = half
+    sums[count] = 0.0
+    marks[half] = mark + (count + 1) * is_new
+    return count + is_new
 
 
 @bare_inline
@@ -127,10 +130,18 @@ def _add_range(
 ) -> None:
     """Add w·x to the sum of each half wanted[first:last] whose key lies in the slots [begin, stop).
 
-    The slots below one request half are sorted by item half, so a long range is searched and a short one is read.
+    The slots below one request half are sorted by item half. So a range without gaps is indexed, a long one is
+    searched, and a short one is read.
     """
     weight, _, half = slots
     marks, wanted, sums = scratch
+    if has_no_gap(half, begin, stop):
+        low = np.int64(half[begin])
+        for place in range(first, last):
+            slot = begin + np.int64(wanted[place]) - low
+            if begin <= slot < stop and _counts(slots, slot, variant):
+                sums[place] += weight[slot] * x
+        return
     if stop - begin <= SCAN_PER_FIND * (last - first):
         for slot in range(begin, stop):
             marked = np.int64(marks[half[slot]])
@@ -141,6 +152,12 @@ def _add_range(
         slot = find_half(half, begin, stop, wanted[place])
         if slot < stop and half[slot] == wanted[place] and _counts(slots, slot, variant):
             sums[place] += weight[slot] * x
+
+
+@bare_inline
+def has_no_gap(half: Any, begin: Any, stop: Any) -> Any:
+    """Whether the halves of [begin, stop), which rise, follow one another: every half between its ends has a key."""
+    return begin < stop and np.int64(half[stop - 1]) - np.int64(half[begin]) == stop - 1 - begin
 
 
 @bare_inline
@@ -249,9 +266,9 @@ def rank(
 ) -> Any:  # fmt: skip
     """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
 
-    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. Scratch: marks
-    int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold as many halves as the candidates may
-    have; starts int64[groups + 1]; choice int64[4]. scores, order, ctr and score hold a number a candidate or more.
+    rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. order, ctr and score hold
+    `top`. Scratch: marks int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold one more than the
+    halves that the candidates may have; starts int64[groups + 1]; choice int64[4]; scores hold a number a candidate.
     Equal scores keep the order of the candidates.
 
     Returns 1 if the variant has a key of the user's fields, alone or with others of the request, or the model has one

@@ -2,7 +2,7 @@
 
 How grpc 1.85 starts a call (grpc/_server.py): one thread takes every call from the completion queue, asks the handlers
 in order (`GenericRpcHandler.service`, which sees method and metadata) and calls `submit` of a thread pool, whose queue
-is unbounded. The message is read in the pool. So `Gate.service` is the last point where refusing a call costs nothing:
+is unbounded; the pool asks for the message. So `Gate.service` is the last point where refusing a call costs nothing:
 it returns the method's handler, or a `_Refusal` in its place. A refusal is a request-streaming handler, so that grpc
 does not wait for the message, and its pool runs it in grpc's own thread. (grpc's `maximum_concurrent_rpcs` would also
 count health checks, and cannot tell callers when to retry.)
@@ -19,11 +19,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
+from grpc import _server as grpc_server
 
 from server.errors import Ended, ended
 from server.rpc.security import Guard
@@ -32,13 +34,14 @@ from server.telemetry.meter import Meter
 
 T = TypeVar("T")
 
+cygrpc: Any = getattr(grpc_server, "cygrpc", None)
 PLACES_A_THREAD = 32
 """256 places with 8 threads: about 50 ms of work, so that a short stall of the machine refuses no call."""
 RETRY_AFTER_MS = (20, 100)
 """How long a refused caller should wait; drawn at random, so that callers do not all come back at once."""
 DRAWS = 16
 MESSAGE_WITHIN_S = 10.0
-"""How long a call may hold a thread before its message has arrived: 16 MiB at 13 Mbit/s."""
+"""How long a call may hold its place, or a stream its thread, before its message has arrived: 16 MiB at 13 Mbit/s."""
 LOOK_EVERY_S = 1.0
 _AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
 
@@ -128,24 +131,33 @@ def _overload(places: int) -> Ended:
 class PatientPool(ThreadPoolExecutor):
     """Threads for the calls of one service. Cancels calls whose message does not arrive.
 
-    grpc gives a call its thread before the message has arrived, and the thread waits without a limit. As many callers
-    as there are threads could stop a service by beginning a call and sending nothing. So each second the pool cancels
-    the calls that have waited too long. It relies on grpc's internals (the arguments of `submit`, the state's `due`);
-    a test fails when they change. Thread safety: `submit` from any.
+    grpc would give a call its thread before the message has arrived: the thread asks for the message, sleeps, and is
+    woken again. Here grpc's own thread asks for it, and a unary call is queued once its message is there. That saves a
+    sleep and a wake-up a call, and callers who send nothing hold no thread. A stream takes a thread at once. Each
+    second the pool cancels the calls that have waited too long for their message.
+
+    It relies on grpc's internals (the arguments of `submit`, the state's `due`); tests fail when they change.
+    Thread safety: `submit` from any.
     """
 
     def __init__(self, threads: int, name: str) -> None:
         super().__init__(max_workers=threads, thread_name_prefix=name)
-        self._running: dict[int, tuple[float, tuple[Any, ...]]] = {}
-        """By thread: the time it began, and the arguments. Each operation on it is one atomic dict operation."""
+        self._waiting: dict[int, tuple[float, Any, Any]] = {}
+        """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
+        on it is one atomic dict operation."""
         self._name = name
+        self._ready: SimpleQueue[_UnaryCall | None] = SimpleQueue()
+        self._callers = 0
         self._watcher: threading.Thread | None = None
         self._starting = threading.Lock()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Same as in ThreadPoolExecutor."""
+        """Same as in ThreadPoolExecutor; of a unary call that grpc submits, the Future says nothing."""
         if self._watcher is None:
             self._start_watcher()
+        if _ASKS and len(args) == _UNARY_ARGUMENTS and getattr(args[4], "__name__", "") == _WAITS_FOR_MESSAGE:
+            self._ask_for_message(_UnaryCall(self, fn, *args))
+            return _ENDED
         return super().submit(self._run, fn, args, kwargs)
 
     def _start_watcher(self) -> None:
@@ -155,13 +167,37 @@ class PatientPool(ThreadPoolExecutor):
                 self._watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
                 self._watcher.start()
 
+    def _ask_for_message(self, call: _UnaryCall) -> None:
+        """Have the call queued when its message arrives. In grpc's thread, which holds the state's lock."""
+        state, waiting, ready = call.state, self._waiting, self._ready
+        if self._callers < self._max_workers:
+            self._start_caller()
+        arrived = grpc_server._receive_message(state, call.event.call, call.deserializer)
+
+        def on_message(event: Any) -> Any:
+            ended = arrived(event)
+            del waiting[id(state)]
+            ready.put(call)
+            return ended
+
+        waiting[id(state)] = time.monotonic(), call.event, state
+        call.event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), on_message)
+        state.due.add(_AWAITED)
+
+    def _start_caller(self) -> None:
+        name = f"{self._name}_{self._callers}"
+        threading.Thread(target=_answer_calls, args=(self._ready,), name=name, daemon=True).start()
+        weakref.finalize(self, self._ready.put, None)
+        self._callers += 1
+
     def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         thread = threading.get_ident()
-        self._running[thread] = (time.monotonic(), args)
+        if len(args) > 2:
+            self._waiting[thread] = time.monotonic(), args[1], args[2]
         try:
             return fn(*args, **kwargs)
         finally:
-            del self._running[thread]
+            self._waiting.pop(thread, None)
             self._ended()
 
     def _ended(self) -> None:
@@ -170,10 +206,71 @@ class PatientPool(ThreadPoolExecutor):
     def cancel_stuck(self) -> None:
         """Cancel the calls that have waited too long for their message."""
         before = time.monotonic() - MESSAGE_WITHIN_S
-        for since, args in list(self._running.values()):
-            if since < before and len(args) > 2 and _AWAITED in getattr(args[2], "due", ()):
+        for since, event, state in list(self._waiting.values()):
+            if since < before and _AWAITED in getattr(state, "due", ()):
                 log.warning("no request received in time, call cancelled", waited_s=MESSAGE_WITHIN_S)
-                args[1].call.cancel()
+                event.call.cancel()
+
+
+_UNARY_ARGUMENTS = 7
+_ASKS = cygrpc is not None and all(
+    hasattr(grpc_server, name) for name in ("_abort", "_is_rpc_state_active", "_receive_message")
+)
+"""Whether this grpc has the functions used here; else a unary call waits for its message in a thread, as a stream."""
+_WAITS_FOR_MESSAGE = "unary_request"
+"""The name of grpc's function that asks for a unary call's message and waits for it."""
+_ENDED: Future[Any] = Future()
+_ENDED.set_result(None)
+
+
+class _UnaryCall:
+    """The arguments that grpc submits for a unary call; `deserializer` reads its message."""
+
+    __slots__ = ("_answer", "_behaviour", "_enter", "_pool", "_serializer", "deserializer", "event", "state")
+
+    def __init__(
+        self,
+        pool: PatientPool,
+        enter: Callable[..., Any],
+        answer: Any,
+        event: Any,
+        state: Any,
+        behaviour: Any,
+        _: Any,
+        deserializer: Any,
+        serializer: Any,
+    ) -> None:
+        self._pool = pool
+        self._enter, self._answer, self._behaviour, self._serializer = enter, answer, behaviour, serializer
+        self.event, self.state, self.deserializer = event, state, deserializer
+
+    def run(self) -> None:
+        """Answer the call. Its message has arrived, or it has ended."""
+        functions = self._behaviour, self._message, self.deserializer, self._serializer
+        try:
+            self._enter(self._answer, self.event, self.state, *functions)
+        finally:
+            self._pool._ended()
+
+    def _message(self) -> Any:
+        """What grpc's `unary_request` returns once it has waited: the message, None if the call is over."""
+        state = self.state
+        with state.condition:
+            if not grpc_server._is_rpc_state_active(state):
+                return None
+            request, state.request = state.request, None
+            if request is None:
+                method = self.event.call_details.method.decode()
+                details = f'"{method}" requires exactly one request message.'
+                grpc_server._abort(state, self.event.call, cygrpc.StatusCode.unimplemented, details.encode())
+            return request
+
+
+def _answer_calls(ready: SimpleQueue[_UnaryCall | None]) -> None:
+    """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call."""
+    while (call := ready.get()) is not None:
+        call.run()
+        del call
 
 
 class BoundedPool(PatientPool):

@@ -56,20 +56,17 @@ class RankingService:
         """Keep no user and no candidate set that the store lacks."""
         self._resolver.forget()
 
-    def handlers(self) -> grpc.GenericRpcHandler[Received | InvalidRequest, bytes]:
-        """The methods, for a grpc server. Answers are bytes already."""
-        rank = grpc.unary_unary_rpc_method_handler(self.Rank, request_deserializer=received)
-        explain = grpc.unary_unary_rpc_method_handler(
-            partial(self.Rank, explain=True), request_deserializer=explain_received
-        )
+    def handlers(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """The methods, for a grpc server. Requests and answers are bytes: each is read in the thread that ranks it."""
+        rank = grpc.unary_unary_rpc_method_handler(self.Rank)
+        explain = grpc.unary_unary_rpc_method_handler(partial(self.Rank, explain=True))
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
-    def Rank(
-        self, message: Received | InvalidRequest, context: grpc.ServicerContext, explain: bool = False
-    ) -> bytes:
+    def Rank(self, request: bytes, context: grpc.ServicerContext, explain: bool = False) -> bytes:
         """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`."""
         began_ns = perf_counter_ns()
         method = "Explain" if explain else "Rank"
+        message = explain_received(request) if explain else received(request)
         if isinstance(message, InvalidRequest):
             self._meter.failed("", method, grpc.StatusCode.INVALID_ARGUMENT.name)
             abort(context, message, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -277,6 +277,24 @@ def test_long_and_short_ranges_and_many_candidates_agree_with_the_slow_ranker() 
         assert scores(ranked(ranker, {"age": "25", "hour": 7}, [i for i, _ in some])) == pytest.approx(
             {item_id: score for (item_id, _), score in zip(some, expected, strict=True)}
         )
+
+
+@pytest.mark.parametrize("brands", [range(90), range(30, 60), range(0, 90, 3), [7], [3, 4, 60]])
+@pytest.mark.parametrize("shadows", [(), (0,)])
+def test_ranges_with_and_without_gaps_agree_with_the_slow_ranker(
+    brands: Sequence[int], shadows: tuple[int, ...]
+) -> None:
+    """Item parts are numbered over all ages, so that the range of one age may lack some, at its ends or between."""
+    spec = parse(SHOP, [["age", "brand"]])
+    items = [(f"i{n:02}", {"brand": f"b{n:02}"}) for n in range(100)]
+    weights = {b"age*brand=31*b%02d" % n: (1.0, 1) for n in range(90)}
+    weights |= {b"age*brand=25*b%02d" % n: (n % 5 - 2.5, 1) for n in brands}
+    model = Model.build(artefact_of(spec, weights), 1)
+    ranker = Ranker(model, Catalogue.build(model.plan, items))
+    for some in (items[:5], items[20:70], items):
+        expected = slow_scores(spec, weights, {"age": "25"}, [{"sku": i, **f} for i, f in some], 0)
+        answer = ranked(ranker, {"age": "25"}, [item_id for item_id, _ in some], shadows=shadows)
+        assert scores(answer) == {item_id: score for (item_id, _), score in zip(some, expected, strict=True)}
 
 
 def test_threads_share_one_ranker() -> None:

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctr.v1.ranking_pb2 import Item, RankRequest, RankResponse
+from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, Item, RankRequest, RankResponse
 from ftrie.client.messages import request_of
 from model_store.features.features import FeaturePlan
 from model_store.spec.keys import escape
@@ -35,6 +35,8 @@ MESSAGES = st.builds(
     objective=TEXT,
 )
 
+WITHOUT_OPTIONS = {"model", "request_id", "cookie", "user", "context", "item_ids", "top_k", "no_log"}
+
 
 def assert_read_as_by_the_library(data: bytes) -> None:
     try:
@@ -46,6 +48,7 @@ def assert_read_as_by_the_library(data: bytes) -> None:
     message = Received(data)
     request = message.with_features()
     assert list(message.item_ids) == expected.item_ids[:]
+    assert not message.is_plain or {field.name for field, _ in expected.ListFields()} <= WITHOUT_OPTIONS
     del request.item_ids[:]
     del expected.item_ids[:]
     assert request == expected
@@ -96,6 +99,21 @@ def test_rows_are_found_for_texts_and_for_ids_in_bytes_alike(known: set[str], as
     assert rows.tolist() == [ids.index(item) if item in known else -1 for item in asked]
     assert unknown == sum(item not in known for item in asked)
     assert table.rows(ids_of(asked))[0].tolist() == rows.tolist()
+
+
+def test_a_request_is_plain_without_options() -> None:
+    plain = RankRequest(model="m", request_id="r", cookie="c", item_ids=["a"], top_k=3, no_log=True)
+    assert Received(plain.SerializeToString()).is_plain
+    for more in (
+        RankRequest(items=[Item(id="b")]),
+        RankRequest(candidate_set="s"),
+        RankRequest(variant="v"),
+        RankRequest(objective="ctr"),
+        RankRequest(filters=[Filter(field="f")]),
+        RankRequest(caps=[Cap(field="f", at_most=1)]),
+        RankRequest(exploration=Exploration()),
+    ):
+        assert not Received(plain.SerializeToString() + more.SerializeToString()).is_plain
 
 
 def test_ids_that_are_not_ascii_are_left_to_the_library() -> None:

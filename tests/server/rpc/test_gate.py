@@ -215,6 +215,40 @@ def test_callers_who_send_no_message_hold_no_thread_for_long(
     stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
 
 
+def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Running) -> None:
+    running.slow.go.set()
+    with grpc.insecure_channel(running.address) as channel, pytest.raises(grpc.RpcError) as failed:
+        channel.stream_unary("/test.Slow/Wait")(iter(()), timeout=20)
+    error: Any = failed.value
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert error.details() == '"/test.Slow/Wait" requires exactly one request message.'
+    assert running.slow.computed == []
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
+    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    assert pools._ASKS  # of the grpc that is installed
+    monkeypatch.setattr(pools, "_ASKS", asks)
+    silent = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        silent.wait()
+        yield b""
+
+    running.slow.go.set()
+    with grpc.insecure_channel(running.address) as channel:
+        hung = [channel.stream_unary("/test.Slow/Wait").future(nothing()) for _ in range(THREADS)]
+        waited = running.wait.future(b"next", timeout=20)
+        if asks:
+            assert waited.result() == b"next"
+        for call in hung:
+            call.cancel()
+        assert waited.result() == b"next"
+        silent.set()
+
+
 def reflecting(channel: grpc.Channel, open_until: threading.Event) -> Any:
     """A stream of reflection with one question, open after its answer."""
 
