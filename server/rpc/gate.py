@@ -12,6 +12,7 @@ Health checks have no gate.
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 import time
@@ -213,8 +214,15 @@ class PatientPool(ThreadPoolExecutor):
 
 
 _UNARY_ARGUMENTS = 7
-_ASKS = cygrpc is not None and all(
-    hasattr(grpc_server, name) for name in ("_abort", "_is_rpc_state_active", "_receive_message")
+_FUNCTIONS = {
+    "_abort": ["state", "call", "code", "details"],
+    "_is_rpc_state_active": ["state"],
+    "_receive_message": ["state", "call", "request_deserializer"],
+    "_unary_request": ["rpc_event", "state", "request_deserializer"],
+}
+_ASKS = hasattr(cygrpc, "ReceiveMessageOperation") and all(
+    hasattr(grpc_server, name) and [*inspect.signature(getattr(grpc_server, name)).parameters] == parameters
+    for name, parameters in _FUNCTIONS.items()
 )
 """Whether this grpc has the functions used here; else a unary call waits for its message in a thread, as a stream."""
 _WAITS_FOR_MESSAGE = "unary_request"
@@ -269,7 +277,10 @@ class _UnaryCall:
 def _answer_calls(ready: SimpleQueue[_UnaryCall | None]) -> None:
     """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call."""
     while (call := ready.get()) is not None:
-        call.run()
+        try:
+            call.run()
+        except Exception:  # which ends this call, and must not end the thread
+            log.exception("a call ended without an answer")
         del call
 
 

@@ -61,9 +61,9 @@ class Work(NamedTuple):
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
-        of_keys = (*np.empty((3, features), np.int64), *np.empty((8, features * own)))
-        of_classes = (np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS)))
-        return cls(*of_keys, *np.empty((3, lanes)), *of_classes)
+        whole, real = np.empty((3, features), np.int64), np.empty((8, features * own))
+        powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
+        return cls(*whole, *real, *np.empty((3, lanes)), powers, means)
 
 
 class Predicted(NamedTuple):
