@@ -315,7 +315,18 @@ def _variants(
         averages = Averages(of, np.where(np.isnan(lives), 0.0, keep), first)
     using = uses.sum(axis=1)
     classes = class_of.reshape(-1).astype(np.int64)
-    return loops.Variants(classes, uses, using, parameters, alpha, decay, averages)
+    return loops.Variants(
+        classes, uses, using, *_shorter(uses[:, :several]), parameters, alpha, decay, averages
+    )
+
+
+def _shorter(uses: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """`counts`, `adds` and `members` of `Variants`; uses: float64[classes, variants]."""
+    uses = np.vstack([uses, np.ones(uses.shape[1])])
+    adds = 2 * uses.sum(axis=1) <= uses.shape[1]
+    adds[-1] = True
+    listed = uses == adds[:, None]
+    return listed.sum(axis=1), adds, np.argsort(~listed, axis=1, kind="stable")
 
 
 def averaged_by(spec: ModelSpec) -> npt.NDArray[np.int64]:

@@ -28,7 +28,7 @@ from trainer.learn.learners.operations import (
     weight,
 )
 from trainer.learn.learners.rates import r_of
-from trainer.learn.learners.sharing import add_to_variants, mean_step, sum_over_variants
+from trainer.learn.learners.sharing import MEANS, add_to_variants, mean_step, take_means, take_roots
 from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen
 from trainer.learn.table_kernels import claim_slots
 
@@ -36,30 +36,34 @@ from trainer.learn.table_kernels import claim_slots
 class Work(NamedTuple):
     """Scratch arrays for one row.
 
-    slots, positions: int64[features], the slots of its admitted keys, and the keys' positions in the batch; w, r, a, n,
-    x, l1: float64[features x variants with values of their own]; the others: one number per lane or class.
+    slots, positions, classes: int64[features], the slots of its admitted keys, the keys' positions in the batch, and
+    their classes; w, r, a, n, x, l1: float64[features x variants with values of their own]; the others: one
+    number per lane or class.
     """
 
     slots: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]
     w: npt.NDArray[np.float64]
     r: npt.NDArray[np.float64]
     a: npt.NDArray[np.float64]
     n: npt.NDArray[np.float64]
     x: npt.NDArray[np.float64]
     l1: npt.NDArray[np.float64]
+    root: npt.NDArray[np.float64]
+    part: npt.NDArray[np.float64]
+    p: npt.NDArray[np.float64]
     error: npt.NDArray[np.float64]
     squared: npt.NDArray[np.float64]
-    mean_error: npt.NDArray[np.float64]
-    mean_squared: npt.NDArray[np.float64]
+    powers: npt.NDArray[np.float64]
+    means: npt.NDArray[np.float64]
 
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
-        slots = (np.empty(features, np.int64), np.empty(features, np.int64))
-        w, r, a, n, x, l1 = np.empty((6, features * own))
-        by_lane = (np.empty(lanes), np.empty(lanes))
-        return cls(*slots, w, r, a, n, x, l1, *by_lane, np.empty(classes), np.empty(classes))
+        of_keys = (*np.empty((3, features), np.int64), *np.empty((8, features * own)))
+        of_classes = (np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS)))
+        return cls(*of_keys, *np.empty((3, lanes)), *of_classes)
 
 
 class Predicted(NamedTuple):
@@ -89,13 +93,18 @@ class Variants(NamedTuple):
     """Which variants use which features. class_of int64[features]: features that the same variants use form a class.
 
     uses: float64[classes, lanes], 1.0 where the variant uses the class, lanes >= variants; using: float64[classes], how
-    many variants do; parameters: float64[variants, 4], alpha, beta, l1, l2 of each. An average uses no class: it does
-    not learn. alpha: float64[variants with values of their own, features], decay: float64[features], of tuned rates.
+    many variants do. counts, adds: int64[classes + 1], bool[classes + 1], members: int64[classes + 1, variants]: the
+    variants that use the class (adds), or those that do not, if they are fewer; the last row has all. parameters:
+    float64[variants, 4], alpha, beta, l1, l2 of each. An average uses no class: it does not learn. alpha:
+    float64[variants with values of their own, features], decay: float64[features], of tuned rates.
     """
 
     class_of: Any
     uses: Any
     using: Any
+    counts: Any
+    adds: Any
+    members: Any
     parameters: Any
     alpha: Any
     decay: Any
@@ -150,6 +159,33 @@ def update_keys(
         work.a[i], work.n[i], _ = update(
             mine, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.x[i], error, squared, work.r[i],
             t, lazy, 0,
+        )  # fmt: skip
+    for i in range(begin, end):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        slot, n = work.slots[i], work.n[i]
+        save(table, slot, 0, mine, work.a[i], n, r_of(mine.rate, n), t)
+        set_seen(table, slot, t)
+
+
+@bare_inline
+def update_shared(
+    table: Any, rows: Any, learner: Any, lazy: Any, variants: Any, work: Any, begin: Any, end: Any, label: Any,
+    middle: Any, reach: Any, t: Any, first: Any,
+) -> None:  # fmt: skip
+    """`update_keys` for several variants that share each key's value."""
+    for i in range(begin, end):
+        slot = work.slots[i]
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        work.a[i], work.n[i] = load(table, slot, 0, mine, work.r[i]), n_of(table, slot, 0)
+        if first:
+            count_example(table, slot, label > 0.5, t)
+    take_roots(learner, learner.rate, begin, end, middle, reach, variants, work)
+    for i in range(begin, end):
+        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+        counted, c = n_of(table, work.slots[i], 0), work.classes[i]
+        work.a[i], work.n[i] = mean_step(
+            mine, mine.rate, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.r[i], work.root[i],
+            work.x[i], c, middle, reach, t, lazy, variants, work,
         )  # fmt: skip
     for i in range(begin, end):
         mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
@@ -242,7 +278,7 @@ def learn_shared(
     Each variant predicts with its own keys and computes their new (a, n) as if it were alone; the means over the
     variants that use a key are stored.
     """
-    classes, lanes = variants.uses.shape
+    lanes = variants.uses.shape[1]
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
@@ -250,50 +286,47 @@ def learn_shared(
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
         for again in range(times):
+            gather(table, rows, l1, learner, variants, work, size)
+            for i in range(size):
+                work.classes[i] = variants.class_of[rows.features[work.positions[i]]]
+            for i in range(size):
+                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
+                seen = seen_at(table, work.slots[i])
+                work.w[i] = weight(mine, work.l1[i], work.a[i], work.r[i], seen, t, lazy, 0)
             for v in range(lanes):
                 work.error[v], work.squared[v] = margin_of(predicted, row, v), 0.0
+            spread = 0.0
             for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                feature, x = rows.features[position], x_of(rows, position)
-                mine = learner_at(learner, variants, 0, feature)
-                r = r_of(mine.rate, n_of(table, slot, 0))
-                a = load(table, slot, 0, mine, r)
-                w = weight(mine, l1_at(l1, 0, feature), a, r, seen_at(table, slot), t, lazy, 0)
-                work.r[i], work.w[i] = r, w
-                if w != 0.0:
-                    add_to_variants(work.error, w * x, variants.uses, variants.class_of[feature])
-                spread = variance(learner, r, x)
-                if spread != 0.0:
-                    add_to_variants(work.squared, spread, variants.uses, variants.class_of[feature])
+                work.a[i] = variance(learner, work.r[i], work.x[i])
+                spread += work.a[i]
+            if spread != 0.0:
+                add_to_variants(work.squared, work.a, variants.uses, work.classes, size)
+            for i in range(size):
+                work.a[i] = work.w[i] * work.x[i]
+            add_to_variants(work.error, work.a, variants.uses, work.classes, size)
             for v in range(lanes):
-                spread = work.squared[v]
-                latent = latent_of(learner, work.error[v], spread)
-                p = probability_of(learner, latent)
-                if again == 0:
-                    predicted.scores[row, v], predicted.probabilities[row, v] = latent, p
-                work.error[v], work.squared[v] = derivatives(
-                    learner, importance / times, label, p, latent, spread
-                )
-            for c in range(classes):
-                work.mean_error[c] = sum_over_variants(work.error, variants.uses, c) / variants.using[c]
-                work.mean_squared[c] = sum_over_variants(work.squared, variants.uses, c) / variants.using[c]
+                work.error[v] = latent_of(learner, work.error[v], work.squared[v])
+                work.p[v] = probability_of(learner, work.error[v])
             if again == 0:
+                for v in range(lanes):
+                    predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], work.p[v]
                 advance(learner, t, lazy, 0)
-            for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                feature, r = rows.features[position], work.r[i]
-                mine = learner_at(learner, variants, 0, feature)
-                a, n = load(table, slot, 0, mine, r), n_of(table, slot, 0)
-                if again == 0:
-                    count_example(table, slot, label > 0.5, t)
-                counted = n_of(table, slot, 0)
-                c, x = variants.class_of[feature], x_of(rows, position)
-                a, n = mean_step(
-                    mine, mine.rate, l1_at(l1, 0, feature), a, work.w[i], n, counted, r, x, c, t, lazy,
-                    variants, work,
-                )  # fmt: skip
-                save(table, slot, 0, mine, a, n, r_of(mine.rate, n), t)
-                set_seen(table, slot, t)
+            part = importance / times
+            for v in range(lanes):
+                work.error[v], work.squared[v] = derivatives(
+                    learner, part, label, work.p[v], work.error[v], work.squared[v]
+                )
+            middle, reach = take_means(variants, work)
+            first = again == 0
+            if stream.repeats:
+                for i in range(size):
+                    update_shared(
+                        table, rows, learner, lazy, variants, work, i, i + 1, label, middle, reach, t, first
+                    )
+            else:
+                update_shared(
+                    table, rows, learner, lazy, variants, work, 0, size, label, middle, reach, t, first
+                )
         row += 1
     return row, count
 

@@ -1,20 +1,41 @@
 """Several variants that share each key's value (KDD 2013, section 4.4): their sums, and the mean of their steps.
 
 uses: float64[classes, lanes], see `Variants`; c: a class of features that the same variants use.
+
+A key's new r in variant v is sqrt(n + x^2 e_v), e_v the square of the error, and its mean over the variants is needed.
+One square root for each key and variant is the most costly part of a row. But with the middle of the squares m and
+e_v = m + d u_v, |u_v| <= 1, and b = n + x^2 m,
+
+    mean sqrt(n + x^2 e_v) = sqrt(b) sum over k of binomial(1/2, k) (x^2 d / b)^k mean(u_v^k)
+
+where mean(u_v^k) depends on the class alone. Where x^2 d / b <= 1/64, the terms beyond k = 7 are less than 2^-54 of the
+sum; elsewhere, for keys that are new in rows where variants differ, the roots are taken. ADR 0034.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.adpredictor import AdPredictor, posterior
 from trainer.learn.learners.fobos import Fobos
 from trainer.learn.learners.ftrl import Ftrl, state_of_z, z_now
-from trainer.learn.learners.lanes import LANES, add_scaled, address, dot, dot_of_roots
+from trainer.learn.learners.lanes import (
+    LANES,
+    add_scaled,
+    add_scaled_to_32,
+    address,
+    dot_of_roots,
+    store_mean,
+    store_powers,
+)
 from trainer.learn.learners.ogd import Ogd, PenalizedOgd
 from trainer.learn.learners.operations import running_total, step
 from trainer.learn.learners.rates import (
+    TUNED,
     Constant,
     Counts,
     Gradients,
@@ -29,21 +50,48 @@ from trainer.learn.learners.rda import Rda
 from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
 from trainer.learn.learners.truncation import Truncation
 
-
-@bare_inline
-def add_to_variants(sums: Any, share: Any, uses: Any, c: Any) -> None:
-    """Add `share` to the sum of every variant that uses class c."""
-    for lane in range(0, sums.size, LANES):
-        add_scaled(address(sums, lane), share, address(uses, c * sums.size + lane))
+MEANS = LANES
+LARGEST_PART = 1.0 / 64.0
+_BINOMIALS = (1.0, 1.0 / 2, -1.0 / 8, 1.0 / 16, -5.0 / 128, 7.0 / 256, -21.0 / 1024, 33.0 / 2048)
 
 
 @bare_inline
-def sum_over_variants(numbers: Any, uses: Any, c: Any) -> Any:
-    """The sum of numbers[v] over the variants that use class c."""
-    total = 0.0
-    for lane in range(0, numbers.size, LANES):
-        total += dot(address(numbers, lane), address(uses, c * numbers.size + lane))
-    return total
+def add_to_variants(sums: Any, shares: Any, uses: Any, classes: Any, count: Any) -> None:
+    """Add each of `count` shares to the sum of every variant that uses its class; classes: int64."""
+    width, many = 8 * sums.size, np.int64(count)
+    if sums.size == 4 * LANES:
+        add_scaled_to_32(
+            address(sums, 0), address(shares, 0), address(uses, 0), width, classes.ctypes.data, many
+        )
+    else:
+        for lane in range(0, sums.size, LANES):
+            add_scaled(
+                address(sums, lane), address(shares, 0), address(uses, lane), width, classes.ctypes.data, many
+            )
+
+
+@bare_inline
+def take_means(variants: Any, work: Any) -> Any:
+    """The means of each class, `work.means`: of the error, and of u^1 to u^7. Returns m and d of the formula above."""
+    several, classes = variants.parameters.shape[0], variants.using.size
+    low = high = work.squared[0]
+    for v in range(1, several):
+        low, high = min(low, work.squared[v]), max(high, work.squared[v])
+    middle = low + 0.5 * (high - low)
+    reach = max(high - middle, middle - low)
+    scale = 1.0 / reach if reach > 0.0 else 0.0
+    for v in range(several):
+        store_powers(address(work.powers, v * MEANS), work.error[v], (work.squared[v] - middle) * scale)
+    rows, total = address(work.powers, 0), address(work.means, classes * MEANS)
+    for c in range(classes, -1, -1):
+        share, sign = (0.0, 1.0) if variants.adds[c] else (1.0, -1.0)
+        members = variants.members.ctypes.data + 8 * c * variants.members.shape[1]
+        using = variants.using[c] if c < classes else 1.0
+        store_mean(
+            address(work.means, c * MEANS), total if c < classes else rows, share, rows, members,
+            variants.counts[c], sign, using,
+        )  # fmt: skip
+    return middle, reach
 
 
 @bare_inline
@@ -57,16 +105,16 @@ def sum_of_roots(n: Any, factor: Any, squared: Any, uses: Any, c: Any) -> Any:
 
 @stub
 def mean_step(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    lazy: Any, variants: Any, work: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
-    """The mean (a, n) over the variants that use class c."""
+    """The mean (a, n) over the variants that use class c; root: of `take_roots`; middle, reach: of `take_means`."""
 
 
 @implements(mean_step, Ogd, PenalizedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda)
 def _mean_of_each(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    lazy: Any, variants: Any, work: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """By definition: one variant after the other."""
     total = running_total(learner, lazy, 0)
@@ -82,8 +130,8 @@ def _mean_of_each(
 
 @implements(mean_step, Ftrl)
 def _mean_of_ftrl(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    lazy: Any, variants: Any, work: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """All variants start from the same (z, n), so the mean of their new z and n is
 
@@ -91,33 +139,97 @@ def _mean_of_ftrl(
     """
     pull = 0.0
     if w != 0.0:
-        pull = w * (mean_r(rate, n, counted, x, c, variants, work) - r) / alpha_at(rate, t)
-    new_n = mean_n(rate, n, counted, x, c, work)
-    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.mean_error[c] - pull)
+        pull = w * (mean_r(rate, n, counted, x, c, root, variants, work) - r) / alpha_at(rate, t)
+    new_n = mean_n(rate, n, counted, x, c, middle, reach, work)
+    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.means[c, 0] - pull)
     return state_of_z(rate, l1, learner.l2, z, r_of(rate, new_n), t), new_n
 
 
 @implements(mean_step, AdPredictor)
 def _mean_of_posteriors(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, c: Any, t: Any,
-    lazy: Any, variants: Any, work: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
-    return posterior(learner, a, n, r, x, work.mean_error[c], work.mean_squared[c])
+    return posterior(learner, a, n, r, x, work.means[c, 0], middle + reach * work.means[c, 1])
 
 
 @stub
-def mean_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
+def take_roots(
+    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
+) -> Any:
+    """Compute `work.root` of some of a row's keys: FTRL's mean new r, where it follows from gradients."""
+
+
+@implements(
+    take_roots,
+    Ogd,
+    PenalizedOgd,
+    Truncation,
+    TruncatedGradient,
+    FixedTruncatedGradient,
+    Fobos,
+    Rda,
+    AdPredictor,
+)
+def _no_roots(
+    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
+) -> Any:
+    pass
+
+
+@implements(take_roots, Ftrl)
+def _roots_of_rate(
+    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
+) -> Any:
+    roots_of(rate, begin, end, middle, reach, variants, work)
+
+
+@stub
+def roots_of(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+    """`take_roots` for FTRL."""
+
+
+@implements(roots_of, Counts, Constant, *TUNED)
+def _not_by_roots(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+    pass
+
+
+@implements(roots_of, Gradients)
+def _by_series(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+    for i in range(begin, end):
+        square = work.x[i] * work.x[i]
+        base = work.n[i] + square * middle
+        work.root[i], work.part[i] = math.sqrt(base), square * reach / base
+    for i in range(begin, end):
+        part, c = work.part[i], work.classes[i]
+        series = _BINOMIALS[7] * work.means[c, 7]
+        series = series * part + _BINOMIALS[6] * work.means[c, 6]
+        series = series * part + _BINOMIALS[5] * work.means[c, 5]
+        series = series * part + _BINOMIALS[4] * work.means[c, 4]
+        series = series * part + _BINOMIALS[3] * work.means[c, 3]
+        series = series * part + _BINOMIALS[2] * work.means[c, 2]
+        series = series * part + _BINOMIALS[1] * work.means[c, 1]
+        work.root[i] += work.root[i] * (series * part)
+    for i in range(begin, end):
+        if not work.part[i] <= LARGEST_PART and work.w[i] != 0.0:  # it may be NaN
+            c = work.classes[i]
+            roots = sum_of_roots(work.n[i], work.x[i] * work.x[i], work.squared, variants.uses, c)
+            work.root[i] = roots / variants.using[c]
+
+
+@stub
+def mean_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
     """The mean of the variants' new r."""
 
 
 @implements(mean_r, Gradients)
-def _mean_root(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
-    return sum_of_roots(n, x * x, work.squared, variants.uses, c) / variants.using[c]
+def _mean_root(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
+    return root
 
 
 @implements(mean_r, TunedGradients)
-def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
+def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
     total = 0.0
     for v in range(variants.parameters.shape[0]):
         if variants.uses[c, v] != 0.0:
@@ -126,20 +238,20 @@ def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, 
 
 
 @implements(mean_r, Counts, Constant, TunedCounts, TunedConstant)
-def _common_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, variants: Any, work: Any) -> Any:
+def _common_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
     return r_of(rate, counted)
 
 
 @stub
-def mean_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
+def mean_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
     """The mean of the variants' new n."""
 
 
 @implements(mean_n, Gradients, TunedGradients)
-def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
-    return n + x * x * work.mean_squared[c]
+def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
+    return n + x * x * (middle + reach * work.means[c, 1])
 
 
 @implements(mean_n, Counts, Constant, TunedCounts, TunedConstant)
-def _common_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, work: Any) -> Any:
+def _common_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
     return counted
