@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_store.errors import FtrieError
-from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
+from model_store.jit import CACHE_FOLDER, kernels_are_cached, mark_kernels_cached, on_compile
 from trainer.output import SILENT, Output
 
 _ALL = "warmup"
-_ESTIMATE = 290
+_ESTIMATE = 330
 _LOG_TAIL = 600
 _SPEC = '[model]\nname = "warm-up"\n[input]\nlabel = "click"\n[fields]\nf = {}\n'
 _VARIANTS = "[variants]\na = {}\nb = {}\n"
@@ -91,10 +91,11 @@ def is_warm() -> bool:
 def warm_up(processes: int | None = None, output: Output = SILENT) -> Warmup:
     """Compile all parts in so many processes, by default one a core; at once done if they are cached.
 
-    Raises FtrieError if a process fails.
+    Raises FtrieError if a process fails, OSError if the cache folder cannot be written.
     """
     began, made = time.perf_counter(), Warmup()
     if not is_warm():
+        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
         _compile_parts(processes or os.cpu_count() or 1, made, output)
         mark_kernels_cached(_ALL)
     made.seconds = time.perf_counter() - began

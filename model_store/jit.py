@@ -38,7 +38,7 @@ _IMPORT = re.compile(r"^from ((?:model_store|trainer|server)[.\w]*) import (\(?[
 _COMPLETE = "complete"
 _FOLDERS = "kernels-"
 _KEPT = 4
-"""Caches of that many versions are kept: some 10 MB each."""
+"""Caches of that many versions are kept: 5 to 20 MB each."""
 
 
 def _kernel_sources() -> list[Path]:
@@ -240,18 +240,18 @@ def kernels_are_cached(part: str) -> bool:
 
 def mark_kernels_cached(part: str) -> None:
     """Record that every kernel of `part` has been compiled from the present sources, and remove unused caches."""
-    CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-    (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
-    os.utime(CACHE_FOLDER)
-    _remove_old()
+    with suppress(OSError):  # a folder that cannot be written: the next run compiles again
+        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+        (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
+        os.utime(CACHE_FOLDER)
+        _remove_old()
 
 
 def _remove_old() -> None:
     """Keep the caches used last, of this and other versions; a removed one is only compiled again."""
     folders = [path for path in CACHE_FOLDER.parent.glob(f"{_FOLDERS}*") if path != CACHE_FOLDER]
-    with suppress(OSError):  # another process removes them too
-        for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
-            shutil.rmtree(folder, ignore_errors=True)
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Listener(numba.core.event.Listener):
