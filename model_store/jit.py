@@ -127,9 +127,13 @@ class _CacheFiles(CompileResultCacheImpl):
 
 
 class _Cache(FunctionCache):
-    """One kernel's cache. A folder that cannot be written, or a full disk, costs only that it is compiled again."""
+    """One kernel's cache. A folder that cannot be used, or a full disk, costs only that it is compiled again."""
 
     _impl_class = _CacheFiles
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        with suppress(OSError):
+            return super().load_overload(signature, target)  # type: ignore[no-untyped-call]
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         with suppress(OSError):
