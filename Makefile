@@ -18,7 +18,7 @@ NODE := .venv/installed-node
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup   install ftrie into .venv"
+	@echo "make setup   install ftrie into .venv, and compile what it runs"
 	@echo "make torch   install PyTorch too, for ftrie.torch and its tests"
 	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
@@ -33,6 +33,7 @@ help:
 	@echo "make lock    write down the exact versions that the image is built with, the newest that pyproject.toml allows"
 
 setup: $(RUNTIME)
+	@$(BIN)/ftrie warmup
 	@echo "ftrie is installed: $(BIN)/ftrie --help"
 
 torch: $(TORCH)
@@ -112,13 +113,14 @@ lock: .venv/bin/python
 # One stamp for ftrie alone and one for each extra, so that a changed pyproject.toml installs again.
 EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 
+# --no-compile: of some 9,000 modules few are ever imported, and Python compiles those at their first import.
 # The versions of PyTorch and Ray that are tested.
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
 $(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS) $(DASHBOARD): pyproject.toml | .venv/bin/python
-	@echo "Installing ftrie$(EXTRA) into .venv (about a minute the first time)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
+	@echo "Installing ftrie$(EXTRA) into .venv"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
 	@touch $@
 
 # What a tutorial calls a server with from JavaScript. Without npm its page says that it was not run.

@@ -53,6 +53,7 @@ COMMAND_MODULES = (
     "ftrie.commands.live",
     "ftrie.commands.simulate",
     "ftrie.commands.bench",
+    "ftrie.commands.warmup",
 )
 
 

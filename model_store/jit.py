@@ -1,30 +1,44 @@
 """Compiles and caches kernels, which live in `*_kernels.py` modules and in learner and slot files.
 
-Numba's cache detects a change in a kernel's own file, but not in other files whose kernels it inlines or whose
-constants it freezes. Therefore the cache folder is named after a hash of every file with kernels, every file of this
-repository that these import, numba's version and the processor: a change in any of them starts a new folder, so a
-stale kernel never runs.
+Numba's own cache detects a change in a kernel's file, by its time, but not in other files whose kernels it inlines or
+whose constants it freezes. Here the cache folder is named after a hash of every file with kernels, every file of this
+repository that these import, the versions of Python, numba and llvmlite, and the processor: a change in any of them
+starts a new folder, so a stale kernel never runs. Neither times nor the place of the files matter: the same version
+installed again, or elsewhere, finds its kernels. Processes that need one kernel at once compile it once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import inspect
 import os
-import platform
 import re
+import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+import numba.core.event
+import numba.extending
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model_store", "trainer", "server")
 _KERNEL_FILES = ("*_kernels.py", "learners/*.py", "slots/*.py")
 _IMPORT = re.compile(r"^from ((?:model_store|trainer|server)[.\w]*) import (\(?[^)]*?(?:\)|$))", re.MULTILINE)
 _COMPLETE = "complete"
+_FOLDERS = "kernels-"
+_KEPT = 4
+"""Caches of that many versions are kept: 5 to 20 MB each."""
 
 
 def _kernel_sources() -> list[Path]:
@@ -52,26 +66,101 @@ def _imported(source: str) -> Iterator[Path]:
         yield from (path for path in candidates if path.is_file())
 
 
+_KERNEL_SOURCES = frozenset(map(str, _kernel_sources()))
+
+
 def _fingerprint() -> str:
-    digest = hashlib.sha256(f"{version('numba')} {sys.version} {platform.machine()}".encode())
-    for path in _kernel_sources():
-        digest.update(path.read_bytes())
+    versions = [version("numba"), version("llvmlite"), sys.version]
+    processor = [llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    digest = hashlib.sha256("\n".join(versions + processor).encode())
+    for path in sorted(_KERNEL_SOURCES):
+        digest.update(Path(path).read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _cache_folder() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "ftrie" / f"kernels-{_fingerprint()}"
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (Path(given) if given else home / "ftrie") / f"{_FOLDERS}{_fingerprint()}"
 
 
-CACHE_FOLDER = Path(os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder())))
+CACHE_FOLDER = _cache_folder()
 
-import numba  # noqa: E402
-import numba.core.event  # noqa: E402
-import numba.extending  # noqa: E402
 
-# Numba reads the environment on its first import, which may have happened before this module was loaded.
-numba.config.CACHE_DIR = str(CACHE_FOLDER)  # type: ignore[attr-defined]
+class _Locator:
+    """Where the cache files of one kernel are.
+
+    Those of the sources above never go stale, for the folder's name stands for them; a kernel of another file, such as
+    a test's, has a folder of its own and is compiled again when the file changes.
+    """
+
+    def __init__(self, source: Path) -> None:
+        if str(source) in _KERNEL_SOURCES:
+            self._folder = CACHE_FOLDER.joinpath(*source.relative_to(_ROOT).with_suffix("").parts)
+            self._stamp = ""
+        else:
+            self._folder = CACHE_FOLDER / hashlib.sha256(str(source).encode()).hexdigest()[:16]
+            self._stamp = str(source.stat().st_mtime_ns)
+
+    @classmethod
+    def from_function(cls, function: Any, source: str) -> _Locator:
+        return cls(Path(source).resolve())
+
+    def ensure_cache_path(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        return self._stamp
+
+    def get_disambiguator(self) -> str:
+        return ""
+
+
+class _CacheFiles(CompileResultCacheImpl):
+    def __init__(self, function: Any) -> None:
+        locators: list[Any] = [_Locator]
+        self._locator_classes = locators
+        super().__init__(function)  # type: ignore[no-untyped-call]
+
+
+class _Cache(FunctionCache):
+    """One kernel's cache. A folder that cannot be used, or a full disk, costs only that it is compiled again."""
+
+    _impl_class = _CacheFiles
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        with suppress(OSError):
+            return super().load_overload(signature, target)  # type: ignore[no-untyped-call]
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(signature, compiled)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process compiles this kernel, or reads or writes its cache files."""
+        with _Held(Path(self.cache_path) / f"{self._impl.filename_base}.lock"):
+            yield
+
+
+class _Held:
+    """An exclusive lock on a file, released when the process ends; nothing where files cannot be locked."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, -1
+
+    def __enter__(self) -> None:
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
 
 
 # Numba infers a kernel's types when it compiles it; for the type checker kernels are untyped.
@@ -80,18 +169,58 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return numba.extending.intrinsic(function)
 
 
+# Numba would give each function an entry for C, and each inlined one an entry for Python, which nothing calls:
+# they were a third of the time to compile. Without reference counting, a bare kernel must allocate nothing.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_INLINED: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
+_UNCOUNTED: dict[str, Any] = {"_nrt": False}
+_BARE_INLINED: Any = {**_INLINED, "forceinline": True, **_UNCOUNTED}
+
+
+class _Kernel(CPUDispatcher):
+    """A function that Python calls. Compiled by one process while others that need it wait, and cached."""
+
+    def compile(self, signature: Any) -> Any:
+        # The compiler's lock first: two threads of one process would else wait for each other.
+        with global_compiler_lock:
+            if signature in self.overloads:
+                return super().compile(signature)
+            with self._cache.alone():
+                return super().compile(signature)
+
+    def enable_caching(self) -> None:
+        self._cache: Any = _Cache(self.py_func)  # type: ignore[no-untyped-call]
+
+
+class _Inlined(CPUDispatcher):
+    """A function that has machine code only inside the kernels that call it."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        name = self.py_func.__qualname__
+        raise TypeError(f"{name} is compiled into kernels only: call it from a kernel, or {name}.py_func")
+
+
+def _inlined(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    made = numba.njit(**options)(function)
+    made.__class__ = _Inlined  # its code has no entry for Python: a call would end the process
+    return made
+
+
+def _called(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    made = numba.njit(**options)(function)
+    made.__class__ = _Kernel
+    made.enable_caching()
+    return made
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile `function` on first call: nogil, cached on disk, no Python objects, IEEE arithmetic (no fastmath)."""
-    return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return _called(function, _OPTIONS)
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """Compile a small function that kernels call; LLVM inlines it. Same arithmetic as `kernel`."""
-    return numba.njit(nogil=True, error_model="numpy")(function)
-
-
-_UNCOUNTED: dict[str, Any] = {"_nrt": False}
-BARE_OPTIONS: Any = {"nogil": True, "error_model": "numpy", "forceinline": True, **_UNCOUNTED}
+    """Compile a small function that only kernels call; LLVM inlines it. Same arithmetic as `kernel`."""
+    return _inlined(function, _INLINED)
 
 
 def bare_kernel(function: Callable[..., Any]) -> Any:
@@ -100,12 +229,12 @@ def bare_kernel(function: Callable[..., Any]) -> Any:
     Numba counts references to arrays passed to inner functions, atomically, in every loop iteration (measured in the
     ranking kernel: 0.09 of 0.11 ms). The caller holds every array while the kernel runs, so counting is not needed.
     """
-    return numba.njit(cache=True, nogil=True, error_model="numpy", **_UNCOUNTED)(function)
+    return _called(function, {**_OPTIONS, **_UNCOUNTED})
 
 
 def bare_inline(function: Callable[..., Any]) -> Any:
-    """Compile a small function that bare kernels call; always inlined, its array arguments cost nothing."""
-    return numba.njit(**BARE_OPTIONS)(function)
+    """Compile a small function that only bare kernels call; always inlined, its array arguments cost nothing."""
+    return _inlined(function, _BARE_INLINED)
 
 
 def kernels_are_cached(part: str) -> bool:
@@ -114,28 +243,48 @@ def kernels_are_cached(part: str) -> bool:
 
 
 def mark_kernels_cached(part: str) -> None:
-    """Record that every kernel of `part` has been compiled from the present sources."""
-    CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-    (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
+    """Record that every kernel of `part` has been compiled from the present sources, and remove unused caches."""
+    with suppress(OSError):  # a folder that cannot be written: the next run compiles again
+        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+        (CACHE_FOLDER / f"{part}.{_COMPLETE}").touch()
+        os.utime(CACHE_FOLDER)
+        _remove_old()
+
+
+def _remove_old() -> None:
+    """Keep the caches used last, of this and other versions; a removed one is only compiled again."""
+    folders = [path for path in CACHE_FOLDER.parent.glob(f"{_FOLDERS}*") if path != CACHE_FOLDER]
+    for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Listener(numba.core.event.Listener):
-    """Calls a function with the name of each kernel whose compilation begins."""
+    """Reports each kernel when its compilation begins, and when it has ended."""
 
-    def __init__(self, on_kernel: Callable[[str], None]) -> None:
-        self._on_kernel = on_kernel
+    def __init__(self, on_kernel: Callable[[str], None], on_end: Callable[[str, float, int], None]) -> None:
+        self._on_kernel, self._on_end = on_kernel, on_end
+        self._began: list[float] = []
 
     def on_start(self, event: Any) -> None:
+        self._began.append(time.perf_counter())
         self._on_kernel(event.data["dispatcher"].py_func.__name__)
 
     def on_end(self, event: Any) -> None:
-        pass
+        function = event.data["dispatcher"].py_func
+        seconds = time.perf_counter() - self._began.pop()
+        self._on_end(f"{function.__module__}.{function.__qualname__}", seconds, len(self._began))
 
 
 @contextmanager
-def on_compile(on_kernel: Callable[[str], None]) -> Iterator[None]:
-    """Call `on_kernel` with the name of each kernel that is compiled inside the context, not read from the cache."""
-    with numba.core.event.install_listener("numba:compile", _Listener(on_kernel)):
+def on_compile(
+    on_kernel: Callable[[str], None] = lambda name: None,
+    on_end: Callable[[str, float, int], None] = lambda name, seconds, inside: None,
+) -> Iterator[None]:
+    """Call `on_kernel` with the name of each kernel that is compiled inside the context, not read from the cache.
+
+    on_end gets the kernel's full name, the seconds with those inside it, and how many kernels it is compiled inside of.
+    """
+    with numba.core.event.install_listener("numba:compile", _Listener(on_kernel, on_end)):
         yield
 
 
@@ -164,5 +313,5 @@ def implements(operation: Any, *kinds: type) -> Callable[[Callable[..., Any]], A
 def bare_overload(operation: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Let the decorated function choose, by types, the body of `operation`; inlined like a `bare_inline`."""
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]]
-    decorate = numba.extending.overload(operation, jit_options=BARE_OPTIONS, strict=False)
+    decorate = numba.extending.overload(operation, jit_options=_BARE_INLINED, strict=False)
     return decorate

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
+from ftrie import terminal
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
 from ftrie.demo.processes import Process, free_port, run_ftrie
-from ftrie.terminal import DEFAULT_STORE, json_output, note, print_json, print_table
+from ftrie.terminal import DEFAULT_STORE, json_output, print_json, print_table
+from ftrie.warmup import warm_up
 from model_store.errors import ServerError
-from model_store.jit import kernels_are_cached
 from model_store.store import Store
-from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
 VARIANTS = ("base", "plain")
 AGES_SHOWN = ("18-24", "35-49", "50+")
@@ -89,6 +89,7 @@ class _Demo:
             f"A simulated shop: {len(self.shop.users)} visitors, {len(self.shop.items)} items, known click rates.\n"
             "Age and category decide together. The variant `base` may cross the two, `plain` may not."
         )
+        warm_up(output=terminal)
         shutil.copy(SHOP_SPEC, self.folder)
         first = self._learn(day=1)
         self._load_records()
@@ -144,8 +145,6 @@ class _Demo:
     def _serving(self) -> Iterator[str]:
         """Run `ftrie serve` on a free port during the block; yields its address. Raises ServerError."""
         _print(f"\n  $ ftrie serve {SHOP} --port 0 &")
-        if not kernels_are_cached(SERVER_KERNELS):
-            note("compiling the server's kernels: some seconds, once on this machine")
         server = Process("server", self._server_arguments, self.folder)
         server.start()
         try:

@@ -123,15 +123,32 @@ def run_kernels() -> None:
     """Call every kernel of trie, layers, ranker and selection. Seconds if they are not compiled yet."""
     for learner in ("", _ADPREDICTOR):
         before, after = (_artefact(learner, keys) for keys in (_KEYS, tuple(sorted(_KEYS + _FRESH))))
-        plan = FeaturePlan.of(before.spec)
-        items = Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(before.spec, plan))
-        model = LiveModel("warm-up")
-        model.load(1, "", before, items)
+        model = _live_model(before)
         model.apply(2, "", after.changes_since(before, version=1))
         _rank(ServedVersion.bind(model.parts))
         _rank(ServedVersion.bind(model.rebuild()))
+    run_request_kernels()
+
+
+def run_variant_kernels() -> None:
+    """Call the kernels of several variants, the largest, in a process that compiles beside `run_kernels`."""
+    ranker = ServedVersion.bind(_live_model(_artefact("", _KEYS)).parts).ranker
+    ranker.rank(ranker.query({"hour": "7"}, ["shoe"], shadows=(0,)))
+
+
+def run_request_kernels() -> None:
+    """Call the kernels that read requests and write answers, and those that integrate chances."""
     integrated(np.zeros(3), np.ones(3), lambda score: score, np.arange(1), 1, exact_up_to=0)
-    _read_and_write(plan)
+    _read_and_write(FeaturePlan.of(parse_spec(_SPEC)))
+
+
+def _live_model(artefact: Artefact) -> LiveModel:
+    plan = FeaturePlan.of(artefact.spec)
+    model = LiveModel("warm-up")
+    model.load(
+        1, "", artefact, Catalogue.build(plan, [("shoe", {"brand": "nike"})], Form(artefact.spec, plan))
+    )
+    return model
 
 
 def _rank(served: ServedVersion) -> None:

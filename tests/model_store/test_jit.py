@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from model_store.hash_kernels import digest
 from model_store.jit import CACHE_FOLDER
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("model_store", "trainer", "server")
 
 SHOW = """
 import importlib, sys
@@ -42,3 +49,74 @@ def test_kernels_are_cached_under_the_hash_of_all_sources_whatever_is_imported_f
     folders = finished.stdout.split()
     assert folders
     assert all(folder.startswith(str(CACHE_FOLDER)) for folder in folders)
+
+
+# Prints the folder of the package, then each kernel that was compiled, not read from the cache.
+COMPILE = """
+import sys
+import numpy as np
+import model_store
+from model_store.jit import mark_kernels_cached, on_compile
+from model_store.normal_kernels import normal_cdfs
+
+compiled = []
+with on_compile(on_end=lambda name, seconds, inside: inside or compiled.append(name)):
+    normal_cdfs(np.zeros(1), np.zeros(1))
+mark_kernels_cached("test")
+print(model_store.__path__[0], *compiled)
+"""
+
+
+def compiled_by(package: Path, cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(package), "NUMBA_CACHE_DIR": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", COMPILE], stdout=subprocess.PIPE, env=environment, text=True
+    )
+
+
+def names_of(process: subprocess.Popen[str], package: Path) -> list[str]:
+    out, _ = process.communicate()
+    folder, *names = out.split()
+    assert (process.returncode, folder) == (0, str(package / "model_store"))
+    return names
+
+
+def reinstalled(folder: Path) -> Path:
+    """The packages again, elsewhere and with other times."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, copy_function=shutil.copy)
+    return folder
+
+
+def test_a_kernel_is_compiled_once_by_processes_that_start_together_and_not_again_after_reinstallation(
+    tmp_path,
+):
+    cache, name = tmp_path / "cache", "model_store.normal_kernels.normal_cdfs"
+    copy = reinstalled(tmp_path / "copy")
+    together = [compiled_by(ROOT, cache) for _ in range(3)]
+    assert [name for process in together for name in names_of(process, ROOT)] == [name]
+    assert names_of(compiled_by(copy, cache), copy) == []
+    with (copy / "model_store" / "hash_kernels.py").open("a") as source:
+        source.write("# changed\n")
+    assert names_of(compiled_by(copy, cache), copy) == [name]
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_the_caches_used_last_are_kept(tmp_path):
+    for age in range(6):
+        old = tmp_path / f"kernels-{age}"
+        old.mkdir()
+        os.utime(old, (1_000 - age, 1_000 - age))
+    names_of(compiled_by(ROOT, tmp_path), ROOT)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {"kernels-0", "kernels-1", "kernels-2", CACHE_FOLDER.name}
+
+
+def test_a_kernel_runs_without_a_cache_that_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert names_of(compiled_by(ROOT, tmp_path / "file"), ROOT)
+
+
+def test_an_inlined_function_refuses_to_be_called_from_python():
+    with pytest.raises(TypeError, match="digest is compiled into kernels only"):
+        digest(0, 0)

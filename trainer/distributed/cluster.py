@@ -32,7 +32,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from model_store import jit
 from model_store.errors import ClusterError, FtrieError, UsageError, counted
 from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import MemberLost, Replies
@@ -417,7 +416,6 @@ _QUIET = {"log_to_driver": False, "logging_level": "error"}
 @contextmanager
 def _started_here(ray: Any, workers: int) -> Iterator[tuple[str, int]]:
     """Ray on this machine's loopback interface, and nothing of it afterwards. Yields where its control service is."""
-    assert jit.CACHE_FOLDER  # in the environment, and so in every worker's: they share compiled kernels
     psutil = ray._private.services.psutil
     own = {each.pid for each in psutil.Process().children(recursive=True)}
     with _folder() as folder, _environment(), _on_loopback(ray), _silent(ray):

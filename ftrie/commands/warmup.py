@@ -1,0 +1,54 @@
+"""`ftrie warmup`: the flags and what is printed. ftrie.warmup compiles."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ftrie import terminal
+from ftrie.terminal import JsonOption, note, print_json, print_table
+
+_SLOWEST = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ftrie warmup`."""
+    app.command("warmup", epilog="Example: ftrie warmup && ftrie demo")(warmup)
+
+
+def warmup(
+    as_json: JsonOption = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that compile at once; default: one a core.")
+    ] = None,
+) -> None:
+    """Compile what `ftrie train`, `serve` and `demo` run, so that none of them has to wait for the compiler.
+
+    The compiled kernels stay in the user's cache folder until ftrie, Python, numba or the processor changes, also if
+    the same version is installed again. Once all is there the command does nothing. Other learners, formats, and
+    `ftrie trainer` compile what they need at their first start.
+    """
+    from ftrie.warmup import warm_up
+
+    made = warm_up(processes, terminal)
+    slowest = sorted(made.kernels.items(), key=lambda kernel: -kernel[1])
+    if as_json:
+        print_json(
+            {
+                "seconds": made.seconds,
+                "parts": [
+                    {"part": part.name, "seconds": part.seconds, "kernels": part.kernels}
+                    for part in made.parts
+                ],
+                "kernels": [{"kernel": name, "seconds": seconds} for name, seconds in slowest],
+            }
+        )
+    elif made.parts:
+        rows = [(part.name, part.kernels, f"{part.seconds:.1f}") for part in made.parts]
+        print_table(("part", "kernels", "seconds"), rows)
+        rows_of_kernels = [(name, f"{seconds:.1f}") for name, seconds in slowest[:_SLOWEST]]
+        print_table(("slowest kernel", "seconds"), rows_of_kernels)
+        note(f"compiled in {made.seconds:.1f} s; what was compiled stays in the cache")
+    else:
+        note("all kernels are in the cache: nothing to compile")

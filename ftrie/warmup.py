@@ -1,0 +1,199 @@
+"""Compiles, in one process a core, what `ftrie train`, `serve` and `demo` run; `ftrie warmup` prints what came of it.
+
+Each process compiles one part after another. A kernel that two parts need is compiled by the process that comes first,
+while the other waits for it (model_store.jit). A part whose kernels are cached takes a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from model_store.errors import FtrieError
+from model_store.jit import CACHE_FOLDER, kernels_are_cached, mark_kernels_cached, on_compile
+from trainer.output import SILENT, Output
+
+_ALL = "warmup"
+_ESTIMATE = 330
+_LOG_TAIL = 600
+_SPEC = '[model]\nname = "warm-up"\n[input]\nlabel = "click"\n[fields]\nf = {}\n'
+_VARIANTS = "[variants]\na = {}\nb = {}\n"
+
+
+def _compile_learning(more: str) -> None:
+    from model_store.spec.spec import parse_spec
+    from trainer.runs.warmup import compile_kernels
+
+    for publishes in (False, True):
+        compile_kernels(parse_spec(_SPEC + more), ["csv"], publishes=publishes)
+
+
+def _compile_serving() -> None:
+    from server.ranking.warmup import KERNELS, run_kernels
+
+    run_kernels()
+    mark_kernels_cached(KERNELS)
+
+
+def _compile_ranking_of_variants() -> None:
+    from server.ranking.warmup import run_variant_kernels
+
+    run_variant_kernels()
+
+
+def _compile_requests() -> None:
+    from server.ranking.warmup import run_request_kernels
+
+    run_request_kernels()
+
+
+# In the order in which they are begun. The second and the fourth only take work off the third.
+_PARTS: dict[str, Callable[[], None]] = {
+    "train several variants": lambda: _compile_learning(_VARIANTS),
+    "rank several variants": _compile_ranking_of_variants,
+    "serve": _compile_serving,
+    "read requests": _compile_requests,
+    "train": lambda: _compile_learning(""),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part that was compiled. kernels: how many were, rather than read from the cache."""
+
+    name: str
+    seconds: float
+    kernels: int
+
+
+@dataclass
+class Warmup:
+    """What was compiled. kernels: seconds of each kernel that Python calls, with what is compiled into it."""
+
+    seconds: float = 0.0
+    parts: list[Part] = field(default_factory=list)
+    kernels: dict[str, float] = field(default_factory=dict)
+
+
+def is_warm() -> bool:
+    """True if all parts are in this machine's cache."""
+    return kernels_are_cached(_ALL)
+
+
+def warm_up(processes: int | None = None, output: Output = SILENT) -> Warmup:
+    """Compile all parts in so many processes, by default one a core; at once done if they are cached.
+
+    Raises FtrieError if a process fails, OSError if the cache folder cannot be written.
+    """
+    began, made = time.perf_counter(), Warmup()
+    if not is_warm():
+        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+        _compile_parts(processes or os.cpu_count() or 1, made, output)
+        mark_kernels_cached(_ALL)
+    made.seconds = time.perf_counter() - began
+    return made
+
+
+def _compile_parts(processes: int, made: Warmup, output: Output) -> None:
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in _PARTS:
+        waiting.put(name)
+    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    workers = [_Worker(waiting, told) for _ in range(min(processes, len(_PARTS)))]
+    compiled = 0
+    try:
+        with output.progress("compiling, once a machine", _ESTIMATE, "kernels") as bar:
+            running = len(workers)
+            while running:
+                line = told.get()
+                if "part" in line:
+                    made.parts.append(Part(line["part"], line["seconds"], line["kernels"]))
+                elif "kernel" in line:
+                    compiled += 1
+                    if not line["inside"]:
+                        name = line["kernel"]
+                        made.kernels[name] = made.kernels.get(name, 0.0) + line["seconds"]
+                    bar.update(
+                        compiled, total=max(_ESTIMATE, compiled + 1), now=line["kernel"].split(".")[-1]
+                    )
+                elif line["failed"]:
+                    raise FtrieError(f"compiling the kernels failed: {line['failed']}")
+                else:
+                    running -= 1
+            bar.update(compiled, total=compiled)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _Worker:
+    """A process that compiles parts, and a thread that hands them to it and passes on what it prints."""
+
+    def __init__(self, waiting: queue.SimpleQueue[str], told: queue.SimpleQueue[dict[str, Any]]) -> None:
+        self._process = subprocess.Popen(
+            (sys.executable, "-m", "ftrie.warmup"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        self._waiting, self._told = waiting, told
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """End the process, also in the middle of a part."""
+        self._process.kill()
+        self._process.wait()
+
+    def _run(self) -> None:
+        process = self._process
+        assert process.stdin and process.stdout and process.stderr
+        try:
+            while True:
+                process.stdin.write(self._waiting.get_nowait() + "\n")
+                process.stdin.flush()
+                for line in process.stdout:
+                    self._told.put(answer := json.loads(line))
+                    if "part" in answer:
+                        break
+                else:
+                    break
+        except (queue.Empty, OSError):
+            pass
+        _, error = process.communicate()
+        code = process.returncode
+        self._told.put({"failed": error[-_LOG_TAIL:] or f"exit code {code}" if code else ""})
+
+
+def _work() -> None:
+    """Compile the parts named on stdin; print each compiled kernel, and each part at its end, as a JSON line."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # nothing else may print there
+
+    def put(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    for line in sys.stdin:
+        name, began, kernels = line.strip(), time.perf_counter(), 0
+
+        def compiled(kernel: str, seconds: float, inside: int) -> None:
+            nonlocal kernels
+            kernels += 1
+            put({"kernel": kernel, "seconds": seconds, "inside": inside})
+
+        with on_compile(on_end=compiled):
+            _PARTS[name]()
+        put({"part": name, "seconds": time.perf_counter() - began, "kernels": kernels})
+
+
+if __name__ == "__main__":
+    _work()
