@@ -61,9 +61,13 @@ class Work(NamedTuple):
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
-        whole, real = np.empty((3, features), np.int64), np.empty((8, features * own))
+        slots, positions, of_class = np.empty((3, features), np.int64)
+        w, r, a, n, x, l1, root, part = np.empty((8, features * own))
         powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
-        return cls(*whole, *real, *np.empty((3, lanes)), powers, means)
+        p, error, squared = np.empty((3, lanes))
+        return cls(
+            slots, positions, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means
+        )
 
 
 class Predicted(NamedTuple):
