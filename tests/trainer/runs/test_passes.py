@@ -321,9 +321,9 @@ def test_no_temporary_file_is_left_at_any_end(
 
     def learn_and_look(model: LearningModel, *arguments: Any, **named: Any) -> None:
         learn(model, *arguments, **named)
-        seen.append(os.listdir(temporary))  # not while it runs either: a killed process leaves none
+        if model.spec.model.name != "warm-up":  # which has logs in temporary files
+            seen.append(os.listdir(temporary))  # not while it runs either: a killed process leaves none
 
-    assert run(training.arguments([log], "--passes=3")) == 0  # compiles the kernels, with logs in temporary files
     monkeypatch.setattr(LearningModel, "learn", learn_and_look)
     assert run(training.arguments([log], "--passes=3")) == 0
     assert len(seen) > 10
