@@ -89,7 +89,7 @@ class DerivedFields:
         columns = [
             (name, values.tolist(), np.isnan(numbers[name]).tolist()) for name, values in found.items()
         ]
-        completed = []
+        completed: list[Record] = []
         for at, record in enumerate(records):
             made = dict(record)
             for name, values, is_missing in columns:
