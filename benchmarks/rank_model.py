@@ -40,6 +40,11 @@ CROSSES = (
 
 def spec(variants: int = 1, values: str = "single", learner: str = "") -> ModelSpec:
     """The spec, resolved."""
+    return parse_spec(spec_text(variants, values, learner)).resolve(["click", *FIELDS])
+
+
+def spec_text(variants: int = 1, values: str = "single", learner: str = "") -> str:
+    """The spec as TOML."""
     sides = {"user": USER_FIELDS, "context": CONTEXT_FIELDS, "item": ITEM_FIELDS}
     fields = "".join(f'{name} = {{ side = "{side}" }}\n' for side, names in sides.items() for name in names)
     crosses = "".join(f"[[crosses]]\nfields = {list(cross)}\n" for cross in CROSSES)
@@ -47,8 +52,7 @@ def spec(variants: int = 1, values: str = "single", learner: str = "") -> ModelS
     text = (
         f'[model]\nname = "{NAME}"\n[input]\nlabel = "click"\n[fields]\n{fields}{crosses}[variants]\n{names}'
     )
-    text += f'[learner]\nvalues = "{values}"\n{learner}\n'
-    return parse_spec(text).resolve(["click", *FIELDS])
+    return text + f'[learner]\nvalues = "{values}"\n{learner}\n'
 
 
 def artefact(seed: int = 7) -> Artefact:

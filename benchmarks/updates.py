@@ -81,9 +81,9 @@ class Publisher:
         self.publish(self.snapshot, "snapshot")
         self.turn = 0
 
-    def window(self, kind: str) -> None:
+    def window(self, kind: str, seconds: float = WINDOW_S) -> None:
         """Publish for a window's length, each second."""
-        end = time.monotonic() + WINDOW_S
+        end = time.monotonic() + seconds
         while (began := time.monotonic()) < end:
             if kind == BOTH and self.turn >= BETWEEN_SNAPSHOTS:
                 self.restart()
@@ -91,9 +91,9 @@ class Publisher:
                 self.delta()
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
-    def prepare(self, kind: str) -> None:
+    def prepare(self, kind: str, seconds: float = WINDOW_S) -> None:
         """What must be published before a window, so that it sees its own kind only."""
-        if kind == DELTAS and self.turn + WINDOW_S / EVERY_S > len(self.changes):
+        if kind == DELTAS and self.turn + seconds / EVERY_S > len(self.changes):
             self.restart()
         self.store.model(shop.NAME).gc()
 
@@ -164,7 +164,7 @@ def soak(
     rate = min(call(server, bodies, CAPACITY_CALLS).calls_per_second for _ in range(3)) / 2
     times = bodies.with_name("times")
     with Client(server) as client:
-        changes = list(deltas(artefact, CHAIN, CHANGED, _new_keys))
+        changes = list(deltas(artefact, CHAIN, CHANGED, new_keys))
         publisher = Publisher(store, client, artefact, changes, client.rank(candidates=["item-1"]).version)
         publisher.delta()  # the first one makes the second buffer
         publisher.restart()
@@ -194,7 +194,7 @@ def errors(metrics_port: int) -> list[str]:
     return [line for line in lines if line.startswith(wanted) and not line.endswith((" 0", " 0.0"))]
 
 
-def _new_keys(number: int) -> list[bytes]:
+def new_keys(number: int) -> list[bytes]:
     return [b"city*seller=city%d*seller%d" % (10_000 + number, seller) for seller in range(NEW)]
 
 

@@ -15,7 +15,7 @@ GROUPS = {
     "Judge": ("evaluate", "audit", "replay"),
     "Serve": ("serve", "rank", "explain", "feedback", "experiment", "admin", "dashboard"),
     "Store": ("store",),
-    "Try it": ("demo", "live", "simulate", "bench"),
+    "Try it": ("demo", "live", "simulate", "bench", "warmup"),
 }
 """The commands of `ftrie` in the groups of its help; a command that is in none comes last."""
 _OTHER = "Other"

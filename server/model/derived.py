@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class DerivedFields:
     request: fields of the user's and the context's side. records: fields of items that depend on the item alone; the
     catalogue holds their values. items: all fields of items. per_request: those of them that depend on the request.
     from_items, from_request: what `items` are computed from, by side; from_items includes the fields themselves.
-    rules: of fields whose x is scaled; it may then be beyond what a model takes, and such a value is left out.
+    rules: of fields whose x is scaled; it may then be beyond what a model takes, and such a value counts as absent.
     """
 
     request: Derivations
@@ -70,26 +71,43 @@ class DerivedFields:
         )
 
     def numbers_of(self, records: Collection[Record]) -> dict[str, Array]:
-        """float64[records] for each of `from_items`: what the records give, NaN where that is nothing."""
-        return {name: _numbers(record.get(name) for record in records) for name in self.from_items}
+        """float64[records] for each of `from_items`: what the records give, NaN where that is nothing of use.
+
+        A derived value whose x the model does not take is of no use: impressions leave it out, so that the trainer
+        computes it.
+        """
+        return self.fitting(
+            {name: _numbers(record.get(name) for record in records) for name in self.from_items}
+        )
 
     def completed(self, records: Collection[Record], numbers: Mapping[str, Array]) -> list[Record]:
-        """Records with the values of the fields `records`, as texts. numbers: what they give. O(values)."""
+        """Records with the values of the fields `records`, as texts. numbers: what they give. O(values).
+
+        A number that is given and of no use is left out where none can be computed.
+        """
+        found = self.records.computed(numbers, np.zeros(1, np.int64))
         columns = [
-            (name, np.where(np.isnan(numbers[name]), values, np.nan).tolist())
-            for name, values in self.records.computed(numbers, np.zeros(1, np.int64)).items()
+            (name, values.tolist(), np.isnan(numbers[name]).tolist()) for name, values in found.items()
         ]
-        return [
-            {**record, **{name: repr(values[at]) for name, values in columns if values[at] == values[at]}}
-            for at, record in enumerate(records)
-        ]
+        completed: list[Record] = []
+        for at, record in enumerate(records):
+            made = dict(record)
+            for name, values, is_missing in columns:
+                if not is_missing[at]:
+                    continue
+                if not isnan(values[at]):
+                    made[name] = repr(values[at])
+                elif not isnan(value_number(record.get(name))):
+                    del made[name]
+            completed.append(made)
+        return completed
 
     def of_request(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
         """The values of a request's features with those that are computed from them. O(fields)."""
         if not self.request:
             return values
         given = {name: _numbers([values.get(name)]) for name in self.request.columns}
-        found = self._fitting(self.request.computed(given, np.array([0, 1])))
+        found = self.fitting(self.request.computed(given, np.array([0, 1])))
         absent = (name for name in found if is_absent(values.get(name)))
         return {
             **values,
@@ -106,9 +124,10 @@ class DerivedFields:
         `numbers_of` makes them, for each of `from_items`.
         """
         request = {name: np.full(count, value_number(values.get(name))) for name in self.from_request}
-        return self._fitting(self.items.computed({**request, **given}, np.array([0, count])))
+        return self.fitting(self.items.computed({**request, **given}, np.array([0, count])))
 
-    def _fitting(self, values: dict[str, Array]) -> dict[str, Array]:
+    def fitting(self, values: dict[str, Array]) -> dict[str, Array]:
+        """The values, with NaN for those of derived fields whose x the model does not take."""
         for name, rule in self.rules.items():
             if name in values:
                 fits = np.abs(rule.xs(values[name])) <= LARGEST_REAL

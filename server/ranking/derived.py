@@ -136,7 +136,7 @@ def _given(catalogue: Catalogue, derived: DerivedFields, candidates: Candidates)
                 found[place] = stored[name][features.row]
             else:
                 found[place] = value_number(features.get(name))
-    return given
+    return derived.fitting(given)
 
 
 def _given_inline(candidates: Candidates, names: Sequence[str]) -> dict[str, Array]:

@@ -159,7 +159,7 @@ def _read_numbers() -> None:
 def _join_and_learn(spec: ModelSpec) -> None:
     """Read a few events from a file, join them and learn from them."""
     small = ModelSpec(
-        model=ModelSection(name="x"),
+        model=ModelSection(name="warm-up"),
         input=InputSection(label="click"),
         fields={"f": FieldSpec(), "s": FieldSpec(kind="set")},
         join=spec.join,
@@ -184,7 +184,7 @@ def _join_and_learn(spec: ModelSpec) -> None:
 def _small(spec: ModelSpec, *, has_fields: bool = True) -> ModelSpec:
     """The learner, variants, calibration and requests of `spec`, over the columns of the small logs."""
     return ModelSpec(
-        model=ModelSection(name="x"),
+        model=ModelSection(name="warm-up"),
         input=InputSection(label="label", request="r" if spec.input.request and has_fields else None),
         fields={"f": FieldSpec(), "g": FieldSpec(kind="set")} if has_fields else {},
         crosses=(Cross(fields=("f", "g")),) if has_fields else (),

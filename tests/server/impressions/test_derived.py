@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
@@ -47,6 +48,29 @@ GIVEN: Fields = {
 OF_ITEMS, OF_REQUESTS = ("price", "stars", "kg"), ("budget", "nights")
 
 
+def resolved(fields: Fields, crosses: Sequence[dict[str, Any]] = ()) -> ModelSpec:
+    """The spec of these fields, all of them in the log."""
+    document = {
+        "model": {"name": "derived"},
+        "input": {"label": "click", "request": "request", "item": "id"},
+        "fields": fields,
+        "crosses": crosses,
+    }
+    parsed = ModelSpec.model_validate(document)
+    columns = (field.column or name for name, field in parsed.fields.items())
+    return parsed.resolve(["click", "request", "id", *columns])
+
+
+def scaled(other: str) -> ModelSpec:
+    """A ratio of the price, and the least one of the request; records may give ratios that `scale` makes too large."""
+    scale = {"side": "item", **NUMBER, "scale": "standard", "learned": [1.0, 1e-6]}
+    derived = {
+        "ratio0": scale | {"ratio": ["price", other]},
+        "list0": scale | {"list": "min", "of": "ratio0"},
+    }
+    return resolved(GIVEN | derived)
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
     """Specs with derived fields of every kind, and crosses of them."""
@@ -81,15 +105,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     crosses = [{"fields": [name, "city"]} for name in derived if draw(st.booleans())]
     if len(derived) > 1 and draw(st.booleans()):
         crosses.append({"fields": derived[:2]})
-    document = {
-        "model": {"name": "derived"},
-        "input": {"label": "click", "request": "request", "item": "id"},
-        "fields": fields,
-        "crosses": crosses,
-    }
-    parsed = ModelSpec.model_validate(document)
-    columns = (field.column or name for name, field in parsed.fields.items())
-    return parsed.resolve(["click", "request", "id", *columns])
+    return resolved(fields, crosses)
 
 
 TEXTS = st.sampled_from(["", "0", "-0", "1", "2", "2.0", "0.1", "1e-300", "-3.5", "1e24", "1e25", "many"])
@@ -202,6 +218,24 @@ def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
     user=st.fixed_dictionaries({}, optional={"budget": FLOATS, "ratio0": FLOATS}),
     context=st.fixed_dictionaries({}, optional={"nights": FLOATS, "city": st.just("x")}),
     top_k=st.integers(1, 9),
+)
+@example(
+    spec=scaled("stars"),
+    items={"a": {"ratio0": "1e24", "price": "2", "stars": "1"}, "b": {"ratio0": "1e24"}},
+    named=["a", "b"],
+    inline={},
+    user={},
+    context={},
+    top_k=3,
+)
+@example(
+    spec=scaled("budget"),
+    items={"a": {"ratio0": "1e24", "list0": "1e24", "price": "2"}, "b": {"ratio0": "-1e24"}},
+    named=["a", "b"],
+    inline={"a": {"price": 3.0}},
+    user={"budget": 1.0},
+    context={},
+    top_k=3,
 )
 def test_what_was_served_is_what_is_learned_by_every_thread(
     spec: ModelSpec,

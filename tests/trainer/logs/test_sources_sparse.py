@@ -252,7 +252,8 @@ def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
                 good.append((number, {name: row.get(name, []) for name in wanted}))
         everything = read(path, wanted, batch_bytes=batch_bytes)
         assert [line for line, _ in everything.rejects] == bad
-        assert list(zip(everything.lines, rows_of(everything, wanted), strict=True)) == good
+        found = list(zip(everything.lines, rows_of(everything, wanted), strict=True))
+        assert repr(found) == repr(good)  # an infinite x times 0 is not a number, which equals nothing
 
     check()
 

@@ -321,12 +321,13 @@ def test_no_temporary_file_is_left_at_any_end(
 
     def learn_and_look(model: LearningModel, *arguments: Any, **named: Any) -> None:
         learn(model, *arguments, **named)
-        seen.append(os.listdir(temporary))  # not while it runs either: a killed process leaves none
+        if model.spec.model.name != "warm-up":  # which has logs in temporary files
+            seen.append(os.listdir(temporary))  # not while it runs either: a killed process leaves none
 
     monkeypatch.setattr(LearningModel, "learn", learn_and_look)
     assert run(training.arguments([log], "--passes=3")) == 0
     assert len(seen) > 10
-    assert not any(seen[1:])  # the first batch is of the run that compiles the kernels
+    assert not any(seen)
     stop_after(monkeypatch, 8, signal.SIGINT)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     try:
