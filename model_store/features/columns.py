@@ -101,6 +101,8 @@ def _of_sets(plan: FieldPlan, sets: CellSets) -> TokenColumn | None:
 
 def _coded(array: Any) -> CodedText:
     """A dictionary array; null is another code, of an empty text."""
+    if array.dictionary.type == _BINARY and not (array.null_count or array.dictionary.null_count):
+        return CodedText(array.dictionary, array.indices.to_numpy().astype(np.int32))
     codes = array.indices.cast(pa.int32())
     texts = text_column(plain(array.dictionary))
     if codes.null_count:

@@ -41,6 +41,9 @@ class LazyColumns(Mapping[str, pa.Array]):
             self._made[name] = self._plain(name)
         return self._made[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns  # without making an array, as Mapping does
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._columns)
 

@@ -1,11 +1,12 @@
 """A cache of a log: its rows in a file that is read several times as fast as the log itself.
 
 `CachedLog` is a LogReader. The first time it reads the log and writes what it reads; later, as long as
-the log's files are the same, it reads that instead. Batches are the same: their rows, lines, rejects and positions, so
-a run learns the same bits and says the same of it. The cache knows columns, not features: specs may differ.
+the log's files are the same, it reads that instead. Rows, lines, rejects and positions are the same, so a
+run learns the same bits and says the same of it. The cache knows columns, not features: specs may differ.
 
-The file is a sequence of pieces (`trainer.logs.pieces`), one for each batch; then the index, as JSON; then the length
-and CRC-32 of the index, and MAGIC. It takes its name when it is complete. Every part is verified before it is used.
+The file is a sequence of pieces (`trainer.logs.pieces`), one for some batches of a file; then the index, as JSON; then
+the length and CRC-32 of the index, and MAGIC. It takes its name when it is complete. Every part is verified before it
+is used.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ import pyarrow as pa
 from model_store.errors import InputError
 from model_store.whole_file import whole_file
 from trainer.logs.batch import HEAD_BYTES, STDIN, LazyColumns, Position, RowBatch, sha256_of
-from trainer.logs.pieces import of_bytes, to_bytes
+from trainer.logs.pieces import joined, of_bytes, to_bytes
 from trainer.logs.reader import LogReader, path_of
 from trainer.logs.rejects import Reject
 
 MAGIC = b"FTRIELOG"
+PIECE_ROWS = 8_192
+"""The rows of a piece: so many that the work for each column of a piece is small beside that for its rows."""
 _VERSION = 1
 _END = struct.Struct("<QI8s")
 
@@ -136,6 +139,7 @@ class _Writer:
     def __init__(self, path: Path, on_note: Callable[[str], None]) -> None:
         self._path, self._on_note = path, on_note
         self._index: list[dict[str, Any]] = []
+        self._waiting: list[RowBatch] = []
         self._whole = whole_file(path.absolute())
         self._file: BinaryIO | None = None
         try:
@@ -144,29 +148,43 @@ class _Writer:
             self._note(error)
 
     def add(self, batch: RowBatch) -> None:
-        """Write a batch."""
-        if self._file is None:
-            return
-        try:
-            _write(self._file, self._index, batch)
-        except OSError as error:
-            self._give_up(error)
-            self._note(error)
+        """Write a batch, with those before it once they have PIECE_ROWS rows together."""
+        if self._waiting and batch.file != self._waiting[0].file:
+            self._try(self._write_waiting)
+        self._waiting.append(batch)
+        if sum(each.rows for each in self._waiting) >= PIECE_ROWS:
+            self._try(self._write_waiting)
 
     def finish(self, index: Mapping[str, Any]) -> None:
-        """Write the index; the file takes its name."""
+        """Write what is left, and the index; the file takes its name."""
+        self._try(self._write_waiting)
+        self._try(lambda file: _finish(file, {**index, "batches": self._index}))
+        if self._file is not None:
+            self._file = None
+            try:
+                self._whole.__exit__(None, None, None)
+            except OSError as error:
+                self._note(error)
+
+    def _write_waiting(self, file: BinaryIO) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        columns = joined([each.columns for each in waiting if each.rows])
+        if columns is not None:
+            _write(file, self._index, waiting, columns)
+        else:
+            for each in waiting:
+                _write(file, self._index, [each], each.columns)
+
+    def _try(self, write: Callable[[BinaryIO], None]) -> None:
+        """Write, unless the cache was given up; give it up if that fails."""
         if self._file is None:
             return
         try:
-            _finish(self._file, {**index, "batches": self._index})
+            write(self._file)
         except OSError as error:
             self._give_up(error)
-            self._note(error)
-            return
-        self._file = None
-        try:
-            self._whole.__exit__(None, None, None)
-        except OSError as error:
             self._note(error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -203,18 +221,22 @@ def _file_identity(name: str) -> list[Any]:
         raise InputError(f"{name} cannot be read: {error.strerror}") from error
 
 
-def _write(file: BinaryIO, index: list[dict[str, Any]], batch: RowBatch) -> None:
-    """Write a batch's piece, and add its entry to the index."""
-    data = to_bytes(batch.columns, 0, batch.rows) if batch.rows else b""
+def _write(
+    file: BinaryIO, index: list[dict[str, Any]], batches: Sequence[RowBatch], columns: Mapping[str, Any]
+) -> None:
+    """Write the piece of batches that follow one another, and add its entry to the index."""
+    rows = sum(each.rows for each in batches)
+    data = to_bytes(columns, 0, rows) if rows else b""
     at = file.tell()
     file.write(data)
-    lines = batch.lines[:1].tolist()
-    if batch.rows and (steps := np.diff(batch.lines)).size and (steps != 1).any():
-        lines += steps.tolist()
-    assert batch.start is not None
-    rejects = [[reject.line, reject.reason] for reject in batch.rejects]
-    places = asdict(batch.start), asdict(batch.stop)
-    entry = _Batch(at, len(data), zlib.crc32(data), batch.rows, batch.file, lines, rejects, *places)
+    lines = np.concatenate([each.lines for each in batches])
+    steps = np.diff(lines)
+    places = lines[:1].tolist() + (steps.tolist() if (steps != 1).any() else [])
+    first, last = batches[0], batches[-1]
+    assert first.start is not None
+    rejects = [[reject.line, reject.reason] for each in batches for reject in each.rejects]
+    positions = asdict(first.start), asdict(last.stop)
+    entry = _Batch(at, len(data), zlib.crc32(data), rows, first.file, places, rejects, *positions)
     index.append(asdict(entry))
 
 

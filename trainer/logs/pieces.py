@@ -7,7 +7,7 @@ reads it hashes each distinct text once. Values and their types are those of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,24 @@ _SIZE = 8  # of the number before the compressed bytes: how many there are witho
 
 def to_bytes(columns: Mapping[str, Any], first: int, rows: int) -> bytes:
     """The piece of `rows` rows of a batch's columns, from `first` on. At least one column."""
-    as_it_is = columns.as_it_is if isinstance(columns, LazyColumns) else columns.__getitem__
-    record = pa.RecordBatch.from_arrays(
-        [_packed(as_it_is(name), first, rows) for name in columns], list(columns)
-    )
+    arrays = [_packed(_as_it_is(columns, name), first, rows) for name in columns]
+    record = pa.RecordBatch.from_arrays(arrays, list(columns))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, record.schema) as writer:
         writer.write_batch(record)
     data = sink.getvalue()
     compressed: bytes = _CODEC.compress(data, asbytes=True)
     return int(data.size).to_bytes(_SIZE, "little") + compressed
+
+
+def joined(batches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The columns of batches one after the other; None if they are not of the same types."""
+    if len(batches) < 2:
+        return batches[0] if batches else {}
+    arrays = {name: [_array(_as_it_is(columns, name)) for columns in batches] for name in batches[0]}
+    if any(each.type != parts[0].type for parts in arrays.values() for each in parts):
+        return None
+    return {name: pa.concat_arrays(parts) for name, parts in arrays.items()}
 
 
 def of_bytes(piece: bytes | memoryview, where: str) -> LazyColumns:
@@ -52,12 +60,18 @@ def _packed(column: Any, first: int, rows: int) -> Any:
     """The rows of a column as an array, coded if its texts repeat."""
     if isinstance(column, CellText) and column.block.kinds is None:
         return _coded(column, first, rows, pa.binary())
-    if isinstance(column, CellText | CellSets):
-        column = column.values()
-    array = column.slice(first, rows)
+    array = _array(column).slice(first, rows)
     if array.type in (pa.binary(), pa.string()) and not array.null_count:
         return _coded(array, 0, rows, array.type)
     return array
+
+
+def _as_it_is(columns: Mapping[str, Any], name: str) -> Any:
+    return columns.as_it_is(name) if isinstance(columns, LazyColumns) else columns[name]
+
+
+def _array(column: Any) -> Any:
+    return column.values() if isinstance(column, CellText | CellSets) else column
 
 
 def _coded(column: Any, first: int, rows: int, kind: Any) -> Any:
