@@ -249,6 +249,7 @@ def open_part(plan: ShardPlan, files: LogFiles) -> Log:
         reader=files.reader,
         readers=files.readers,
         cache=_cache_of(plan, files),
+        same_batches=True,
     )
 
 

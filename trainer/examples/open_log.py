@@ -30,7 +30,7 @@ from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
-from trainer.logs.cache import CachedLog
+from trainer.logs.cache import PIECE_ROWS, CachedLog
 from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
@@ -55,7 +55,8 @@ class Log:
     before that one, become examples; the others still enter the histories of users.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
-    cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`).
+    cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`); same_batches: in the same
+    batches, on which a shard's order of keys depends.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -72,6 +73,7 @@ class Log:
     table: Table | None = None
     unlabelled: bool = False
     cache: Path | None = None
+    same_batches: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _reader(log: Log, options: dict[str, Any]) -> LogReader:
         "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
         "label": sorted(options["header"].known),
     }
-    return CachedLog(log.inputs, log.cache, what, **options)
+    return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
 
 
 def _with_learned(starts: Sequence[RunStart], known: Sequence[ModelSpec]) -> list[RunStart]:

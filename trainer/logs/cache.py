@@ -59,16 +59,19 @@ class _Batch:
 class CachedLog(LogReader):
     """A LogReader whose rows come from the cache at `path` if that has them, and are written there if not.
 
-    what: what the rows depend on beside the files, as JSON; on_note: told which of the two it is. A cache that cannot
+    piece_rows: batches are written together until they have so many rows; 1 keeps each by itself. what: what the rows
+    depend on beside the files, as JSON; on_note: told which of the two it is. A cache that cannot
     be written is given up with a note; the rows go on.
     """
 
-    def __init__(self, inputs: Sequence[str], path: Path, what: Mapping[str, Any], **options: Any) -> None:
+    def __init__(
+        self, inputs: Sequence[str], path: Path, piece_rows: int, what: Mapping[str, Any], **options: Any
+    ) -> None:
         """options: of LogReader. Raises InputError for standard input, by which no rows can be known again."""
         super().__init__(inputs, **options)
         if STDIN in self.files:
             raise InputError("--cache: rows of standard input cannot be known again; give a file")
-        self._path, self._what = path, dict(what)
+        self._path, self._piece_rows, self._what = path, piece_rows, dict(what)
         self._share: float | None = None
 
     def bytes_read(self) -> int:
@@ -92,13 +95,21 @@ class CachedLog(LogReader):
         files = [_file_identity(name) for name in self.files]
         header = list(self.columns_without_header or ())
         identity: dict[str, Any] = json.loads(
-            json.dumps({"version": _VERSION, "files": files, "header": header, **self._what})
+            json.dumps(
+                {
+                    "version": _VERSION,
+                    "files": files,
+                    "header": header,
+                    "rows of a piece": self._piece_rows,
+                    **self._what,
+                }
+            )
         )
         return identity
 
     def _kept(self, identity: Mapping[str, Any], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The log's rows, each batch written before it passes."""
-        with _Writer(self._path, self._on_note) as writer:
+        with _Writer(self._path, self._piece_rows, self._on_note) as writer:
             for batch in super().batches(wanted):
                 writer.add(batch)
                 yield batch
@@ -136,8 +147,8 @@ class CachedLog(LogReader):
 class _Writer:
     """Writes a cache, which takes its name with `finish`; gives it up, with a note, where it cannot be written."""
 
-    def __init__(self, path: Path, on_note: Callable[[str], None]) -> None:
-        self._path, self._on_note = path, on_note
+    def __init__(self, path: Path, piece_rows: int, on_note: Callable[[str], None]) -> None:
+        self._path, self._piece_rows, self._on_note = path, piece_rows, on_note
         self._index: list[dict[str, Any]] = []
         self._waiting: list[RowBatch] = []
         self._whole = whole_file(path.absolute())
@@ -148,12 +159,22 @@ class _Writer:
             self._note(error)
 
     def add(self, batch: RowBatch) -> None:
-        """Write a batch, with those before it once they have PIECE_ROWS rows together."""
-        if self._waiting and batch.file != self._waiting[0].file:
+        """Write a batch, with those before it once they have enough rows together."""
+        if self._waiting and not self._goes_on(batch):
             self._try(self._write_waiting)
         self._waiting.append(batch)
-        if sum(each.rows for each in self._waiting) >= PIECE_ROWS:
+        if sum(each.rows for each in self._waiting) >= self._piece_rows:
             self._try(self._write_waiting)
+
+    def _goes_on(self, batch: RowBatch) -> bool:
+        """Whether the rows that wait and this batch's first one are on lines of one file that follow one another.
+
+        A row's line is then that of the first one and its number, whether they come as one batch or as several.
+        """
+        first, rows = self._waiting[0], sum(each.rows for each in self._waiting)
+        return bool(
+            batch.file == first.file and rows and batch.rows and batch.lines[0] == first.lines[0] + rows
+        )
 
     def finish(self, index: Mapping[str, Any]) -> None:
         """Write what is left, and the index; the file takes its name."""

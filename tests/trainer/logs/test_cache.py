@@ -10,7 +10,6 @@ import pytest
 
 from model_store.errors import InputError
 from tests.trainer.logs.reading import Everything
-from trainer.logs import cache as caches
 from trainer.logs.batch import ReadFile
 from trainer.logs.cache import CachedLog
 
@@ -26,11 +25,13 @@ LOGS = {
 WANTED = {"d.vw": ["label", "tag", "a", "b"]}
 
 
-def read(path: Path, cache: Path, notes: list[str]) -> tuple[Everything, tuple[ReadFile, ...]]:
+def read(
+    path: Path, cache: Path, notes: list[str], piece_rows: int = 100
+) -> tuple[Everything, tuple[ReadFile, ...]]:
     """All that a log says, and where its reading ended."""
     everything, wanted = Everything([], [], []), WANTED.get(path.name, ["y", "a", "b"])
     options: dict[str, Any] = {"batch_bytes": 700, "on_note": notes.append}
-    with CachedLog([str(path), str(path)], cache, {}, **options) as reader:
+    with CachedLog([str(path), str(path)], cache, piece_rows, {}, **options) as reader:
         for batch in reader.batches(wanted):
             columns = (batch.columns[name].to_pylist() for name in wanted)
             everything.rows.extend(zip(*columns, strict=True))
@@ -48,21 +49,17 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("piece_rows", [1, 40, 16_384])
-def test_the_cache_has_what_the_log_has(
-    log: Path, tmp_path: Path, piece_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(caches, "PIECE_ROWS", piece_rows)
+def test_the_cache_has_what_the_log_has(log: Path, tmp_path: Path, piece_rows: int) -> None:
     notes: list[str] = []
-    expected = read(log, tmp_path / "cache", notes)
+    expected = read(log, tmp_path / "cache", notes, piece_rows)
     assert len(expected[0].rows) >= 600
     assert "kept in" in notes[0]
     notes.clear()
-    assert read(log, tmp_path / "cache", notes) == expected
+    assert read(log, tmp_path / "cache", notes, piece_rows) == expected
     assert [note for note in notes if "kept in" in note] == []
 
 
-def test_damage_anywhere_is_found(log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "PIECE_ROWS", 100)
+def test_damage_anywhere_is_found(log: Path, tmp_path: Path) -> None:
     cache, draw = tmp_path / "cache", Random(7)
     expected = read(log, cache, [])
     data, found = cache.read_bytes(), set()

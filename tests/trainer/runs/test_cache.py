@@ -137,7 +137,20 @@ def test_tune_finds_the_same_from_the_cache(tmp_path: Path, capsys: pytest.Captu
     log, cache = write_log(tmp_path / "a.csv", rows(600, 1)), tmp_path / "rows.cache"
     found, best = [], tmp_path / "best.toml"
     for flags in ([], [f"--cache={cache}"], [f"--cache={cache}"]):
-        assert run(["tune", str(spec), str(log), "--try=alpha=0.02,0.1,0.5", f"--output={best}", "--force", *flags]) == 0
+        assert (
+            run(
+                [
+                    "tune",
+                    str(spec),
+                    str(log),
+                    "--try=alpha=0.02,0.1,0.5",
+                    f"--output={best}",
+                    "--force",
+                    *flags,
+                ]
+            )
+            == 0
+        )
         output = capsys.readouterr()
         found.append((best.read_text(), output.out))
     assert found[0][0] == found[1][0] == found[2][0]
