@@ -22,11 +22,16 @@ BLOCK = 50_000
 
 @dataclass(frozen=True)
 class Stream:
-    """A log of `rows` rows with a label `click` and `columns` columns of eight-character values."""
+    """A log of `rows` rows with a label `click` and `columns` columns of eight-character values.
+
+    cardinalities: of the columns in turn; zipf: the exponent of their values, None where all are equally frequent.
+    """
 
     rows: int
     columns: int = 39
     seed: int = 1
+    cardinalities: tuple[int, ...] = CARDINALITIES
+    zipf: float | None = ZIPF
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,10 +59,13 @@ class Stream:
                 writer.write_batch(pa.record_batch([pa.array(labels), *texts], schema=schema))
 
     def _cardinality(self, column: int) -> int:
-        return CARDINALITIES[column % len(CARDINALITIES)]
+        return self.cardinalities[column % len(self.cardinalities)]
 
     def _values(self, random: np.random.Generator, column: int, size: int) -> npt.NDArray[np.int64]:
-        return np.asarray(random.zipf(ZIPF, size) % self._cardinality(column), np.int64)
+        values = self._cardinality(column)
+        if self.zipf is None:
+            return random.integers(0, values, size)
+        return np.asarray(random.zipf(self.zipf, size) % values, np.int64)
 
 
 @dataclass(frozen=True)

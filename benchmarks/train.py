@@ -1,8 +1,9 @@
 """Training speed: ftrie beside Vowpal Wabbit `--ftrl` on the same rows, and 1 to 32 variants in one pass.
 
 Both read a file from a warm page cache, in a process of their own, with the same alpha, beta, l1 and l2. ftrie reads
-TSV; Vowpal Wabbit reads its own text format, the fastest it has for text, with room for every key (-b 24). Time runs
-from opening the file to the last row learned, without either process's start.
+TSV; Vowpal Wabbit reads its own text format, the fastest it has for text, with room for every key (-b 24). Each then
+learns the log again from the cache that it has made of it. Time runs from opening the file to the last row learned,
+without either process's start. Two streams: one whose keys fit the processor's cache, one with so many that none does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.common import ROUNDS, Spread, alternate, ratio, report
@@ -22,6 +25,9 @@ from benchmarks.streams import Stream, write_vw
 ALPHA, BETA, L1, L2 = 0.1, 1.0, 1.0, 0.0
 NEEDS = ("vowpalwabbit",)
 VARIANTS = (1, 2, 4, 8, 16, 32)
+VW = "Vowpal Wabbit --ftrl, its text"
+MANY = 1_000_000
+"""Values of each column of the stream of many keys: 500,000 rows have about 15 million keys."""
 
 _VW = """
 import json, sys, time, vowpalwabbit
@@ -38,18 +44,20 @@ class Outcome:
     logloss: float
 
 
-def run_ftrie(tsv: Path, spec: Path) -> Outcome:
+def run_ftrie(tsv: Path, spec: Path, *flags: str) -> Outcome:
     """Train with the command a user would type."""
-    command = [sys.executable, "-m", "ftrie", "train", str(spec), str(tsv), "--json"]
+    command = [sys.executable, "-m", "ftrie", "train", str(spec), str(tsv), "--json", *flags]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     answer = json.loads(finished.stdout)
     first = next(iter(answer["variants"].values()))
     return Outcome(answer["rows_per_second"], first["logloss"])
 
 
-def run_vw(text: Path, rows: int) -> Outcome:
+def run_vw(text: Path, rows: int, more: str = "") -> Outcome:
     """Train Vowpal Wabbit's FTRL-Proximal; its progressive loss is the `average loss` that it prints."""
-    flags = f"-d {text} --ftrl --ftrl_alpha {ALPHA} --ftrl_beta {BETA} --l1 {L1} --l2 {L2} -b 24 -P {rows}"
+    flags = (
+        f"-d {text} --ftrl --ftrl_alpha {ALPHA} --ftrl_beta {BETA} --l1 {L1} --l2 {L2} -b 24 -P {rows} {more}"
+    )
     command = [sys.executable, "-c", _VW, f"{flags} --loss_function logistic"]
     finished = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds = json.loads(finished.stdout.splitlines()[-1])["seconds"]
@@ -72,27 +80,39 @@ def write_spec(path: Path, stream: Stream, variants: int) -> Path:
     return path
 
 
-def against_vw(folder: Path, stream: Stream, rounds: int) -> None:
-    """The table of ftrie against Vowpal Wabbit."""
-    tsv, text = folder / "log.tsv", folder / "log.vw"
+def against_vw(folder: Path, stream: Stream, rounds: int, name: str, about: str) -> None:
+    """The table of ftrie against Vowpal Wabbit, each from text and from its cache."""
+    tsv, text, cache = folder / "log.tsv", folder / "log.vw", folder / "log.rows"
+    stream.write_tsv(tsv)
+    write_vw(tsv, text)
     spec = write_spec(folder / "one.toml", stream, 1)
-    outcomes: dict[str, Outcome] = {"ftrie": run_ftrie(tsv, spec)}  # compiles kernels, warms the page cache
+    kept = f"-c --cache_file {folder / 'log.cache'}"
+    runs: dict[str, Callable[[], Outcome]] = {
+        "ftrie train, TSV": lambda: run_ftrie(tsv, spec),
+        "ftrie train, from --cache": lambda: run_ftrie(tsv, spec, f"--cache={cache}"),
+        VW: lambda: run_vw(text, stream.rows),
+        "Vowpal Wabbit --ftrl, from -c": lambda: run_vw(text, stream.rows, kept),
+    }
+    outcomes = {
+        title: run() for title, run in runs.items()
+    }  # compiles kernels, makes caches, warms the page cache
 
-    def ftrie() -> float:
-        outcomes["ftrie"] = run_ftrie(tsv, spec)
-        return outcomes["ftrie"].rows_per_second
+    def measured(title: str) -> float:
+        outcomes[title] = runs[title]()
+        return outcomes[title].rows_per_second
 
-    def vw() -> float:
-        outcomes["vw"] = run_vw(text, stream.rows)
-        return outcomes["vw"].rows_per_second
-
-    measures = alternate({"ftrie": ftrie, "vw": vw}, rounds)
+    measures = alternate({title: partial(measured, title) for title in runs}, rounds)
     rows = []
-    for name, title in (("ftrie", "ftrie train, TSV"), ("vw", "Vowpal Wabbit --ftrl, its text")):
-        speed, against = Spread.of(measures[name]), ratio(measures, name, "vw")
-        rows.append([title, speed.median, speed.low, speed.high, against.median, outcomes[name].logloss])
+    for title in runs:
+        speed, against = Spread.of(measures[title]), ratio(measures, title, VW)
+        rows.append([title, speed.median, speed.low, speed.high, against.median, outcomes[title].logloss])
     columns = ["trainer", "rows/s", "min", "max", "ratio to VW", "progressive log-loss"]
-    report("train", f"Training, {stream.rows:,} rows x {stream.columns} columns", columns, rows)
+    sizes = ", ".join(
+        f"{what} {path.stat().st_size / stream.rows:.0f}"
+        for what, path in (("TSV", tsv), ("ftrie's cache", cache), ("VW's", folder / "log.cache"))
+    )
+    title = f"Training, {stream.rows:,} rows x {stream.columns} columns, {about}; bytes a row: {sizes}"
+    report(name, title, columns, rows)
 
 
 def by_variants(folder: Path, stream: Stream, rounds: int) -> None:
@@ -118,16 +138,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--only", choices=("vw", "variants"))
+    parser.add_argument("--only", choices=("vw", "many", "variants"))
     arguments = parser.parse_args()
     stream = Stream(arguments.rows)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stream.write_tsv(folder / "log.tsv")
-        if arguments.only != "variants":
-            write_vw(folder / "log.tsv", folder / "log.vw")
-            against_vw(folder, stream, arguments.rounds)
-        if arguments.only != "vw":
+        if arguments.only in (None, "many"):
+            many = Stream(arguments.rows, cardinalities=(MANY,), zipf=None)
+            against_vw(folder, many, arguments.rounds, "train_many", "most keys new")
+        if arguments.only in (None, "vw"):
+            against_vw(folder, stream, arguments.rounds, "train", "keys in the processor's cache")
+        if arguments.only in (None, "variants"):
+            stream.write_tsv(folder / "log.tsv")
             by_variants(folder, stream, arguments.rounds)
 
 

@@ -298,6 +298,31 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
 
 
 @bare_kernel
+def digest_coded(
+    data: Any, offsets: Any, counts: Any, codes: Any, whole_keys: Any, numbers: Any, found: Any, out: Any
+) -> None:
+    """Digest columns with few distinct texts, each text once.
+
+    data, offsets, whole_keys: of the distinct texts, as for `digest_columns`; counts: int64[columns], how many they
+    are; codes: int64[columns], addresses of int32[rows], the text of each row; numbers: int64[columns], the columns'
+    rows in out, uint64[n, rows]; found: uint64 scratch, room for the most texts of a column.
+    """
+    for index in range(counts.size):
+        stop = np.int64(load_i32(offsets[index]))
+        for text in range(counts[index]):
+            start, stop = stop, np.int64(load_i32(offsets[index] + 4 * (text + 1)))
+            if stop == start:
+                found[text] = _ZERO
+            elif whole_keys[index] == 1:
+                found[text] = hash_bytes(data[index] + start, stop - start)
+            else:
+                found[text] = digest(data[index] + start, stop - start)
+        number = numbers[index]
+        for row in range(out.shape[1]):
+            out[number, row] = found[load_i32(codes[index] + 4 * row)]
+
+
+@bare_kernel
 def scan_columns(data: Any, offsets: Any, sizes: Any, special: Any, not_ascii: Any, longest: Any) -> None:
     """Scan the bytes of text columns once.
 

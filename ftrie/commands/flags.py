@@ -193,6 +193,37 @@ class TimedLogFlags(LogFlags):
         return replace(super().log(inputs, section, batch_bytes), since=self.since, until=self.until)
 
 
+CacheOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keep the log's rows in this file, and read them from there as long as the log stays the same.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class CachedLogFlags(LogFlags):
+    """A log whose rows may be kept in a file."""
+
+    cache: CacheOption = None
+
+    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
+        """See LogFlags."""
+        return replace(super().log(inputs, section, batch_bytes), cache=self.cache)
+
+
+@dataclass(frozen=True)
+class CachedTimedLogFlags(TimedLogFlags):
+    """A log whose rows may be kept in a file, and the time from and until which they count."""
+
+    cache: CacheOption = None
+
+    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
+        """See LogFlags."""
+        return replace(super().log(inputs, section, batch_bytes), cache=self.cache)
+
+
 # --- Reaching a server ---
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"

@@ -12,6 +12,7 @@ import typer
 
 from ftrie import terminal
 from ftrie.commands.flags import (
+    CachedTimedLogFlags,
     ForceOption,
     InitFromOption,
     InputsArgument,
@@ -22,7 +23,6 @@ from ftrie.commands.flags import (
     StrictOption,
     ThreadsOption,
     ThresholdOption,
-    TimedLogFlags,
     grouped,
 )
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
@@ -206,7 +206,7 @@ def train(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     save: SaveOption = None,
-    log: TimedLogFlags,
+    log: CachedTimedLogFlags,
     several: PassFlags,
     threads: ThreadsOption = None,
     batch_bytes: Annotated[

@@ -11,8 +11,8 @@ import typer
 
 from ftrie import terminal
 from ftrie.commands.flags import (
+    CachedLogFlags,
     ForceOption,
-    LogFlags,
     RejectsOption,
     SaveOption,
     SpecArgument,
@@ -178,7 +178,7 @@ def train_distributed(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     save: SaveOption = None,
-    log: LogFlags,
+    log: CachedLogFlags,
     start: IterationCheckpointFlags,
     force: ForceOption = False,
     as_json: JsonOption = False,

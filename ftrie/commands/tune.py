@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
-from ftrie.commands.flags import SpecArgument, ThreadsOption, TimedLogFlags, grouped
+from ftrie.commands.flags import CachedTimedLogFlags, SpecArgument, ThreadsOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
 from model_store.errors import OutputError, counted
 
@@ -129,7 +129,7 @@ def tune(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
-    log: TimedLogFlags,
+    log: CachedTimedLogFlags,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:

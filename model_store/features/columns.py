@@ -75,6 +75,12 @@ def _column(plan: FieldPlan, array: Any) -> TokenColumn:
         return _of_sets(plan, array) or _typed(plan, plain(array.values()))
     if isinstance(array, CellText):
         return _of_cells(plan, array) or _typed(plan, plain(array.values()))
+    if plan.number is not None and pa.types.is_dictionary(array.type) and array.dictionary.type == _BINARY:
+        coded = _coded(array)
+        numbers, odd = number_column(coded.texts)
+        if not odd:
+            absent = MISSING if plan.has_missing_key else _ABSENT
+            return _number_column(plan.number, numbers[coded.codes], [], absent)
     if plan.kind == "category":
         if array.type == _BINARY and not array.null_count:
             return TokenColumn(array)
@@ -101,6 +107,8 @@ def _of_sets(plan: FieldPlan, sets: CellSets) -> TokenColumn | None:
 
 def _coded(array: Any) -> CodedText:
     """A dictionary array; null is another code, of an empty text."""
+    if array.dictionary.type == _BINARY and not (array.null_count or array.dictionary.null_count):
+        return CodedText(array.dictionary, array.indices.to_numpy().astype(np.int32))
     codes = array.indices.cast(pa.int32())
     texts = text_column(plain(array.dictionary))
     if codes.null_count:

@@ -78,6 +78,7 @@ class ShardPlan:
     start: has the spec, resolved against the whole log; held_share: of the log's requests to hold out; held: the files
     held out; items, users: the side tables' files; memory_bytes: rows beyond this go to files in `folder` (None: where
     temporary files go); strict: the first bad row is an error; threads: that hash.
+    cache: keeps the rows of each worker, whose number follows its name.
     """
 
     worker: int
@@ -93,6 +94,7 @@ class ShardPlan:
     folder: str | None = None
     strict: bool = False
     threads: int = 1
+    cache: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ def plan_shards(
         folder=options.folder,
         strict=options.strict,
         threads=options.threads,
+        cache=log.cache,
     )
     return [
         replace(plan, worker=worker, log=part, held=other)
@@ -245,7 +248,17 @@ def open_part(plan: ShardPlan, files: LogFiles) -> Log:
         batch_bytes=files.block_bytes,
         reader=files.reader,
         readers=files.readers,
+        cache=_cache_of(plan, files),
+        same_batches=True,
     )
+
+
+def _cache_of(plan: ShardPlan, files: LogFiles) -> Path | None:
+    """The worker's own cache of these files."""
+    if plan.cache is None:
+        return None
+    what = "held" if files is plan.held else f"{plan.worker + 1}-of-{plan.workers}"
+    return plan.cache.with_name(f"{plan.cache.name}.{what}")
 
 
 def _deal(log: Log, inputs: Sequence[str], workers: int) -> list[LogFiles]:

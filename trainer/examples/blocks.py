@@ -4,15 +4,15 @@ In: the batches of the first pass, on their way to the maker of examples. Out: t
 BLOCK_ROWS rows that follow one another in the log, the last one is shorter; it keeps their order. Rows are counted as
 read, so blocks depend neither on the size of batches nor on where a run was resumed.
 
-The file is a sequence of pieces, each an Arrow IPC stream of one record batch, compressed with zstd: the columns, and
-last whether each row's request has a click (null where requests are not sampled). A piece ends where its batch or its
-block ends, so every piece has the column types of its batch. Where the pieces are is known in memory only, and to a
-checkpoint.
+The file is a sequence of pieces (`trainer.logs.pieces`), each after the clicks of its rows' requests where requests are
+sampled: a byte a row. A piece ends where its batch or its block ends, so every piece has the column types of its batch.
+Where the pieces are is known in memory only, and to a checkpoint.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,14 +23,13 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from model_store.errors import CheckpointError, InputError, OutputError
 from trainer.logs.batch import Position, RowBatch
+from trainer.logs.pieces import of_bytes, to_bytes
 
 BLOCK_ROWS = 4096
-_ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1))
-_CLICKED = "clicked"
+_SIZE = struct.Struct("<I")
 
 
 class Piece(NamedTuple):
@@ -122,13 +121,8 @@ class Blocks:
         self._file.truncate(self._end)
 
     def _write(self, batch: RowBatch, first: int, end: int) -> None:
-        columns = [column.slice(first, end - first) for column in batch.columns.values()]
-        clicked = pa.nulls(end - first) if batch.clicked is None else pa.array(batch.clicked[first:end])
-        record = pa.RecordBatch.from_arrays([*columns, clicked], [*batch.columns, _CLICKED])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, record.schema, options=_ZSTD) as writer:
-            writer.write_batch(record)
-        data = memoryview(sink.getvalue())
+        clicked = b"" if batch.clicked is None else batch.clicked[first:end].tobytes()
+        data = _SIZE.pack(len(clicked)) + clicked + to_bytes(batch.columns, first, end - first)
         try:
             _write_all(self._file.fileno(), data, self._end)
         except OSError as error:
@@ -146,17 +140,17 @@ class Blocks:
                 f"{self._where} is damaged: its bytes from {piece.at:,} on are not those that were written; "
                 "learn the log again"
             )
-        record = pa.ipc.open_stream(data).read_next_batch()
-        *columns, clicked = record.columns
+        after = _SIZE.size + _SIZE.unpack_from(data)[0]
+        clicked = data[_SIZE.size : after]
         return RowBatch(
-            columns=dict(zip(record.schema.names[:-1], columns, strict=True)),
+            columns=of_bytes(memoryview(data)[after:], self._where),
             lines=np.arange(piece.first_row + 1, piece.first_row + piece.rows + 1),
             file=self._where,
             rejects=(),
             rows=piece.rows,
             stop=Position(self._where),
             first_row=piece.first_row,
-            clicked=None if pa.types.is_null(clicked.type) else clicked.to_numpy(zero_copy_only=False),
+            clicked=np.frombuffer(clicked, np.bool_) if clicked else None,
         )
 
     def _unwritable(self, error: OSError) -> OutputError:

@@ -27,7 +27,7 @@ from model_store.features.cells import (
 from model_store.features.cells_kernels import digest_cells
 from model_store.features.columns import TokenColumn, takes_cells, token_columns
 from model_store.features.features import FeaturePlan
-from model_store.hash_kernels import digest_columns, hash_keys, prefix_state
+from model_store.hash_kernels import digest_coded, digest_columns, hash_keys, prefix_state
 from model_store.spec.keys import BIAS, MAX_KEY_BYTES
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
@@ -359,21 +359,24 @@ def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out
     cells = dict[
         tuple[int, int, int], list[tuple[int, int]]
     ]()  # rows of out, by what their texts have in common
-    arrays = []
+    arrays, coded = [], list[tuple[int, CodedText]]()
     for number, index in enumerate(chosen):
         text = columns[index].text
         if isinstance(text, CellText):
             data, offset, stride, gap = text.where
             cells.setdefault((data, stride, gap), []).append((number, offset))
         elif isinstance(text, CodedText):
-            found = np.empty((1, len(text.texts)), np.uint64)
-            digest_columns(*addresses([text.texts]), len(text.texts), raw[[index]], found)
-            np.take(found[0], text.codes, out=out[number])
+            coded.append((number, text))
         else:
             arrays.append(number)
     for (data, stride, gap), found_there in cells.items():
         numbers, offsets = np.array(found_there).T.copy()
         digest_cells(data, offsets, stride, gap, raw[[chosen[number] for number in numbers]], numbers, out)
+    if coded:
+        counts, codes = np.array([(len(text.texts), text.codes.ctypes.data) for _, text in coded]).T.copy()
+        numbers = np.array([number for number, _ in coded])
+        whole, found = raw[[chosen[number] for number in numbers]], np.empty(counts.max(), np.uint64)
+        digest_coded(*addresses([text.texts for _, text in coded]), counts, codes, whole, numbers, found, out)
     if arrays:
         texts, offsets = addresses([columns[chosen[number]].text for number in arrays])
         rest = out if len(arrays) == len(chosen) else np.empty((len(arrays), out.shape[1]), np.uint64)

@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.sections import FieldSpec
@@ -29,6 +30,7 @@ from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
+from trainer.logs.cache import PIECE_ROWS, CachedLog
 from trainer.logs.csv import Header
 from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
@@ -53,6 +55,8 @@ class Log:
     before that one, become examples; the others still enter the histories of users.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
+    cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`); same_batches: in the same
+    batches, on which a shard's order of keys depends.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 
@@ -68,6 +72,8 @@ class Log:
     until: str | None = None
     table: Table | None = None
     unlabelled: bool = False
+    cache: Path | None = None
+    same_batches: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def open_log(
             )
         inputs = ReadTwice()
         open_file = inputs.open
-        with _opened(log, specs, None, known, open_file) as opened:
+        with _opened(replace(log, cache=None), specs, None, known, open_file) as opened:
             known = opened.learned()
         log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
     with _opened(log, specs, start, known, open_file) as opened:
@@ -160,6 +166,10 @@ def _opened(
     if specs and holds_events(log.inputs, log.format, specs[0].input.label):
         if start is not None or log.readers > 1:
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
+        if log.cache is not None:
+            raise InputError(
+                f"--cache is for logs of rows; {log.inputs[0]} holds events, which are joined anew"
+            )
         if log.no_header:
             raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
         with EventLog(log.inputs, log.on_note) as events:
@@ -168,18 +178,32 @@ def _opened(
         return
     read = start.read if start is not None else ()
     turns = Turns(log.reader, log.readers)
-    with LogReader(
-        log.inputs,
-        format=log.format,
-        batch_bytes=log.batch_bytes,
-        read=read,
-        on_note=log.on_note,
-        turns=turns,
-        open_file=open_file,
-        header=_header(log, [start.resolved] if start is not None else specs),
-    ) as reader:
+    options: dict[str, Any] = {
+        "format": log.format,
+        "batch_bytes": log.batch_bytes,
+        "read": read,
+        "on_note": log.on_note,
+        "turns": turns,
+        "open_file": open_file,
+        "header": _header(log, [start.resolved] if start is not None else specs),
+    }
+    with _reader(log, options) as reader:
         starts = [start] if start else [_resolve(spec, reader, log) for spec in specs]
         yield OpenLog(log, reader, _with_learned(starts, known))
+
+
+def _reader(log: Log, options: dict[str, Any]) -> LogReader:
+    """The reader of a log's rows. A run that is resumed reads the log, in whose middle it begins."""
+    if log.cache is None:
+        return LogReader(log.inputs, **options)
+    if options["read"]:
+        log.on_note(f"the run is resumed: its rows are read from the log, not from {log.cache}")
+        return LogReader(log.inputs, **options)
+    what = {
+        "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
+        "label": sorted(options["header"].known),
+    }
+    return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
 
 
 def _with_learned(starts: Sequence[RunStart], known: Sequence[ModelSpec]) -> list[RunStart]:

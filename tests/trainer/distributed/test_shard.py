@@ -8,6 +8,7 @@ import pickle
 import resource
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,20 @@ def test_a_plan_makes_the_same_shard_again_after_it_was_sent(tmp_path: Path) -> 
     plan = plans_of(spec_of(), inputs, 2, held_out=HeldOut(share=0.2))[1]
     first, again = build_shard(plan), build_shard(pickle.loads(pickle.dumps(plan)))
     assert_equal(first, again)
+
+
+@pytest.mark.parametrize(("name", "workers"), [("log.csv", 1), ("log.csv", 2), ("log.jsonl", 3)])
+def test_a_shard_from_the_cache_is_the_one_from_the_log(tmp_path: Path, name: str, workers: int) -> None:
+    inputs, cache = [write(tmp_path / name, rows_of())], tmp_path / "rows.cache"
+    with open(inputs[0], "a", encoding="utf-8") as file:
+        file.write("{\n" if name.endswith("jsonl") else "1,too,few\n")
+        file.write(Path(write(tmp_path / f"more-{name}", rows_of(300, 2))).read_text().partition("\n")[2])
+    plans = plans_of(spec_of(), inputs, workers, held_out=HeldOut(share=0.3))
+    for plan in plans:
+        expected = build_shard(plan)
+        for _ in range(2):
+            assert_equal(build_shard(replace(plan, cache=cache)), expected)
+    assert len(list(tmp_path.glob("rows.cache.*"))) == workers
 
 
 def assert_equal(first: Shard, second: Shard) -> None:
