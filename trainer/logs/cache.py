@@ -4,9 +4,9 @@
 the log's files are the same, it reads that instead. Rows, lines, rejects and positions are the same, so a
 run learns the same bits and says the same of it. The cache knows columns, not features: specs may differ.
 
-The file is a sequence of pieces (`trainer.logs.pieces`), one for some batches of a file; then the index, as JSON; then
-the length and CRC-32 of the index, and MAGIC. It takes its name when it is complete. Every part is verified before it
-is used.
+The file is MAGIC; a sequence of pieces (`trainer.logs.pieces`), one for some batches of a file; the index, as JSON; the
+length and CRC-32 of the index, and MAGIC again. It takes its name when it is complete. Every part is verified before
+it is used. A file that does not begin with MAGIC is never replaced.
 """
 
 from __future__ import annotations
@@ -157,6 +157,7 @@ class _Writer:
             self._file = self._whole.__enter__()
         except OSError as error:
             self._note(error)
+        self._try(lambda file: file.write(MAGIC))
 
     def add(self, batch: RowBatch) -> None:
         """Write a batch, with those before it once they have enough rows together."""
@@ -198,7 +199,7 @@ class _Writer:
             for each in waiting:
                 _write(file, self._index, [each], each.columns)
 
-    def _try(self, write: Callable[[BinaryIO], None]) -> None:
+    def _try(self, write: Callable[[BinaryIO], object]) -> None:
         """Write, unless the cache was given up; give it up if that fails."""
         if self._file is None:
             return
@@ -267,9 +268,12 @@ def _finish(file: BinaryIO, index: Mapping[str, Any]) -> None:
 
 
 def _index_of(path: Path, identity: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
-    """The index of a cache of this log that has these columns. Raises _Unfit."""
+    """The index of a cache of this log that has these columns. Raises _Unfit; InputError for another kind of file."""
     try:
         with path.open("rb") as file:
+            begin = file.read(len(MAGIC))
+            if begin and begin != MAGIC:
+                raise InputError(f"--cache: {path} is no cache of rows; delete the file, or name another one")
             file.seek(-_END.size, os.SEEK_END)
             size, crc, magic = _END.unpack(file.read(_END.size))
             file.seek(-_END.size - size, os.SEEK_END)

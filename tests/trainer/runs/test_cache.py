@@ -106,6 +106,16 @@ def test_a_damaged_piece_ends_the_run_after_the_rows_before_it(
     assert "is damaged; delete the file, and the log is read again" in capsys.readouterr().err
 
 
+def test_a_file_that_is_no_cache_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(300, 1))
+    other = write_log(tmp_path / "b.csv", rows(10, 2))
+    before = other.read_bytes()
+    arguments = Training(tmp_path / "run", spec).arguments([log], f"--cache={other}")
+    assert run(arguments) == InputError.exit_code
+    assert "is no cache of rows; delete the file, or name another one" in capsys.readouterr().err
+    assert other.read_bytes() == before
+
+
 def test_a_cache_that_cannot_be_written_stops_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
