@@ -1,5 +1,7 @@
 """FlatTrie: sorted keys as a radix trie in four arrays; it maps a key to its slot, its index among the sorted keys.
 
+A `LabelTrie` is the same trie with the nodes' labels only, in a fraction of the bytes; servers hold their keys so.
+
 Weights and variants are separate arrays over slots. docs/trie.md draws a trie and has the table of its bytes.
 
 Thread safety: immutable; any number of threads may read it. Running times: L is a key's length in
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +29,12 @@ from model_store.trie.trie_kernels import (
     TERMINAL_SHIFT,
     build_nodes,
     first_unsorted,
+    measure_keys,
+    pack_labels,
     position_of,
     slot_of,
     slots_of,
+    write_keys,
 )
 
 MAX_DATA_BYTES = 2**32 - 1
@@ -179,6 +185,21 @@ class FlatTrie:
             length = int(self.nodes[each, SHAPE]) & LENGTH_MASK
             yield self.key(begin)[: depth + length], begin, stop
 
+    def into_labels(self) -> LabelTrie:
+        """The same trie without whole keys. It takes over this trie's nodes, so this one must not be used again.
+
+        O(nodes and their labels).
+        """
+        length = int((self.nodes[:, SHAPE] & np.uint32(LENGTH_MASK)).sum(dtype=np.int64))
+        labels = np.empty(length, np.uint8)
+        pack_labels(self.nodes, self.key_data, labels)
+        return LabelTrie.of_arrays(labels, self.nodes, self.first_byte)
+
+    @property
+    def whole_keys(self) -> tuple[Array, Array]:
+        """Every key: uint8 data, and uint32[n + 1] offsets into it."""
+        return self.key_data, self.key_offsets
+
     @property
     def walked(self) -> tuple[Array, Array, Array]:
         """nodes, first_byte and key_data, which kernels walk."""
@@ -218,6 +239,62 @@ class FlatTrie:
                 assert self.key(begin)[depth + length] == byte
                 begins[c] = (begin, end, depth + length)
         assert (next_child, len(begins), ends_seen) == (len(self.nodes), 0, len(self))
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTrie(FlatTrie):
+    """A FlatTrie without whole keys: `key_data` has the nodes' labels, in their order; `key_offsets` is empty.
+
+    Walks, and the answers of every method, are the same. A key is put together from the labels on its way.
+    """
+
+    @classmethod
+    def of_arrays(cls, labels: Array, nodes: Array, first_byte: Array) -> LabelTrie:
+        """Bind what `labels` returned. O(1)."""
+        return cls(labels, np.empty(0, np.uint32), nodes, first_byte)
+
+    def __len__(self) -> int:
+        """The number of keys. O(1)."""
+        return self._count
+
+    def key(self, slot: int) -> bytes:
+        """The key in `slot`. O(L). Raises IndexError unless 0 ≤ slot < n."""
+        if not 0 <= slot < len(self):
+            raise IndexError(f"slot {slot}: the trie has slots 0 to {len(self) - 1}")
+        node, labels = 0, []
+        while True:
+            child, label, first, shape = self.nodes[node].tolist()
+            labels.append(self.key_data[label : label + (shape & LENGTH_MASK)].tobytes())
+            if shape >> TERMINAL_SHIFT and first == slot:
+                return b"".join(labels)
+            below = self.nodes[child : child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK), SLOT]
+            node = child + int(np.searchsorted(below, slot, "right")) - 1
+
+    @property
+    def whole_keys(self) -> tuple[Array, Array]:
+        """Every key, put together: uint8 data, and uint32[n + 1] offsets into it. O(their bytes)."""
+        stops, depths = np.empty(len(self.nodes), np.uint32), np.empty(len(self.nodes), np.uint16)
+        offsets = np.zeros(len(self) + 1, np.uint32)
+        measure_keys(self.nodes, len(self), stops, depths, offsets)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        write_keys(self.nodes, self.key_data, stops, depths, offsets, data)
+        return data, offsets
+
+    @property
+    def labels(self) -> tuple[Array, Array, Array]:
+        """key_data, nodes and first_byte: the whole trie."""
+        return self.key_data, self.nodes, self.first_byte
+
+    @cached_property
+    def _count(self) -> int:
+        """One more than the last slot, which is that of the last leaf."""
+        node = 0
+        while True:
+            child, _, slot, shape = self.nodes[node].tolist()
+            children = shape >> CHILDREN_SHIFT & CHILDREN_MASK
+            if not children:
+                return int(slot) + (shape >> TERMINAL_SHIFT)
+            node = child + children - 1
 
 
 def _plain(array: Array, dtype: npt.DTypeLike) -> Array:

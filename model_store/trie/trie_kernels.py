@@ -3,7 +3,7 @@
 A node is a row of uint32[nodes, 4] (16 bytes; docs/trie.md has the table):
 
     CHILD  number of its first child; its children are CHILD … CHILD + children - 1, sorted by first byte
-    LABEL  where its label begins in the key bytes
+    LABEL  where its label begins in the key bytes, or in the labels (see `trie.LabelTrie`)
     SLOT   the first slot in its subtree; its own slot, if a key ends here, because a prefix sorts first
     SHAPE  bits 0–15 label length, 16–24 number of children, 31 set if a key ends here
 
@@ -112,6 +112,50 @@ def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: A
         else:
             outside = middle
     return outside
+
+
+@bare_kernel
+def pack_labels(nodes: Any, key_data: Any, labels: Any) -> None:
+    """Copy every node's label into `labels` (uint8), one after another, and let LABEL point there."""
+    at = 0
+    for node in range(nodes.shape[0]):
+        label, length = np.int64(nodes[node, LABEL]), np.int64(nodes[node, SHAPE]) & LENGTH_MASK
+        for byte in range(length):
+            labels[at + byte] = key_data[label + byte]
+        nodes[node, LABEL] = at
+        at += length
+
+
+@bare_kernel
+def measure_keys(nodes: Any, keys: Any, stops: Any, depths: Any, offsets: Any) -> None:
+    """Where each key begins once they are all put together: offsets uint32[keys + 1], 0 at first.
+
+    stops uint32[nodes], depths uint16[nodes]: one past the slots below each node, and where its label begins in these
+    keys; both are filled. A node comes after its parent.
+    """
+    stops[0], depths[0] = keys, 0
+    for node in range(nodes.shape[0]):
+        shape = np.int64(nodes[node, SHAPE])
+        end = np.int64(depths[node]) + (shape & LENGTH_MASK)
+        if shape >> TERMINAL_SHIFT:
+            offsets[np.int64(nodes[node, SLOT]) + 1] = end
+        first, children = np.int64(nodes[node, CHILD]), (shape >> CHILDREN_SHIFT) & CHILDREN_MASK
+        for child in range(first, first + children):
+            depths[child] = end
+            stops[child] = nodes[child + 1, SLOT] if child + 1 < first + children else stops[node]
+    for slot in range(keys):
+        offsets[slot + 1] += offsets[slot]
+
+
+@bare_kernel
+def write_keys(nodes: Any, labels: Any, stops: Any, depths: Any, offsets: Any, key_data: Any) -> None:
+    """Write every key's bytes, label by label; see `measure_keys`. O(their bytes)."""
+    for node in range(nodes.shape[0]):
+        label, length = np.int64(nodes[node, LABEL]), np.int64(nodes[node, SHAPE]) & LENGTH_MASK
+        for slot in range(nodes[node, SLOT], stops[node]):
+            at = np.int64(offsets[slot]) + np.int64(depths[node])
+            for byte in range(length):
+                key_data[at + byte] = labels[label + byte]
 
 
 @bare_inline

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, spec_from_json
-from model_store.trie.trie import FlatTrie
+from model_store.trie.trie import FlatTrie, LabelTrie
 from server.model.item_parts import ItemParts
 from server.model.layers_kernels import merge_keys
 from server.model.shared_memory import SharedBlock
@@ -24,6 +24,7 @@ from server.model.values import Values
 
 Array = npt.NDArray[Any]
 _TRIE = ("key_data", "key_offsets", "nodes", "first_byte")
+_LABELS = ("labels", "nodes", "first_byte")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,10 @@ class Layer:
 
 def keys_by_name(trie: FlatTrie, item_parts: ItemParts) -> dict[str, Array]:
     """A layer's arrays without the values, as its block names them."""
-    arrays = dict(zip(_TRIE, trie.arrays, strict=True))
+    if isinstance(trie, LabelTrie):
+        arrays = dict(zip(_LABELS, trie.labels, strict=True))
+    else:
+        arrays = dict(zip(_TRIE, trie.arrays, strict=True))
     arrays |= {f"halves_{name}": array for name, array in zip(_TRIE, item_parts.trie.arrays, strict=True)}
     return arrays | {"half": item_parts.half, "at": item_parts.at}
 
@@ -59,7 +63,11 @@ def keys_by_name(trie: FlatTrie, item_parts: ItemParts) -> dict[str, Array]:
 def keys_of_part(part: SharedBlock, first_part: int = 0) -> tuple[FlatTrie, ItemParts]:
     """Views of a block's arrays: the trie and its item parts."""
     arrays = part.arrays
-    trie, parts_trie = (FlatTrie(*(arrays[prefix + name] for name in _TRIE)) for prefix in ("", "halves_"))
+    parts_trie = FlatTrie(*(arrays[f"halves_{name}"] for name in _TRIE))
+    if "labels" in arrays:
+        trie: FlatTrie = LabelTrie.of_arrays(*(arrays[name] for name in _LABELS))
+    else:  # a fresh layer, or a base that an earlier ftrie has kept on disk
+        trie = FlatTrie(*(arrays[name] for name in _TRIE))
     return trie, ItemParts(parts_trie, arrays["half"], arrays["at"], first_part)
 
 
@@ -93,7 +101,7 @@ class Base:
         """Build the block from sorted keys. O(key bytes). Raises ArtefactError for unsorted keys."""
         trie = FlatTrie.build(key_data, key_offsets, trim=False)
         item_parts = ItemParts.of(FeaturePlan.of(spec), trie)
-        return SharedBlock.write({"spec": spec.to_json()}, keys_by_name(trie, item_parts))
+        return SharedBlock.write({"spec": spec.to_json()}, keys_by_name(trie.into_labels(), item_parts))
 
 
 _BOUND: WeakKeyDictionary[SharedBlock, Base] = WeakKeyDictionary()

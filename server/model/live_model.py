@@ -397,7 +397,7 @@ class State:
         """The same version, whose base has these values, without a fresh layer. O(bytes + items)."""
         base, fresh = self.base.trie, self.fresh
         rows = merged(
-            Rows(base.key_data, base.key_offsets, values),
+            Rows(*base.whole_keys, values),
             Rows(fresh.trie.key_data, fresh.trie.key_offsets, fresh.values),
         )
         base_part = Base.part(self.base.spec, rows.key_data, rows.key_offsets)

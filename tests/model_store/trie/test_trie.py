@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import ArtefactError
 from model_store.trie.trie import MAX_KEY_BYTES, FlatTrie
+from model_store.trie.trie_kernels import LENGTH_MASK, SHAPE
 
 # Few letters make long shared prefixes; NUL and 0xFF are the ends of the byte range.
 crowded = st.lists(st.sampled_from([b"a", b"b", b"ab", b"\x00", b"\xff", b"age=", b"*"]), max_size=8).map(
@@ -122,3 +123,27 @@ def test_many_keys_build_and_answer() -> None:
     trie = FlatTrie.of(keys)
     trie._check()
     assert trie.statistics(b"age*brand=25*", np.ones(len(keys))).keys == 200
+
+
+@given(key_sets, st.lists(keys_of_every_kind, max_size=20))
+def test_a_trie_of_labels_answers_like_the_one_it_was_made_of(keys: list[bytes], probes: list[bytes]) -> None:
+    trie, labels = FlatTrie.of(keys), FlatTrie.of(keys).into_labels()
+    assert len(labels) == len(keys)
+    assert [labels.key(slot) for slot in range(len(keys))] == keys
+    wanted = keys + probes
+    data, offsets = np.frombuffer(b"".join(wanted), np.uint8), np.cumsum([0, *map(len, wanted)])
+    assert labels.get_many(data, offsets).tolist() == trie.get_many(data, offsets).tolist()
+    for prefix in [*probes, b""]:
+        assert labels.cursor(prefix) == trie.cursor(prefix)
+        assert labels.has_prefix(prefix) == trie.has_prefix(prefix)
+        assert list(labels.items(prefix)) == list(trie.items(prefix))
+        assert list(labels.branches(prefix)) == list(trie.branches(prefix))
+    whole = trie.whole_keys, labels.whole_keys
+    assert [array.tolist() for array in whole[1]] == [array.tolist() for array in whole[0]]
+    assert labels.key_data.size == sum((trie.nodes[:, SHAPE] & LENGTH_MASK).tolist())
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_that_a_trie_of_labels_lacks_is_named(slot: int) -> None:
+    with pytest.raises(IndexError, match=f"slot {slot}: the trie has slots 0 to 1"):
+        FlatTrie.of([b"a", b"ab"]).into_labels().key(slot)
