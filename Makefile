@@ -14,6 +14,10 @@ DOCS := .venv/installed-docs
 DASHBOARD := .venv/installed-dashboard
 NODE := .venv/installed-node
 
+# Modules are byte-compiled at their first import, since pip does not here; an environment that forbids it, as those of
+# some containers do, would compile all of them in every process: `make demo` took twice as long.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup torch distributed demo live test test-all check lint types imports dependencies wire pages docs bench proto lock screenshots
 .DEFAULT_GOAL := help
 
@@ -113,7 +117,7 @@ lock: .venv/bin/python
 # One stamp for ftrie alone and one for each extra, so that a changed pyproject.toml installs again.
 EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 
-# --no-compile: of some 9,000 modules few are ever imported, and Python compiles those at their first import.
+# --no-compile: of some 9,000 modules few are ever imported, and Python compiles those at their first import (see above).
 # The versions of PyTorch and Ray that are tested.
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'

@@ -66,8 +66,7 @@ def compile_kernels(
     for format in sorted({*formats} & _LOGS.keys() - {_TEXT}):
         small = _small(spec, has_fields=format not in _NAMES_FIELDS)
         steps.append(partial(_learn, small, format, MetricsOptions(), publishes))
-    if any(field.kind == "number" for field in spec.fields.values()):
-        steps.append(_read_numbers)
+    steps.append(_read_numbers)
     ready = kernels_are_ready(spec, formats, slices=slices, publishes=publishes)
     with _compiling(SILENT if ready else output, _LEARNING_KERNELS + _FORMAT_KERNELS * (len(steps) - 1)):
         for step in steps:
@@ -151,6 +150,7 @@ def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bo
 
 
 def _read_numbers() -> None:
+    """The small logs have no field of numbers: the spec of `ftrie warmup` does not know whether a run's spec has one."""
     block = Block.of(np.frombuffer(b"1\n", np.uint8), ",", None, 1)
     assert block is not None
     read_numbers(*CellText(block, 0).where, np.empty(1), np.empty(1, np.int32))
