@@ -78,11 +78,11 @@ def test_a_log_that_has_changed_is_read_and_kept_again(
 def test_a_run_that_is_stopped_keeps_no_half_cache_and_a_resumed_one_reads_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(900, 1))
+    spec, log = write_spec(tmp_path / "shop.toml"), write_log(tmp_path / "a.csv", rows(5000, 1))
     expected, cache = undisturbed(tmp_path / "log", spec, [log]), tmp_path / "rows.cache"
     training = Training(tmp_path / "stopped", spec)
     with monkeypatch.context() as patched:
-        stop_after(patched, 3, signal.SIGTERM)
+        stop_after(patched, 2, signal.SIGTERM)
         assert run(training.keeping([log], f"--cache={cache}")) == 128 + signal.SIGTERM
     assert list(tmp_path.glob("*rows.cache*")) == []
     capsys.readouterr()

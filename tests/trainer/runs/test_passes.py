@@ -31,6 +31,7 @@ from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
 from trainer.logs.rejects import RejectLog
 from trainer.runs.passes import PassFigures, PassOptions
+from trainer.runs.signals import StopSignals
 from trainer.runs.train import train
 
 BLOCK = 200
@@ -207,14 +208,15 @@ def test_passes_approach_the_optimum_of_the_whole_log(tmp_path: Path) -> None:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, number: int = signal.SIGTERM) -> None:
-    """Send this process the signal once so many batches were learned, among them one that compiles the kernels."""
-    learn, left = LearningModel.learn, [batches]
+    """Send this process the signal once the run has learned one batch less; not while it compiles its kernels."""
+    learn, left = LearningModel.learn, [batches - 1]
 
     def learn_and_stop(model: LearningModel, *arguments: Any, **named: Any) -> None:
         learn(model, *arguments, **named)
-        left[0] -= 1
-        if not left[0]:
-            signal.raise_signal(number)
+        if isinstance(getattr(signal.getsignal(number), "__self__", None), StopSignals):
+            left[0] -= 1
+            if not left[0]:
+                signal.raise_signal(number)
 
     monkeypatch.setattr(LearningModel, "learn", learn_and_stop)
 
