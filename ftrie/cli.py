@@ -6,6 +6,7 @@ and redis inside the command functions, so that `ftrie --help` is fast.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from model_store.errors import FtrieError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_NEW_OBJECTS = 50_000
 
 # In the order of `ftrie --help`.
 COMMAND_MODULES = (
@@ -63,6 +65,9 @@ def main() -> None:
     SIGTERM and SIGHUP end it as Ctrl-C does, so that an embedded Valkey and partly written files are cleaned up;
     `ftrie serve` installs its own handlers.
     """
+    # Modules and kernels are a million objects that live as long as the process: with Python's 700 new objects between
+    # two collections, a sixth of the time until the first row went into visiting them.
+    gc.set_threshold(_NEW_OBJECTS)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
             signal.signal(number, _leave)

@@ -103,6 +103,7 @@ crosses = [{ fields = ["hour", "brand"] }]
 hour = {}
 brand = { side = "item" }
 """
+_COLLECTED_AFTER = (700, 10, 10)
 _ADPREDICTOR = '[learner]\nalgorithm = "adpredictor"\n'
 _KEYS = (b"bias", b"brand=nike", b"hour*brand=7*nike", b"hour=7")
 _FRESH = (b"hour*brand=8*nova",)
@@ -117,6 +118,7 @@ def warm_kernels() -> None:
     # The compiler leaves a million objects that live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_COLLECTED_AFTER)  # fewer, longer collections would delay calls
 
 
 def run_kernels() -> None:
