@@ -150,7 +150,7 @@ def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bo
 
 
 def _read_numbers() -> None:
-    """The small logs have no field of numbers: the spec of `ftrie warmup` does not know whether a run's spec has one."""
+    """The small logs have no field of numbers: `ftrie warmup` does not know whether the spec of a run has one."""
     block = Block.of(np.frombuffer(b"1\n", np.uint8), ",", None, 1)
     assert block is not None
     read_numbers(*CellText(block, 0).where, np.empty(1), np.empty(1, np.int32))
