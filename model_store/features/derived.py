@@ -4,8 +4,9 @@ Trainer and server call the same function over the candidates of requests: a ser
 to the last bit. A value that the log, a record or a request gives is never replaced.
 
 Inputs are numbers as they are written, before clip, bucket and scale. A number that is missing, does not parse or is
-beyond LARGEST_REAL counts as absent, and so does a result that is beyond it or divides by 0. Candidates without the
-number that a list compares have no value of the list field, and the others are compared without them.
+beyond LARGEST_REAL counts as absent, and so does a result that divides by 0, or that is beyond it or has an x that is.
+Candidates without the number that a list compares have no value of the list field, and the others are compared without
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features.cells import number_column, plain, text_column
+from model_store.features.numbers import NumberRule
 from model_store.features.values import LARGEST_REAL, Value, one_scalar, parse_real
 from model_store.spec.sections import FieldSpec
 
@@ -33,7 +35,10 @@ ABSENT = float("nan")
 
 @dataclass(frozen=True)
 class Derived:
-    """One derived field: its name, the side it belongs to, the fields it reads, and how it is computed from these."""
+    """One derived field: its name, the side it belongs to, the fields it reads, and how it is computed from these.
+
+    rule: of a field whose x is scaled, so that it may be beyond LARGEST_REAL where the number is not.
+    """
 
     name: str
     side: str
@@ -41,6 +46,13 @@ class Derived:
     compares: bool
     """True if a candidate's value depends on the other candidates of the request."""
     of: Callable[..., Numbers]
+    rule: NumberRule | None
+
+    def fitting(self, numbers: Numbers) -> Numbers:
+        """The numbers, with NaN for those whose x a model does not take."""
+        if self.rule is None:
+            return numbers
+        return np.where(np.abs(self.rule.xs(numbers)) <= LARGEST_REAL, numbers, np.nan)
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,9 @@ class Derivations:
             inputs = [numbers[name] for name in field.inputs]
             made = field.of(*inputs, starts) if field.compares else field.of(*inputs)
             own = numbers[field.name]
-            found[field.name] = numbers[field.name] = np.where(np.isnan(own), _bounded(made), own)
+            found[field.name] = numbers[field.name] = np.where(
+                np.isnan(own), field.fitting(_bounded(made)), own
+            )
         return found
 
     def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
@@ -134,7 +148,9 @@ def _derived(name: str, spec: FieldSpec) -> Derived:
     of: Callable[..., Numbers] = _ratio if spec.ratio is not None else _difference
     if spec.list is not None:
         of = partial(_LISTS[spec.list], best=spec.best or "min")
-    return Derived(name, spec.side, spec.inputs, spec.list is not None, of)
+    rule = NumberRule.of(spec)
+    scaled = rule.buckets is None and not rule.is_plain
+    return Derived(name, spec.side, spec.inputs, spec.list is not None, of, rule if scaled else None)
 
 
 def _ordered(

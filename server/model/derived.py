@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from model_store.features.derived import Derivations, is_absent, value_number
 from model_store.features.features import FeaturePlan
-from model_store.features.numbers import NumberRule
-from model_store.features.values import LARGEST_REAL, Value
+from model_store.features.values import Value
 
 Array = npt.NDArray[Any]
 Record = Mapping[str, Value]
@@ -29,7 +28,6 @@ class DerivedFields:
     request: fields of the user's and the context's side. records: fields of items that depend on the item alone; the
     catalogue holds their values. items: all fields of items. per_request: those of them that depend on the request.
     from_items, from_request: what `items` are computed from, by side; from_items includes the fields themselves.
-    rules: of fields whose x is scaled; it may then be beyond what a model takes, and such a value counts as absent.
     """
 
     request: Derivations
@@ -38,7 +36,6 @@ class DerivedFields:
     per_request: tuple[str, ...]
     from_items: tuple[str, ...]
     from_request: tuple[str, ...]
-    rules: Mapping[str, NumberRule]
 
     @classmethod
     def of(cls, plan: FeaturePlan) -> DerivedFields | None:
@@ -60,14 +57,6 @@ class DerivedFields:
             per_request=tuple(field.name for field in items.fields if field.name in varying),
             from_items=tuple(name for name, side in sides.items() if side == "item"),
             from_request=tuple(name for name, side in sides.items() if side != "item"),
-            rules={
-                field.name: rule
-                for field in plan.fields
-                if field.spec.is_derived
-                and (rule := field.number) is not None
-                and rule.buckets is None
-                and not rule.is_plain
-            },
         )
 
     def numbers_of(self, records: Collection[Record]) -> dict[str, Array]:
@@ -107,7 +96,7 @@ class DerivedFields:
         if not self.request:
             return values
         given = {name: _numbers([values.get(name)]) for name in self.request.columns}
-        found = self.fitting(self.request.computed(given, np.array([0, 1])))
+        found = self.request.computed(given, np.array([0, 1]))
         absent = (name for name in found if is_absent(values.get(name)))
         return {
             **values,
@@ -124,14 +113,13 @@ class DerivedFields:
         `numbers_of` makes them, for each of `from_items`.
         """
         request = {name: np.full(count, value_number(values.get(name))) for name in self.from_request}
-        return self.fitting(self.items.computed({**request, **given}, np.array([0, count])))
+        return self.items.computed({**request, **given}, np.array([0, count]))
 
     def fitting(self, values: dict[str, Array]) -> dict[str, Array]:
-        """The values, with NaN for those of derived fields whose x the model does not take."""
-        for name, rule in self.rules.items():
-            if name in values:
-                fits = np.abs(rule.xs(values[name])) <= LARGEST_REAL
-                values[name] = np.where(fits, values[name], np.nan)
+        """Given values, with NaN for those of fields of items whose x the model does not take."""
+        for field in self.items.fields:
+            if field.name in values:
+                values[field.name] = field.fitting(values[field.name])
         return values
 
 

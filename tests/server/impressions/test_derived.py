@@ -45,6 +45,7 @@ GIVEN: Fields = {
     "nights": {"side": "context", **NUMBER},
     "city": {"side": "context"},
 }
+SCALED = {"scale": "standard", "learned": [1.0, 1e-6]}
 OF_ITEMS, OF_REQUESTS = ("price", "stars", "kg"), ("budget", "nights")
 
 
@@ -63,7 +64,7 @@ def resolved(fields: Fields, crosses: Sequence[dict[str, Any]] = ()) -> ModelSpe
 
 def scaled(other: str) -> ModelSpec:
     """A ratio of the price, and the least one of the request; records may give ratios that `scale` makes too large."""
-    scale = {"side": "item", **NUMBER, "scale": "standard", "learned": [1.0, 1e-6]}
+    scale = {"side": "item", **NUMBER, **SCALED}
     derived = {
         "ratio0": scale | {"ratio": ["price", other]},
         "list0": scale | {"list": "min", "of": "ratio0"},
@@ -97,7 +98,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
                     {"bucket": [1.0, 2.0, 5.0], "missing": "key"},
                     {"clip": [0.5, 3.0], "missing": "key"},
                     {"scale": "log1p", "main": False},
-                    {"scale": "standard", "learned": [1.0, 1e-6]},
+                    SCALED,
                 ]
             )
         )
@@ -227,6 +228,17 @@ def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
     user={},
     context={},
     top_k=3,
+)
+@example(
+    spec=resolved(
+        GIVEN | {"difference0": {"side": "item", **NUMBER, "difference": ["price", "stars"], **SCALED}}
+    ),
+    items={"b": {"price": "0", "stars": "1e24"}},
+    named=["b"],
+    inline={},
+    user={},
+    context={},
+    top_k=1,
 )
 @example(
     spec=scaled("budget"),
