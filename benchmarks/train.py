@@ -86,12 +86,12 @@ def against_vw(folder: Path, stream: Stream, rounds: int, name: str, about: str)
     stream.write_tsv(tsv)
     write_vw(tsv, text)
     spec = write_spec(folder / "one.toml", stream, 1)
-    kept = f"-c --cache_file {folder / 'log.cache'}"
+    kept = f"--cache_file {folder / 'log.cache'}"
     runs: dict[str, Callable[[], Outcome]] = {
         "ftrie train, TSV": lambda: run_ftrie(tsv, spec),
         "ftrie train, from --cache": lambda: run_ftrie(tsv, spec, f"--cache={cache}"),
         VW: lambda: run_vw(text, stream.rows),
-        "Vowpal Wabbit --ftrl, from -c": lambda: run_vw(text, stream.rows, kept),
+        "Vowpal Wabbit --ftrl, its cache": lambda: run_vw(text, stream.rows, kept),
     }
     outcomes = {
         title: run() for title, run in runs.items()
