@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks import impressions, large_model
-from benchmarks import rank_model as shop
 from benchmarks.common import report
 from ftrie.charts.kinds import Spec, lines, require_charts
 from ftrie.charts.static import COLUMN_WIDTH, stacked_svg
@@ -61,8 +60,11 @@ KEYS, LARGE = (100_000, 1_000_000, 4_000_000), 10_000_000
 MOST_OF_OWN = 1_000_000
 """Keys, where each variant has values of its own: 32 of them are 1.1 GB."""
 ITEMS, ITEM_KEYS = (10_000, 100_000), 100_000
-PENDING, SHOWN, CANDIDATES = (10_000, 100_000), (10, 50), 200
+PENDING, SHOWN = (1_000, 10_000, 100_000), (10, 50)
 MOST_ROWS = 1_000_000
+"""Of pending requests, by one number of shown items."""
+GOAL = 0.4
+"""Trie and weights, of a dict."""
 SEVERAL = 8
 LAYOUTS = {
     "one value": (1, layout_of("single", "f64", "per_coordinate")),
@@ -79,7 +81,7 @@ FULL, GROWN = "{}, full", "{}, just grown"
 
 @dataclass(frozen=True)
 class Size:
-    """What a structure takes for `count` keys, items, impressions or requests. a_dict: the bytes of a dict of the same."""
+    """What a structure takes for `count` of something. a_dict: the bytes of a dict of the same keys and weights."""
 
     part: str
     what: str
@@ -90,11 +92,17 @@ class Size:
 
     @property
     def each(self) -> float:
+        """Bytes of one."""
         return self.nbytes / self.count
+
+    @property
+    def share(self) -> float | None:
+        """Its bytes, of a dict's."""
+        return None if self.a_dict is None else self.nbytes / self.a_dict
 
     def row(self) -> tuple[Any, ...]:
         """Its row of COLUMNS."""
-        share = None if self.a_dict is None else f"{100 * self.nbytes / self.a_dict:.1f} %"
+        share = None if self.share is None else f"{self.share:.1%}".replace("%", " %")
         digits = 1 if self.each < 1000 else None
         return (
             *(self.part, self.what, self.of, self.count),
@@ -115,7 +123,8 @@ def training(counts: Sequence[int]) -> tuple[list[Size], list[Size]]:
         rows += [size for size in found if size.what == TABLE.format(name)]
         grew = [size for size in found if size.what != TABLE.format(name)]
         rows += grew[-2:]
-        steps += [Size(size.part, name, size.of, size.count, size.nbytes) for size in grew or found]
+        shown = [size for size in grew if 2 * size.count >= counts[0]] or found
+        steps += [Size(size.part, name, size.of, size.count, size.nbytes) for size in shown]
     return rows, steps
 
 
@@ -286,8 +295,7 @@ def _logged(served: ServedVersion, count: int, shown: int) -> Iterator[Size]:
             "rows' columns": segments.memory_used,
         }
         for what, nbytes in weighed.items():
-            of = "impression" if what in ("line", "in the stream") else "pending request"
-            yield Size(EVENTS, f"{what}, {shown} shown", of, count, int(nbytes))
+            yield Size(EVENTS, f"{what}, {shown} shown", "request", count, int(nbytes))
 
 
 def _lines(served: ServedVersion, count: int, shown: int) -> Iterator[bytes]:
@@ -317,59 +325,62 @@ def _read(served: ServedVersion, stream: EventStream, segments: Segments, join: 
 
 
 def picture(rows: Sequence[Size], steps: Sequence[Size]) -> str:
-    """Four panels, one below another: bytes of one key, item or request against their number."""
-    parts = {part: [size for size in rows if size.part == part] for part in (SERVING, CATALOGUE, EVENTS)}
-    panels = {
-        ("Training: the table, without the keys' bytes", "keys", "bytes a key"): (steps, {}),
-        ("Serving: model and dict", "keys", "bytes a key"): (parts[SERVING], _SERVED),
-        ("Items: catalogue, and a version's numbers", "items", "bytes an item"): (
-            parts[CATALOGUE],
-            _OF_ITEMS,
-        ),
-        ("Impressions in the store and in the trainer", "requests", "bytes each"): (
-            parts[EVENTS],
-            _OF_EVENTS,
-        ),
-    }
-    return stacked_svg([_panel(*titles, *found) for titles, found in panels.items()], COLUMN_WIDTH)
+    """Four panels, one below another, against the number of keys, items or requests."""
+    training = _panel(
+        "Training: the table, without the keys' bytes", steps, {size.what: size.what for size in steps}
+    )
+    serving = _panel("Serving: of a dict of the same keys, and the goal", rows, _SERVED, of_dict=True)
+    of_items = _panel("Items: the catalogue, and what a version adds", rows, _OF_ITEMS)
+    of_events = _panel("Impressions in the store and in the trainer", rows, _OF_EVENTS)
+    return stacked_svg([training, serving, of_items, of_events], COLUMN_WIDTH)
 
 
 _SERVED = {
-    "dict": "dict of floats",
-    "whole model": "model",
-    "trie and weights": "trie and weights",
-    f"dict, {SEVERAL} variants": f"dict, {SEVERAL} variants",
-    f"whole model, {SEVERAL} variants": f"model, {SEVERAL} variants",
+    f"{what}{suffix}": f"{what}{suffix}"
+    for suffix in ("", f", {SEVERAL} variants")
+    for what in ("trie and weights", "whole model")
 }
 _OF_ITEMS = {
     "whole catalogue": "catalogue",
-    "ids": "ids",
+    "lines' fragments": "fragments",
     "tokens": "tokens",
     "attributes": "attributes",
-    "lines' fragments": "fragments",
+    "ids": "ids",
     "a version": "version",
     f"a version, {SEVERAL} variants": f"version, {SEVERAL} variants",
 }
 _OF_EVENTS = {
     f"{what}, {shown} shown": f"{name}, {shown} shown"
+    for what, name in (("in the stream", "stream"), ("rows' columns", "rows"), ("join state", "join"))
     for shown in SHOWN
-    for what, name in (("in the stream", "stream"), ("join state", "join"), ("rows' columns", "rows"))
 }
 
 
-def _panel(title: str, x: str, y: str, sizes: Sequence[Size], names: Mapping[str, str]) -> Spec:
-    names = names or {size.what: size.what for size in sizes}
+def _panel(title: str, sizes: Sequence[Size], names: Mapping[str, str], *, of_dict: bool = False) -> Spec:
+    """A line for each structure in `names`: bytes of one, or a share of a dict's bytes."""
+    shown = [size for size in sizes if size.what in names]
     points = [
-        {"count": size.count, "bytes": size.each, "series": names[size.what]}
-        for size in sizes
-        if size.what in names
+        {"count": size.count, "y": size.share if of_dict else size.each, "series": names[size.what]}
+        for size in shown
     ]
-    series = list(dict.fromkeys(names.values()))
-    titles = {"x_title": x, "y_title": y, "description": f"{title}: {y} over {x}"}
+    of = shown[0].of
+    y = "bytes of those of the dict" if of_dict else f"bytes a{'n' * (of[0] in 'aeiou')} {of}"
     chart = lines(
-        points, x="count", y="bytes", series=series, x_axis="log", y_log=True, points=bool(len(points) < 60),
-        height=150, **titles,
-    )  # fmt: skip
+        points,
+        x="count",
+        y="y",
+        x_title=f"{of}s",
+        y_title=y,
+        series=list(names.values()),
+        x_axis="log",
+        y_log=not of_dict,
+        percent=of_dict,
+        reference=GOAL if of_dict else None,
+        zero=of_dict,
+        points=len(points) < 60,
+        height=150,
+        description=f"{title}: {y}, by the number of {of}s",
+    )
     return chart | {"title": title}
 
 
