@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ from server.model.items import ItemTable
 from server.model.model import Model
 from server.ranking.served import ServedVersion
 from trainer.events.columns import Wanted
-from trainer.events.merge import Merger
+from trainer.events.merge import Part, merge
+from trainer.events.parse import Parser
+from trainer.events.read_ahead import Parsed
 from trainer.events.redis import StreamSource
 from trainer.join.join import Join
 from trainer.join.rows import Segments
@@ -284,7 +286,7 @@ def _logged(served: ServedVersion, count: int, shown: int) -> Iterator[Size]:
             text += sum(map(len, batch))
         in_store = store.client.memory_usage(stream.key, samples=0)
         segments, join = Segments(Path(folder) / "segments", 1 << 40), Join(served.model.spec.join)
-        _read(served, stream, segments, join)
+        states = list(_pushed(served, stream, segments, join))
         if join.counts.pending != count:
             raise RuntimeError(f"{join.counts.pending} requests are pending, expected all {count}")
         weighed = {
@@ -296,6 +298,8 @@ def _logged(served: ServedVersion, count: int, shown: int) -> Iterator[Size]:
         }
         for what, nbytes in weighed.items():
             yield Size(EVENTS, f"{what}, {shown} shown", "request", count, int(nbytes))
+        most = max((state for state in states if 2 * state.count > count), key=lambda state: state.each)
+        yield replace(most, what=f"join state, just grown, {shown} shown")
 
 
 def _lines(served: ServedVersion, count: int, shown: int) -> Iterator[bytes]:
@@ -310,15 +314,15 @@ def _lines(served: ServedVersion, count: int, shown: int) -> Iterator[bytes]:
         yield makes.line(Shown(now_s, makes, query._replace(request_id=f"{number:016x}"), ranking))
 
 
-def _read(served: ServedVersion, stream: EventStream, segments: Segments, join: Join) -> None:
-    """Read a stream as a trainer does."""
+def _pushed(served: ServedVersion, stream: EventStream, segments: Segments, join: Join) -> Iterator[Size]:
+    """Read a stream as a trainer does, chunk by chunk; the state of the join after each."""
     source = StreamSource("impressions", stream, {}, lambda note: None, once=True)
-    merger = Merger([source], Wanted.of(served.model.spec), segments, once=True)
-    while not merger.ended:
-        merged = merger.poll(1.0)
-        if merged is not None:
-            join.push(merged)
-    merger.close()
+    parser = Parser(Wanted.of(served.model.spec))
+    while (chunk := source.read()) is not None:
+        assert chunk.arrived_us is not None
+        parsed = Parsed(chunk, parser.parse(chunk.data, chunk.starts, chunk.arrived_us), chunk.arrived_us, 0)
+        join.push(merge([Part(0, parsed, 0, len(chunk))], [source], segments.add))
+        yield Size(EVENTS, "join state", "request", join.counts.pending, join.nbytes)
 
 
 # -- the picture
