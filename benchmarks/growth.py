@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -104,12 +104,9 @@ class Size:
 
     def row(self) -> tuple[Any, ...]:
         """Its row of COLUMNS."""
-        share = None if self.share is None else f"{self.share:.1%}".replace("%", " %")
-        digits = 1 if self.each < 1000 else None
-        return (
-            *(self.part, self.what, self.of, self.count),
-            *(round(self.nbytes / 1e6, 1), round(self.each, digits), share),
-        )
+        share = None if self.share is None else f"{100 * self.share:.1f} %"
+        size = f"{self.nbytes / 1e6:,.1f}", f"{self.each:,.1f}"
+        return self.part, self.what, self.of, self.count, *size, share
 
 
 # -- training
@@ -408,11 +405,10 @@ def main(words: Sequence[str] | None = None) -> None:
     rows += events(options.pending, min(ITEM_KEYS, *options.served))
     if options.picture:
         write_whole(options.picture, picture(rows, steps).encode())
-    table = [size.row() for size in rows]
     if options.json:
-        print(json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in table], indent=2))
+        print(json.dumps([{**asdict(row), "each": row.each, "share": row.share} for row in rows], indent=2))
     else:
-        report("growth", "Bytes of each structure; exact, so one run", COLUMNS, table)
+        report("growth", "Bytes of each structure", COLUMNS, [row.row() for row in rows])
 
 
 if __name__ == "__main__":
