@@ -365,7 +365,7 @@ def _panel(title: str, sizes: Sequence[Size], names: Mapping[str, str], *, of_di
         for size in shown
     ]
     of = shown[0].of
-    y = "bytes of those of the dict" if of_dict else f"bytes a{'n' * (of[0] in 'aeiou')} {of}"
+    y = "share of the dict's bytes" if of_dict else f"bytes a{'n' * (of[0] in 'aeiou')} {of}"
     chart = lines(
         points,
         x="count",
