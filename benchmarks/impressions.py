@@ -49,9 +49,9 @@ class Nowhere:
         """Nothing is open."""
 
 
-def served_version() -> ServedVersion:
-    """The shop's model over its items, with what lines say of them."""
-    model = Model.build(shop.artefact(), 1)
+def served_version(keys: int = shop.KEYS) -> ServedVersion:
+    """The shop's model, of so many keys, over its items, with what lines say of them."""
+    model = Model.build(shop.artefact(most=keys), 1)
     records = list(shop.records(shop.ITEM_FIELDS, "item-", shop.ITEMS, seed=1))
     catalogue = Catalogue.build(FeaturePlan.of(model.spec), records, Form(model.spec, model.plan))
     return ServedVersion(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)

@@ -23,18 +23,21 @@ CROSSES = (("city", "sku"), ("user", "category"), ("user", "brand"), ("hour", "c
 Array = npt.NDArray[Any]
 
 
-def spec() -> ModelSpec:
-    """The spec, resolved."""
+def spec(variants: int = 1) -> ModelSpec:
+    """The spec, resolved. variants: with a weight of its own for each, if there are several."""
     fields = "".join(
         f'{name} = {{ side = "{"item" if name in ITEM_FIELDS else "user"}" }}\n' for name in FIELDS
     )
     crosses = "".join(f"[[crosses]]\nfields = {list(cross)}\n" for cross in CROSSES)
     text = f'[model]\nname = "{NAME}"\n[input]\nlabel = "click"\n[fields]\n{fields}{crosses}'
+    if variants > 1:
+        text += "[variants]\n" + "".join(f"v{number} = {{}}\n" for number in range(variants))
+        text += '[learner]\nvalues = "per_variant"\n'
     return parse_spec(text).resolve(["click", *FIELDS])
 
 
-def artefact(keys: int = KEYS, seed: int = 7) -> Artefact:
-    """About `keys` keys with random weights."""
+def artefact(keys: int = KEYS, seed: int = 7, variants: int = 1) -> Artefact:
+    """About `keys` keys with random weights, one for each variant."""
     draw = np.random.default_rng(seed)
     columns = [pa.array([b"bias"], pa.large_binary())]
     columns += [_field(name, np.arange(min(size, keys // 10))) for name, size in FIELDS.items()]
@@ -44,13 +47,14 @@ def artefact(keys: int = KEYS, seed: int = 7) -> Artefact:
     rows = pc.unique(pa.concat_arrays(columns))
     key_data, key_offsets = columns_of(rows.take(pc.sort_indices(rows)))
     count = len(rows)
+    weight = draw.normal(0, 0.05, count if variants == 1 else (count, variants)).astype(np.float32)
     return Artefact.from_columns(
         key_data=key_data,
         key_offsets=key_offsets,
-        weight=draw.normal(0, 0.05, count).astype(np.float32),
-        variants=np.ones(count, np.uint32),
-        rate=np.full(count, 0.1, np.float32),
-        spec=spec(),
+        weight=weight,
+        variants=np.full(count, (1 << variants) - 1, np.uint32),
+        rate=np.full_like(weight, 0.1),
+        spec=spec(variants),
         metrics={},
     )
 

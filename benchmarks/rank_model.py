@@ -55,10 +55,10 @@ def spec_text(variants: int = 1, values: str = "single", learner: str = "") -> s
     return text + f'[learner]\nvalues = "{values}"\n{learner}\n'
 
 
-def artefact(seed: int = 7) -> Artefact:
-    """A million keys with random weights."""
+def artefact(seed: int = 7, most: int = KEYS) -> Artefact:
+    """A million keys with random weights, or `most`, though never fewer than the fields have values."""
     draw = np.random.default_rng(seed)
-    keys = sorted(_keys(draw))
+    keys = sorted(_keys(draw, most))
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     return Artefact.from_columns(
         key_data=np.frombuffer(b"".join(keys), np.uint8).copy(),
@@ -87,14 +87,16 @@ def as_adpredictor(artefact: Artefact, seed: int = 9) -> Artefact:
     return replace(artefact, rate=rates, spec=resolved)
 
 
-def _keys(draw: np.random.Generator) -> set[bytes]:
+def _keys(draw: np.random.Generator, most: int) -> set[bytes]:
     keys = {b"bias"} | {
         b"%b=%b%d" % (n.encode(), n.encode(), v) for n, count in FIELDS.items() for v in range(count)
     }
     sizes = {cross: int(np.prod([FIELDS[name] for name in cross])) for cross in CROSSES}
     for cross, size in sorted(sizes.items(), key=lambda pair: pair[1]):
         left = sum(1 for other in sizes.values() if other >= size)
-        wanted = min(size, (KEYS - len(keys)) // left)  # what a small cross cannot take, the larger ones get
+        wanted = min(
+            size, max(0, most - len(keys)) // left
+        )  # what a small cross cannot take, the larger ones get
         keys.update(_cross_keys(cross, draw.choice(size, wanted, replace=False)))
     return keys
 
