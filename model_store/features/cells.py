@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -270,13 +271,18 @@ class Block:
         none = np.zeros(columns, np.uint8)
         block = cls(data, spans, rows, columns, step, none, none.copy(), longest, kinds)
         if has_odd_bytes:
-            places = block.data.ctypes.data, block.offsets(np.arange(columns)), block.stride, block.gap
+            places = block.addresses[0], block.offsets(np.arange(columns)), block.stride, block.gap
             cells_kernels.survey_cells(*places, rows, block.special, block.not_ascii)
         return block
 
     def offsets(self, places: Any) -> Any:
         """The addresses of the first int32 of these columns."""
-        return self.spans.ctypes.data + 4 * self.step * places
+        return self.addresses[1] + 4 * self.step * places
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Of data and spans; each of numpy's takes longer than all else that is asked of a column."""
+        return self.data.ctypes.data, self.spans.ctypes.data
 
     @property
     def stride(self) -> int:
@@ -340,7 +346,7 @@ class CellText:
     def where(self) -> tuple[int, int, int, int]:
         """The column's data, offset, stride and gap, as in `TextPlaces`."""
         block = self.block
-        return block.data.ctypes.data, block.offsets(self.place), block.stride, block.gap
+        return block.addresses[0], block.offsets(self.place), block.stride, block.gap
 
     @property
     def is_text(self) -> bool:
