@@ -118,6 +118,8 @@ def plain(array: pa.Array) -> pa.Array:
     """The array as a plain type; times become ISO-8601 text. Raises NotPlain."""
     kind = array.type
     if types.is_dictionary(kind):
+        if types.is_null(kind.value_type):  # which Arrow cannot decode
+            return pa.nulls(len(array))
         return plain(_with_plain_texts(array).dictionary_decode())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         return _plain_list(array)
@@ -132,7 +134,8 @@ def plain(array: pa.Array) -> pa.Array:
 
 def coded(array: pa.Array) -> pa.Array:
     """A dictionary array as one of a plain type; other arrays, and those of few rows for their texts, as `plain`."""
-    if not types.is_dictionary(array.type) or len(array.dictionary) > len(array):
+    kind = array.type
+    if not types.is_dictionary(kind) or types.is_null(kind.value_type) or len(array.dictionary) > len(array):
         return plain(array)
     return pa.DictionaryArray.from_arrays(array.indices, plain(array.dictionary))
 
@@ -156,9 +159,11 @@ def is_several(kind: pa.DataType) -> bool:
 
 def is_usable(kind: pa.DataType) -> bool:
     """True if `plain` takes arrays of this type."""
+    if types.is_dictionary(kind):
+        return is_usable(kind.value_type)
     try:
         plain(pa.array([], kind))
-    except NotPlain:
+    except (NotPlain, pa.ArrowNotImplementedError):  # Arrow makes no arrays of some nested types
         return False
     return True
 

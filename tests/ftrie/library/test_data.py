@@ -90,6 +90,13 @@ def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
     assert learned(other) == expected
 
 
+def test_a_dictionary_of_nothing_is_a_column_without_values(rows: pa.Table) -> None:
+    nothing = pa.nulls(len(rows))
+    expected = learned(rows.set_column(rows.column_names.index("user"), "user", nothing))
+    coded = rows.set_column(rows.column_names.index("user"), "user", nothing.dictionary_encode())
+    assert learned(coded) == expected
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
 def test_tables_of_other_libraries(library: str, rows: pa.Table, expected: str) -> None:
     module = pytest.importorskip(library)
