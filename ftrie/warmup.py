@@ -13,15 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from model_store.errors import FtrieError
 from model_store.jit import CACHE_FOLDER, kernels_are_cached, mark_kernels_cached, on_compile
-from trainer.output import SILENT, Output
+from trainer.output import SILENT, Output, Progress
 
-_ALL = "warmup"
+_MARK = "warmup"
 _ESTIMATE = 330
 _LOG_TAIL = 600
 _SPEC = '[model]\nname = "warm-up"\n[input]\nlabel = "click"\n[fields]\nf = {}\n'
@@ -63,6 +63,9 @@ _PARTS: dict[str, Callable[[], None]] = {
     "read requests": _compile_requests,
     "train": lambda: _compile_learning(""),
 }
+SERVING = ("rank several variants", "serve", "read requests")
+BESIDE_TRAINING = (*SERVING, "train")
+"""For one who trains several variants meanwhile, which compiles the rest."""
 
 
 @dataclass(frozen=True)
@@ -83,55 +86,68 @@ class Warmup:
     kernels: dict[str, float] = field(default_factory=dict)
 
 
-def is_warm() -> bool:
-    """True if all parts are in this machine's cache."""
-    return kernels_are_cached(_ALL)
-
-
 def warm_up(processes: int | None = None, output: Output = SILENT) -> Warmup:
     """Compile all parts in so many processes, by default one a core; at once done if they are cached.
 
     Raises FtrieError if a process fails, OSError if the cache folder cannot be written.
     """
-    began, made = time.perf_counter(), Warmup()
-    if not is_warm():
-        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-        _compile_parts(processes or os.cpu_count() or 1, made, output)
-        mark_kernels_cached(_ALL)
-    made.seconds = time.perf_counter() - began
-    return made
+    with Compilation(tuple(_PARTS), processes) as compilation:
+        return compilation.wait_for(tuple(_PARTS), output)
 
 
-def _compile_parts(processes: int, made: Warmup, output: Output) -> None:
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in _PARTS:
-        waiting.put(name)
-    told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    workers = [_Worker(waiting, told) for _ in range(min(processes, len(_PARTS)))]
-    compiled = 0
-    try:
-        with output.progress("compiling, once a machine", _ESTIMATE, "kernels") as bar:
-            running = len(workers)
-            while running:
-                line = told.get()
-                if "part" in line:
-                    made.parts.append(Part(line["part"], line["seconds"], line["kernels"]))
-                elif "kernel" in line:
-                    compiled += 1
-                    if not line["inside"]:
-                        name = line["kernel"]
-                        made.kernels[name] = made.kernels.get(name, 0.0) + line["seconds"]
-                    bar.update(
-                        compiled, total=max(_ESTIMATE, compiled + 1), now=line["kernel"].split(".")[-1]
-                    )
-                elif line["failed"]:
-                    raise FtrieError(f"compiling the kernels failed: {line['failed']}")
-                else:
-                    running -= 1
-            bar.update(compiled, total=compiled)
-    finally:
-        for worker in workers:
+class Compilation:
+    """A context in which processes compile parts, while the caller does something else; they end with it.
+
+    Nothing is compiled if a compilation of these parts has ended before. Raises OSError if the cache folder cannot be
+    written.
+    """
+
+    def __init__(self, parts: Sequence[str], processes: int | None = None) -> None:
+        self._began, self._made, self._compiled = time.perf_counter(), Warmup(), 0
+        self._parts, self._mark = parts, "-".join([_MARK, *parts]).replace(" ", "-")
+        self._left = set[str]() if kernels_are_cached(self._mark) else set(parts)
+        self._told: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._workers: list[_Worker] = []
+        self._processes = min(processes or os.cpu_count() or 1, len(self._left))
+
+    def __enter__(self) -> Self:
+        if self._left:
+            CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in self._parts:
+            waiting.put(name)
+        self._workers = [_Worker(waiting, self._told) for _ in range(self._processes)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
             worker.end()
+
+    def wait_for(self, parts: Sequence[str], output: Output = SILENT) -> Warmup:
+        """Wait until these parts are compiled; what was compiled up to then. Raises FtrieError if a process fails."""
+        if self._left.intersection(parts):
+            with output.progress("compiling, once a machine", _ESTIMATE, "kernels") as bar:
+                while self._left.intersection(parts):
+                    self._take(bar)
+                bar.update(self._compiled, total=self._compiled)
+            if not self._left:
+                mark_kernels_cached(self._mark)
+        self._made.seconds = time.perf_counter() - self._began
+        return self._made
+
+    def _take(self, bar: Progress) -> None:
+        line, made = self._told.get(), self._made
+        if "part" in line:
+            self._left.remove(line["part"])
+            made.parts.append(Part(line["part"], line["seconds"], line["kernels"]))
+        elif "kernel" in line:
+            self._compiled += 1
+            name = line["kernel"]
+            if not line["inside"]:
+                made.kernels[name] = made.kernels.get(name, 0.0) + line["seconds"]
+            bar.update(self._compiled, total=max(_ESTIMATE, self._compiled + 1), now=name.split(".")[-1])
+        elif line["failed"]:
+            raise FtrieError(f"compiling the kernels failed: {line['failed']}")
 
 
 class _Worker:

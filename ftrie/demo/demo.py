@@ -23,7 +23,7 @@ from ftrie.client.messages import Ranking
 from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
 from ftrie.demo.processes import Process, free_port, run_ftrie
 from ftrie.terminal import DEFAULT_STORE, json_output, print_json, print_table
-from ftrie.warmup import warm_up
+from ftrie.warmup import BESIDE_TRAINING, SERVING, Compilation
 from model_store.errors import ServerError
 from model_store.store import Store
 
@@ -89,10 +89,16 @@ class _Demo:
             f"A simulated shop: {len(self.shop.users)} visitors, {len(self.shop.items)} items, known click rates.\n"
             "Age and category decide together. The variant `base` may cross the two, `plain` may not."
         )
-        warm_up(output=terminal)
         shutil.copy(SHOP_SPEC, self.folder)
+        with Compilation(BESIDE_TRAINING) as compilation:
+            days, visits, switch_s = self._two_days(compilation)
+        _print_end(days, visits, switch_s, time.monotonic() - began)
+
+    def _two_days(self, compilation: Compilation) -> tuple[list[LearnedDay], list[Visit], float]:
+        """Learn, serve and rank, and again when tastes have changed. Returns the seconds until the server switched."""
         first = self._learn(day=1)
         self._load_records()
+        compilation.wait_for(SERVING, terminal)
         with self._serving() as address, Client(address) as client:
             visitors = [next(user for user in self.shop.users if user.age == age) for age in AGES_SHOWN]
             visits = [self._visit(client, user, day=1) for user in visitors]
@@ -103,9 +109,10 @@ class _Demo:
             switch_s = self._await_version(client, second.version)
             after = self._visit(client, visitors[0], day=2)
             _print_change(visits[0], after)
+            compilation.wait_for(BESIDE_TRAINING, terminal)
             if self.watch is not None:
                 self.watch(_store_in(self.folder), f"127.0.0.1:{self.metrics_port}")
-        _print_end([first, second], [*visits, after], switch_s, time.monotonic() - began)
+        return [first, second], [*visits, after], switch_s
 
     def _learn(self, day: int) -> LearnedDay:
         """Simulate a day of clicks, train both variants on it in one pass, publish and activate the model."""
