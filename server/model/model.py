@@ -51,7 +51,7 @@ class Model:
     def build(cls, artefact: Artefact, version: int) -> Model:
         """Build from a verified artefact. O(key bytes + weights). Raises ArtefactError for unsorted keys.
 
-        Shares the artefact's arrays of values, but each variant's column of weights becomes a row: a request, which reads one
+        Shares the artefact's values, but each variant's column of weights becomes a row: a request, which reads one
         variant, then reads memory that is close together.
         """
         keys = artefact.key_data, artefact.key_offsets
