@@ -189,15 +189,13 @@ def _served(count: int, variants: int) -> Iterator[Size]:
     keys, a_dict = artefact.rows, _dict_bytes(artefact)
     model = Model.build(artefact, 1)
     base, values = model.base, model.base.values
-    parts = (
-        base.trie.nbytes - base.trie.key_data.nbytes,
-        base.item_parts.half.nbytes + base.item_parts.trie.nbytes,
-    )
+    item_parts = base.item_parts.half.nbytes + base.item_parts.trie.nbytes
     suffix = "" if variants == 1 else f", {variants} variants"
     if variants == 1:
-        yield Size(SERVING, "trie: key bytes", "key", keys, base.trie.key_data.nbytes, a_dict)
-        yield Size(SERVING, "trie: nodes and offsets", "key", keys, parts[0], a_dict)
-        yield Size(SERVING, "item parts", "key", keys, parts[1], a_dict)
+        labels = base.trie.labels.nbytes
+        yield Size(SERVING, "trie: labels", "key", keys, labels, a_dict)
+        yield Size(SERVING, "trie: nodes", "key", keys, base.trie.nbytes - labels, a_dict)
+        yield Size(SERVING, "item parts", "key", keys, item_parts, a_dict)
     weighed = {
         "trie and weights": base.trie.nbytes + values.weights.nbytes,
         "whole model": model.nbytes,

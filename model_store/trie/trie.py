@@ -1,6 +1,7 @@
-"""FlatTrie: sorted keys as a radix trie in four arrays; it maps a key to its slot, its index among the sorted keys.
+"""FlatTrie: sorted keys as a radix trie in three arrays; it maps a key to its slot, its index among the sorted keys.
 
-Weights and variants are separate arrays over slots. docs/trie.md draws a trie and has the table of its bytes.
+The keys themselves are not kept: a key is put together from the labels on the way to its slot, and `keys` writes all
+of them. Weights and variants are separate arrays over slots. docs/trie.md draws a trie and has the table of its bytes.
 
 Thread safety: immutable; any number of threads may read it. Running times: L is a key's length in
 bytes, and choosing among a node's children counts as one step.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from model_store.errors import ArtefactError
 from model_store.trie.trie_kernels import (
     CHILDREN_MASK,
     CHILDREN_SHIFT,
+    LABEL,
     LENGTH_MASK,
     SHAPE,
     SLOT,
@@ -29,6 +33,7 @@ from model_store.trie.trie_kernels import (
     position_of,
     slot_of,
     slots_of,
+    write_keys,
 )
 
 MAX_DATA_BYTES = 2**32 - 1
@@ -61,15 +66,14 @@ class FlatTrie:
     """A read-only map from byte strings to slots 0 … n-1, in sorted order.
 
     Invariants (`_check` asserts them):
-    1. key_data uint8, key_offsets uint32[n + 1]: the keys concatenated, sorted bytewise, unique.
+    1. labels uint8: the nodes' labels concatenated, in the order of the nodes.
     2. nodes uint32[m, 4], breadth first; the root is node 0, its label empty. Columns: see `trie_kernels`.
     3. A node's children are consecutive, sorted by first_byte uint8[m], and follow those of the node before.
     4. Every node except the root has at least two children or ends a key: m ≤ 2 n + 1.
-    5. The slots below a node are consecutive and begin with SLOT; a label is part of the key at SLOT.
+    5. The slots below a node are consecutive and begin with SLOT; keys are sorted bytewise and unique.
     """
 
-    key_data: Array
-    key_offsets: Array
+    labels: Array
     nodes: Array
     first_byte: Array
 
@@ -77,16 +81,17 @@ class FlatTrie:
     def build(cls, key_data: Array, key_offsets: Array, *, trim: bool = True) -> FlatTrie:
         """Build from sorted, unique keys: uint8 data, int[n + 1] offsets into it. O(total key bytes).
 
-        Without `trim` the nodes stay in their build buffer, of which up to two thirds is unused; for a trie that is
-        copied at once. Raises ArtefactError naming the first row out of order, or the limit exceeded.
+        Without `trim` the arrays stay in their build buffers, of which most may be unused; for a trie that is copied
+        at once. Raises ArtefactError naming the first row out of order, or the limit exceeded.
         """
         key_data, offsets = _checked(key_data, key_offsets)
         most = 2 * len(offsets) - 1
         nodes, first_byte = np.empty((most, 4), np.uint32), np.zeros(most, np.uint8)
+        labels = np.empty(len(key_data), np.uint8)
         stops, depths = np.empty(most, np.uint32), np.empty(most, np.uint16)
-        count = build_nodes(key_data, offsets, nodes, first_byte, stops, depths)
-        used = nodes[:count], first_byte[:count]
-        return cls(key_data, offsets, *(array.copy() if trim else array for array in used))
+        count, length = build_nodes(key_data, offsets, nodes, first_byte, labels, stops, depths)
+        used = labels[:length], nodes[:count], first_byte[:count]
+        return cls(*(array.copy() if trim else array for array in used))
 
     @classmethod
     def of(cls, keys: list[bytes]) -> FlatTrie:
@@ -97,7 +102,18 @@ class FlatTrie:
 
     def __len__(self) -> int:
         """The number of keys. O(1)."""
-        return len(self.key_offsets) - 1
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        """One more than the last slot, which is that of the last leaf. O(L)."""
+        node = 0
+        while True:
+            child, _, slot, shape = self.nodes[node].tolist()
+            children = shape >> CHILDREN_SHIFT & CHILDREN_MASK
+            if not children:
+                return int(slot + (shape >> TERMINAL_SHIFT))
+            node = child + children - 1
 
     @property
     def nbytes(self) -> int:
@@ -108,26 +124,51 @@ class FlatTrie:
         """The key in `slot`. O(L). Raises IndexError unless 0 ≤ slot < n."""
         if not 0 <= slot < len(self):
             raise IndexError(f"slot {slot}: the trie has slots 0 to {len(self) - 1}")
-        return self.key_data[self.key_offsets[slot] : self.key_offsets[slot + 1]].tobytes()
+        node, labels = 0, []
+        while True:
+            child, _, first, shape = self.nodes[node].tolist()
+            labels.append(self._label(node))
+            if shape >> TERMINAL_SHIFT and first == slot:
+                return b"".join(labels)
+            below = self.nodes[child : child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK), SLOT]
+            node = child + int(np.searchsorted(below, slot, "right")) - 1
+
+    def _label(self, node: int) -> bytes:
+        begin = int(self.nodes[node, LABEL])
+        return self.labels[begin : begin + (int(self.nodes[node, SHAPE]) & LENGTH_MASK)].tobytes()
+
+    def keys(self, prefix: bytes = b"") -> tuple[Array, Array]:
+        """The keys that begin with `prefix`, sorted: uint8 data, int64[k + 1] offsets into it. O(their bytes)."""
+        cursor = self.cursor(prefix)
+        if cursor is None:
+            return np.empty(0, np.uint8), np.zeros(1, np.int64)
+        depth, path = len(prefix) - cursor.used, np.empty(MAX_KEY_BYTES, np.uint8)
+        path[:depth] = np.frombuffer(prefix, np.uint8, depth)
+        offsets, data = np.empty(cursor.stop - cursor.begin + 1, np.int64), np.empty(0, np.uint8)
+        waiting = np.empty((MAX_KEY_BYTES + 2, 3), np.int64)
+        write_keys(self.nodes, self.labels, cursor.node, depth, path, waiting, data, offsets)
+        data = np.empty(int(offsets[-1]), np.uint8)
+        write_keys(self.nodes, self.labels, cursor.node, depth, path, waiting, data, offsets)
+        return data, offsets
 
     def get(self, key: bytes) -> int:
         """The slot of `key`, or -1. O(L). For many keys use `get_many`."""
         text = np.frombuffer(bytearray(key), np.uint8)
-        slot: int = slot_of(self.nodes, self.first_byte, self.key_data, len(self), text)
+        slot: int = slot_of(self.nodes, self.first_byte, self.labels, len(self), text)
         return slot
 
     def get_many(self, key_data: Array, key_offsets: Array) -> Array:
         """Slots of k keys in any order: uint8 data, int[k + 1] offsets → int64[k], -1: absent. O(Σ L)."""
         out = np.empty(len(key_offsets) - 1, np.int64)
-        data, offsets = _plain(key_data, np.uint8), _plain(key_offsets, np.int64)
-        slots_of(self.nodes, self.first_byte, self.key_data, len(self), data, offsets, out)
+        data, offsets = plain(key_data, np.uint8), plain(key_offsets, np.int64)
+        slots_of(self.nodes, self.first_byte, self.labels, len(self), data, offsets, out)
         return out
 
     def cursor(self, prefix: bytes, start: Cursor | None = None) -> Cursor | None:
         """The position after `prefix`, from `start` or the root; None if no key has the prefix. O(L)."""
         node, used, _, stop = start or Cursor(0, 0, 0, len(self))
         text = np.frombuffer(bytearray(prefix), np.uint8)
-        node, used, stop = position_of(self.nodes, self.first_byte, self.key_data, node, used, stop, text)
+        node, used, stop = position_of(self.nodes, self.first_byte, self.labels, node, used, stop, text)
         if node < 0 or stop == 0:
             return None
         return Cursor(node, used, int(self.nodes[node, SLOT]), stop)
@@ -141,15 +182,17 @@ class FlatTrie:
     def has_prefix(self, prefix: bytes) -> bool:
         """True if some key begins with `prefix`. O(L)."""
         text = np.frombuffer(bytearray(prefix), np.uint8)
-        node, _, stop = position_of(self.nodes, self.first_byte, self.key_data, 0, 0, len(self), text)
+        node, _, stop = position_of(self.nodes, self.first_byte, self.labels, 0, 0, len(self), text)
         return bool(node >= 0 and stop > 0)
 
     def items(self, prefix: bytes = b"") -> Iterator[tuple[bytes, int]]:
-        """(key, slot) of each key that begins with `prefix`, sorted. O(L) to start, then O(L) a key."""
+        """(key, slot) of each key that begins with `prefix`, sorted. O(their bytes)."""
         cursor = self.cursor(prefix)
         if cursor is not None:
-            for slot in range(cursor.begin, cursor.stop):
-                yield self.key(slot), slot
+            data, offsets = self.keys(prefix)
+            text, bounds = data.tobytes(), pairwise(offsets.tolist())
+            for slot, (begin, end) in enumerate(bounds, cursor.begin):
+                yield text[begin:end], slot
 
     def statistics(self, prefix: bytes, weights: Array) -> PrefixStatistics:
         """Count and weigh the keys under `prefix`; `weights` has a number a slot. O(L + keys below)."""
@@ -170,45 +213,43 @@ class FlatTrie:
         if cursor is None:
             return
         child, _, slot, shape = self.nodes[cursor.node].tolist()
-        depth = len(prefix) + (shape & LENGTH_MASK) - cursor.used
+        whole = prefix + self._label(cursor.node)[cursor.used :]
         if shape >> TERMINAL_SHIFT:
-            yield self.key(slot), slot, slot + 1
+            yield whole, slot, slot + 1
         children = range(child, child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK))
         begins = [int(self.nodes[each, SLOT]) for each in children]
         for each, begin, stop in zip(children, begins, [*begins, cursor.stop][1:], strict=True):
-            length = int(self.nodes[each, SHAPE]) & LENGTH_MASK
-            yield self.key(begin)[: depth + length], begin, stop
+            yield whole + self._label(each), begin, stop
 
     @property
     def walked(self) -> tuple[Array, Array, Array]:
-        """nodes, first_byte and key_data, which kernels walk."""
-        return self.nodes, self.first_byte, self.key_data
+        """nodes, first_byte and labels, which kernels walk."""
+        return self.nodes, self.first_byte, self.labels
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array]:
-        """key_data, key_offsets, nodes and first_byte: the whole trie."""
-        return self.key_data, self.key_offsets, self.nodes, self.first_byte
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """labels, nodes and first_byte: the whole trie."""
+        return self.labels, self.nodes, self.first_byte
 
     def _check(self) -> None:
         """Assert every invariant, slowly. O(total key bytes)."""
-        assert first_unsorted(self.key_data, self.key_offsets) == SORTED
-        assert self.key_offsets[0] == 0
-        assert self.key_offsets[-1] == len(self.key_data)
+        assert first_unsorted(*self.keys()) == SORTED
+        assert [key for key, _ in self.items()] == [self.key(slot) for slot in range(len(self))]
         assert len(self.nodes) == len(self.first_byte) <= 2 * len(self) + 1
-        next_child, ends_seen = 1, 0
+        next_child, ends_seen, next_label = 1, 0, 0
         begins = {0: (0, len(self), 0)}  # node → first slot, stop, depth at which the label begins
         for node, (child, label, slot, shape) in enumerate(self.nodes.tolist()):
             first, stop, depth = begins.pop(node)
             length, ends = shape & LENGTH_MASK, shape >> TERMINAL_SHIFT
             children = range(child, child + (shape >> CHILDREN_SHIFT & CHILDREN_MASK))
-            assert (slot, child) == (first, next_child)
+            assert (slot, child, label) == (first, next_child, next_label)
             assert node == 0 or len(children) >= 2 or ends
             assert node > 0 or length == 0
-            next_child, ends_seen = children.stop, ends_seen + ends
+            next_child, ends_seen, next_label = children.stop, ends_seen + ends, label + length
             if first < stop:
-                assert label == self.key_offsets[first] + depth
                 inside = self.key(first)[: depth + length]
                 assert all(self.key(s).startswith(inside) for s in (first, stop - 1))
+                assert inside[depth:] == self._label(node)
                 assert (self.key(first) == inside) == bool(ends)
             bounds = [int(self.nodes[c, SLOT]) for c in children] + [stop]
             assert bounds == sorted({first + ends, *bounds})
@@ -218,9 +259,10 @@ class FlatTrie:
                 assert self.key(begin)[depth + length] == byte
                 begins[c] = (begin, end, depth + length)
         assert (next_child, len(begins), ends_seen) == (len(self.nodes), 0, len(self))
+        assert next_label == len(self.labels)
 
 
-def _plain(array: Array, dtype: npt.DTypeLike) -> Array:
+def plain(array: Array, dtype: npt.DTypeLike) -> Array:
     """The array in the form kernels are compiled for: contiguous, writable, of this dtype; copied if necessary."""
     array = np.ascontiguousarray(array, dtype)
     return array if array.flags.writeable else array.copy()
@@ -237,7 +279,7 @@ def _checked(key_data: Array, key_offsets: Array) -> tuple[Array, Array]:
     if lengths.size and lengths.max() > MAX_KEY_BYTES:
         row = int(lengths.argmax())
         raise ArtefactError(f"row {row}: a key of {lengths[row]} bytes; the limit is {MAX_KEY_BYTES}")
-    data, offsets = _plain(key_data, np.uint8), _plain(key_offsets, np.uint32)
+    data, offsets = plain(key_data, np.uint8), plain(key_offsets, np.uint32)
     row = first_unsorted(data, offsets)
     if row != SORTED:
         keys = [data[offsets[r] : offsets[r + 1]].tobytes() for r in (row - 1, row)]

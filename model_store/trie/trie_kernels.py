@@ -3,7 +3,7 @@
 A node is a row of uint32[nodes, 4] (16 bytes; docs/trie.md has the table):
 
     CHILD  number of its first child; its children are CHILD … CHILD + children - 1, sorted by first byte
-    LABEL  where its label begins in the key bytes
+    LABEL  where its label begins in `labels`
     SLOT   the first slot in its subtree; its own slot, if a key ends here, because a prefix sorts first
     SHAPE  bits 0–15 label length, 16–24 number of children, 31 set if a key ends here
 
@@ -53,33 +53,40 @@ def _is_less(data: Any, a: Any, a_end: Any, b: Any, b_end: Any) -> Any:
 
 
 @bare_kernel
-def build_nodes(key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, stops: Any, depths: Any) -> Any:
-    """Build the nodes of sorted, unique keys in breadth-first order; return their number.
+def build_nodes(
+    key_data: Any, key_offsets: Any, nodes: Any, first_byte: Any, labels: Any, stops: Any, depths: Any
+) -> Any:
+    """Build the nodes of sorted, unique keys in breadth-first order; return their number, and that of label bytes.
 
     nodes uint32[m, 4], first_byte uint8[m], stops uint32[m], depths uint16[m], all with m ≥ 2 · keys + 1,
-    since each node has two children or ends a key. Invariant: rows before `count` have their slots [SLOT, stop) and the
-    depth at which their label begins; rows before `node` are complete.
+    since each node has two children or ends a key; labels uint8[key bytes], as each label is part of one key alone.
+    Invariant: rows before `count` have their slots [SLOT, stop) and the depth at which their label begins; rows before
+    `node` are complete, and their labels have `used` bytes.
     """
     nodes[0, SLOT], stops[0], depths[0] = 0, key_offsets.size - 1, 0
-    count, node = 1, 0
+    count, node, used = 1, 0, 0
     while node < count:
         at, stop, depth = np.int64(nodes[node, SLOT]), np.int64(stops[node]), np.int64(depths[node])
-        nodes[node, CHILD], nodes[node, LABEL] = count, np.int64(key_offsets[at]) + depth
+        nodes[node, CHILD], nodes[node, LABEL] = count, used
         length = _common_length(key_data, key_offsets, at, stop - 1, depth) if node > 0 else 0
+        label = np.int64(key_offsets[at]) + depth
+        for byte in range(length):
+            labels[used + byte] = key_data[label + byte]
+        used += length
         depth += length
         terminal = np.int64(at < stop and np.int64(key_offsets[at + 1]) - np.int64(key_offsets[at]) == depth)
         at += terminal
         children = 0
         while at < stop:
-            byte = key_data[np.int64(key_offsets[at]) + depth]
-            nodes[count, SLOT], depths[count], first_byte[count] = at, depth, byte
-            at = _end_of_run(key_data, key_offsets, at, stop, depth, byte)
+            first = key_data[np.int64(key_offsets[at]) + depth]
+            nodes[count, SLOT], depths[count], first_byte[count] = at, depth, first
+            at = _end_of_run(key_data, key_offsets, at, stop, depth, first)
             stops[count] = at
             count += 1
             children += 1
         nodes[node, SHAPE] = length | children << CHILDREN_SHIFT | terminal << TERMINAL_SHIFT
         node += 1
-    return count
+    return count, used
 
 
 @bare_inline
@@ -114,6 +121,45 @@ def _end_of_run(data: Any, offsets: Any, at: Any, stop: Any, depth: Any, byte: A
     return outside
 
 
+@bare_kernel
+def write_keys(
+    nodes: Any, labels: Any, node: Any, depth: Any, path: Any, waiting: Any, key_data: Any, offsets: Any
+) -> None:
+    """Write the keys below a node in their order: offsets int64[k + 1] and, unless it is empty, key_data uint8.
+
+    path uint8[MAX_KEY_BYTES] begins with the `depth` bytes before the node's label. waiting int64[MAX_KEY_BYTES + 2, 3]
+    is scratch, a row a level of the trie: its next node, one past its last one, and the depth at which labels begin.
+    O(nodes below), and the bytes written.
+    """
+    waiting[0, 0], waiting[0, 1], waiting[0, 2] = node, node + 1, depth
+    level, row = 0, 0
+    offsets[0] = 0
+    while level >= 0:
+        node, depth = waiting[level, 0], waiting[level, 2]
+        if node == waiting[level, 1]:
+            level -= 1
+            continue
+        waiting[level, 0] = node + 1
+        label, shape = np.int64(nodes[node, LABEL]), np.int64(nodes[node, SHAPE])
+        length = shape & LENGTH_MASK
+        if key_data.size > 0:
+            for byte in range(length):
+                path[depth + byte] = labels[label + byte]
+        depth += length
+        if shape >> TERMINAL_SHIFT:
+            to = offsets[row]
+            if key_data.size > 0:
+                for byte in range(depth):
+                    key_data[to + byte] = path[byte]
+            row += 1
+            offsets[row] = to + depth
+        children = (shape >> CHILDREN_SHIFT) & CHILDREN_MASK
+        if children > 0:
+            level += 1
+            first = np.int64(nodes[node, CHILD])
+            waiting[level, 0], waiting[level, 1], waiting[level, 2] = first, first + children, depth
+
+
 @bare_inline
 def child_with(first_byte: Any, child: Any, children: Any, byte: Any) -> Any:
     """The child, among `children` starting at `child`, whose label begins with `byte`; -1 if there is none."""
@@ -143,14 +189,14 @@ def _prefetch_nodes(nodes: Any, first: Any, children: Any) -> None:
 
 @bare_inline
 def walk(
-    nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any, at: Any, end: Any
+    nodes: Any, first_byte: Any, labels: Any, node: Any, used: Any, stop: Any, text: Any, at: Any, end: Any
 ) -> Any:
     """Walk text[at:end] from the position (node, used, stop); return the position reached."""
     while True:
         shape, label = np.int64(nodes[node, SHAPE]), np.int64(nodes[node, LABEL])
         length = shape & LENGTH_MASK
         while used < length and at < end:
-            if key_data[label + used] != text[at]:
+            if labels[label + used] != text[at]:
                 return -1, 0, 0
             used += 1
             at += 1
@@ -179,25 +225,21 @@ def slot_at(nodes: Any, node: Any, used: Any) -> Any:
 
 
 @bare_kernel
-def position_of(
-    nodes: Any, first_byte: Any, key_data: Any, node: Any, used: Any, stop: Any, text: Any
-) -> Any:
+def position_of(nodes: Any, first_byte: Any, labels: Any, node: Any, used: Any, stop: Any, text: Any) -> Any:
     """`walk` over the whole of `text` (uint8), for callers in Python."""
-    return walk(nodes, first_byte, key_data, node, used, stop, text, 0, text.size)
+    return walk(nodes, first_byte, labels, node, used, stop, text, 0, text.size)
 
 
 @bare_kernel
-def slot_of(nodes: Any, first_byte: Any, key_data: Any, stop: Any, key: Any) -> Any:
+def slot_of(nodes: Any, first_byte: Any, labels: Any, stop: Any, key: Any) -> Any:
     """The slot of one key (uint8); -1 if there is no such key."""
-    node, used, _ = walk(nodes, first_byte, key_data, 0, 0, stop, key, 0, key.size)
+    node, used, _ = walk(nodes, first_byte, labels, 0, 0, stop, key, 0, key.size)
     return slot_at(nodes, node, used)
 
 
 @bare_kernel
-def slots_of(
-    nodes: Any, first_byte: Any, key_data: Any, stop: Any, data: Any, offsets: Any, out: Any
-) -> None:
+def slots_of(nodes: Any, first_byte: Any, labels: Any, stop: Any, data: Any, offsets: Any, out: Any) -> None:
     """Look up many keys: data uint8, offsets int64[n + 1] into it, out int64[n], -1 where one is absent."""
     for row in range(out.size):
-        node, used, _ = walk(nodes, first_byte, key_data, 0, 0, stop, data, offsets[row], offsets[row + 1])
+        node, used, _ = walk(nodes, first_byte, labels, 0, 0, stop, data, offsets[row], offsets[row + 1])
         out[row] = slot_at(nodes, node, used)

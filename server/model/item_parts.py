@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.features.features import CrossPlan, FeaturePlan
-from model_store.trie.trie import Cursor, FlatTrie
+from model_store.trie.trie import Cursor, FlatTrie, plain
 from server.model.ids_kernels import (
     NO_HALF,
     WORD_BYTES,
@@ -49,22 +49,27 @@ class ItemParts:
     first: int = 0
 
     @classmethod
-    def of(cls, plan: FeaturePlan, trie: FlatTrie) -> ItemParts:
-        """Number the item parts of every mixed cross of a base. O(bytes of the keys), and a sort of the parts."""
-        numbering = _Numbering(trie, None, 0)
+    def of(cls, plan: FeaturePlan, trie: FlatTrie, key_data: Array, key_offsets: Array) -> ItemParts:
+        """Number the item parts of every mixed cross of a base. O(bytes of the keys), and a sort of the parts.
+
+        key_data, key_offsets: the keys that `trie` was built from.
+        """
+        numbering = _Numbering(key_data, key_offsets, None, 0)
         for tag, parts in _by_group(plan, trie):
             numbering.add(tag, parts)
         return cls(numbering.trie(), numbering.half, np.empty(0, np.int32))
 
     @classmethod
-    def fresh(cls, plan: FeaturePlan, trie: FlatTrie, base: ItemParts) -> ItemParts:
+    def fresh(
+        cls, plan: FeaturePlan, trie: FlatTrie, key_data: Array, key_offsets: Array, base: ItemParts
+    ) -> ItemParts:
         """Number the item parts of a fresh layer over `base`. Likewise, and O(keys · log keys)."""
-        numbering = _Numbering(trie, base.trie, len(base.trie))
+        numbering = _Numbering(key_data, key_offsets, base.trie, len(base.trie))
         run = np.arange(len(trie), dtype=np.int32)
         for tag, parts in _by_group(plan, trie):
             numbering.add(tag, parts)
             for cross, cursor in parts:
-                mark_request_parts(trie.key_data, trie.key_offsets, *_extent(cross, cursor), run)
+                mark_request_parts(*numbering.keys, *_extent(cross, cursor), run)
         at = np.lexsort((numbering.half, run)).astype(np.int32)
         return cls(numbering.trie(), numbering.half[at], at, numbering.first)
 
@@ -124,9 +129,10 @@ def _extent(cross: CrossPlan, cursor: Cursor) -> tuple[int, int, int, int]:
 class _Numbering:
     """Numbers item parts group by group, and collects the texts of those that `known`, the base's trie, lacks."""
 
-    def __init__(self, trie: FlatTrie, known: FlatTrie | None, first: int) -> None:
-        self._keys, self._known, self.first = trie, known, first
-        self.half = np.full(len(trie), NO_HALF, np.int32)
+    def __init__(self, key_data: Array, key_offsets: Array, known: FlatTrie | None, first: int) -> None:
+        self.keys = plain(key_data, np.uint8), plain(key_offsets, np.int64)
+        self._known, self.first = known, first
+        self.half = np.full(len(key_offsets) - 1, NO_HALF, np.int32)
         self._data: list[Array] = []
         self._lengths: list[Array] = []
         self._count = first
@@ -134,7 +140,7 @@ class _Numbering:
     def add(self, tag: Array, parts: Sequence[Part]) -> None:
         """Number the item parts of one group; tags rise from call to call."""
         spans = self._interned(parts)
-        order = sorted_spans(self._keys.key_data, spans)
+        order = sorted_spans(self.keys[0], spans)
         number = np.full(len(spans) + 1, NO_HALF, np.int32)  # NO_HALF indexes the last one
         if self._known is not None:
             number[order] = self._known.get_many(*self._written(tag, spans, order))
@@ -158,15 +164,14 @@ class _Numbering:
         slots = sum(cursor.stop - cursor.begin for _, cursor in parts)
         table = np.full(1 << (2 * slots - 1).bit_length(), -1, np.int32)
         spans, count = np.empty((slots, 2), np.int64), 0
-        keys = self._keys.key_data, self._keys.key_offsets
         for cross, cursor in parts:
-            count = number_item_parts(*keys, *_extent(cross, cursor), table, spans, count, self.half)
+            count = number_item_parts(*self.keys, *_extent(cross, cursor), table, spans, count, self.half)
         return spans[:count].copy()
 
     def _written(self, tag: Array, spans: Array, rows: Array) -> tuple[Array, Array]:
         offsets = np.zeros(len(rows) + 1, np.int64)
         data = np.empty(int((spans[rows, 1] - spans[rows, 0]).sum()) + len(rows) * len(tag), np.uint8)
-        write_spans(self._keys.key_data, spans, rows, tag, data, offsets)
+        write_spans(self.keys[0], spans, rows, tag, data, offsets)
         return data, offsets
 
 

@@ -17,8 +17,8 @@ from server.model.terms_kernels import FIRST_RUN, MASK, chosen_x, find_key, firs
 
 @bare_kernel
 def sum_items(
-    nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, rates: Any,
-    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    nodes: Any, first_byte: Any, labels: Any, weights: Any, variants: Any, rates: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_labels: Any,
     fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, terms: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     first: Any, priors: Any, choice: Any, own: Any, unsure: Any,
@@ -31,7 +31,7 @@ def sum_items(
     priors f64[variants] is empty unless rates are variances. Then unsure has Σ rate·x² instead, where a key that the
     variant makes but does not have counts with its prior variance.
     """
-    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    trie, fresh_trie = (nodes, first_byte, labels), (fresh_nodes, fresh_first_byte, fresh_labels)
     by_slot, fresh_by_slot = (weights, variants, rates), (fresh_weights, fresh_variants, fresh_rates)
     tokens = (values, value_start, begin, xs, text)
     for row in range(own.shape[1]):
@@ -76,7 +76,7 @@ def _add_unseen(mask: Any, x: Any, first: Any, row: Any, priors: Any, unsure: An
 
 @bare_kernel
 def code_items(
-    nodes: Any, first_byte: Any, key_data: Any, fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    nodes: Any, first_byte: Any, labels: Any, fresh_nodes: Any, fresh_first_byte: Any, fresh_labels: Any,
     first_fresh: Any, terms: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     choice: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any, unknown: Any,
@@ -89,7 +89,7 @@ def code_items(
 
     unknown f64[rows, groups], all 0, gets Σ x² over the parts that the model does not have; it may have no rows.
     """
-    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    trie, fresh_trie = (nodes, first_byte, labels), (fresh_nodes, fresh_first_byte, fresh_labels)
     tokens = (values, value_start, begin, xs, text)
     runs, pairs = 0, 0
     for row in range(codes.shape[0]):

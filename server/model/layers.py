@@ -23,7 +23,7 @@ from server.model.tokens import RequestTokens, SetCrosses
 from server.model.values import Values
 
 Array = npt.NDArray[Any]
-_TRIE = ("key_data", "key_offsets", "nodes", "first_byte")
+_TRIE = ("labels", "nodes", "first_byte")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ class Base:
     def part(spec: ModelSpec, key_data: Array, key_offsets: Array) -> SharedBlock:
         """Build the block from sorted keys. O(key bytes). Raises ArtefactError for unsorted keys."""
         trie = FlatTrie.build(key_data, key_offsets, trim=False)
-        item_parts = ItemParts.of(FeaturePlan.of(spec), trie)
+        item_parts = ItemParts.of(FeaturePlan.of(spec), trie, key_data, key_offsets)
         return SharedBlock.write({"spec": spec.to_json()}, keys_by_name(trie, item_parts))
 
 
@@ -124,9 +124,11 @@ def with_rows(base: Base, fresh: Layer, rows: Rows) -> Layer:
     own = fresh.values.zeros(len(fresh))
     own.fill(fresh.values)
     own.put(slots[known], rows.values.take(known.nonzero()[0]))
-    both = merged(Rows(fresh.trie.key_data, fresh.trie.key_offsets, own), rows.at((~known).nonzero()[0]))
+    both = merged(Rows(*fresh.trie.keys(), own), rows.at((~known).nonzero()[0]))
     trie = FlatTrie.build(both.key_data, both.key_offsets)
-    return Layer(trie, ItemParts.fresh(base.plan, trie, base.item_parts), both.values)
+    return Layer(
+        trie, ItemParts.fresh(base.plan, trie, both.key_data, both.key_offsets, base.item_parts), both.values
+    )
 
 
 @dataclass(frozen=True, eq=False)

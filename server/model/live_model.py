@@ -395,11 +395,7 @@ class State:
 
     def rebuilt(self, values: Values) -> State:
         """The same version, whose base has these values, without a fresh layer. O(bytes + items)."""
-        base, fresh = self.base.trie, self.fresh
-        rows = merged(
-            Rows(base.key_data, base.key_offsets, values),
-            Rows(fresh.trie.key_data, fresh.trie.key_offsets, fresh.values),
-        )
+        rows = merged(Rows(*self.base.trie.keys(), values), Rows(*self.fresh.trie.keys(), self.fresh.values))
         base_part = Base.part(self.base.spec, rows.key_data, rows.key_offsets)
         return self._whole(base_part, rows.values, self.items, self.content, self.calibration)
 
@@ -415,9 +411,7 @@ class State:
     def _same_item_parts(self, fresh: Layer) -> bool:
         """Whether the items' codes still hold: the fresh layer has the same item parts as before."""
         ours, theirs = self.fresh.item_parts.trie, fresh.item_parts.trie
-        return np.array_equal(ours.key_offsets, theirs.key_offsets) and np.array_equal(
-            ours.key_data, theirs.key_data
-        )
+        return all(map(np.array_equal, ours.arrays, theirs.arrays))
 
 
 def _content(rows: Rows, values: Values) -> Content:

@@ -51,11 +51,12 @@ class Model:
     def build(cls, artefact: Artefact, version: int) -> Model:
         """Build from a verified artefact. O(key bytes + weights). Raises ArtefactError for unsorted keys.
 
-        Shares the artefact's arrays, but each variant's column of weights becomes a row: a request, which reads one
+        Shares the artefact's values, but each variant's column of weights becomes a row: a request, which reads one
         variant, then reads memory that is close together.
         """
-        trie = FlatTrie.build(artefact.key_data, artefact.key_offsets)
-        base = Base.of_spec(artefact.spec, trie, ItemParts.of(FeaturePlan.of(artefact.spec), trie))
+        keys = artefact.key_data, artefact.key_offsets
+        trie = FlatTrie.build(*keys)
+        base = Base.of_spec(artefact.spec, trie, ItemParts.of(FeaturePlan.of(artefact.spec), trie, *keys))
         values = Values.of(artefact)
         fresh = Layer.none(values, len(base.item_parts.trie))
         return cls.of(version, base, values, fresh, artefact.calibration)

@@ -29,7 +29,7 @@ from model_store.errors import ArtefactError
 from model_store.whole_file import write_whole
 
 MAGIC = b"FPART\x00\r\n"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64
 START = struct.Struct("<8sII32sQQ")
 """Magic, format version, START's size, SHA-256, bytes of the text, bytes of everything."""

@@ -49,7 +49,7 @@ def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choic
 
     `layer` is BASE or FRESH, the one that the trie is of. Returns the position and the product of the tokens' x.
     """
-    nodes, first_byte, key_data = trie
+    nodes, first_byte, labels = trie
     _, _, begin, xs, text = tokens
     node, used, stop = terms[term, layer], terms[term, layer + 1], terms[term, layer + 2]
     count, x = terms[term, COUNT], 1.0
@@ -59,7 +59,7 @@ def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choic
         token = choice[i]
         # In `text` a `*` stands after every token.
         end = begin[token + 1] - (0 if more or i + 1 < count else 1)
-        node, used, stop = walk(nodes, first_byte, key_data, node, used, stop, text, begin[token], end)
+        node, used, stop = walk(nodes, first_byte, labels, node, used, stop, text, begin[token], end)
         x *= xs[token]
     return node, used, stop, x
 

@@ -261,8 +261,8 @@ def _add_items(
 
 @bare_kernel
 def sum_variants(
-    nodes: Any, first_byte: Any, key_data: Any, weights: Any, variants: Any, rates: Any, half: Any, at: Any,
-    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    nodes: Any, first_byte: Any, labels: Any, weights: Any, variants: Any, rates: Any, half: Any, at: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_labels: Any,
     fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, fresh_half: Any, fresh_at: Any,
     request_terms: Any, mixed_terms: Any,
     own: Any, unsure: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any, unknown: Any,
@@ -278,9 +278,9 @@ def sum_variants(
     or with `priors` 2k. Scratch as `rank` has it, but sums f64[lanes, halves wanted] and totals f64[lanes, 1], with
     `priors` of 3k lanes. Returns what `rank` returns, of which[0].
     """
-    base = (nodes, first_byte, key_data), (weights, variants, rates), half, at
+    base = (nodes, first_byte, labels), (weights, variants, rates), half, at
     fresh = (
-        (fresh_nodes, fresh_first_byte, fresh_key_data),
+        (fresh_nodes, fresh_first_byte, fresh_labels),
         (fresh_weights, fresh_variants, fresh_rates),
         fresh_half,
         fresh_at,

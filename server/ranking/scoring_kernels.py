@@ -2,7 +2,7 @@
 
 Arrays travel in groups, each a tuple:
 
-    trie     nodes, first_byte, key_data                                       see `model_store/trie/trie_kernels.py`
+    trie     nodes, first_byte, labels                                         see `model_store/trie/trie_kernels.py`
     slots    weight f32[n] of one variant, its plane of variants u8[n], half i32[n]   see `server/model/values.py`
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/model/items.py`
     items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/model/items.py`
@@ -253,8 +253,8 @@ def _item_score(items: Any, row: Any, marks: Any, sums: Any) -> Any:
 
 @bare_kernel
 def rank(
-    nodes: Any, first_byte: Any, key_data: Any, weight: Any, variants: Any, half: Any,
-    fresh_nodes: Any, fresh_first_byte: Any, fresh_key_data: Any,
+    nodes: Any, first_byte: Any, labels: Any, weight: Any, variants: Any, half: Any,
+    fresh_nodes: Any, fresh_first_byte: Any, fresh_labels: Any,
     fresh_weight: Any, fresh_variants: Any, fresh_half: Any, fresh_at: Any,
     request_terms: Any, mixed_terms: Any,
     own: Any, codes: Any, run_start: Any, run_half: Any, run_x: Any,
@@ -274,7 +274,7 @@ def rank(
     Returns 1 if the variant has a key of the user's fields, alone or with others of the request, or the model has one
     that crosses them with any item; else 0.
     """
-    trie, fresh_trie = (nodes, first_byte, key_data), (fresh_nodes, fresh_first_byte, fresh_key_data)
+    trie, fresh_trie = (nodes, first_byte, labels), (fresh_nodes, fresh_first_byte, fresh_labels)
     slots, fresh_slots = (weight, variants, half), (fresh_weight, fresh_variants, fresh_half, fresh_at)
     tokens = (values, value_start, begin, xs, text)
     catalogue = (own, codes, run_start, run_half, run_x)

@@ -39,6 +39,8 @@ def _check_tables(each: Sizes) -> None:
 
 
 def _check_model(each: Sizes) -> None:
+    assert each["trie and weights"] == pytest.approx(each["trie: labels"] + each["trie: nodes"] + 4)
+    assert each["trie and weights"] < growth.GOAL * each["dict"]
     assert each["trie and weights"] < each["whole model"] < each["dict"]
     more = each["whole model, 8 variants"] - each["whole model"]
     assert more == pytest.approx(7 * 8)  # a weight and a rate for each variant

@@ -27,7 +27,10 @@ def oracle_of(keys: list[bytes]) -> pygtrie.CharTrie:
 
 @given(key_sets)
 def test_invariants_hold_for_any_keys(keys: list[bytes]) -> None:
-    FlatTrie.of(keys)._check()
+    trie = FlatTrie.of(keys)
+    trie._check()
+    assert len(trie) == len(keys)
+    assert [trie.key(slot) for slot in range(len(keys))] == keys
 
 
 @given(key_sets, st.lists(keys_of_every_kind, max_size=20))
@@ -44,8 +47,13 @@ def test_get_finds_every_key_and_no_other(keys: list[bytes], probes: list[bytes]
 def test_prefix_iteration_and_presence_equal_the_oracle(keys: list[bytes], prefix: bytes) -> None:
     trie, oracle = FlatTrie.of(keys), oracle_of(keys)
     text = prefix.decode("latin-1")
-    below = sorted(oracle.iteritems(text)) if oracle.has_node(text) else []
-    assert list(trie.items(prefix)) == [(key.encode("latin-1"), slot) for key, slot in below]
+    found = sorted(oracle.iteritems(text)) if oracle.has_node(text) else []
+    below = [(key.encode("latin-1"), slot) for key, slot in found]
+    assert list(trie.items(prefix)) == below
+    assert [(trie.key(slot), slot) for _, slot in below] == below
+    data, offsets = trie.keys(prefix)
+    assert data.tobytes() == b"".join(key for key, _ in below)
+    assert offsets.tolist() == np.cumsum([0, *(len(key) for key, _ in below)]).tolist()
     # pygtrie's root is there even in an empty trie; a prefix under which no key lies is none of ours.
     assert trie.has_prefix(prefix) == bool(below)
 
@@ -90,7 +98,13 @@ def test_a_node_may_have_a_child_for_each_byte() -> None:
 
 def test_the_longest_key_allowed_fits() -> None:
     key = b"x" * MAX_KEY_BYTES
-    assert FlatTrie.of([key]).get(key) == 0
+    trie = FlatTrie.of([key[:-2], key])
+    assert (trie.get(key), trie.key(1), list(trie.items(key))) == (1, key, [(key, 1)])
+
+
+def test_a_trie_may_be_as_deep_as_a_key_is_long() -> None:
+    keys = [b"x" * length for length in range(3_000)]
+    assert [key for key, _ in FlatTrie.of(keys).items()] == keys
 
 
 @pytest.mark.parametrize(
@@ -112,9 +126,10 @@ def test_offsets_that_do_not_fit_the_data_are_refused(offsets: list[int]) -> Non
         FlatTrie.build(np.frombuffer(b"abc", np.uint8), np.array(offsets, np.int64))
 
 
-def test_a_slot_outside_the_trie_is_an_error() -> None:
-    with pytest.raises(IndexError, match="slots 0 to 0"):
-        FlatTrie.of([b"a"]).key(1)
+@pytest.mark.parametrize("slot", [-1, 1])
+def test_a_slot_outside_the_trie_is_an_error(slot: int) -> None:
+    with pytest.raises(IndexError, match=f"slot {slot}: the trie has slots 0 to 0"):
+        FlatTrie.of([b"a"]).key(slot)
 
 
 def test_many_keys_build_and_answer() -> None:

@@ -126,7 +126,7 @@ def test_errors_say_what_stood_there_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="it begins with b'ARROW1"):
         SharedBlock.load(path)
     path.write_bytes(good[:8] + b"\x09" + good[9:])
-    with pytest.raises(ArtefactError, match="format 9 of parts, expected 1; fetch it again"):
+    with pytest.raises(ArtefactError, match="format 9 of parts, expected 2; fetch it again"):
         SharedBlock.load(path)
     path.write_bytes(good[:CHECKED_FROM] + good[CHECKED_FROM:].replace(b"ads", b"adz"))
     with pytest.raises(ArtefactError, match="damaged: SHA-256 is"):
