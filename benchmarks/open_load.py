@@ -57,7 +57,10 @@ class OpenConnection(Connection):
             self.socket.sendall(b"".join(out))
 
     def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if (kind == HEADERS and flags & END_STREAM) or kind == RST_STREAM:
+        ended = (kind == HEADERS and flags & END_STREAM) or kind == RST_STREAM
+        if ended and stream not in self._due:
+            return  # a server that refuses a call before it has read it also resets its stream (RFC 9113, 8.1)
+        if ended:
             due_ns = self._due.pop(stream)
             took_ns = time.monotonic_ns() - due_ns
             self._times.extend((due_ns, took_ns if stream in self._answered else -1))
