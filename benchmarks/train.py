@@ -82,6 +82,7 @@ def write_spec(path: Path, stream: Stream, variants: int) -> Path:
 
 def against_vw(folder: Path, stream: Stream, rounds: int, name: str, about: str) -> None:
     """The table of ftrie against Vowpal Wabbit, each from text and from its cache."""
+    folder.mkdir()  # of its own: Vowpal Wabbit reads a cache that is there, whatever log it was made of
     tsv, text, cache = folder / "log.tsv", folder / "log.vw", folder / "log.rows"
     stream.write_tsv(tsv)
     write_vw(tsv, text)
@@ -145,9 +146,9 @@ def main() -> None:
         folder = Path(name)
         if arguments.only in (None, "many"):
             many = Stream(arguments.rows, cardinalities=(MANY,), zipf=None)
-            against_vw(folder, many, arguments.rounds, "train_many", "10 million keys")
+            against_vw(folder / "many", many, arguments.rounds, "train_many", "10 million keys")
         if arguments.only in (None, "vw"):
-            against_vw(folder, stream, arguments.rounds, "train", "keys in the processor's cache")
+            against_vw(folder / "few", stream, arguments.rounds, "train", "keys in the processor's cache")
         if arguments.only in (None, "variants"):
             stream.write_tsv(folder / "log.tsv")
             by_variants(folder, stream, arguments.rounds)
