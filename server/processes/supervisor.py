@@ -20,6 +20,7 @@ import structlog
 
 from model_store.errors import StoreUnavailable
 from model_store.jit import kernels_are_cached
+from model_store.signal_event import SignalEvent
 from model_store.store import Store
 from server.processes.crew import Crew
 from server.processes.takeover import Inherited, Port
@@ -54,8 +55,8 @@ class Supervisor:
         self._signals = 0
         self._kill: Callable[[], None] = lambda: None
         """Kills every worker."""
-        self._stopping = threading.Event()
-        self._wake = threading.Event()
+        self._stopping = SignalEvent()
+        self._wake = SignalEvent()
         self.meter = Meter()
         self.totals = Totals()
         self._last = ExitStack()

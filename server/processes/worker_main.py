@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from model_store.errors import FtrieError, ServerError
+from model_store.signal_event import SignalEvent
 from server.processes.channel import NOW, Channel, ChannelClosed, Message, Opener
 from server.processes.worker import Worker
 from server.settings import Settings
@@ -42,7 +43,7 @@ class WorkerMain:
         self._listen_now = start["listen"] == NOW
         self._opener = Opener()
         self._worker = Worker(self._settings, self, shares_port=True)
-        self._stopping = threading.Event()
+        self._stopping = SignalEvent()
         self._refuse = False
         self._orphan = False
         self._signals = 0

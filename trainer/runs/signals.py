@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from model_store.errors import Stopped
+from model_store.signal_event import SignalEvent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Item = TypeVar("Item")
@@ -55,7 +56,7 @@ class StopRequest(SignalHandler):
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
-        self._event = threading.Event()
+        self._event = SignalEvent()
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most `seconds`; True if a signal has come."""
