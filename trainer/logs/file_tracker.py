@@ -89,9 +89,7 @@ class FileTracker:
             opened = self.files.open(record.entry)
             if opened is not None:
                 self.files.hold(record, opened)
-                if record.is_in(self.files.head(opened, record.entry)):
-                    self._remember(record, opened)
-                else:
+                if not self._is_found(record, opened, record.entry):
                     record.close()
                     record.checked = None
         return record.opened
@@ -173,15 +171,16 @@ class FileTracker:
         if opened is None:
             return False
         self.files.hold(record, opened)
-        if not record.is_in(self.files.head(opened, entry)):
-            return False
-        self._remember(record, opened)
-        return True
+        return self._is_found(record, opened, entry)
 
-    def _remember(self, record: Record, opened: Opened) -> None:
-        head = opened.head()
+    def _is_found(self, record: Record, opened: Opened, entry: Entry) -> bool:
+        """True if an opened file has the record's content; more of its start is remembered then."""
+        head = self.files.head(opened, entry)  # read once: what is there a moment later may be of another file
+        if not record.is_in(head):
+            return False
         whole = head if opened.is_packed else whole_part(head, self._least_lines)
         record.look_at(head, whole, first_lines(head, self._least_lines))
+        return True
 
     def _meet(self, entry: Entry) -> bool:
         """Assign a file with an unknown inode its record; False if it is empty so far, or a copy."""

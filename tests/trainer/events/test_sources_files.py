@@ -22,6 +22,7 @@ from tests.matrix import examples
 from trainer.events.events import NEVER_US, SourcePosition
 from trainer.events.files import FileSource
 from trainer.logs import file_tracker
+from trainer.logs.open_files import PlainFile
 
 
 def event(number: int) -> bytes:
@@ -394,6 +395,29 @@ def test_lag_is_the_bytes_that_are_not_read(log: Path) -> None:
     assert reading.source.lag().bytes == len(event(1) + event(2))
     reading.all()
     assert reading.source.lag().bytes == 0
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_file_that_is_replaced_while_it_is_recognized_is_not_taken_for_its_successor(
+    log: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, event(0), event(1))
+    reading = Reading(log)
+    reading.step(taken)
+    append(log, event(2))
+    head = PlainFile.head
+
+    def replaced_after(file: PlainFile) -> bytes:
+        monkeypatch.setattr(PlainFile, "head", head)
+        was = head(file)
+        shutil.copyfile(log, f"{log}.1")
+        os.truncate(log, 0)
+        append(log, *(event(number) for number in range(3, 9)))
+        return was
+
+    monkeypatch.setattr(PlainFile, "head", replaced_after)
+    assert reading.all() == [event(number) for number in range(9)]
+    assert PlainFile.head is head
 
 
 MOVING = """
