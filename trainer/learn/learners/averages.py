@@ -79,14 +79,14 @@ def has_averages(averages: Any) -> Any:
 
 @stub
 def add_averages(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, first: Any, x: Any, scores: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
 ) -> Any:
-    """Add a key of class c to the scores of averages; w[first + v]: variant v's own weight before example t."""
+    """Add a key of class c to the scores of averages; w[v, i]: variant v's own weight before example t."""
 
 
 @stub
 def update_averages(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, first: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
 ) -> Any:
     """Follow the weights of a key of class c, w before and new after example t; to be called before `seen` is set."""
 
@@ -108,14 +108,14 @@ def _no(averages: Any) -> Any:
 
 @implements(add_averages, NoAverages)
 def _add_nothing(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, first: Any, x: Any, scores: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
 ) -> Any:
     pass
 
 
 @implements(update_averages, NoAverages)
 def _update_nothing(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, first: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
 ) -> Any:
     pass
 
@@ -137,23 +137,23 @@ def _yes(averages: Any) -> Any:
 
 @implements(add_averages, Averages)
 def _add(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, first: Any, x: Any, scores: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
 ) -> Any:
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:
             behind = gap(averages, v, value_of(table, slot, v), seen_at(table, slot), t)
-            scores[v] += (w[first + of] - behind) * x
+            scores[v] += (w[of, i] - behind) * x
 
 
 @implements(update_averages, Averages)
 def _update(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, first: Any, t: Any
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
 ) -> Any:
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:
-            moved, held = new[first + of] - w[first + of], value_of(table, slot, v)
+            moved, held = new[of, i] - w[of, i], value_of(table, slot, v)
             behind = gap(averages, v, held, seen_at(table, slot), t) + moved
             put(table, slot, v, left_at(averages, v, t) * behind, 0.0, t)
 

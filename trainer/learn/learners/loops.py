@@ -70,6 +70,17 @@ class Work(NamedTuple):
         )
 
 
+class Coordinates(NamedTuple):
+    """Arrays of `Work` as float64[variants with values of their own, features]."""
+
+    w: Any
+    r: Any
+    a: Any
+    n: Any
+    l1: Any
+    part: Any
+
+
 class Predicted(NamedTuple):
     """Output of a loop: each row's prediction before it is learned from, float64[rows, lanes] each.
 
@@ -335,6 +346,76 @@ def learn_shared(
     return row, count
 
 
+@bare_inline
+def gather_own(
+    table: Any, rows: Any, l1: Any, learner: Any, lazy: Any, variants: Any, work: Any, own: Any, size: Any, t: Any
+) -> None:  # fmt: skip
+    """Copy what the weights of a row's keys follow from to `work` and `own`, and compute all variants' weights."""
+    several = own.n.shape[0]
+    for i in range(size):
+        slot, position = work.slots[i], work.positions[i]
+        feature = rows.features[position]
+        work.x[i], work.classes[i] = x_of(rows, position), variants.class_of[feature]
+        for v in range(several):
+            own.n[v, i], own.l1[v, i] = n_of(table, slot, v), l1_at(l1, v, feature)
+    for v in range(several):
+        parent = learner_of_variant(learner, variants.parameters, v)
+        for i in range(size):
+            mine = learner_at(parent, variants, v, rows.features[work.positions[i]])
+            own.r[v, i] = r_of(mine.rate, own.n[v, i])
+    for i in range(size):
+        load_own(table, rows, learner, variants, work, own, i)
+    for v in range(several):
+        parent = learner_of_variant(learner, variants.parameters, v)
+        for i in range(size):
+            mine = learner_at(parent, variants, v, rows.features[work.positions[i]])
+            seen = seen_at(table, work.slots[i])
+            own.w[v, i] = weight(mine, own.l1[v, i], own.a[v, i], own.r[v, i], seen, t, lazy, v)
+
+
+@bare_inline
+def load_own(table: Any, rows: Any, learner: Any, variants: Any, work: Any, own: Any, i: Any) -> None:
+    """Copy all variants' a of a key to `own`, at the r that is there."""
+    for v in range(own.a.shape[0]):
+        mine = learner_of_variant(learner, variants.parameters, v)
+        mine = learner_at(mine, variants, v, rows.features[work.positions[i]])
+        own.a[v, i] = load(table, work.slots[i], v, mine, own.r[v, i])
+
+
+@bare_inline
+def update_own(
+    table: Any, rows: Any, learner: Any, lazy: Any, variants: Any, work: Any, own: Any, begin: Any, end: Any,
+    label: Any, t: Any, first: Any,
+) -> None:  # fmt: skip
+    """`update_keys` for several variants with values of their own, whose a and n are in `own`."""
+    several = own.a.shape[0]
+    if first:
+        for i in range(begin, end):
+            count_example(table, work.slots[i], label > 0.5, t)
+    for v in range(several):
+        parent = learner_of_variant(learner, variants.parameters, v)
+        error, squared = work.error[v], work.squared[v]
+        for i in range(begin, end):
+            mine = learner_at(parent, variants, v, rows.features[work.positions[i]])
+            counted = n_of(table, work.slots[i], v)
+            own.a[v, i], own.n[v, i], own.part[v, i] = update(
+                mine, own.l1[v, i], own.a[v, i], own.w[v, i], own.n[v, i], counted, work.x[i], error, squared,
+                own.r[v, i], t, lazy, v,
+            )  # fmt: skip
+    for i in range(begin, end):
+        slot, c = work.slots[i], work.classes[i]
+        for v in range(several):
+            if variants.uses[c, v] != 0.0:
+                mine = learner_of_variant(learner, variants.parameters, v)
+                mine = learner_at(mine, variants, v, rows.features[work.positions[i]])
+                save(table, slot, v, mine, own.a[v, i], own.n[v, i], own.part[v, i], t)
+                if has_averages(variants.averages):
+                    l1_here, r = own.l1[v, i], own.part[v, i]
+                    own.r[v, i] = weight(mine, l1_here, own.a[v, i], r, t, t + 1, lazy, v)
+        update_averages(variants.averages, table, slot, variants.uses, c, own.w, own.r, i, t)
+        set_seen(table, slot, t)
+
+
 @bare_kernel
 def learn_own(
     table: Any,
@@ -357,6 +438,15 @@ def learn_own(
     lazy: float64[variants, LAZY_SIZE].
     """
     several = variants.parameters.shape[0]
+    shape = several, work.w.size // several
+    own = Coordinates(
+        work.w.reshape(shape),
+        work.r.reshape(shape),
+        work.a.reshape(shape),
+        work.n.reshape(shape),
+        work.l1.reshape(shape),
+        work.part.reshape(shape),
+    )
     full = count + room
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
         t = stream.first + row
@@ -366,22 +456,17 @@ def learn_own(
         for again in range(times):
             for v in range(several):
                 work.error[v], work.squared[v] = margin_of(predicted, row, v), 0.0
+            gather_own(table, rows, l1, learner, lazy, variants, work, own, size, t)
             for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                feature, seen, x = rows.features[position], seen_at(table, slot), x_of(rows, position)
-                c = variants.class_of[feature]
+                c = work.classes[i]
                 for v in range(several):
                     if variants.uses[c, v] != 0.0:
                         mine = learner_of_variant(learner, variants.parameters, v)
-                        mine = learner_at(mine, variants, v, feature)
-                        r = r_of(mine.rate, n_of(table, slot, v))
-                        a = load(table, slot, v, mine, r)
-                        w = weight(mine, l1_at(l1, v, feature), a, r, seen, t, lazy, v)
-                        work.r[i * several + v], work.w[i * several + v] = r, w
-                        work.error[v] += w * x
-                        work.squared[v] += variance(mine, r, x)
+                        mine = learner_at(mine, variants, v, rows.features[work.positions[i]])
+                        work.error[v] += own.w[v, i] * work.x[i]
+                        work.squared[v] += variance(mine, own.r[v, i], work.x[i])
                 add_averages(
-                    variants.averages, table, slot, variants.uses, c, work.w, i * several, x, work.error, t
+                    variants.averages, table, work.slots[i], variants.uses, c, own.w, i, work.x[i], work.error, t
                 )
             for v in range(several):
                 mine = learner_of_variant(learner, variants.parameters, v)
@@ -394,29 +479,16 @@ def learn_own(
                 work.error[v], work.squared[v] = derivatives(
                     mine, importance / times, label, p, latent, spread
                 )
-            for i in range(size):
-                slot, position = work.slots[i], work.positions[i]
-                feature, x = rows.features[position], x_of(rows, position)
-                c = variants.class_of[feature]
-                if again == 0:
-                    count_example(table, slot, label > 0.5, t)
-                for v in range(several):
-                    if variants.uses[c, v] != 0.0:
-                        mine = learner_of_variant(learner, variants.parameters, v)
-                        mine = learner_at(mine, variants, v, feature)
-                        r, w = work.r[i * several + v], work.w[i * several + v]
-                        a, n = load(table, slot, v, mine, r), n_of(table, slot, v)
-                        a, n, r = update(
-                            mine, l1_at(l1, v, feature), a, w, n, n, x, work.error[v], work.squared[v], r, t,
-                            lazy, v,
-                        )  # fmt: skip
-                        save(table, slot, v, mine, a, n, r, t)
-                        if has_averages(variants.averages):
-                            l1_here = l1_at(l1, v, feature)
-                            work.r[i * several + v] = weight(mine, l1_here, a, r, t, t + 1, lazy, v)
-                update_averages(
-                    variants.averages, table, slot, variants.uses, c, work.w, work.r, i * several, t
-                )
-                set_seen(table, slot, t)
+            first = again == 0
+            if stream.repeats:
+                for i in range(size):
+                    load_own(table, rows, learner, variants, work, own, i)
+                    for v in range(several):
+                        own.n[v, i] = n_of(table, work.slots[i], v)
+                    update_own(
+                        table, rows, learner, lazy, variants, work, own, i, i + 1, label, t, first
+                    )
+            else:
+                update_own(table, rows, learner, lazy, variants, work, own, 0, size, label, t, first)
         row += 1
     return row, count
