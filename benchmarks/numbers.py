@@ -25,7 +25,11 @@ def page() -> str:
 def _table(name: str) -> str:
     """A result as a table below the command, the machine and the day that made it."""
     path = common.RESULTS / f"{name}.json"
-    command = "train" if name == "variants" else re.sub("_(vw|pruned|links|cost|scaling|speed|loss|many)$", "", name)
+    command = (
+        "train"
+        if name == "variants"
+        else re.sub("_(vw|pruned|links|cost|scaling|speed|loss|many)$", "", name)
+    )
     if not path.exists():
         return f"Not measured yet: `ftrie bench {command}`."
     result = json.loads(path.read_text("utf-8"))

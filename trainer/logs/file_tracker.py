@@ -175,7 +175,8 @@ class FileTracker:
 
     def _is_found(self, record: Record, opened: Opened, entry: Entry) -> bool:
         """True if an opened file has the record's content; more of its start is remembered then."""
-        head = self.files.head(opened, entry)  # read once: what is there a moment later may be of another file
+        # Read once: what is there a moment later may be of another file.
+        head = self.files.head(opened, entry)
         if not record.is_in(head):
             return False
         whole = head if opened.is_packed else whole_part(head, self._least_lines)

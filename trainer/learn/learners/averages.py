@@ -147,9 +147,7 @@ def _add(
 
 
 @implements(update_averages, Averages)
-def _update(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
-) -> Any:
+def _update(averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any) -> Any:
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:

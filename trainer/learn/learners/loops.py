@@ -466,7 +466,16 @@ def learn_own(
                         work.error[v] += own.w[v, i] * work.x[i]
                         work.squared[v] += variance(mine, own.r[v, i], work.x[i])
                 add_averages(
-                    variants.averages, table, work.slots[i], variants.uses, c, own.w, i, work.x[i], work.error, t
+                    variants.averages,
+                    table,
+                    work.slots[i],
+                    variants.uses,
+                    c,
+                    own.w,
+                    i,
+                    work.x[i],
+                    work.error,
+                    t,
                 )
             for v in range(several):
                 mine = learner_of_variant(learner, variants.parameters, v)
@@ -485,9 +494,7 @@ def learn_own(
                     load_own(table, rows, learner, variants, work, own, i)
                     for v in range(several):
                         own.n[v, i] = n_of(table, work.slots[i], v)
-                    update_own(
-                        table, rows, learner, lazy, variants, work, own, i, i + 1, label, t, first
-                    )
+                    update_own(table, rows, learner, lazy, variants, work, own, i, i + 1, label, t, first)
             else:
                 update_own(table, rows, learner, lazy, variants, work, own, 0, size, label, t, first)
         row += 1
