@@ -32,16 +32,16 @@ def claim_slots(
     For each key it prefetches the slot of one of a later row: one by one they arrive beside the work, while many at
     once wait for each other.
 
-    slots, positions: int64 out, the slot and the position in the batch of each key that is in the table now; positions
+    slots, positions: uint64 out, the slot and the position in the batch of each key that is in the table now; positions
     of new keys are appended to `added`. Returns (number of slots written, count of all new keys).
     """
-    size = 0
-    ahead = rows.starts[min(row + _ROWS_AHEAD, rows.labels.size)] - rows.starts[row]
+    size, begin = 0, rows.starts[row]
+    ahead = rows.starts[min(row + _ROWS_AHEAD, rows.labels.size)] - begin
     last = rows.starts[rows.labels.size] - 1
-    for position in range(rows.starts[row], rows.starts[row + 1]):
-        prefetch_slot(table, rows.hashes[min(position + ahead, last)])
-        key = rows.hashes[position]
-        slot = find_slot(table, key)
+    for position in range(begin, rows.starts[row + 1]):
+        prefetch_slot(table, rows.hashes[np.uint64(min(position + ahead, last))])
+        key = rows.hashes[np.uint64(position)]
+        slot = np.uint64(find_slot(table, key))
         if table.slots[slot].key == EMPTY:
             if not admits(admission, key, rows.features[position], t):
                 continue
@@ -49,7 +49,7 @@ def claim_slots(
             added[count] = position
             count += 1
         slots[size] = slot
-        positions[size] = position
+        positions[size] = np.uint64(position)
         size += 1
     return size, count
 

@@ -36,8 +36,14 @@ def l1_at(l1: Any, v: Any, feature: Any) -> Any:
 
 
 @stub
+def unpacked(table: Any, value: Any, learner: Any, r: Any) -> Any:
+    """a of a value as the table stores it; r belongs to its n."""
+
+
+@bare_inline
 def load(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
     """a of a coordinate; r belongs to its n."""
+    return unpacked(table, value_of(table, slot, v), learner, r)
 
 
 @stub
@@ -45,14 +51,14 @@ def save(table: Any, slot: Any, v: Any, learner: Any, a: Any, n: Any, r: Any, t:
     """Store a coordinate's a and n; r belongs to this n."""
 
 
-@implements(load, Full, FullCounts, Own, OwnCounts)
-def _load_a(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    return value_of(table, slot, v)
+@implements(unpacked, Full, FullCounts, Own, OwnCounts)
+def _as_stored(table: Any, value: Any, learner: Any, r: Any) -> Any:
+    return value
 
 
-@implements(load, *COMPACT, OwnCompact, OwnCompactCounts)
-def _load_packed(table: Any, slot: Any, v: Any, learner: Any, r: Any) -> Any:
-    return unpack(learner, value_of(table, slot, v), r)
+@implements(unpacked, *COMPACT, OwnCompact, OwnCompactCounts)
+def _of_packed(table: Any, value: Any, learner: Any, r: Any) -> Any:
+    return unpack(learner, value, r)
 
 
 @implements(save, Full, FullCounts, Own, OwnCounts)

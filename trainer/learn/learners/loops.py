@@ -15,7 +15,7 @@ import numpy.typing as npt
 from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.averages import add_averages, has_averages, update_averages
-from trainer.learn.learners.coordinate import l1_at, learner_at, learner_of_variant, load, save
+from trainer.learn.learners.coordinate import l1_at, learner_at, learner_of_variant, load, save, unpacked
 from trainer.learn.learners.operations import (
     advance,
     derivatives,
@@ -29,20 +29,23 @@ from trainer.learn.learners.operations import (
 )
 from trainer.learn.learners.rates import r_of
 from trainer.learn.learners.sharing import MEANS, add_to_variants, mean_step, take_means, take_roots
-from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen
+from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen, value_of
 from trainer.learn.table_kernels import claim_slots
 
 
 class Work(NamedTuple):
     """Scratch arrays for one row.
 
-    slots, positions, classes: int64[features], the slots of its admitted keys, the keys' positions in the batch, and
-    their classes; w, r, a, n, x, l1: float64[features x variants with values of their own]; the others: one
-    number per lane or class.
+    slots, positions: uint64[features], the slots of its admitted keys, and the keys' positions in the batch; unsigned,
+    as numba takes a signed index to count from the end if it is negative, which costs more than the access.
+    next_slots, next_positions: those of the row after it. classes: int64[features], the keys' classes; w, r, a, n, x,
+    l1: float64[features x variants with values of their own]; the others: one number per lane or class.
     """
 
-    slots: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.uint64]
+    next_slots: npt.NDArray[np.uint64]
+    next_positions: npt.NDArray[np.uint64]
     classes: npt.NDArray[np.int64]
     w: npt.NDArray[np.float64]
     r: npt.NDArray[np.float64]
@@ -61,12 +64,12 @@ class Work(NamedTuple):
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
-        slots, positions, of_class = np.empty((3, features), np.int64)
+        places, of_class = np.empty((4, features), np.uint64), np.empty(features, np.int64)
         w, r, a, n, x, l1, root, part = np.empty((8, features * own))
         powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
         p, error, squared = np.empty((3, lanes))
         return cls(
-            slots, positions, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means
+            *places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means
         )
 
 
@@ -154,32 +157,55 @@ def gather(table: Any, rows: Any, l1: Any, learner: Any, variants: Any, work: An
 
 
 @bare_inline
+def gather_one(table: Any, rows: Any, l1: Any, slots: Any, positions: Any, work: Any, size: Any) -> None:
+    """Copy the stored values of a row's keys and what belongs to them to `work`: a, n, x and l1 where they differ."""
+    for i in range(size):
+        work.a[i], work.n[i] = value_of(table, slots[i], 0), n_of(table, slots[i], 0)
+    if rows.x.size:
+        for i in range(size):
+            work.x[i] = rows.x[positions[i]]
+    if l1.shape[1] > 1:
+        for i in range(size):
+            work.l1[i] = l1[0, rows.features[positions[i]]]
+
+
+@bare_inline
+def x_in(work: Any, rows: Any, i: Any) -> Any:
+    """The x of a row's key number i."""
+    return work.x[i] if rows.x.size else 1.0
+
+
+@bare_inline
+def l1_in(work: Any, l1: Any, common: Any, i: Any) -> Any:
+    """l1 of a row's key number i; common: the one of all keys where no rule sets it."""
+    return work.l1[i] if l1.shape[1] > 1 else common
+
+
+@bare_inline
 def update_keys(
-    table: Any, rows: Any, learner: Any, lazy: Any, variants: Any, work: Any, begin: Any, end: Any,
-    label: Any, error: Any, squared: Any, t: Any, first: Any,
+    table: Any, rows: Any, learner: Any, lazy: Any, variants: Any, l1: Any, slots: Any, positions: Any, work: Any,
+    begin: Any, end: Any, label: Any, error: Any, squared: Any, t: Any, first: Any,
 ) -> None:  # fmt: skip
-    """Update the coordinates of some of a row's keys, which have different slots.
+    """Update the coordinates of some of a row's keys, which have different slots and whose a and n are in `work`.
 
     first: the example is learned for the first time, and counted.
     """
+    common = l1[0, 0]
+    if first:
+        for i in range(begin, end):
+            count_example(table, slots[i], label > 0.5, t)
     for i in range(begin, end):
-        slot = work.slots[i]
-        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-        work.a[i], work.n[i] = load(table, slot, 0, mine, work.r[i]), n_of(table, slot, 0)
-        if first:
-            count_example(table, slot, label > 0.5, t)
-    for i in range(begin, end):
-        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-        counted = n_of(table, work.slots[i], 0)
+        mine = learner_at(learner, variants, 0, rows.features[positions[i]])
+        counted = n_of(table, slots[i], 0)
         work.a[i], work.n[i], _ = update(
-            mine, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.x[i], error, squared, work.r[i],
-            t, lazy, 0,
+            mine, l1_in(work, l1, common, i), work.a[i], work.w[i], work.n[i], counted, x_in(work, rows, i),
+            error, squared, work.r[i], t, lazy, 0,
         )  # fmt: skip
     for i in range(begin, end):
-        mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-        slot, n = work.slots[i], work.n[i]
-        save(table, slot, 0, mine, work.a[i], n, r_of(mine.rate, n), t)
-        set_seen(table, slot, t)
+        mine = learner_at(learner, variants, 0, rows.features[positions[i]])
+        n = work.n[i]
+        save(table, slots[i], 0, mine, work.a[i], n, r_of(mine.rate, n), t)
+        set_seen(table, slots[i], t)
 
 
 @bare_inline
@@ -233,41 +259,63 @@ def learn_one(
     Returns (next row, count).
 
     A row's coordinates are copied to `work`, computed there in loops that LLVM vectorizes, and copied back: all at
-    once, or one after the other where keys of a row may share a slot (stream.repeats).
+    once, or one after the other where keys of a row may share a slot (stream.repeats). The next row's slots are found
+    while the sum and the link, which wait for each other's results, leave the processor idle.
     """
-    full = count + room
-    while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
+    full, common = count + room, l1[0, 0]
+    slots, positions, next_slots, next_positions = (
+        work.slots, work.positions, work.next_slots, work.next_positions,
+    )  # fmt: skip
+    size = next_size = 0
+    goes_on = has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy)
+    if goes_on:
         t = stream.first + row
-        size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
+        size, count = claim_slots(table, admission, rows, row, t, slots, positions, added, count)
+    while goes_on:
+        t = stream.first + row
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
         for again in range(times):
-            gather(table, rows, l1, learner, variants, work, size)
+            gather_one(table, rows, l1, slots, positions, work, size)
             for i in range(size):
-                mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-                seen = seen_at(table, work.slots[i])
-                work.w[i] = weight(mine, work.l1[i], work.a[i], work.r[i], seen, t, lazy, 0)
+                mine = learner_at(learner, variants, 0, rows.features[positions[i]])
+                r = r_of(mine.rate, work.n[i])
+                a = unpacked(table, work.a[i], mine, r)
+                limit, seen = l1_in(work, l1, common, i), seen_at(table, slots[i])
+                work.w[i] = weight(mine, limit, a, r, seen, t, lazy, 0)
+                work.a[i], work.r[i] = a, r
             score, spread = margin_of(predicted, row, 0), 0.0
             for i in range(size):
-                score += work.w[i] * work.x[i]
-                spread += variance(learner, work.r[i], work.x[i])
+                x = x_in(work, rows, i)
+                score += work.w[i] * x
+                spread += variance(learner, work.r[i], x)
             latent = latent_of(learner, score, spread)
             p = probability_of(learner, latent)
             if again == 0:
                 predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
                 advance(learner, t, lazy, 0)
+                goes_on = has_room(rows, row + 1, stream, count, full) and not needs_rebase(learner, lazy)
+                if goes_on:
+                    next_size, count = claim_slots(
+                        table, admission, rows, row + 1, t + 1, next_slots, next_positions, added, count
+                    )
             error, squared = derivatives(learner, importance / times, label, p, latent, spread)
             first = again == 0
             if stream.repeats:
                 for i in range(size):
+                    work.a[i], work.n[i] = load(table, slots[i], 0, learner, work.r[i]), n_of(table, slots[i], 0)
                     update_keys(
-                        table, rows, learner, lazy, variants, work, i, i + 1, label, error, squared, t, first
-                    )
+                        table, rows, learner, lazy, variants, l1, slots, positions, work, i, i + 1, label, error,
+                        squared, t, first,
+                    )  # fmt: skip
             else:
                 update_keys(
-                    table, rows, learner, lazy, variants, work, 0, size, label, error, squared, t, first
-                )
-        row += 1
+                    table, rows, learner, lazy, variants, l1, slots, positions, work, 0, size, label, error,
+                    squared, t, first,
+                )  # fmt: skip
+        row, size = row + 1, next_size
+        slots, next_slots = next_slots, slots
+        positions, next_positions = next_positions, positions
     return row, count
 
 

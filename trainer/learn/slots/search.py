@@ -49,7 +49,7 @@ def find_slot(table: Any, key: Any) -> Any:
     """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
     slots = table.slots
     slot = home(table, key)
-    while slots[slot].key != key and slots[slot].key != EMPTY:
+    while slots[np.uint64(slot)].key != key and slots[np.uint64(slot)].key != EMPTY:
         slot += 1
         if slot == slots.size:
             slot = 0
