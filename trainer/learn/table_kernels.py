@@ -9,7 +9,7 @@ import numpy as np
 from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.admission_kernels import admits
 from trainer.learn.buckets_kernels import slot_key
-from trainer.learn.slots.search import EMPTY, find_slot, prefetch_slot
+from trainer.learn.slots.search import EMPTY, find_slot, home, prefetch_slot, search_from
 
 ENTRY_HEAD = 4  # bytes before each key in the arena: its length and its feature's number, uint16 each
 _ROWS_AHEAD = 2
@@ -35,19 +35,23 @@ def claim_slots(
     slots, positions: uint64 out, the slot and the position in the batch of each key that is in the table now; positions
     of new keys are appended to `added`. Returns (number of slots written, count of all new keys).
     """
-    size, begin = 0, rows.starts[row]
+    begin, end, keys = rows.starts[row], rows.starts[row + 1], rows.starts[rows.labels.size]
     ahead = rows.starts[min(row + _ROWS_AHEAD, rows.labels.size)] - begin
-    last = rows.starts[rows.labels.size] - 1
-    for position in range(begin, rows.starts[row + 1]):
-        prefetch_slot(table, rows.hashes[np.uint64(min(position + ahead, last))])
+    if end + ahead > keys:
+        ahead = 0
+    size = 0
+    for position in range(begin, end):
+        prefetch_slot(table, rows.hashes[np.uint64(position + ahead)])
         key = rows.hashes[np.uint64(position)]
-        slot = np.uint64(find_slot(table, key))
-        if table.slots[slot].key == EMPTY:
-            if not admits(admission, key, rows.features[position], t):
-                continue
-            table.slots[slot].key = key
-            added[count] = position
-            count += 1
+        slot = np.uint64(home(table, key))
+        if table.slots[slot].key != key:  # few keys: most are where the search begins
+            slot = np.uint64(search_from(table, np.int64(slot), key))
+            if table.slots[slot].key == EMPTY:
+                if not admits(admission, key, rows.features[np.uint64(position)], t):
+                    continue
+                table.slots[slot].key = key
+                added[count] = position
+                count += 1
         slots[size] = slot
         positions[size] = np.uint64(position)
         size += 1

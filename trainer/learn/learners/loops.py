@@ -285,10 +285,14 @@ def learn_one(
                 work.w[i] = weight(mine, limit, a, r, seen, t, lazy, 0)
                 work.a[i], work.r[i] = a, r
             score, spread = margin_of(predicted, row, 0), 0.0
-            for i in range(size):
-                x = x_in(work, rows, i)
-                score += work.w[i] * x
-                spread += variance(learner, work.r[i], x)
+            if rows.x.size:
+                for i in range(size):
+                    score += work.w[i] * work.x[i]
+                    spread += variance(learner, work.r[i], work.x[i])
+            else:
+                for i in range(size):
+                    score += work.w[i]
+                    spread += variance(learner, work.r[i], 1.0)
             latent = latent_of(learner, score, spread)
             p = probability_of(learner, latent)
             if again == 0:

@@ -21,7 +21,7 @@ from trainer.learn.slots.layouts import (
     OwnCompactCounts,
     OwnCounts,
 )
-from trainer.learn.slots.state import seen_at
+from trainer.learn.slots.state import seen_at, slot_bytes
 
 EMPTY = np.uint64(0)
 
@@ -47,8 +47,13 @@ def _high_bits_times_slots(table: Any, key: Any) -> Any:
 @bare_inline
 def find_slot(table: Any, key: Any) -> Any:
     """The slot that holds `key`, or the free slot where it belongs. Linear probing; the table is never full."""
+    return search_from(table, home(table, key), key)
+
+
+@bare_inline
+def search_from(table: Any, slot: Any, key: Any) -> Any:
+    """`find_slot` from a slot on."""
     slots = table.slots
-    slot = home(table, key)
     while slots[np.uint64(slot)].key != key and slots[np.uint64(slot)].key != EMPTY:
         slot += 1
         if slot == slots.size:
@@ -64,15 +69,15 @@ def prefetch_slot(table: Any, key: Any) -> Any:
 @implements(prefetch_slot, Full, FullCounts)
 def _prefetch_shared(table: Any, key: Any) -> Any:
     """The home and the slot after it, which in half of all cases is in the next line."""
-    first = table.slots.ctypes.data + home(table, key) * table.slots.itemsize
+    first = table.slots.ctypes.data + home(table, key) * slot_bytes(table)
     prefetch(first)
-    prefetch(first + table.slots.itemsize)
+    prefetch(first + slot_bytes(table))
 
 
 @implements(prefetch_slot, *COMPACT)
 def _prefetch_compact(table: Any, key: Any) -> Any:
     """Two lines: searches in a table this full often reach the next line."""
-    first = table.slots.ctypes.data + home(table, key) * table.slots.itemsize
+    first = table.slots.ctypes.data + home(table, key) * slot_bytes(table)
     prefetch(first)
     prefetch(first + 64)
 
@@ -80,13 +85,13 @@ def _prefetch_compact(table: Any, key: Any) -> Any:
 @implements(prefetch_slot, Own, OwnCounts)
 def _prefetch_own(table: Any, key: Any) -> Any:
     slot = home(table, key)
-    prefetch(table.slots.ctypes.data + slot * table.slots.itemsize)
+    prefetch(table.slots.ctypes.data + slot * slot_bytes(table))
     prefetch(table.z.ctypes.data + slot * table.z.shape[1] * 8)
 
 
 @implements(prefetch_slot, OwnCompact, OwnCompactCounts)
 def _prefetch_own_compact(table: Any, key: Any) -> Any:
-    prefetch(table.slots.ctypes.data + home(table, key) * table.slots.itemsize)
+    prefetch(table.slots.ctypes.data + home(table, key) * slot_bytes(table))
 
 
 @bare_kernel

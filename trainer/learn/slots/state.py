@@ -242,6 +242,17 @@ def set_seen(table: Any, slot: Any, example: Any) -> Any:
     """Store the number of the example that touches the key, in layouts with `seen`."""
 
 
+@stub
+def slot_bytes(table: Any) -> Any:
+    """The bytes of a slot, as a constant: numba reads `itemsize` from memory, which makes an address a multiplication."""
+
+
+@bare_overload(slot_bytes)
+def _slot_bytes(table: Any) -> Any:
+    size = table.types[0].dtype.size
+    return lambda table: size
+
+
 def _has_seen(table: Any) -> bool:
     return "seen" in table.types[0].dtype.fields
 
