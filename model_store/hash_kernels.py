@@ -66,6 +66,23 @@ load_i32 = _loader(32, types.int32)
 load_u64 = _loader(64, types.uint64)
 
 
+def _storer(bits: Any, kind: Any) -> Any:
+    @intrinsic
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer())
+            builder.store(arguments[1], pointer).align = 1
+            return context.get_dummy_value()
+
+        return types.none(types.int64, kind), codegen
+
+    return store
+
+
+store_u8 = _storer(8, types.uint8)
+store_u64 = _storer(64, types.uint64)
+
+
 def _test_64_bytes(test: Callable[[Any, Any], Any]) -> Any:
     """An operation that tests 64 bytes at an address at once; nonzero if one passes."""
 
@@ -137,6 +154,21 @@ def bits_of_float(typing_context: Any, number: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(64))
 
     return types.int64(types.float64), codegen
+
+
+@bare_inline
+def copy_bytes(source: Any, target: Any, length: Any) -> None:
+    """Copy bytes between two addresses, eight at once where there are as many; no byte beyond is read or written."""
+    at = 0
+    while at + 8 <= length:
+        store_u64(target + at, load_u64(source + at))
+        at += 8
+    if at < length and length > 8:
+        store_u64(target + length - 8, load_u64(source + length - 8))  # some of these are copied twice
+        return
+    while at < length:
+        store_u8(target + at, load_u8(source + at))
+        at += 1
 
 
 @bare_inline

@@ -13,11 +13,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.hash_kernels import END, TIMES, combine, digest, load_i32, load_u8, mixed
+from model_store.hash_kernels import (
+    END,
+    TIMES,
+    combine,
+    copy_bytes,
+    digest,
+    load_i32,
+    load_u8,
+    mixed,
+    prefetch,
+)
 from model_store.jit import bare_inline, bare_kernel
 
 _EMPTY = np.uint64(0)
 STAR = np.uint8(0x2A)
+_KEYS_AHEAD = 8
 
 
 class TokenLayout(NamedTuple):
@@ -247,15 +258,18 @@ def write_keys(
     found: int64[k, 4], from `key_tokens`; texts: `TextPlaces`, where each field's tokens are; prefixes: uint8, all
     prefixes end to end (`bias` first), prefix_starts: int64[owners + 1].
     """
+    memory = arena.ctypes.data
     for new in range(added.size):
-        owner = tokens.owner[features[added[new]]]
-        begin = at
+        prefetch_text(added, found, features, tokens, texts, new)
+        feature = features[added[new]]
+        owner = tokens.owner[feature]
+        begin, before = at, prefix_starts[owner]
         at += 4
-        if at + prefix_starts[owner + 1] - prefix_starts[owner] > arena.size:
+        length = prefix_starts[owner + 1] - before
+        if at + length > arena.size:
             return -1
-        for position in range(prefix_starts[owner], prefix_starts[owner + 1]):
-            arena[at] = prefixes[position]
-            at += 1
+        copy_bytes(prefixes.ctypes.data + before, memory + at, length)
+        at += length
         for part in range(4):
             if found[new, part] < 0:
                 break
@@ -265,15 +279,38 @@ def write_keys(
             if part > 0:
                 arena[at] = STAR
                 at += 1
-            for address in range(start, stop):
-                arena[at] = load_u8(address)
-                at += 1
+            copy_bytes(start, memory + at, stop - start)
+            at += stop - start
         length = at - begin - 4
         arena[begin] = np.uint8(length & 0xFF)
         arena[begin + 1] = np.uint8(length >> 8)
-        arena[begin + 2] = np.uint8(features[added[new]] & 0xFF)
-        arena[begin + 3] = np.uint8(features[added[new]] >> 8)
+        arena[begin + 2] = np.uint8(feature & 0xFF)
+        arena[begin + 3] = np.uint8(feature >> 8)
     return at
+
+
+@bare_inline
+def prefetch_text(added: Any, found: Any, features: Any, tokens: Any, texts: Any, new: Any) -> None:
+    """Prefetch the text of a key soon to be written, and where the text of a later one is.
+
+    The rows were read by another thread, some batches ago: a text is in no cache near this one.
+    """
+    later = min(new + 2 * _KEYS_AHEAD, added.size - 1)
+    if found[later, 0] >= 0:
+        field, index = first_token(tokens, features[added[later]], found[later, 0])
+        prefetch(texts.offsets[field] + texts.strides[field] * index)
+    soon = min(new + _KEYS_AHEAD, added.size - 1)
+    if found[soon, 0] >= 0:
+        field, index = first_token(tokens, features[added[soon]], found[soon, 0])
+        prefetch(text_bytes(texts, field, index)[0])
+
+
+@bare_inline
+def first_token(tokens: Any, feature: Any, token: Any) -> Any:
+    """The field of a key's first token, and the token's number in it."""
+    owner = tokens.owner[feature]
+    field = owner - 1 if owner <= tokens.base.size else tokens.crosses[owner - 1 - tokens.base.size, 0]
+    return field, token - tokens.base[field]
 
 
 @bare_kernel
