@@ -68,9 +68,7 @@ class Work(NamedTuple):
         w, r, a, n, x, l1, root, part = np.empty((8, features * own))
         powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
         p, error, squared = np.empty((3, lanes))
-        return cls(
-            *places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means
-        )
+        return cls(*places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means)
 
 
 class Coordinates(NamedTuple):
@@ -307,7 +305,10 @@ def learn_one(
             first = again == 0
             if stream.repeats:
                 for i in range(size):
-                    work.a[i], work.n[i] = load(table, slots[i], 0, learner, work.r[i]), n_of(table, slots[i], 0)
+                    work.a[i], work.n[i] = (
+                        load(table, slots[i], 0, learner, work.r[i]),
+                        n_of(table, slots[i], 0),
+                    )
                     update_keys(
                         table, rows, learner, lazy, variants, l1, slots, positions, work, i, i + 1, label, error,
                         squared, t, first,

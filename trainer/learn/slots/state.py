@@ -244,7 +244,7 @@ def set_seen(table: Any, slot: Any, example: Any) -> Any:
 
 @stub
 def slot_bytes(table: Any) -> Any:
-    """The bytes of a slot, as a constant: numba reads `itemsize` from memory, which makes an address a multiplication."""
+    """The bytes of a slot, as a constant; numba reads `itemsize` from memory, and multiplies to find an address."""
 
 
 @bare_overload(slot_bytes)
