@@ -38,6 +38,7 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.model.catalogue import Catalogue
+from server.model.item_ids import ItemIds
 from server.model.model import Model
 from server.ranking.candidates import LateItems
 from server.ranking.experiments import Assignment
@@ -59,6 +60,8 @@ Records: TypeAlias = Any
 """Records by id: a mapping from an id to features, a file or a table with a column of ids, or a Store."""
 
 REQUEST_ID_BYTES = 16
+FEW_IDS = 100
+"""More ids are not written into a message and read again: of 1,000 that takes 50 µs, and joining them 15."""
 
 
 class Ranker:
@@ -207,15 +210,14 @@ class Ranker:
                     f"got user={user!r} and cookie={options['cookie']!r}; give one id of the user"
                 )
             options["cookie"], user = user, None
-        message = request_of(
-            "",
-            user=user,
-            context=context,
-            candidates=() if candidates is None else candidates,
-            items=items,
-            **options,
-        )
+        ids = None
+        if isinstance(candidates, list | tuple) and len(candidates) > FEW_IDS:
+            ids = ItemIds.of(candidates)
+        named = () if candidates is None or ids is not None else candidates
+        message = request_of("", user=user, context=context, candidates=named, items=items, **options)
         received = Received(message.SerializeToString())
+        if ids is not None:
+            received.item_ids = ids
         request_id = received.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         served = self._served  # read once: one version computes the whole answer
         call = Call(received, request_id, _NO_DEADLINE, self._handle, served, explain)

@@ -15,6 +15,7 @@ from model_store.jit import bare_inline, bare_kernel
 # In `half`: the key belongs to no mixed cross. In an item's codes: the model has no such item part.
 NO_HALF = -1
 UNKNOWN = -1  # in `rows`: no such id
+LINE_FEED = 0x0A
 
 
 @bare_kernel
@@ -49,6 +50,22 @@ def find_ids(id_data: Any, id_offsets: Any, table: Any, text: Any, spans: Any, r
         rows[i] = row
         unknown += row == UNKNOWN
     return unknown
+
+
+@bare_kernel
+def split_lines(text: Any, spans: Any) -> Any:
+    """Write where each line of `text` (uint8) begins and ends to spans int32[n, 2]; return how many lines there are.
+
+    The text's end is the last line's. Of more lines than n the first n are written.
+    """
+    count, begin = 0, 0
+    for at in range(text.size + 1):
+        if at == text.size or text[at] == LINE_FEED:
+            if count < spans.shape[0]:
+                spans[count, 0], spans[count, 1] = begin, at
+            count += 1
+            begin = at + 1
+    return count
 
 
 @bare_inline

@@ -14,7 +14,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from server.model.ids_kernels import find_ids, index_ids
+from server.model.ids_kernels import LINE_FEED, find_ids, index_ids, split_lines
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +29,19 @@ class ItemIds(Sequence[str]):
 
     def __init__(self, message: bytes, text: Array, spans: Array) -> None:
         self._message, self.text, self.spans = message, text, spans
+
+    @classmethod
+    def of(cls, ids: Sequence[str]) -> ItemIds | None:
+        """These ids as those of a message; None unless all are ASCII texts without a line feed. O(bytes)."""
+        try:
+            text = chr(LINE_FEED).join(ids)
+        except TypeError:
+            return None
+        if not ids or not text.isascii():
+            return None
+        message = text.encode("ascii")
+        made = cls(message, np.frombuffer(message, np.uint8), np.empty((len(ids), 2), np.int32))
+        return made if split_lines(made.text, made.spans) == len(ids) else None
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -92,8 +105,9 @@ class IdTable(Sequence[str]):
 
     def rows(self, ids: Sequence[str]) -> tuple[Array, int]:
         """The row of each id (int32), UNKNOWN if it is not there; and how many are unknown. O(bytes of the ids)."""
-        if isinstance(ids, ItemIds):
-            text, spans = ids.text, ids.spans
+        in_one = ids if isinstance(ids, ItemIds) else ItemIds.of(ids)
+        if in_one is not None:
+            text, spans = in_one.text, in_one.spans
         else:
             text, offsets = _end_to_end(ids)
             spans = np.stack([offsets[:-1], offsets[1:]], axis=1).astype(np.int32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ class Terms:
 
     request: the bias, fields and crosses of the request alone, fields numbered as in plan.request_fields.
     item: those of the item alone, fields numbered as in plan.item_fields. mixed: crosses of both, with their request
-    fields. groups: a row for each group of item parts that has any, with its item fields.
+    fields, sorted by group. groups: a row for each group of item parts that has any, with its item fields.
     """
 
     request: Array
@@ -170,7 +171,7 @@ class Terms:
         return cls(
             request=array([_row(_prefix(tries, BIAS)), *_alone(plan, tries, plan.request_fields)]),
             item=array(_alone(plan, tries, plan.item_fields)),
-            mixed=array(_mixed(plan, tries, [names for names, _ in groups])),
+            mixed=array(sorted(_mixed(plan, tries, [names for names, _ in groups]), key=itemgetter(GROUP))),
             groups=array(row for _, row in groups),
         )
 

@@ -24,7 +24,7 @@ from model_store.features.values import Value
 from model_store.records.lookups import HashFields
 from server.ranking.query import TokenArrays
 from server.ranking.request import Received
-from server.ranking.request_kernels import CONTEXT, IRREGULAR, USER, overlay, plain_tokens
+from server.ranking.request_kernels import CONTEXT, IRREGULAR, USER, overlay, plain_tokens, stored_tokens
 
 Array = npt.NDArray[Any]
 MAX_PLAIN_FIELDS = 63
@@ -106,6 +106,8 @@ class UserFields:
     """The fields that the record may fill."""
     stored_bits: int = field(init=False)
     """Those of them that only the record can fill: all but the cookie's own."""
+    takes: Array | None = field(init=False)
+    """bool[fields]: those that the record may fill; None unless all of them take plain texts as they are."""
     _bits: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,6 +118,9 @@ class UserFields:
         bind(self, "_bits", {f.name: 1 << bit for bit, f in enumerate(self.fields)})
         bind(self, "user_bits", self.bits(names))
         bind(self, "stored_bits", self.user_bits & ~self.bits(self.cookies))
+        plain = all(self.fields[place].kind == "category" for place in self.users)
+        takes = np.isin(np.arange(len(self.fields)), self.users)
+        bind(self, "takes", takes if plain and 0 < len(self.fields) <= MAX_PLAIN_FIELDS else None)
 
     @classmethod
     def of(
@@ -197,7 +202,10 @@ class StoredUser:
         """The tokens. `wanted`: the fields that `values` were read for."""
         tokens = self._tokens
         if tokens is None:
-            tokens = self._tokens = UserTokens.of(wanted, wanted.named(self.cookie, self.values))
+            tokens = UserTokens.of_plain(wanted, self.cookie, self.values)
+            if tokens is None:
+                tokens = UserTokens.of(wanted, wanted.named(self.cookie, self.values))
+            self._tokens = tokens
         return tokens
 
     def fields(self, wanted: UserFields) -> dict[str, Value]:
@@ -220,6 +228,25 @@ class UserTokens:
     x: Array
     text: Array
     misfits: tuple[tuple[int, str], ...]
+
+    @classmethod
+    def of_plain(cls, wanted: UserFields, cookie: str, values: Sequence[str | None]) -> UserTokens | None:
+        """Those of a record's values; None unless all stand in keys as they are. Same as `of`. O(bytes)."""
+        if wanted.takes is None:
+            return None
+        names, own = wanted.hash_fields.names, wanted.cookies
+        if own:
+            values = [
+                cookie if v is None and name in own else v for name, v in zip(names, values, strict=True)
+            ]
+        record = "\n".join([value or "" for value in values])
+        if not record.isascii():
+            return None
+        places = np.empty(len(wanted.fields) + len(names) + 2, np.int64)
+        text = np.empty(len(record) + 1, np.uint8)
+        lines = np.frombuffer(record.encode("ascii"), np.uint8)
+        made = stored_tokens(lines, wanted.takes, places, text)
+        return None if made == IRREGULAR else cls(places, _ONES, text, ())
 
     @classmethod
     def of(cls, wanted: UserFields, fields: Mapping[str, Value]) -> UserTokens:

@@ -294,9 +294,7 @@ def sum_variants(
     of_user = _add_request(layers, request_terms, tokens, which, priors, choice, totals)
     starts[0] = 0
     for group in range(codes.shape[1]):
-        starts[group + 1] = mark_group(
-            catalogue, inline, rows, group, (marks, wanted, sums[0]), starts[group]
-        )
+        starts[group + 1] = mark_group(catalogue, inline, rows, group, marks, wanted, starts[group])
     for lane in range(sums.shape[0]):
         for place in range(starts[codes.shape[1]]):
             sums[lane, place] = 0.0

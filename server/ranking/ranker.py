@@ -295,7 +295,7 @@ def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Arr
         have = _local.scratch = (
             np.zeros(halves, np.int32),
             np.empty(wanted, np.int32),
-            np.empty(wanted, np.float64),
+            np.zeros(halves, np.float64),
             np.empty(groups + 1, np.int64),
             np.empty(MAX_CROSS_FIELDS, np.int64),
             np.empty(candidates, np.float64),

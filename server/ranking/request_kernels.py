@@ -13,6 +13,7 @@ import numpy as np
 
 from model_store.hash_kernels import load_u8, load_u64
 from model_store.jit import bare_inline, bare_kernel
+from server.model.ids_kernels import LINE_FEED
 
 # Returned instead of a count: bytes that the protobuf library must parse.
 IRREGULAR = -1
@@ -275,6 +276,35 @@ def _write_double(out: Any, used: Any, tag: Any, numbers: Any, place: Any) -> An
     for i in range(8):
         out[used + 1 + i] = load_u8(address + i)
     return used + 9
+
+
+@bare_kernel
+def stored_tokens(record: Any, takes: Any, places: Any, text: Any) -> Any:
+    """Make the tokens of a user's record whose values are plain: a line of `record` (uint8) each, empty if missing.
+
+    takes bool[fields]: the request fields that have a line, in their order. places int64[≥ fields + 2 + lines] becomes
+    value_start, then begin, and text uint8[> record] that of a `TokenTable`, whose x are all 1. Returns how many tokens
+    there are, or IRREGULAR.
+    """
+    fields, tokens, used, at = takes.size, 0, 0, np.int64(0)
+    for field in range(fields):
+        places[field] = tokens
+        if takes[field]:
+            end = at
+            while end < record.size and record[end] != LINE_FEED:
+                end += 1
+            if end - at > _LONGEST_VALUE or not _is_plain(record, at, end):
+                return IRREGULAR
+            if at < end:
+                places[fields + 1 + tokens] = used
+                used = _copy(record, at, end, text, used)
+                text[used] = _STAR
+                used += 1
+                tokens += 1
+            at = end + 1
+    places[fields] = tokens
+    places[fields + 1 + tokens] = used
+    return tokens if at == record.size + 1 else IRREGULAR
 
 
 @bare_kernel

@@ -43,7 +43,8 @@ from server.model.terms_kernels import (
 NO_ITEM = UNKNOWN  # in rows: nothing is known of this candidate
 FIRST_INLINE = NO_ITEM - 1  # in rows: FIRST_INLINE - r stands for row r of the inline items
 
-# Reading a slot of a range takes about 2.5 ns, finding one half in it 45 ns (benchmarks/ranker.py, forced either way).
+# A range with at most so many keys for each half wanted is read whole; in a longer one each half is searched. Reading a
+# slot takes 2 ns, or a fifth of that where no half is left out, and finding a half 105 ns (200 of 1,600).
 SCAN_PER_FIND = 16
 
 
@@ -84,74 +85,119 @@ def _own_sum(
 
 
 @bare_inline
-def _mark(half: Any, scratch: Any, count: Any) -> Any:
+def _mark(half: Any, marks: Any, wanted: Any, count: Any) -> Any:
     """Give `half` a place among the halves wanted, once; return how many there are.
 
     Without a branch, since which halves come twice cannot be predicted; what is written at `count` may be written over.
     """
-    marks, wanted, sums = scratch
     mark = np.int64(marks[half])
     is_new = np.int64(mark == 0)
     wanted[count] = half
-    sums[count] = 0.0
     marks[half] = mark + (count + 1) * is_new
     return count + is_new
 
 
 @bare_inline
-def _mark_row(items: Any, row: Any, group: Any, scratch: Any, count: Any) -> Any:
+def _mark_row(items: Any, row: Any, group: Any, marks: Any, wanted: Any, count: Any) -> Any:
     """Mark the halves of this group that an item has."""
     _, codes, run_start, run_half, _ = items
     code = np.int64(codes[row, group])
     if code >= 0:
-        return _mark(code, scratch, count)
+        return _mark(code, marks, wanted, count)
     if code <= FIRST_RUN:
         run = FIRST_RUN - code
         for pair in range(run_start[run], run_start[run + 1]):
-            count = _mark(np.int64(run_half[pair]), scratch, count)
+            count = _mark(np.int64(run_half[pair]), marks, wanted, count)
     return count
 
 
 @bare_inline
-def mark_group(catalogue: Any, inline: Any, rows: Any, group: Any, scratch: Any, count: Any) -> Any:
+def mark_group(
+    catalogue: Any, inline: Any, rows: Any, group: Any, marks: Any, wanted: Any, count: Any
+) -> Any:
     """Mark the halves of this group that any candidate has."""
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         if row >= 0:
-            count = _mark_row(catalogue, row, group, scratch, count)
+            count = _mark_row(catalogue, row, group, marks, wanted, count)
         elif row <= FIRST_INLINE:
-            count = _mark_row(inline, FIRST_INLINE - row, group, scratch, count)
+            count = _mark_row(inline, FIRST_INLINE - row, group, marks, wanted, count)
     return count
 
 
 @bare_inline
-def _add_range(
-    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, first: Any, last: Any, scratch: Any
-) -> None:
-    """Add w·x to the sum of each half wanted[first:last] whose key lies in the slots [begin, stop).
+def _distinct(catalogue: Any, inline: Any, rows: Any, group: Any, marks: Any, wanted: Any) -> Any:
+    """Write the halves of this group that any candidate has to `wanted`, each once; return how many there are."""
+    count = mark_group(catalogue, inline, rows, group, marks, wanted, 0)
+    for place in range(count):
+        marks[wanted[place]] = 0
+    return count
 
-    The slots below one request half are sorted by item half. So a range without gaps is indexed, a long one is
-    searched, and a short one is read.
-    """
-    weight, _, half = slots
-    marks, wanted, sums = scratch
+
+@bare_inline
+def _clear_row(items: Any, row: Any, group: Any, sums: Any) -> Any:
+    _, codes, run_start, run_half, _ = items
+    code = np.int64(codes[row, group])
+    if code >= 0:
+        sums[code] = 0.0
+        return 1
+    if code > FIRST_RUN:
+        return 0
+    run = FIRST_RUN - code
+    for pair in range(run_start[run], run_start[run + 1]):
+        sums[run_half[pair]] = 0.0
+    return run_start[run + 1] - run_start[run]
+
+
+@bare_inline
+def _clear_group(catalogue: Any, inline: Any, rows: Any, group: Any, sums: Any) -> Any:
+    """Set the sums of this group's halves that any candidate has to 0; return how many the candidates have."""
+    count = 0
+    for candidate in range(rows.size):
+        row = np.int64(rows[candidate])
+        if row >= 0:
+            count += _clear_row(catalogue, row, group, sums)
+        elif row <= FIRST_INLINE:
+            count += _clear_row(inline, FIRST_INLINE - row, group, sums)
+    return count
+
+
+@bare_inline
+def _addend(slots: Any, slot: Any, x: Any, variant: Any) -> Any:
+    """w·x, or 0 if the variant does not use the key. A sum begins with 0, so that adding 0 keeps its bits."""
+    return slots[0][slot] * x if _counts(slots, slot, variant) else 0.0
+
+
+@bare_inline
+def _add_all(slots: Any, begin: Any, stop: Any, x: Any, variant: Any, sums: Any) -> None:
+    """Add w·x of every slot in [begin, stop) to its half's sum, wanted or not: without a branch that is fastest."""
+    weight, used, half = slots
     if has_no_gap(half, begin, stop):
         low = np.int64(half[begin])
-        for place in range(first, last):
-            slot = begin + np.int64(wanted[place]) - low
-            if begin <= slot < stop and _counts(slots, slot, variant):
-                sums[place] += weight[slot] * x
-        return
-    if stop - begin <= SCAN_PER_FIND * (last - first):
+        into, of_range = sums[low : low + stop - begin], (weight[begin:stop], used[begin:stop])
+        for place in range(into.size):
+            into[place] += _addend(of_range, place, x, variant)
+    else:
         for slot in range(begin, stop):
-            marked = np.int64(marks[half[slot]])
-            if marked > 0 and _counts(slots, slot, variant):
-                sums[marked - 1] += weight[slot] * x
-        return
-    for place in range(first, last):
-        slot = find_half(half, begin, stop, wanted[place])
-        if slot < stop and half[slot] == wanted[place] and _counts(slots, slot, variant):
-            sums[place] += weight[slot] * x
+            sums[half[slot]] += _addend(slots, slot, x, variant)
+
+
+@bare_inline
+def _add_wanted(
+    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, wanted: Any, count: Any, sums: Any
+) -> None:
+    """Add w·x to the sum of each half wanted[:count] whose key lies in the slots [begin, stop).
+
+    The slots below one request half are sorted by item half. So a range without gaps is indexed, and one with gaps is
+    searched.
+    """
+    half = slots[2]
+    low, is_whole = np.int64(half[begin]), has_no_gap(half, begin, stop)
+    for place in range(count):
+        looked_for = np.int64(wanted[place])
+        slot = begin + looked_for - low if is_whole else find_half(half, begin, stop, looked_for)
+        if begin <= slot < stop and half[slot] == looked_for:
+            sums[looked_for] += _addend(slots, slot, x, variant)
 
 
 @bare_inline
@@ -172,54 +218,69 @@ def find_half(half: Any, begin: Any, stop: Any, wanted: Any) -> Any:
 
 
 @bare_inline
-def _add_fresh_range(
-    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, first: Any, last: Any, scratch: Any
+def _add_all_fresh(slots: Any, begin: Any, stop: Any, x: Any, variant: Any, sums: Any) -> None:
+    """`_add_all` for a fresh layer, whose entries are sorted by half and tell where each one's slot is."""
+    half, at = slots[2], slots[3]
+    for entry in range(begin, stop):
+        sums[half[entry]] += _addend(slots, at[entry], x, variant)
+
+
+@bare_inline
+def _add_wanted_fresh(
+    slots: Any, begin: Any, stop: Any, x: Any, variant: Any, wanted: Any, count: Any, sums: Any
 ) -> None:
-    """`_add_range` for a fresh layer, whose entries are sorted by half and tell where each one's slot is."""
-    weight, _, half, at = slots
-    marks, wanted, sums = scratch
-    if stop - begin <= SCAN_PER_FIND * (last - first):
-        for entry in range(begin, stop):
-            marked = np.int64(marks[half[entry]])
-            if marked > 0 and _counts(slots, at[entry], variant):
-                sums[marked - 1] += weight[at[entry]] * x
-        return
-    for place in range(first, last):
+    """`_add_wanted` for a fresh layer."""
+    half, at = slots[2], slots[3]
+    for place in range(count):
         entry = find_half(half, begin, stop, wanted[place])
-        if entry < stop and half[entry] == wanted[place] and _counts(slots, at[entry], variant):
-            sums[place] += weight[at[entry]] * x
+        if entry < stop and half[entry] == wanted[place]:
+            sums[half[entry]] += _addend(slots, at[entry], x, variant)
 
 
 @bare_inline
 def _add_crosses(
     trie: Any, slots: Any, fresh_trie: Any, fresh_slots: Any, terms: Any, tokens: Any, variant: Any,
-    starts: Any, choice: Any, scratch: Any, of_user: Any,
+    catalogue: Any, inline: Any, rows: Any, counts: Any, choice: Any, scratch: Any, of_user: Any,
 ) -> Any:  # fmt: skip
     """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done.
 
     Returns 1 if `of_user` is, or if there are keys under a half with a field of the user.
     """
+    marks, wanted, sums = scratch
     values, value_start = tokens[0], tokens[1]
+    listed, distinct = np.int64(-1), np.int64(0)  # the group whose halves `wanted` has, and their number
     for term in range(terms.shape[0]):
         group = terms[term, GROUP]
-        first, last = starts[group], starts[group + 1]
         if (terms[term, MASK] >> variant) & 1 == 0:
             continue
-        if first == last and terms[term, OF_USER] <= of_user:  # no candidate's half, and nothing to find out
+        if counts[group] == 0 and terms[term, OF_USER] <= of_user:  # nothing to add, and nothing to find out
             continue
+        longest = SCAN_PER_FIND * counts[group]
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
             node, _, stop, x = walk_choice(trie, terms, term, BASE, tokens, choice, True)
             if node >= 0:
-                begin = np.int64(trie[0][node, SLOT])
-                _add_range(slots, begin, stop, x, variant, first, last, scratch)
                 of_user |= terms[term, OF_USER]
+                begin = np.int64(trie[0][node, SLOT])
+                if stop - begin <= longest:
+                    _add_all(slots, begin, stop, x, variant, sums)
+                else:
+                    if listed != group:
+                        distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
+                        listed = group
+                    _add_wanted(slots, begin, stop, x, variant, wanted, distinct, sums)
             if terms[term, FRESH] >= 0:
                 node, _, stop, x = walk_choice(fresh_trie, terms, term, FRESH, tokens, choice, True)
                 if node >= 0:
-                    begin = np.int64(fresh_trie[0][node, SLOT])
-                    _add_fresh_range(fresh_slots, begin, stop, x, variant, first, last, scratch)
                     of_user |= terms[term, OF_USER]
+                    begin = np.int64(fresh_trie[0][node, SLOT])
+                    if stop - begin <= longest:
+                        _add_all_fresh(fresh_slots, begin, stop, x, variant, sums)
+                    else:
+                        if listed != group:
+                            distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
+                            listed = group
+                        _add_wanted_fresh(fresh_slots, begin, stop, x, variant, wanted, distinct, sums)
             going = next_choice(terms, term, values, 0, value_start, choice)
     return of_user
 
@@ -234,18 +295,18 @@ def prefetch_items(rows: Any, own: Any, codes: Any) -> None:
 
 
 @bare_inline
-def _item_score(items: Any, row: Any, marks: Any, sums: Any) -> Any:
+def _item_score(items: Any, row: Any, sums: Any) -> Any:
     """The item's own sum, then its halves' sums, group by group."""
     own, codes, run_start, run_half, run_x = items
     total = own[row]
     for group in range(codes.shape[1]):
         code = np.int64(codes[row, group])
         if code >= 0:
-            total += sums[marks[code] - 1]
+            total += sums[code]
         elif code <= FIRST_RUN:
             run = FIRST_RUN - code
             for pair in range(run_start[run], run_start[run + 1]):
-                found = sums[marks[run_half[pair]] - 1]
+                found = sums[run_half[pair]]
                 if found != 0.0:  # else an infinite x would make it a NaN
                     total += found * run_x[pair]
     return total
@@ -261,14 +322,15 @@ def rank(
     inline_own: Any, inline_codes: Any, inline_run_start: Any, inline_run_half: Any, inline_run_x: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
     rows: Any, variant: Any, top: Any,
-    marks: Any, wanted: Any, sums: Any, starts: Any, choice: Any,
+    marks: Any, wanted: Any, sums: Any, counts: Any, choice: Any,
     scores: Any, order: Any, ctr: Any, score: Any,
 ) -> Any:  # fmt: skip
     """Score all candidates and write the `top` best of them, best first, to order, ctr and score.
 
     rows int32[candidates]: a catalogue row, NO_ITEM, or FIRST_INLINE - r; top ≤ candidates. order, ctr and score hold
-    `top`. Scratch: marks int32[halves] is all 0 before and after; wanted int32[], sums f64[] hold one more than the
-    halves that the candidates may have; starts int64[groups + 1]; choice int64[4]; scores hold a number a candidate.
+    `top`; mixed_terms are sorted by group. Scratch: marks int32[halves] is all 0 before and after; wanted int32[] holds
+    one more than the halves that the candidates may have; sums f64[halves], of which those of the candidates' halves
+    are set; counts int64[groups]; choice int64[4]; scores hold a number a candidate.
     Equal scores keep the order of the candidates.
 
     Returns 1 if the variant has a key of the user's fields, alone or with others of the request, or the model has one
@@ -283,20 +345,19 @@ def rank(
     prefetch_items(rows, own, codes)
     layers = (trie, slots, fresh_trie, fresh_slots)
     request_sum, of_user = _own_sum(*layers, request_terms, tokens, variant, choice)
-    starts[0] = 0
     for group in range(codes.shape[1]):
-        starts[group + 1] = mark_group(catalogue, inline, rows, group, scratch, starts[group])
-    of_user = _add_crosses(*layers, mixed_terms, tokens, variant, starts, choice, scratch, of_user)
+        counts[group] = _clear_group(catalogue, inline, rows, group, sums)
+    of_user = _add_crosses(
+        *layers, mixed_terms, tokens, variant, catalogue, inline, rows, counts, choice, scratch, of_user
+    )
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         item = 0.0
         if row >= 0:
-            item = _item_score(catalogue, row, marks, sums)
+            item = _item_score(catalogue, row, sums)
         elif row <= FIRST_INLINE:
-            item = _item_score(inline, FIRST_INLINE - row, marks, sums)
+            item = _item_score(inline, FIRST_INLINE - row, sums)
         scores[candidate] = request_sum + item
-    for place in range(starts[codes.shape[1]]):
-        marks[wanted[place]] = 0
     best(scores, rows.size, order, top)
     for place in range(top):
         chosen = scores[order[place]]

@@ -24,7 +24,7 @@ from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Ranking, Thompson, UpperConfidenceBound
 from ftrie.library.model import Model
 from ftrie.library.output import FtrieWarning
-from ftrie.library.ranker import Ranker
+from ftrie.library.ranker import FEW_IDS, Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration, PowerCurve, VariantCurves
 from model_store.errors import ExperimentError, FieldValueError, FtrieError, SpecError, StoreError, UsageError
@@ -125,8 +125,10 @@ def features(*names: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 ID = st.sampled_from([*ITEMS, "unknown"])
+MANY = ([item for item in ITEMS if item.isascii()] + ["unknown"] * 3) * (FEW_IDS // 10)
+"""Which the ranker does not write into a message."""
 SOUND_REQUEST: dict[str, st.SearchStrategy[Any]] = {
-    "candidates": st.lists(ID, min_size=1, max_size=8) | st.just(list(ITEMS)),
+    "candidates": st.lists(ID, min_size=1, max_size=8) | st.sampled_from([list(ITEMS), MANY]),
     "items": st.dictionaries(ID, features("brand", "tags", "price", "bid"), max_size=3),
     "user": features("age", "likes", "device"),
     "context": features("hour", "distance"),

@@ -291,7 +291,7 @@ def test_ranges_with_and_without_gaps_agree_with_the_slow_ranker(
     weights |= {b"age*brand=25*b%02d" % n: (n % 5 - 2.5, 1) for n in brands}
     model = Model.build(artefact_of(spec, weights), 1)
     ranker = Ranker(model, Catalogue.build(model.plan, items))
-    for some in (items[:5], items[20:70], items):
+    for some in (items[:5], items[:2] * 2, items[20:70], items):
         expected = slow_scores(spec, weights, {"age": "25"}, [{"sku": i, **f} for i, f in some], 0)
         answer = ranked(ranker, {"age": "25"}, [item_id for item_id, _ in some], shadows=shadows)
         assert scores(answer) == {item_id: score for (item_id, _), score in zip(some, expected, strict=True)}

@@ -18,7 +18,7 @@ from model_store.spec.spec import parse_spec
 from server.errors import InvalidRequest
 from server.model.item_ids import IdTable, ItemIds
 from server.ranking.answer import ranked_items
-from server.ranking.features import PlainReader
+from server.ranking.features import PlainReader, UserFields, UserTokens
 from server.ranking.request import Received
 
 TEXT = st.text(max_size=12)
@@ -101,6 +101,20 @@ def test_rows_are_found_for_texts_and_for_ids_in_bytes_alike(known: set[str], as
     assert table.rows(ids_of(asked))[0].tolist() == rows.tolist()
 
 
+@given(st.lists(TEXT | st.text(st.characters(max_codepoint=127)), max_size=30))
+def test_ids_end_to_end_are_those_given_or_left_alone(ids: list[str]) -> None:
+    made = ItemIds.of(ids)
+    if ids and all(item.isascii() and "\n" not in item for item in ids):
+        assert made is not None
+        assert list(made) == ids
+    else:
+        assert made is None
+
+
+def test_what_is_no_text_is_no_id() -> None:
+    assert ItemIds.of(["a", 2]) is None  # type: ignore[list-item]
+
+
 def test_a_request_is_plain_without_options() -> None:
     plain = RankRequest(model="m", request_id="r", cookie="c", item_ids=["a"], top_k=3, no_log=True)
     assert Received(plain.SerializeToString()).is_plain
@@ -170,6 +184,33 @@ def test_plain_features_have_the_tokens_that_their_fields_make(
         assert bool(plain.given >> bit & 1) == (field.name in merged)
     assert (x == 1.0).all()
     assert len(x) >= starts[-1]
+
+
+@given(
+    st.sampled_from(["", "u1", "u\n1", "u%", "é"]),
+    st.tuples(*[st.none() | ODD | st.sampled_from(["a\nb", "\ud800", "a" * 1024, "a" * 1025])] * 2),
+    st.sampled_from([None, "city"]),
+    st.booleans(),
+)
+def test_a_records_plain_values_have_the_tokens_that_their_fields_make(
+    cookie: str, values: tuple[str | None, ...], cookie_column: str | None, has_sets: bool
+) -> None:
+    with_sets = SPEC.replace('city = { side = "user" }', 'city = { side = "user", kind = "set" }')
+    wanted = UserFields.of(FeaturePlan.of(parse_spec(with_sets if has_sets else SPEC)), cookie_column)
+    named = wanted.named(cookie, values)
+    made, expected = UserTokens.of_plain(wanted, cookie, values), UserTokens.of(wanted, named)
+    texts = [str(value) for value in named.values()]
+    plain = all(text.isascii() and escape(text.encode()) == text.encode() for text in texts)
+    if has_sets or not plain or any("\n" in text or len(text) > 1024 for text in texts):
+        assert made is None
+        return
+    assert made is not None
+    starts = len(wanted.fields) + 1
+    tokens = int(made.places[starts - 1])
+    assert made.places[: starts + tokens + 1].tolist() == expected.places.tolist()
+    assert made.text[: made.places[starts + tokens]].tobytes() == expected.text.tobytes()
+    assert (made.x[:tokens] == 1.0).all()
+    assert made.misfits == expected.misfits == ()
 
 
 @given(st.binary(max_size=30), st.binary(max_size=30))
