@@ -10,7 +10,6 @@ building the cross's text. 0 means "no key".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +41,7 @@ _STAR = np.uint8(0x2A)
 _EQUALS = np.uint8(0x3D)
 _NOT_ASCII = np.uint8(0x80)
 
+_TWO_52 = 4503599627370496.0
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so products with small integers are exact
 _LN2_LOW = 1.90821492927058770002e-10
@@ -395,7 +395,7 @@ def exponential(number: Any) -> Any:
     guarantee that), and LLVM can vectorize it over variants.
     """
     argument = max(number, -708.0)
-    octaves = math.floor(argument * _LOG2_E + 0.5)
+    octaves = np.floor(argument * _LOG2_E + 0.5)
     rest = (argument - octaves * _LN2_HIGH) - octaves * _LN2_LOW
     series = 1.0 / 6227020800.0
     series = series * rest + 1.0 / 479001600.0
@@ -411,7 +411,8 @@ def exponential(number: Any) -> Any:
     series = series * rest + 0.5
     series = series * rest + 1.0
     series = series * rest + 1.0
-    return series * float_of_bits((np.int64(octaves) + 1023) << 52)
+    # The exponent is the low bits of a float: processors without AVX-512 cannot convert several floats at once.
+    return series * float_of_bits(bits_of_float(octaves + (_TWO_52 + 1023.0)) << 52)
 
 
 @bare_inline

@@ -315,8 +315,9 @@ def _variants(
         averages = Averages(of, np.where(np.isnan(lives), 0.0, keep), first)
     using = uses.sum(axis=1)
     classes = class_of.reshape(-1).astype(np.int64)
+    inverse = 1.0 / np.maximum(using, 1.0)
     return loops.Variants(
-        classes, uses, using, *_shorter(uses[:, :several]), parameters, alpha, decay, averages
+        classes, uses, using, inverse, *_shorter(uses[:, :several]), parameters, alpha, decay, averages
     )
 
 

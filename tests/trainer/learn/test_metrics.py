@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import CheckpointError
+from tests.trainer.click_logs import batch_of
 from tests.trainer.learn import metrics_oracle as oracle
 from tests.trainer.learn.metrics_rows import add_log, add_rows, made_up
 from trainer.examples.examples_kernels import HashedRows
@@ -257,3 +258,12 @@ def test_our_logarithm_is_the_logarithm():
     expected = np.log(numbers)
     assert found[numbers == 1.0].tolist() == [0.0] * int((numbers == 1.0).sum())
     assert (np.abs(found - expected) <= 2 * np.spacing(np.abs(expected))).all()
+
+
+def test_equal_variants_are_paired_with_the_first_one():
+    log = made_up(50)
+    examples = log.maker.make(batch_of(log.cells))
+    scores = np.array([row.scores for row in log.rows])[:, [0, 1, 0, 2, 1, 0]].copy()
+    metrics = ProgressiveMetrics(tuple("abcdef"))
+    metrics.update(Predictions.of_scores(scores, examples.hashed, examples.requests, 6), examples)
+    assert metrics.equal_variants() == [(0, 2), (1, 4), (0, 5)]

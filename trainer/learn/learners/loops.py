@@ -16,6 +16,7 @@ from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.averages import add_averages, has_averages, update_averages
 from trainer.learn.learners.coordinate import l1_at, learner_at, learner_of_variant, load, save, unpacked
+from trainer.learn.learners.lanes import LANES
 from trainer.learn.learners.operations import (
     advance,
     derivatives,
@@ -28,7 +29,14 @@ from trainer.learn.learners.operations import (
     weight,
 )
 from trainer.learn.learners.rates import r_of
-from trainer.learn.learners.sharing import MEANS, add_to_variants, mean_step, take_means, take_roots
+from trainer.learn.learners.sharing import (
+    MEANS,
+    add_to_variants,
+    mean_step,
+    take_columns,
+    take_means,
+    take_roots,
+)
 from trainer.learn.slots.state import count_example, n_of, seen_at, set_seen, value_of
 from trainer.learn.table_kernels import claim_slots
 
@@ -60,15 +68,20 @@ class Work(NamedTuple):
     squared: npt.NDArray[np.float64]
     powers: npt.NDArray[np.float64]
     means: npt.NDArray[np.float64]
+    columns: npt.NDArray[np.float64]
 
     @classmethod
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
-        places, of_class = np.empty((4, features), np.uint64), np.empty(features, np.int64)
-        w, r, a, n, x, l1, root, part = np.empty((8, features * own))
+        whole = -(-features // LANES) * LANES
+        places, of_class = np.empty((4, whole), np.uint64), np.zeros(whole, np.int64)
+        w, r, a, n, x, l1, root, part = np.empty((8, whole * own))
         powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
+        columns = np.empty((MEANS, whole))
         p, error, squared = np.empty((3, lanes))
-        return cls(*places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means)
+        return cls(
+            *places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means, columns
+        )
 
 
 class Coordinates(NamedTuple):
@@ -108,16 +121,17 @@ class Stream(NamedTuple):
 class Variants(NamedTuple):
     """Which variants use which features. class_of int64[features]: features that the same variants use form a class.
 
-    uses: float64[classes, lanes], 1.0 where the variant uses the class, lanes >= variants; using: float64[classes], how
-    many variants do. counts, adds: int64[classes + 1], bool[classes + 1], members: int64[classes + 1, variants]: the
-    variants that use the class (adds), or those that do not, if they are fewer; the last row has all. parameters:
-    float64[variants, 4], alpha, beta, l1, l2 of each. An average uses no class: it does not learn. alpha:
-    float64[variants with values of their own, features], decay: float64[features], of tuned rates.
+    uses: float64[classes, lanes], 1.0 where the variant uses the class, lanes >= variants; using, inverse:
+    float64[classes], how many variants do, and 1 / using. counts, adds: int64[classes + 1], bool[classes + 1], members:
+    int64[classes + 1, variants]: the variants that use the class (adds), or those that do not, if they are fewer; the
+    last row has all. parameters: float64[variants, 4], alpha, beta, l1, l2 of each. An average uses no class: it does
+    not learn. alpha: float64[variants with values of their own, features], decay: float64[features], of tuned rates.
     """
 
     class_of: Any
     uses: Any
     using: Any
+    inverse: Any
     counts: Any
     adds: Any
     members: Any
@@ -221,10 +235,10 @@ def update_shared(
     take_roots(learner, learner.rate, begin, end, middle, reach, variants, work)
     for i in range(begin, end):
         mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
-        counted, c = n_of(table, work.slots[i], 0), work.classes[i]
+        counted = n_of(table, work.slots[i], 0)
         work.a[i], work.n[i] = mean_step(
-            mine, mine.rate, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.r[i], work.root[i],
-            work.x[i], c, middle, reach, t, lazy, variants, work,
+            mine, mine.rate, work.l1[i], work.a[i], work.w[i], work.n[i], counted, work.r[i], work.x[i], i,
+            middle, reach, t, lazy, variants, work,
         )  # fmt: skip
     for i in range(begin, end):
         mine = learner_at(learner, variants, 0, rows.features[work.positions[i]])
@@ -385,6 +399,7 @@ def learn_shared(
                     learner, part, label, work.p[v], work.error[v], work.squared[v]
                 )
             middle, reach = take_means(variants, work)
+            take_columns(work, size)
             first = again == 0
             if stream.repeats:
                 for i in range(size):

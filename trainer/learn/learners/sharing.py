@@ -14,7 +14,6 @@ sum; elsewhere, for keys that are new in rows where variants differ, the roots a
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -28,8 +27,11 @@ from trainer.learn.learners.lanes import (
     add_scaled,
     add_scaled_to_32,
     address,
+    bounds_of,
     dot_of_roots,
+    store_columns,
     store_mean,
+    store_mean_roots,
     store_powers,
 )
 from trainer.learn.learners.ogd import Ogd, PenalizedOgd
@@ -74,24 +76,35 @@ def add_to_variants(sums: Any, shares: Any, uses: Any, classes: Any, count: Any)
 def take_means(variants: Any, work: Any) -> Any:
     """The means of each class, `work.means`: of the error, and of u^1 to u^7. Returns m and d of the formula above."""
     several, classes = variants.parameters.shape[0], variants.using.size
-    low = high = work.squared[0]
-    for v in range(1, several):
-        low, high = min(low, work.squared[v]), max(high, work.squared[v])
+    for v in range(several, work.squared.size):
+        work.squared[v] = work.squared[0]
+    low, high = bounds_of(address(work.squared, 0), np.int64(work.squared.size))
     middle = low + 0.5 * (high - low)
     reach = max(high - middle, middle - low)
     scale = 1.0 / reach if reach > 0.0 else 0.0
-    for v in range(several):
-        store_powers(address(work.powers, v * MEANS), work.error[v], (work.squared[v] - middle) * scale)
+    for v in range(0, work.squared.size, LANES):
+        store_powers(
+            address(work.powers, v * MEANS), address(work.error, v), address(work.squared, v), middle, scale
+        )
     rows, total = address(work.powers, 0), address(work.means, classes * MEANS)
     for c in range(classes, -1, -1):
         share, sign = (0.0, 1.0) if variants.adds[c] else (1.0, -1.0)
         members = variants.members.ctypes.data + 8 * c * variants.members.shape[1]
-        using = variants.using[c] if c < classes else 1.0
+        using, inverse = (variants.using[c], variants.inverse[c]) if c < classes else (1.0, 1.0)
         store_mean(
             address(work.means, c * MEANS), total if c < classes else rows, share, rows, members,
-            variants.counts[c], sign, using,
+            variants.counts[c], sign, using, inverse,
         )  # fmt: skip
     return middle, reach
+
+
+@bare_inline
+def take_columns(work: Any, size: Any) -> None:
+    """Copy the means of each key's class to `work.columns`, where loops over keys find them side by side."""
+    width = 8 * work.columns.shape[1]
+    for i in range(0, size, LANES):
+        classes = work.classes.ctypes.data + 8 * i
+        store_columns(address(work.columns, i), width, address(work.means, 0), classes)
 
 
 @bare_inline
@@ -105,19 +118,19 @@ def sum_of_roots(n: Any, factor: Any, squared: Any, uses: Any, c: Any) -> Any:
 
 @stub
 def mean_step(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
-    """The mean (a, n) over the variants that use class c; root: of `take_roots`; middle, reach: of `take_means`."""
+    """The mean (a, n) over the variants that use the row's i-th key; middle, reach: of `take_means`."""
 
 
 @implements(mean_step, Ogd, PenalizedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda)
 def _mean_of_each(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """By definition: one variant after the other."""
-    total = running_total(learner, lazy, 0)
+    total, c = running_total(learner, lazy, 0), work.classes[i]
     sum_a, sum_n = 0.0, 0.0
     for v in range(variants.parameters.shape[0]):
         if variants.uses[c, v] != 0.0:
@@ -130,7 +143,7 @@ def _mean_of_each(
 
 @implements(mean_step, Ftrl)
 def _mean_of_ftrl(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """All variants start from the same (z, n), so the mean of their new z and n is
@@ -139,19 +152,19 @@ def _mean_of_ftrl(
     """
     pull = 0.0
     if w != 0.0:
-        pull = w * (mean_r(rate, n, counted, x, c, root, variants, work) - r) / alpha_at(rate, t)
-    new_n = mean_n(rate, n, counted, x, c, middle, reach, work)
-    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.means[c, 0] - pull)
+        pull = w * (mean_r(rate, n, counted, x, i, variants, work) - r) / alpha_at(rate, t)
+    new_n = mean_n(rate, n, counted, x, i, middle, reach, work)
+    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.columns[0, i] - pull)
     return state_of_z(rate, l1, learner.l2, z, r_of(rate, new_n), t), new_n
 
 
 @implements(mean_step, AdPredictor)
 def _mean_of_posteriors(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, root: Any, x: Any, c: Any,
+    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
-    return posterior(learner, a, n, r, x, work.means[c, 0], middle + reach * work.means[c, 1])
+    return posterior(learner, a, n, r, x, work.columns[0, i], middle + reach * work.columns[1, i])
 
 
 @stub
@@ -197,20 +210,13 @@ def _not_by_roots(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, vari
 
 @implements(roots_of, Gradients)
 def _by_series(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
-    for i in range(begin, end):
-        square = work.x[i] * work.x[i]
-        base = work.n[i] + square * middle
-        work.root[i], work.part[i] = math.sqrt(base), square * reach / base
-    for i in range(begin, end):
-        part, c = work.part[i], work.classes[i]
-        series = _BINOMIALS[7] * work.means[c, 7]
-        series = series * part + _BINOMIALS[6] * work.means[c, 6]
-        series = series * part + _BINOMIALS[5] * work.means[c, 5]
-        series = series * part + _BINOMIALS[4] * work.means[c, 4]
-        series = series * part + _BINOMIALS[3] * work.means[c, 3]
-        series = series * part + _BINOMIALS[2] * work.means[c, 2]
-        series = series * part + _BINOMIALS[1] * work.means[c, 1]
-        work.root[i] += work.root[i] * (series * part)
+    width = 8 * work.columns.shape[1]
+    # Roots of keys before begin and from end on are computed too, from what is there, and not used.
+    for i in range(begin // LANES * LANES, end, LANES):
+        store_mean_roots(
+            address(work.root, i), address(work.part, i), address(work.n, i), address(work.x, i), middle, reach,
+            address(work.columns, i), width, _BINOMIALS,
+        )  # fmt: skip
     for i in range(begin, end):
         if not work.part[i] <= LARGEST_PART and work.w[i] != 0.0:  # it may be NaN
             c = work.classes[i]
@@ -219,18 +225,18 @@ def _by_series(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variant
 
 
 @stub
-def mean_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
+def mean_r(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
     """The mean of the variants' new r."""
 
 
 @implements(mean_r, Gradients)
-def _mean_root(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
-    return root
+def _mean_root(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
+    return work.root[i]
 
 
 @implements(mean_r, TunedGradients)
-def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
-    total = 0.0
+def _mean_power(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
+    total, c = 0.0, work.classes[i]
     for v in range(variants.parameters.shape[0]):
         if variants.uses[c, v] != 0.0:
             total += r_of(rate, n + x * x * work.squared[v])
@@ -238,20 +244,20 @@ def _mean_power(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, vari
 
 
 @implements(mean_r, Counts, Constant, TunedCounts, TunedConstant)
-def _common_r(rate: Any, n: Any, counted: Any, x: Any, c: Any, root: Any, variants: Any, work: Any) -> Any:
+def _common_r(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
     return r_of(rate, counted)
 
 
 @stub
-def mean_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
+def mean_n(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
     """The mean of the variants' new n."""
 
 
 @implements(mean_n, Gradients, TunedGradients)
-def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
-    return n + x * x * (middle + reach * work.means[c, 1])
+def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
+    return n + x * x * (middle + reach * work.columns[1, i])
 
 
 @implements(mean_n, Counts, Constant, TunedCounts, TunedConstant)
-def _common_n(rate: Any, n: Any, counted: Any, x: Any, c: Any, middle: Any, reach: Any, work: Any) -> Any:
+def _common_n(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
     return counted

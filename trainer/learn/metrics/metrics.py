@@ -195,15 +195,16 @@ class ProgressiveMetrics:
 
         Compares sums and histograms of the predictions, which are never bit-identical for different predictions.
         """
-        sums, pairs = self._tally.sums[0, [LOSS, PREDICTED]], list[tuple[int, int]]()
         histograms = (self._tally.positives[0], self._tally.negatives[0])
-        for other in range(1, len(self.variants)):
-            for one in range(other):
-                if (sums[:, one] == sums[:, other]).all() and all(
-                    np.array_equal(each[one], each[other]) for each in histograms
-                ):
+        pairs = list[tuple[int, int]]()
+        with_sums: dict[tuple[float, ...], list[int]] = {}
+        for other, sums in enumerate(self._tally.sums[0, [LOSS, PREDICTED]].T.tolist()):
+            earlier = with_sums.setdefault(tuple(sums), [])
+            for one in earlier:
+                if all(np.array_equal(each[one], each[other]) for each in histograms):
                     pairs.append((one, other))
                     break
+            earlier.append(other)
         return pairs
 
     def logloss(self, variant: int = 0) -> float | None:
