@@ -23,6 +23,8 @@ SEED = np.uint64(0x9E3779B97F4A7C15)
 EQUALS = np.uint64(0x3D)
 TIMES = np.uint64(0x2A)
 END = np.uint64(0)
+IS_DIGEST = 9
+"""In place of a text's length: its digest is known."""
 
 _WORD = np.uint64(0xFF51AFD7ED558CCD)
 _LENGTH = np.uint64(0xC4CEB9FE1A85EC53)
@@ -81,6 +83,71 @@ def _storer(bits: Any, kind: Any) -> Any:
 
 store_u8 = _storer(8, types.uint8)
 store_u64 = _storer(64, types.uint64)
+
+
+def _eight(bits: int) -> Any:
+    return ir.VectorType(ir.IntType(bits), 8)
+
+
+_LONGS, _INTS = _eight(64), _eight(32)
+
+
+def _all_eight(number: Any) -> Any:
+    return ir.Constant(_LONGS, [ir.IntType(64)(int(number))] * 8)
+
+
+def _load_eight(builder: Any, address: Any, kind: Any = _LONGS) -> Any:
+    values = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    values.align = 1
+    return values
+
+
+def _store_eight(builder: Any, values: Any, address: Any) -> None:
+    builder.store(values, builder.inttoptr(address, _LONGS.as_pointer())).align = 1
+
+
+def _finish_eight(builder: Any, states: Any) -> Any:
+    """What `digest` and `combine` do last with a state and a word, or a part, in it."""
+    states = builder.mul(states, _all_eight(_WORD))
+    states = builder.xor(states, builder.lshr(states, _all_eight(32)))
+    states = builder.mul(states, _all_eight(_PART))
+    states = builder.xor(states, builder.lshr(states, _all_eight(29)))
+    return builder.select(builder.icmp_unsigned("==", states, _all_eight(0)), _all_eight(1), states)
+
+
+@intrinsic
+def digest_eight(typing_context: Any, words: Any, lengths: Any) -> Any:
+    """`digest` of eight texts of at most 8 bytes, 0 where one is empty, in place of their words.
+
+    words: the address of eight uint64, each with a text in its first bytes; where lengths, the address of eight int32,
+    is IS_DIGEST, the digest itself.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = _load_eight(builder, arguments[0])
+        lengths = builder.zext(_load_eight(builder, arguments[1], _INTS), _LONGS)
+        unused = builder.sub(_all_eight(64), builder.shl(lengths, _all_eight(3)))
+        word = builder.and_(given, builder.lshr(_all_eight(_ALL), unused))
+        state = builder.xor(builder.mul(lengths, _all_eight(_LENGTH)), _all_eight(SEED))
+        found = _finish_eight(builder, builder.xor(state, word))
+        found = builder.select(builder.icmp_unsigned("==", lengths, _all_eight(0)), _all_eight(0), found)
+        is_digest = builder.icmp_unsigned("==", lengths, _all_eight(IS_DIGEST))
+        _store_eight(builder, builder.select(is_digest, given, found), arguments[0])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64), codegen
+
+
+@intrinsic
+def combine_eight(typing_context: Any, states: Any, parts: Any, out: Any) -> Any:
+    """`combine` of eight states and the digests of their last parts; the addresses of eight uint64 each, out too."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        states, parts = (_load_eight(builder, address) for address in arguments[:2])
+        _store_eight(builder, _finish_eight(builder, builder.xor(states, parts)), arguments[2])
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), codegen
 
 
 def _test_64_bytes(test: Callable[[Any, Any], Any]) -> Any:
@@ -327,31 +394,6 @@ def digest_columns(data: Any, offsets: Any, rows: Any, whole_keys: Any, out: Any
                 out[column, row] = hash_bytes(data[column] + start, stop - start)
             else:
                 out[column, row] = digest(data[column] + start, stop - start)
-
-
-@bare_kernel
-def digest_coded(
-    data: Any, offsets: Any, counts: Any, codes: Any, whole_keys: Any, numbers: Any, found: Any, out: Any
-) -> None:
-    """Digest columns with few distinct texts, each text once.
-
-    data, offsets, whole_keys: of the distinct texts, as for `digest_columns`; counts: int64[columns], how many they
-    are; codes: int64[columns], addresses of int32[rows], the text of each row; numbers: int64[columns], the columns'
-    rows in out, uint64[n, rows]; found: uint64 scratch, room for the most texts of a column.
-    """
-    for index in range(counts.size):
-        stop = np.int64(load_i32(offsets[index]))
-        for text in range(counts[index]):
-            start, stop = stop, np.int64(load_i32(offsets[index] + 4 * (text + 1)))
-            if stop == start:
-                found[text] = _ZERO
-            elif whole_keys[index] == 1:
-                found[text] = hash_bytes(data[index] + start, stop - start)
-            else:
-                found[text] = digest(data[index] + start, stop - start)
-        number = numbers[index]
-        for row in range(out.shape[1]):
-            out[number, row] = found[load_i32(codes[index] + 4 * row)]
 
 
 @bare_kernel

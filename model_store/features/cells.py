@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features import cells_kernels
-from model_store.features.cells_kernels import BOOLEAN, NOT_CANONICAL, STRING, WHOLE
+from model_store.features.cells_kernels import BOOLEAN, CR, NOT_CANONICAL, SPARE, STRING, WHOLE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -51,24 +51,28 @@ def parse_labels(
 def signed_labels(
     array: Any, positive: str | Sequence[str] | None = None
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
-    """Like `parse_labels`, but a label written as -1 stays -1.0."""
+    """Like `parse_labels`, but a label written as -1 stays -1.0. array: a `CellText` too."""
+    if isinstance(array, CellText):
+        flags = _flags(len(array), *array.where) if positive is None and array.is_text else None
+        if flags is not None:
+            return flags, []
+        array = array.values()
     array = plain(array)
     if pa.types.is_list(array.type) or pa.types.is_map(array.type):
         return np.zeros(len(array)), _all_bad(array, EXPECTED_LABELS)
     if positive is None:
-        flags = _flags(array)
+        is_text = array.type in (pa.binary(), pa.string()) and not array.null_count
+        flags = _flags(len(array), *_addresses(array), 4, 0) if is_text else None
         return (flags, []) if flags is not None else _by_unique(array, _label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
     clicks = pc.is_in(text_column(array), pa.array([value.encode() for value in values], pa.binary()))
     return clicks.to_numpy(zero_copy_only=False).astype(np.float64), []
 
 
-def _flags(array: Any) -> npt.NDArray[np.float64] | None:
-    """The values of an array of the texts 0 and 1; None if it has others."""
-    if array.type not in (pa.binary(), pa.string()) or array.null_count or not len(array):
-        return None
-    flags = np.empty(len(array))
-    return flags if cells_kernels.flags_of(*_addresses(array), flags) else None
+def _flags(rows: int, *place: int) -> npt.NDArray[np.float64] | None:
+    """The values of rows with the texts 0 and 1; None if there are others, or no rows. place: as `CellText.where`."""
+    flags = np.empty(rows)
+    return flags if rows and cells_kernels.flags_of(*place, flags) else None
 
 
 def clicked(columns: Mapping[str, Any], section: InputSection) -> npt.NDArray[np.bool_]:
@@ -240,16 +244,15 @@ class Block:
 
     @classmethod
     def of(
-        cls, lines: npt.NDArray[np.uint8], delimiter: str, quote: str | None, columns: int
+        cls, data: npt.NDArray[np.uint8], size: int, delimiter: str, quote: str | None, columns: int
     ) -> Block | None:
         """The cells of lines; None if a line has another number of them, a quote or a carriage return, or is blank.
 
-        lines: at least one, which are copied; the last may lack its line feed.
+        data: its first `size` bytes are the lines, at least one, each with its line feed; at least 64 more follow.
         """
-        data, size = padded_lines(lines)
-        ends = np.empty(size + 2, np.int32)  # of which only what is written takes memory
-        mark = ord(delimiter)
-        found = cells_kernels.find_cells(data, size, mark, ord(quote) if quote else mark, columns, ends)
+        ends = np.empty(size + 1 + SPARE, np.int32)  # of which only what is written takes memory
+        quote_byte = ord(quote) if quote else CR
+        found = cells_kernels.find_cells(data, size, ord(delimiter), quote_byte, columns, ends)
         rows, has_special, has_not_ascii, longest = found
         if rows == cells_kernels.WRONG_ARITY or (columns == 1 and (np.diff(ends[: rows + 1]) == 1).any()):
             return None
@@ -283,6 +286,12 @@ class Block:
     def addresses(self) -> tuple[int, int]:
         """Of data and spans; each of numpy's takes longer than all else that is asked of a column."""
         return self.data.ctypes.data, self.spans.ctypes.data
+
+    @cached_property
+    def are_plain(self) -> list[bool]:
+        """Of each column, whether it has neither special bytes nor others than ASCII."""
+        plain: list[bool] = ((self.special | self.not_ascii) == 0).tolist()
+        return plain
 
     @property
     def stride(self) -> int:
@@ -379,7 +388,7 @@ class CellText:
     @property
     def is_plain(self) -> bool:
         """Whether no byte must be escaped or looked at."""
-        return not (self.block.special[self.place] or self.block.not_ascii[self.place])
+        return self.block.are_plain[self.place]
 
 
 @dataclass(frozen=True)
@@ -444,7 +453,8 @@ class TextPlaces(NamedTuple):
     """Where the texts of columns are, int64[columns] each, valid while the columns live.
 
     Text i of a column begins at data + (the int32 at offsets + i stride) + gap; it stops at data + (the int32 after
-    that one). Where codes is not 0, it is the address of int32[rows], and i stands for the code of row i.
+    that one). Where codes is not 0, it is the address of int32[rows], and i stands for the code of row i; counts: the
+    distinct texts, 0 where there are no codes. is_padded: 1 if 7 more bytes are readable after each text.
     """
 
     data: npt.NDArray[np.int64]
@@ -452,21 +462,29 @@ class TextPlaces(NamedTuple):
     strides: npt.NDArray[np.int64]
     gaps: npt.NDArray[np.int64]
     codes: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    is_padded: npt.NDArray[np.int64]
 
 
 def text_places(texts: Sequence[Any]) -> TextPlaces:
     """Where the texts of binary arrays, `CellText`s and `CodedText`s are."""
-    found = TextPlaces(*np.zeros((5, len(texts)), np.int64))
+    found = TextPlaces(*np.zeros((len(TextPlaces._fields), len(texts)), np.int64))
+    blocks = dict[int, tuple[Block, list[int], list[int]]]()
     for index, text in enumerate(texts):
         if isinstance(text, CellText):
-            place = text.where
-            found.data[index], found.offsets[index], found.strides[index], found.gaps[index] = place
+            _, indexes, places = blocks.setdefault(id(text.block), (text.block, [], []))
+            indexes.append(index)
+            places.append(text.place)
             continue
         if isinstance(text, CodedText):
-            found.codes[index] = text.codes.ctypes.data
+            found.codes[index], found.counts[index] = text.codes.ctypes.data, len(text.texts)
             text = text.texts
         found.data[index], found.offsets[index] = _addresses(text)
         found.strides[index] = 4
+    for block, indexes, places in blocks.values():
+        found.data[indexes] = block.addresses[0]
+        found.offsets[indexes] = block.offsets(np.array(places))
+        found.strides[indexes], found.gaps[indexes], found.is_padded[indexes] = block.stride, block.gap, 1
     return found
 
 

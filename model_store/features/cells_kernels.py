@@ -1,6 +1,6 @@
 """Kernels over the cells of a block of CSV or TSV without quotes: where each ends, its digest, and its bytes.
 
-A block is a uint8 array of whole lines, with BLOCK zero bytes after them. The separators' places
+A block is a uint8 array of whole lines, with at least BLOCK more bytes after them. The separators' places
 are int32, `ends[0]` = -1: cell k begins at ends[k] + 1 and stops at ends[k + 1].
 """
 
@@ -14,10 +14,14 @@ from llvmlite import ir
 from numba import types
 
 from model_store.hash_kernels import (
+    IS_DIGEST,
+    digest,
+    digest_eight,
     digest_padded,
     hash_bytes,
     load_i32,
     load_u8,
+    load_u64,
     not_ascii_in_64,
     special_in_64,
 )
@@ -27,12 +31,12 @@ BLOCK = 64
 """Bytes that are looked at together."""
 LF, CR = 10, 13
 WRONG_ARITY = -1
-_TILE = 8
-"""Rows that are digested together: their digests of a column are written into one cache line."""
+SPARE = 8
+"""Places that are written at once, so that up to seven may be written after the last."""
 STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
 """Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
 
-_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 _BYTES = ir.VectorType(ir.IntType(8), BLOCK)
 
 
@@ -62,6 +66,18 @@ def _everywhere(builder: Any, byte: Any) -> Any:
 
 
 @intrinsic
+def places_of_one(typing_context: Any, address: Any, a: Any) -> Any:
+    """Which of 64 bytes are a: a bit each, the first byte's the lowest."""
+    return _any_of(1)()
+
+
+@intrinsic
+def places_of_two(typing_context: Any, address: Any, a: Any, b: Any) -> Any:
+    """Which of 64 bytes are a or b: a bit each, the first byte's the lowest."""
+    return _any_of(2)()
+
+
+@intrinsic
 def places_of_four(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     """Which of 64 bytes are a, b, c or d: a bit each, the first byte's the lowest."""
     return _any_of(4)()
@@ -75,14 +91,24 @@ def places_of_five(typing_context: Any, address: Any, a: Any, b: Any, c: Any, d:
 
 @intrinsic
 def lowest(typing_context: Any, bits: Any) -> Any:
-    """The number of the lowest bit that is set; bits must not be 0."""
+    """The number of the lowest bit that is set; 64 if there is none."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64), ir.IntType(1)])
         function = builder.module.declare_intrinsic("llvm.cttz", [ir.IntType(64)], kind)
-        return builder.call(function, [arguments[0], ir.IntType(1)(1)])
+        return builder.call(function, [arguments[0], ir.IntType(1)(0)])
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def count_bits(typing_context: Any, bits: Any) -> Any:
+    """How many bits are set."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.ctpop", [ir.IntType(64)]), arguments)
+
+    return types.int64(types.uint64), codegen
 
 
 class Survey(NamedTuple):
@@ -91,7 +117,7 @@ class Survey(NamedTuple):
     special: a byte must be escaped in a key; not_ascii: one is not ASCII; longest: bytes of the longest cell.
     """
 
-    rows: int
+    rows: Any
     special: bool
     not_ascii: bool
     longest: Any
@@ -101,57 +127,162 @@ class Survey(NamedTuple):
 def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, ends: Any) -> Any:
     """Find the separators of the first `size` bytes, which end with a line feed: a `Survey`, and ends int32 out.
 
-    data: uint8 with at least BLOCK bytes after `size`, none of them a separator; quote: the delimiter again if nothing
-    is quoted.
+    data: uint8 with at least BLOCK bytes after `size`; quote: CR again if nothing is quoted; ends: with room for SPARE
+    places after those of the separators.
     """
     base = data.ctypes.data
-    special, high, wrong = np.int64(0), np.int64(0), np.int64(0)
-    count, longest, before = np.int64(0), np.int64(0), np.int64(-1)
-    last = np.int64(columns)  # the number of the separator that ends this line
+    special, high, wrong = _ZERO, _ZERO, _ZERO
+    count, rows = np.int64(0), np.int64(0)
     ends[0] = -1
     for at in range(0, size, BLOCK):
-        special |= special_in_64(base + at)
-        high |= not_ascii_in_64(base + at)
-        found = places_of_four(base + at, np.uint8(delimiter), np.uint8(LF), np.uint8(CR), np.uint8(quote))
+        # What follows the last line feed is not looked at.
+        inside = _ALL >> np.uint64(max(at + BLOCK - size, 0))
+        special |= np.uint64(special_in_64(base + at)) & inside
+        high |= np.uint64(not_ascii_in_64(base + at)) & inside
+        wrong |= places_of_two(base + at, np.uint8(CR), np.uint8(quote)) & inside
+        line_feeds = places_of_one(base + at, np.uint8(LF)) & inside
+        found = (places_of_one(base + at, np.uint8(delimiter)) & inside) | line_feeds
+        rows += count_bits(line_feeds)
+        place = count + 1
+        count += count_bits(found)
         while found != _ZERO:
-            end = at + np.int64(lowest(found))
-            found &= found - _ONE
-            count += 1
-            ends[count] = end
-            is_last = count == last
-            last += columns if is_last else 0
-            wrong |= np.int64(data[end]) ^ (LF if is_last else delimiter)
-            longest = max(longest, end - before - 1)
-            before = end
-        if wrong != 0:
+            # More of them than there are, without a branch for each.
+            for _ in range(SPARE):
+                ends[place] = at + np.int64(lowest(found))
+                found &= found - _ONE
+                place += 1
+        if wrong != _ZERO:
             return Survey(WRONG_ARITY, False, False, 0)
-    return Survey(count // columns, special != 0, high != 0, longest)
+    if count != rows * columns:
+        return Survey(WRONG_ARITY, False, False, 0)
+    is_other = False
+    for row in range(1, rows + 1):
+        is_other |= data[ends[row * columns]] != LF
+    if is_other:
+        return Survey(WRONG_ARITY, False, False, 0)
+    longest = np.int32(0)
+    for cell in range(count):
+        longest = max(longest, ends[cell + 1] - ends[cell])
+    return Survey(rows, special != _ZERO, high != _ZERO, np.int64(longest) - 1)
 
 
 @bare_kernel
-def digest_cells(
-    data: Any, offsets: Any, stride: Any, gap: Any, whole_keys: Any, numbers: Any, out: Any
+def digest_texts(
+    texts: Any, whole_keys: Any, runs: Any, found: Any, words: Any, lengths: Any, out: Any
 ) -> None:
-    """Digest the texts of some columns of a block into some rows of out, uint64[n, rows]: 0 where a text is empty.
+    """Digest columns of texts into out, uint64[rows, columns], 0 where a text is empty.
 
-    data: an address; offsets: int64, of each column's first int32; stride, gap: of all, as in `TextPlaces`; numbers:
-    int64, the columns' rows in out; whole_keys: uint8, as for `digest_columns`. After a text 7 more bytes are readable.
+    texts: `TextPlaces`; whole_keys: uint8[columns], 1 where values are raw keys, to be hashed as whole keys. Scratch:
+    runs, int64[columns + 1]; found, uint64, room for all columns' distinct texts; words, lengths: uint64 and int32, of
+    one size, a multiple of 8, and at least the columns.
     """
-    rows = out.shape[1]
-    for first in range(0, rows, _TILE):
-        after = min(first + _TILE, rows)
-        for index in range(offsets.size):
-            at, number = offsets[index] + stride * first, numbers[index]
-            for row in range(first, after):
-                start, stop = np.int64(load_i32(at)) + gap, np.int64(load_i32(at + 4))
-                at += stride
-                if whole_keys[index] == 1:
-                    found = hash_bytes(data + start, stop - start)
+    rows, columns = out.shape
+    last = 0
+    for column in range(columns):
+        for text in range(texts.counts[column]):
+            found[last] = text_digest(texts, column, text, whole_keys[column])
+            last += 1
+    count = find_runs(texts, whole_keys, runs)
+    flat, tile = out.reshape(out.size), words.size // columns
+    for first in range(0, rows, tile):
+        after, have_codes = min(first + tile, rows), 0
+        for run in range(count):
+            begin, end = runs[run], runs[run + 1]
+            if texts.is_padded[begin] == 1 and whole_keys[begin] == 0:
+                read_words(texts, begin, end, first, after, words, lengths)
+                continue
+            for column in range(begin, end):
+                if texts.codes[column] == 0:
+                    digest_column(texts, column, whole_keys[column], first, after, words, lengths)
                 else:
-                    found = digest_padded(
-                        data + start, max(stop - start, 1)
-                    )  # an empty text takes no other branch
-                out[number, row] = found if stop > start else _ZERO
+                    have_codes += 1
+        part = flat[first * columns : after * columns]
+        if have_codes < columns:
+            for eight in range(0, part.size, 8):
+                digest_eight(words.ctypes.data + 8 * eight, lengths.ctypes.data + 4 * eight)
+            for cell in range(part.size):
+                part[cell] = words[cell]
+        if have_codes > 0:
+            take_digests(texts, first, after, found, part)
+
+
+@bare_inline
+def take_digests(texts: Any, first: Any, after: Any, found: Any, out: Any) -> None:
+    """The digests of columns with codes in some rows; found: those of their distinct texts."""
+    step, last = np.uint64(texts.data.size), 0
+    for column in range(texts.data.size):
+        codes = texts.codes[column]
+        if codes == 0:
+            continue
+        mine, cell = found[last : last + texts.counts[column]], np.uint64(column)
+        for place in range(codes + 4 * first, codes + 4 * after, 4):
+            out[cell] = mine[np.uint64(load_i32(place))]
+            cell += step
+        last += texts.counts[column]
+
+
+@bare_inline
+def find_runs(texts: Any, whole_keys: Any, runs: Any) -> Any:
+    """Divide the columns into runs of those that stand alike; return how many.
+
+    runs: int64 out, the first column of each run, and the number of columns.
+    """
+    count, columns = 0, texts.data.size
+    for column in range(columns):
+        if (
+            column == 0
+            or texts.data[column] != texts.data[column - 1]
+            or texts.strides[column] != texts.strides[column - 1]
+            or texts.gaps[column] != texts.gaps[column - 1]
+            or texts.is_padded[column] != texts.is_padded[column - 1]
+            or whole_keys[column] != whole_keys[column - 1]
+        ):
+            runs[count] = column
+            count += 1
+    runs[count] = columns
+    return count
+
+
+@bare_inline
+def read_words(texts: Any, begin: Any, end: Any, first: Any, after: Any, words: Any, lengths: Any) -> None:
+    """Words and lengths of the texts of a run of columns in some rows, as `digest_eight` takes them."""
+    columns, offsets = texts.data.size, texts.offsets[begin:end]
+    stride, gap = texts.strides[begin], texts.gaps[begin]
+    data = texts.data[begin] + gap
+    for row in range(first, after):
+        at = (row - first) * columns
+        row_words, row_lengths = words[at + begin : at + end], lengths[at + begin : at + end]
+        for column in range(offsets.size):
+            place = offsets[column] + stride * row
+            start = np.int64(load_i32(place))
+            length = np.int64(load_i32(place + 4)) - start - gap
+            if length <= 8:
+                row_words[column], row_lengths[column] = load_u64(data + start), length
+            else:
+                row_words[column] = digest_padded(data + start, length)
+                row_lengths[column] = IS_DIGEST
+
+
+@bare_inline
+def digest_column(
+    texts: Any, column: Any, whole_key: Any, first: Any, after: Any, words: Any, lengths: Any
+) -> None:
+    """The digests of any column's texts in some rows, without codes."""
+    cell, step = np.uint64(column), np.uint64(texts.data.size)
+    for row in range(first, after):
+        words[cell], lengths[cell] = text_digest(texts, column, row, whole_key), IS_DIGEST
+        cell += step
+
+
+@bare_inline
+def text_digest(texts: Any, column: Any, index: Any, whole_key: Any) -> Any:
+    """The digest of a text, 0 if it is empty."""
+    place = texts.offsets[column] + texts.strides[column] * index
+    start = np.int64(load_i32(place)) + texts.gaps[column]
+    address, length = texts.data[column] + start, np.int64(load_i32(place + 4)) - start
+    if length == 0:
+        return _ZERO
+    return hash_bytes(address, length) if whole_key == 1 else digest(address, length)
 
 
 @bare_kernel
@@ -204,13 +335,13 @@ def column_bytes(place: Any, stride: Any, gap: Any, rows: Any) -> Any:
 
 
 @bare_kernel
-def flags_of(data: Any, offsets: Any, out: Any) -> Any:
-    """The texts 0 and 1 as float64, out; False if there is another one. data, offsets: addresses, as of `addresses`."""
-    stop = np.int64(load_i32(offsets))
+def flags_of(data: Any, place: Any, stride: Any, gap: Any, out: Any) -> Any:
+    """The texts 0 and 1 as float64, out; False if there is another one. The others as for `copy_column`."""
     for index in range(out.size):
-        start, stop = stop, np.int64(load_i32(offsets + 4 * (index + 1)))
+        start, stop = np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))
         byte = load_u8(data + start)
         if stop != start + 1 or (byte != 48 and byte != 49):
             return False
         out[index] = byte - 48
+        place += stride
     return True

@@ -274,6 +274,8 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
         if isinstance(text, CellText) and not (text.is_plain and text.block.longest <= surely_short):
             column.text = text.to_arrow()
     chosen = [number for number, column in enumerate(columns) if not isinstance(column.text, CellText)]
+    if not chosen:
+        return
     fields, columns = [fields[number] for number in chosen], [columns[number] for number in chosen]
     special, not_ascii, longest = scan([_texts(column.text) for column in columns])
     for index in np.flatnonzero(special | not_ascii | (longest > surely_short)).tolist():

@@ -1,10 +1,10 @@
 """Kernels that hash a batch's tokens into rows, write the bytes of new keys into the arena, and draw requests.
 
 Layout of a batch's tokens (made by `hashing.lay_out`): field f's tokens start at `base[f]` of `digests`. A dense field
-(`list_of[f]` = -1) has one token a row, with digest 0 where the value is absent; a list field has the tokens
-`starts[list_of[f], r]` to `starts[list_of[f], r + 1]` in row r, all present. Features are numbered: 0 the bias, then
-the fields, then the crosses. Keys of a field or cross that have a rule of their own have further numbers; that field or
-cross is their owner.
+(`list_of[f]` = -1) has one token a row, `step` after that of the row before, with digest 0 where the value is absent; a
+list field has the tokens `starts[list_of[f], r]` to `starts[list_of[f], r + 1]` in row r, all present. Features are
+numbered: 0 the bias, then the fields, then the crosses. Keys of a field or cross that have a rule of their own have
+further numbers; that field or cross is their owner.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from model_store.hash_kernels import (
     END,
     TIMES,
     combine,
+    combine_eight,
     copy_bytes,
     digest,
     load_i32,
@@ -34,17 +35,28 @@ _KEYS_AHEAD = 8
 class TokenLayout(NamedTuple):
     """A batch's tokens, as above: digests uint64, values float64 (a token's x, or empty where every x is 1).
 
-    base, list_of: int64[fields]; starts: int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1; owner:
-    int64[features], the bias, field or cross that a feature belongs to.
+    base, list_of: int64[fields]; step: np.int64, the number of dense fields, whose tokens stand row by row; starts:
+    int32[lists, rows + 1]; crosses: int64[crosses, 4], padded with -1; owner: int64[features], the bias, field or cross
+    that a feature belongs to.
     """
 
     digests: Any
     values: Any
     base: Any
+    step: Any
     list_of: Any
     starts: Any
     crosses: Any
     owner: Any
+
+    def of_rows(self, field: int, rows: Any) -> Any:
+        """The digests of a dense field in these rows."""
+        return self.digests[self.base[field] + rows * self.step]
+
+    def text_number(self, field: int, token: int) -> int:
+        """The index of a token's text among those of its field."""
+        index = token - int(self.base[field])
+        return index // int(self.step) if self.list_of[field] < 0 else index
 
 
 class KeyRules(NamedTuple):
@@ -64,7 +76,7 @@ class KeyRules(NamedTuple):
 def token_range(tokens: Any, field: Any, row: Any) -> Any:
     """First and last-plus-one token of a field in a row."""
     if tokens.list_of[field] < 0:
-        first = tokens.base[field] + row
+        first = tokens.base[field] + row * tokens.step
         return first, first + (1 if tokens.digests[first] != _EMPTY else 0)
     lists = tokens.list_of[field]
     return tokens.base[field] + tokens.starts[lists, row], tokens.base[field] + tokens.starts[lists, row + 1]
@@ -158,18 +170,40 @@ def has_one_token_each(tokens: Any, rules: Any, out: Any) -> Any:
 @bare_inline
 def assemble_dense(rows: Any, tokens: Any, rules: Any, out: Any) -> None:
     """`assemble` where a row has at most one token a field and no cross."""
-    at = 0
+    at, fields = 0, tokens.base.size
+    states, digests = rules.states.ctypes.data, tokens.digests.ctypes.data
     for index in range(rows.size):
-        row = rows[index]
+        first = rows[index] * fields
+        mine = tokens.digests[first : first + fields]
+        hashes, features = out.hashes[at : at + 1 + fields], out.features[at : at + 1 + fields]
         out.starts[index] = at
-        out.hashes[at], out.features[at] = rules.bias, 0
-        at += 1
-        for field in range(tokens.base.size):
-            token = tokens.digests[tokens.base[field] + row]
-            # Written in any case, and kept if there is a token: a branch would be mispredicted.
-            out.hashes[at], out.features[at] = combine(rules.states[field], token, END), field + 1
-            at += token != _EMPTY
+        hashes[0] = rules.bias
+        for feature in range(fields + 1):
+            features[feature] = feature
+        if fields >= 8:
+            for field in range(0, fields, 8):
+                place = 8 * min(field, fields - 8)  # the last eight overlap those before
+                combine_eight(states + place, digests + 8 * first + place, hashes.ctypes.data + 8 + place)
+        else:
+            for field in range(fields):
+                hashes[field + 1] = combine(rules.states[field], mine[field], END)
+        absent = 0
+        for field in range(fields):
+            absent += mine[field] == _EMPTY
+        if absent > 0:
+            keep_present(mine, hashes, features)
+        at += 1 + fields - absent
     out.starts[rows.size] = at
+
+
+@bare_inline
+def keep_present(digests: Any, hashes: Any, features: Any) -> None:
+    """Leave the keys, which follow the bias, of those fields alone that have a token."""
+    to = np.uint64(1)
+    for field in range(digests.size):
+        # Written in any case, and kept if there is a token: a branch would be mispredicted.
+        hashes[to], features[to] = hashes[field + 1], field + 1
+        to += np.uint64(digests[field] != _EMPTY)
 
 
 @bare_inline
@@ -199,7 +233,14 @@ def token_bytes(tokens: Any, owner: Any, part: Any, token: Any, texts: Any) -> A
     """The address of a token's bytes, and of their end."""
     fields = tokens.base.size
     field = owner - 1 if owner <= fields else tokens.crosses[owner - 1 - fields, part]
-    return text_bytes(texts, field, token - tokens.base[field])
+    return text_bytes(texts, field, text_of(tokens, field, token))
+
+
+@bare_inline
+def text_of(tokens: Any, field: Any, token: Any) -> Any:
+    """The index of a token's text among those of its field."""
+    index = token - tokens.base[field]
+    return index // tokens.step if tokens.list_of[field] < 0 else index
 
 
 @bare_inline
@@ -229,7 +270,7 @@ def key_tokens(added: Any, rows: Any, hashed: Any, tokens: Any, found: Any, pick
             found[new, part] = -1
         # most fields: at most one token
         if 0 < owner <= tokens.base.size and tokens.list_of[owner - 1] < 0:
-            found[new, 0] = tokens.base[owner - 1] + rows[index]
+            found[new, 0] = tokens.base[owner - 1] + rows[index] * tokens.step
             continue
         before, lowest = position, max(hashed.starts[index], last)
         while before > lowest and tokens.owner[hashed.features[before - 1]] == owner:
@@ -298,7 +339,10 @@ def prefetch_text(added: Any, found: Any, features: Any, tokens: Any, texts: Any
     later = min(new + 2 * _KEYS_AHEAD, added.size - 1)
     if found[later, 0] >= 0:
         field, index = first_token(tokens, features[added[later]], found[later, 0])
-        prefetch(texts.offsets[field] + texts.strides[field] * index)
+        if texts.codes[field] != 0:
+            prefetch(texts.codes[field] + 4 * index)
+        else:
+            prefetch(texts.offsets[field] + texts.strides[field] * index)
     soon = min(new + _KEYS_AHEAD, added.size - 1)
     if found[soon, 0] >= 0:
         field, index = first_token(tokens, features[added[soon]], found[soon, 0])
@@ -307,10 +351,10 @@ def prefetch_text(added: Any, found: Any, features: Any, tokens: Any, texts: Any
 
 @bare_inline
 def first_token(tokens: Any, feature: Any, token: Any) -> Any:
-    """The field of a key's first token, and the token's number in it."""
+    """The field of a key's first token, and the number of its text there."""
     owner = tokens.owner[feature]
     field = owner - 1 if owner <= tokens.base.size else tokens.crosses[owner - 1 - tokens.base.size, 0]
-    return field, token - tokens.base[field]
+    return field, text_of(tokens, field, token)
 
 
 @bare_kernel

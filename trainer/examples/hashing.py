@@ -7,7 +7,7 @@ learn from, parses labels, weights and times, digests the tokens of all fields, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,16 +18,15 @@ import pyarrow as pa
 from model_store.features.cells import (
     CellText,
     CodedText,
-    addresses,
     parse_counts,
     parse_weights,
     signed_labels,
     text_places,
 )
-from model_store.features.cells_kernels import digest_cells
+from model_store.features.cells_kernels import digest_texts
 from model_store.features.columns import TokenColumn, takes_cells, token_columns
 from model_store.features.features import FeaturePlan
-from model_store.hash_kernels import digest_coded, digest_columns, hash_keys, prefix_state
+from model_store.hash_kernels import hash_keys, prefix_state
 from model_store.spec.keys import BIAS, MAX_KEY_BYTES
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
@@ -47,6 +46,8 @@ from trainer.logs.batch import LazyColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.times import parse_times, time_format
 
+_CELLS_AT_ONCE = 2048
+"""Texts that are digested together, at most: their words and lengths fit into the first-level cache."""
 _NO_NUMBERS = np.empty(0)
 _NO_IDS = np.empty(0, np.uint64)
 _NO_TIMES = np.empty(0, np.int64)
@@ -93,6 +94,7 @@ class ExampleMaker:
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
         self.crosses = cross_fields(self.plan)
+        self._sources = [(plan.column, takes_cells(plan)) for plan in self.plan.fields]
         self._sampling = Sampling.of(spec)
         self._time_format = time_format(spec)
 
@@ -146,7 +148,7 @@ class ExampleMaker:
             _note(bad, given.views, found_in_views)
             labels = np.stack([clicks, views - clicks])
         else:
-            labels, found = signed_labels(columns[given.label], given.positive)
+            labels, found = signed_labels(_as_it_is(columns, given.label), given.positive)
             _note(bad, given.label, found)
         weights, times = sample.factors, _NO_TIMES
         if given.weight is not None:
@@ -176,14 +178,13 @@ class ExampleMaker:
 
     def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
         plans = self.plan.fields
-        as_it_is = batch.columns.as_it_is if isinstance(batch.columns, LazyColumns) else None
-        arrays = [
-            as_it_is(plan.column) if as_it_is and takes_cells(plan) else batch.columns[plan.column]
-            for plan in plans
-        ]
+        given = batch.columns
+        as_it_is = given.as_it_is if isinstance(given, LazyColumns) else given.__getitem__
+        arrays = [as_it_is(name) if in_place else given[name] for name, in_place in self._sources]
         columns = token_columns(plans, arrays)
         for plan, column in zip(plans, columns, strict=True):
-            _note(bad, plan.column, column.bad)
+            if column.bad:
+                _note(bad, plan.column, column.bad)
         self._note_long_crosses(bad, columns, batch.rows)
         return columns
 
@@ -233,6 +234,10 @@ class ExampleMaker:
                     )
 
 
+def _as_it_is(columns: Mapping[str, Any], name: str) -> Any:
+    return columns.as_it_is(name) if isinstance(columns, LazyColumns) else columns[name]
+
+
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
     if column.starts is None:
         return [column.text[row].as_py()]
@@ -261,6 +266,8 @@ def _note(bad: dict[int, str], column: str, found: Sequence[tuple[int, str]]) ->
 
 
 def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
+    if not bad:
+        return np.arange(rows, dtype=np.int32)
     good = np.ones(rows, bool)
     good[list(bad)] = False
     return np.flatnonzero(good).astype(np.int32)
@@ -329,63 +336,43 @@ def _hash(key: bytes) -> np.uint64:
 
 
 def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, owner: Any) -> TokenLayout:
-    """Digest every token of a batch and lay them out: dense fields first, then lists.
+    """Digest every token of a batch and lay them out: dense fields row by row, then lists.
 
     raw: uint8[fields], see `KeyRules`; crosses and owner: see `TokenLayout`.
     """
     dense = [i for i, column in enumerate(columns) if column.starts is None]
     lists = [i for i, column in enumerate(columns) if column.starts is not None]
-    sizes = [len(column.text) for column in columns]
-    base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
-    digests = np.empty(sum(sizes), np.uint64)
-    _digest(dense, columns, raw, digests[: len(dense) * rows].reshape(len(dense), rows))
-    for number, index in enumerate(dense):
-        base[index] = number * rows
     at = len(dense) * rows
-    for number, index in enumerate(lists):
-        base[index], list_of[index] = at, number
-        _digest([index], columns, raw, digests[at : at + sizes[index]].reshape(1, -1))
-        at += sizes[index]
+    sizes = [len(columns[index].text) for index in lists]
+    base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
+    digests = np.empty(at + sum(sizes), np.uint64)
+    base[dense] = np.arange(len(dense))
+    _digest([columns[index].text for index in dense], raw[dense], digests[:at].reshape(rows, len(dense)))
     starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
-    for number, index in enumerate(lists):
-        starts[number] = _starts_of(columns[index])
-    values = _values(columns, base, digests)
-    return TokenLayout(digests, values, base, list_of, starts, crosses, owner)
+    for number, (index, size) in enumerate(zip(lists, sizes, strict=True)):
+        base[index], list_of[index], starts[number] = at, number, _starts_of(columns[index])
+        _digest([columns[index].text], raw[[index]], digests[at : at + size].reshape(size, 1))
+        at += size
+    step = np.int64(len(dense))
+    values = _values(columns, base, step, digests)
+    return TokenLayout(digests, values, base, step, list_of, starts, crosses, owner)
 
 
-def _digest(chosen: Sequence[int], columns: Sequence[TokenColumn], raw: Any, out: Any) -> None:
-    if not chosen or not out.shape[1]:
+def _digest(texts: Sequence[Any], raw: Any, out: Any) -> None:
+    if not out.size:
         return
-    cells = dict[
-        tuple[int, int, int], list[tuple[int, int]]
-    ]()  # rows of out, by what their texts have in common
-    arrays, coded = [], list[tuple[int, CodedText]]()
-    for number, index in enumerate(chosen):
-        text = columns[index].text
-        if isinstance(text, CellText):
-            data, offset, stride, gap = text.where
-            cells.setdefault((data, stride, gap), []).append((number, offset))
-        elif isinstance(text, CodedText):
-            coded.append((number, text))
-        else:
-            arrays.append(number)
-    for (data, stride, gap), found_there in cells.items():
-        numbers, offsets = np.array(found_there).T.copy()
-        digest_cells(data, offsets, stride, gap, raw[[chosen[number] for number in numbers]], numbers, out)
-    if coded:
-        counts, codes = np.array([(len(text.texts), text.codes.ctypes.data) for _, text in coded]).T.copy()
-        numbers = np.array([number for number, _ in coded])
-        whole, found = raw[[chosen[number] for number in numbers]], np.empty(counts.max(), np.uint64)
-        digest_coded(*addresses([text.texts for _, text in coded]), counts, codes, whole, numbers, found, out)
-    if arrays:
-        texts, offsets = addresses([columns[chosen[number]].text for number in arrays])
-        rest = out if len(arrays) == len(chosen) else np.empty((len(arrays), out.shape[1]), np.uint64)
-        digest_columns(texts, offsets, out.shape[1], raw[[chosen[number] for number in arrays]], rest)
-        if rest is not out:
-            out[arrays] = rest
+    places = text_places(texts)
+    found = np.empty(int(places.counts.sum()), np.uint64)
+    size = max(_CELLS_AT_ONCE, -8 * (-len(texts) // 8))
+    runs, words, lengths = (
+        np.empty(len(texts) + 1, np.int64),
+        np.empty(size, np.uint64),
+        np.empty(size, np.int32),
+    )
+    digest_texts(places, raw, runs, found, words, lengths, out)
 
 
-def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDArray[np.float64]:
+def _values(columns: Sequence[TokenColumn], base: Any, step: Any, digests: Any) -> npt.NDArray[np.float64]:
     """The x of every token if some field has one; a number that is an x has an empty text, unless it is absent."""
     if all(column.x is None for column in columns):
         return _NO_NUMBERS
@@ -393,10 +380,11 @@ def _values(columns: Sequence[TokenColumn], base: Any, digests: Any) -> npt.NDAr
     empty = np.uint64(digest_of_nothing())
     for index, column in enumerate(columns):
         if column.x is not None:
-            part = slice(int(base[index]), int(base[index]) + column.x.size)
+            first, size = int(base[index]), column.x.size
             if column.starts is not None:
-                values[part] = column.x
+                values[first : first + size] = column.x
                 continue
+            part = slice(first, first + size * int(step), int(step))
             absent = np.isnan(column.x)
             values[part] = np.where(absent, 0.0, column.x)
             present = digests[part]  # 0 for an empty text

@@ -71,6 +71,7 @@ class OneRowMaker:
         self._dense = [plan.index for plan in fields if not plan.is_list]
         self._lists = [plan.index for plan in fields if plan.is_list and plan.kind != "raw"]
         self._raw = [plan.index for plan in fields if plan.kind == "raw"]
+        self._step = np.int64(len(self._dense))
         several = self._lists + self._raw
         self._base, self._list_of = np.zeros(len(fields), np.int64), np.full(len(fields), -1, np.int64)
         self._base[self._dense] = np.arange(len(self._dense))
@@ -176,9 +177,8 @@ class OneRowMaker:
             for place, index in enumerate(self._dense):
                 if tokens[index] and not texts[place]:
                     digests[place] = self._nothing
-        layout = TokenLayout(
-            digests, values, base, self._list_of, starts, self.maker.crosses, self.maker.feature_rules.owner
-        )
+        rules, crosses = self.maker.feature_rules, self.maker.crosses
+        layout = TokenLayout(digests, values, base, self._step, self._list_of, starts, crosses, rules.owner)
         return layout, _Texts(buffer, offsets, base, starts, self._list_of)
 
 

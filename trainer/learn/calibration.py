@@ -167,7 +167,7 @@ class Calibrator:
         if self._by is None:
             return np.empty(0, np.int64)
         tokens = examples.tokens
-        digests = tokens.digests[tokens.base[self._by] + examples.rows]
+        digests = tokens.of_rows(self._by, examples.rows)
         distinct, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
         for index in np.argsort(firsts).tolist():
             digest = int(distinct[index])

@@ -151,7 +151,7 @@ class MatrixModel:
         rows = int(hashed.labels.size)
         nothing = np.empty(0, np.int64)
         tokens = TokenLayout(
-            np.empty(0, np.uint64), np.empty(0), nothing, nothing, np.zeros((1, rows + 1), np.int32),
+            np.empty(0, np.uint64), np.empty(0), nothing, np.int64(0), nothing, np.zeros((1, rows + 1), np.int32),
             self.model.maker.crosses, self.model.maker.feature_rules.owner,
         )  # fmt: skip
         return Examples(np.arange(rows, dtype=np.int32), hashed, tokens, (), (), rows, Position("a matrix"))

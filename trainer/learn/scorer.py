@@ -197,7 +197,7 @@ def _by_value(maker: ExampleMaker, examples: Examples, by: str | None) -> list[t
     if field is None:
         return [(None, slice(None))]
     tokens = examples.tokens
-    digests = tokens.digests[tokens.base[field.index] + examples.rows]
+    digests = tokens.of_rows(field.index, examples.rows)
     distinct, firsts, inverse = np.unique(digests, return_index=True, return_inverse=True)
     texts = examples.texts[field.index]
     return [

@@ -100,10 +100,15 @@ class DelimitedFile:
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of the unread bytes; None if there are none yet."""
-        batch = self._cells(wanted, places)
+        feed, data = self._feed, self._whole_lines()
+        # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
+        is_cut_here = (feed.unread[data.size :] != ord("\r")).all()
+        if not data.size and is_cut_here and not (feed.final or feed.full):
+            return None
+        batch = self._cells(data, wanted, places) if data.size and is_cut_here else None
         if batch is not None:
             return batch
-        feeds, quotes, lone_returns = survey(self._feed.unread, self._quote_byte)
+        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
         if lone_returns == 0:
             batch = self._plain_batch(feeds, quotes > 0, wanted, places)
         return batch or self._careful_batch(feeds + lone_returns, wanted, places)
@@ -125,20 +130,22 @@ class DelimitedFile:
             return False
         return True
 
-    def _cells(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
+    def _cells(self, data: Bytes, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The rows, if every line is one of the right arity without a quote or a carriage return; otherwise None."""
-        feed, data = self._feed, self._whole_lines()
-        # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
-        is_cut_here = data.size > 0 and not (feed.unread[data.size :] == ord("\r")).any()
-        block = Block.of(data, self._delimiter, self._quote, len(self.names)) if is_cut_here else None
+        feed, size = self._feed, data.size
+        lacks_feed = data[-1] != ord("\n")
+        if lacks_feed:
+            feed.room[size] = ord("\n")
+        block = Block.of(feed.room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
         if block is None:
             return None
         cells = LazyColumns(
             {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
         )
         lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
-        feeds = block.rows - int(data[-1] != ord("\n"))
-        return RowBatch(cells, lines, feed.name, (), block.rows, feed.drop(data.size, feeds))
+        return RowBatch(
+            cells, lines, feed.name, (), block.rows, feed.drop(size, block.rows - int(lacks_feed))
+        )
 
     def _plain_batch(
         self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]

@@ -75,7 +75,7 @@ def _array(column: Any) -> Any:
 
 
 def _coded(column: Any, first: int, rows: int, kind: Any) -> Any:
-    data, offset, stride, gap, _ = (int(each[0]) for each in text_places([column]))
+    data, offset, stride, gap, *_ = (int(each[0]) for each in text_places([column]))
     place = (data, offset + stride * first, stride, gap)
     codes, firsts = np.empty(rows, np.int32), np.empty(rows, np.int32)
     table = np.empty(1 << max(2 * rows - 1, 1).bit_length(), np.int32)

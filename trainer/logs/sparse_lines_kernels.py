@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.features.cells_kernels import BLOCK, lowest, places_of_five, places_of_four
+from model_store.features.cells_kernels import BLOCK, lowest, places_of_five, places_of_one
 from model_store.features.numbers_kernels import EXACT, LONG, MALFORMED, read_number
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
@@ -108,14 +108,10 @@ def read_lines(text: Any, grammar: Any, odd: Any, out: Any) -> None:
 @bare_inline
 def _line_end(data: Any, at: Any, size: Any) -> Any:
     """The first line feed from `at`, or `size`."""
-    found = places_of_four(data + at, np.uint8(LF), np.uint8(LF), np.uint8(LF), np.uint8(LF))
+    found = places_of_one(data + at, np.uint8(LF))
     while found == 0 and at < size:
         at += BLOCK
-        found = (
-            places_of_four(data + at, np.uint8(LF), np.uint8(LF), np.uint8(LF), np.uint8(LF))
-            if at < size
-            else found
-        )
+        found = places_of_one(data + at, np.uint8(LF)) if at < size else found
     return min(at + np.int64(lowest(found)), size) if at < size else np.int64(size)
 
 

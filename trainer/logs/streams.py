@@ -17,18 +17,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
+from model_store.features.cells_kernels import BLOCK
 from trainer.logs.batch import HEAD_BYTES, STDIN, Position
 
-_STEP = 64 * 1024
+_STEP = 1024
 
 
 def up_to_last_line_end(data: Bytes) -> Bytes:
     """The front of `data` that ends with its last line feed; empty if there is none."""
-    for stop in range(len(data), 0, -_STEP):
-        start = max(stop - _STEP, 0)
-        found = np.flatnonzero(data[start:stop] == ord("\n"))
-        if found.size:
-            return data[: start + int(found[-1]) + 1]
+    step, stop = _STEP, len(data)
+    while stop:
+        start = max(stop - step, 0)
+        found = data[start:stop].tobytes().rfind(b"\n")
+        if found >= 0:
+            return data[: start + found + 1]
+        step, stop = 2 * step, start
     return data[:0]
 
 
@@ -332,6 +335,7 @@ def _refuse_unknown(name: str, head: bytes) -> None:
 
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
+PADDING = 2 * BLOCK
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -385,7 +389,7 @@ class Feed:
 
     `unread` starts where the reader left off, at physical line `line`, `offset` bytes into the stream. `ended`: no
     bytes follow `unread`. If the stream broke, `final` is False and `check()` raises the error, so that whole rows
-    before the damage can be delivered first. One buffer is reused: views of `unread` are invalid after `fetch()`.
+    before the damage can be delivered first. Views of `unread` stay valid, as each `fetch()` fills another buffer.
     """
 
     def __init__(self, stream: Stream, block_bytes: int) -> None:
@@ -395,7 +399,7 @@ class Feed:
         self.ended = False
         self._stream = stream
         self._block_bytes = block_bytes
-        self._buffer = np.empty(block_bytes, np.uint8)
+        self._buffer = np.empty(0, np.uint8)
         self._start = 0
         self._stop = 0
         self.fetch()
@@ -411,6 +415,11 @@ class Feed:
     def unread(self) -> Bytes:
         """uint8 view of the bytes read ahead."""
         return self._buffer[self._start : self._stop]
+
+    @property
+    def room(self) -> Bytes:
+        """uint8 view of `unread` and of what follows it in memory: at least PADDING bytes, which may be written."""
+        return self._buffer[self._start :]
 
     @property
     def final(self) -> bool:
@@ -429,16 +438,16 @@ class Feed:
                 f"{self.name}:{self.line}: a row longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
                 "is this a log with one row a line?"
             )
-        self._make_room()
+        rest = self.unread
+        self._buffer = np.empty(len(rest) + self._block_bytes + PADDING, np.uint8)
+        self._buffer[: len(rest)] = rest
+        self._start, self._stop = 0, len(rest)
         count = self._stream.read_into(self._buffer[self._stop : self._stop + self._block_bytes])
         self._stop += count
         self.ended = count < self._block_bytes
 
     def drop(self, size: int, lines: int) -> Position:
-        """Advance by `size` bytes with `lines` line ends; returns the position after them.
-
-        Earlier views of `unread` stay valid until `fetch()`.
-        """
+        """Advance by `size` bytes with `lines` line ends; returns the position after them."""
         self._start += size
         self.offset += size
         self.line += lines
@@ -468,10 +477,3 @@ class Feed:
         """Raise the InputError of a broken stream."""
         if self._stream.failure is not None:
             raise self._stream.failure
-
-    def _make_room(self) -> None:
-        rest = self.unread
-        if len(rest) + self._block_bytes > len(self._buffer):
-            self._buffer = np.empty(len(rest) + 2 * self._block_bytes, np.uint8)
-        self._buffer[: len(rest)] = rest
-        self._start, self._stop = 0, len(rest)

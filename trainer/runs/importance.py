@@ -107,14 +107,16 @@ class FieldTokens:
         tokens, rows = examples.tokens, examples.rows.astype(np.int64)
         base, number = int(tokens.base[field]), int(tokens.list_of[field])
         if number < 0:
-            places = rows[tokens.digests[base + rows] != 0]
-            lengths = (tokens.digests[base + rows] != 0).astype(np.int64)
+            present = tokens.of_rows(field, rows) != 0
+            places, lengths = rows[present], present.astype(np.int64)
+            chosen = base + places * tokens.step
         else:
             starts = tokens.starts[number].astype(np.int64)
             lengths = (starts[1:] - starts[:-1])[rows]
             places = _ranges(starts[rows], lengths)
-        x = tokens.values[base + places] if tokens.values.size else _NO_NUMBERS
-        return cls(_starts(lengths), tokens.digests[base + places], x, places)
+            chosen = base + places
+        x = tokens.values[chosen] if tokens.values.size else _NO_NUMBERS
+        return cls(_starts(lengths), tokens.digests[chosen], x, places)
 
     @property
     def lengths(self) -> Numbers:
@@ -453,37 +455,37 @@ class _Permutations:
 def _layout(fields: Sequence[FieldTokens], maker: ExampleMaker) -> TokenLayout:
     """Lay the fields' tokens out, as `hashing.lay_out` does: a field is a list if a row has several tokens."""
     lists = [index for index, field in enumerate(fields) if field.lengths.max(initial=0) > 1]
+    dense = [index for index in range(len(fields)) if index not in lists]
     rows = fields[0].starts.size - 1 if fields else 0
-    has_x = any(field.x.size for field in fields)
     base, list_of = np.zeros(len(fields), np.int64), np.full(len(fields), -1, np.int64)
     starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
-    digests: list[Any] = []
-    values: list[Any] = []
-    at = 0
-    for index, field in enumerate(fields):
-        own, x = field.digests, field.x if field.x.size else np.ones(field.digests.size)
-        if index in lists:
-            list_of[index] = lists.index(index)
-            starts[list_of[index]] = field.starts
-        else:
-            present = field.lengths > 0
-            own, x = np.zeros(rows, np.uint64), np.zeros(rows)
-            own[present] = field.digests
-            x[present] = field.x if field.x.size else 1.0
-        base[index] = at
-        at += own.size
-        digests.append(own)
-        values.append(x)
-    joined = np.concatenate(digests) if digests else np.empty(0, np.uint64)
+    own, x = np.zeros((rows, len(dense)), np.uint64), np.zeros((rows, len(dense)))
+    for number, index in enumerate(dense):
+        base[index], field = number, fields[index]
+        present = field.lengths > 0
+        own[present, number] = field.digests
+        x[present, number] = _xs(field)
+    digests, values, at = [own.reshape(-1)], [x.reshape(-1)], own.size
+    for number, index in enumerate(lists):
+        base[index], list_of[index], field = at, number, fields[index]
+        starts[number] = field.starts
+        digests.append(field.digests)
+        values.append(_xs(field))
+        at += field.digests.size
     return TokenLayout(
-        digests=joined,
-        values=np.concatenate(values) if has_x else _NO_NUMBERS,
+        digests=np.concatenate(digests),
+        values=np.concatenate(values) if any(field.x.size for field in fields) else _NO_NUMBERS,
         base=base,
+        step=np.int64(len(dense)),
         list_of=list_of,
         starts=starts,
         crosses=maker.crosses,
         owner=maker.feature_rules.owner,
     )
+
+
+def _xs(field: FieldTokens) -> Floats:
+    return field.x if field.x.size else np.ones(field.digests.size)
 
 
 def _joined(parts: Sequence[FieldTokens]) -> FieldTokens:

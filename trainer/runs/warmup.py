@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from model_store.features.cells import Block, CellText
+from model_store.features.cells import Block, CellText, padded_lines
 from model_store.features.numbers_kernels import read_numbers
 from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
 from model_store.spec.learner_section import Inclusion, LearnerSection
@@ -151,7 +151,7 @@ def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bo
 
 def _read_numbers() -> None:
     """The small logs have no field of numbers: `ftrie warmup` does not know whether the spec of a run has one."""
-    block = Block.of(np.frombuffer(b"1\n", np.uint8), ",", None, 1)
+    block = Block.of(*padded_lines(np.frombuffer(b"1\n", np.uint8)), ",", None, 1)
     assert block is not None
     read_numbers(*CellText(block, 0).where, np.empty(1), np.empty(1, np.int32))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_u8
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.examples_kernels import cross_size, pick, text_bytes
+from trainer.examples.examples_kernels import cross_size, pick, text_bytes, text_of
 
 SCORE_RANGE = 16.0
 
@@ -212,7 +212,7 @@ def fits(conditions: Any, index: Any, tokens: Any, texts: Any, picked: Any, size
         return True
     part = conditions.part[index]
     field = tokens.crosses[index, part]
-    start, stop = text_bytes(texts, field, picked[part] - tokens.base[field])
+    start, stop = text_bytes(texts, field, text_of(tokens, field, picked[part]))
     if stop - start < last - first:
         return False
     for position in range(last - first):

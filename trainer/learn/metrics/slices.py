@@ -196,7 +196,5 @@ def _text(each: Slice, picked: Sequence[int], examples: Examples) -> bytes:
     if picked[0] == NO_TOKEN:
         return b""
     tokens = zip(each.fields, picked, strict=False)
-    base = examples.tokens.base
-    return b"*".join(
-        examples.texts[field.index][token - base[field.index]].as_py() for field, token in tokens
-    )
+    texts, number = examples.texts, examples.tokens.text_number
+    return b"*".join(texts[field.index][number(field.index, token)].as_py() for field, token in tokens)
