@@ -41,6 +41,8 @@ _LARGE_ARENA = 1 << 26
 _LARGE_TABLE = 4 << 20
 _CACHE_LINE = 64
 _BOUNDLESS = 1 << 62
+_SMALL_PAGES, _HUGE_PAGES = "MADV_NOHUGEPAGE", "MADV_HUGEPAGE"
+"""Fresh memory is touched in small pages, and may become huge pages afterwards: see docs/table.md."""
 _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
     Own: (("z", np.float64), ("n", np.float64)),
     OwnCounts: (("z", np.float64),),
@@ -306,6 +308,7 @@ class ValueTable:
         old = self.layout
         self.layout = self._empty(capacity)
         self.used = int(move(old, self.layout, before))
+        self._allow_huge_pages()
         self.moves += 1
 
     def _double(self) -> bool:
@@ -321,8 +324,14 @@ class ValueTable:
         words = self.slots.view(np.uint64).reshape(2 * half, -1)
         own = [np.frombuffer(memory, np.uint8).reshape(2 * half, -1) for memory in self._memory[1:]]
         spread(self.layout, half, words, *[*own, nothing, nothing][:2])
+        self._allow_huge_pages()
         self.moves += 1
         return True
+
+    def _allow_huge_pages(self) -> None:
+        """Let the kernel make huge pages of the table's small ones, beside the work."""
+        for memory in self._memory:
+            _advise(memory, _HUGE_PAGES)
 
     def _resize_arena(self, size: int) -> None:
         before = self.arena.size
@@ -355,12 +364,12 @@ def part_of(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt
 
 
 def _mapped(nbytes: int) -> mmap.mmap:
-    """Zeroed memory from the kernel, which `mmap.resize` extends where it is; in huge pages if that is allowed."""
+    """Zeroed memory from the kernel, which `mmap.resize` extends where it is."""
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no {nbytes:,} bytes for the value table or its keys: {error.strerror}") from error
-    _ask_for_huge_pages(memory)
+    _advise(memory, _SMALL_PAGES)
     return memory
 
 
@@ -376,11 +385,12 @@ def _resized(memory: mmap.mmap, nbytes: int) -> bool:
         memory.resize(nbytes)
     except (BufferError, SystemError, OSError):
         return False
-    _ask_for_huge_pages(memory)
+    _advise(memory, _SMALL_PAGES)
     return True
 
 
-def _ask_for_huge_pages(memory: mmap.mmap) -> None:
-    if len(memory) >= _LARGE_TABLE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+def _advise(memory: mmap.mmap, advice: str) -> None:
+    """Give the kernel advice on large memory, if it knows this one."""
+    if len(memory) >= _LARGE_TABLE and hasattr(mmap, advice):
+        with suppress(OSError):
+            memory.madvise(getattr(mmap, advice))
