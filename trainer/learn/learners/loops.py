@@ -74,14 +74,18 @@ class Work(NamedTuple):
     def room(cls, features: int, lanes: int, classes: int, own: int) -> Work:
         """Scratch arrays for rows of up to `features` features."""
         whole = -(-features // LANES) * LANES
-        places, of_class = np.empty((4, whole), np.uint64), np.zeros(whole, np.int64)
+        slots, positions, next_slots, next_positions = np.empty((4, whole), np.uint64)
+        of_class = np.zeros(whole, np.int64)
         w, r, a, n, x, l1, root, part = np.empty((8, whole * own))
         powers, means = np.empty((lanes, MEANS)), np.empty((classes + 1, MEANS))
         columns = np.empty((MEANS, whole))
         p, error, squared = np.empty((3, lanes))
+        # fmt: off
         return cls(
-            *places, of_class, w, r, a, n, x, l1, root, part, p, error, squared, powers, means, columns
+            slots, positions, next_slots, next_positions, of_class, w, r, a, n, x, l1, root, part, p, error, squared,
+            powers, means, columns,
         )
+        # fmt: on
 
 
 class Coordinates(NamedTuple):
