@@ -25,6 +25,7 @@ from ftrie.files import FILES, checked
 from ftrie.help import plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
+from model_store.signal_deferral import deferred
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -68,8 +69,8 @@ def main() -> None:
     # Modules and kernels are a million objects that live as long as the process: with Python's 700 new objects between
     # two collections, a sixth of the time until the first row went into visiting them.
     gc.set_threshold(_NEW_OBJECTS)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # not under nohup
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # not under nohup
             signal.signal(number, _leave)
     # Each library with OpenBLAS starts a thread a core, which spins for a tenth of a second; nothing here needs them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -80,6 +81,10 @@ def main() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    if deferred(number, frame):
+        return
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, json_output, note, print_json
 from model_store.errors import UsageError
+from model_store.signal_deferral import deferred
 
 if TYPE_CHECKING:
     from ftrie.dashboard.app import DashboardOptions
@@ -109,7 +110,7 @@ def dashboard(
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
     """Within, SIGTERM ends the process with exit code 0, as it ends `ftrie serve`: nothing is lost."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: deferred(number, frame) or sys.exit(0))
     try:
         yield
     finally:

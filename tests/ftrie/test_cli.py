@@ -202,6 +202,47 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ftrie ")
 
 
+SIGNALLED_IN_LLVM = """
+import os, signal, sys
+from ftrie.cli import main
+
+number, left = int(sys.argv[1]), int(sys.argv[2])
+
+def watch(frame, event, argument):
+    global left
+    if event == "call" and frame.f_code.co_name.startswith("_raw_object_cache_"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), number)
+
+sys.setprofile(watch)
+sys.argv[1:] = sys.argv[3:]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("call", [1, 12])
+def test_a_signal_while_llvm_calls_back_ends_the_command(tmp_path: Path, number: int, call: int) -> None:
+    # Raised there, an exception is lost (the first call) or ends in SIGSEGV (a later one).
+    spec, log = tmp_path / "ads.toml", tmp_path / "log.csv"
+    spec.write_text('[model]\nname = "ads"\n[input]\nlabel = "y"\n')
+    log.write_text("y,a\n1,x\n" * 50)
+    command = [
+        sys.executable,
+        "-c",
+        SIGNALLED_IN_LLVM,
+        str(int(number)),
+        str(call),
+        "train",
+        str(spec),
+        str(log),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 128 + number, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_training_that_is_terminated_stops_the_valkey_it_started(tmp_path: Path, number: int) -> None:

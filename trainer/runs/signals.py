@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from model_store.errors import Stopped
+from model_store.signal_deferral import deferred
 from model_store.signal_event import SignalEvent
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,6 +42,8 @@ class SignalHandler:
         self._restore()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if deferred(number, frame):
+            return
         self._restore()
         self.on_signal(number)
 
