@@ -148,10 +148,8 @@ def _growing(name: str, table: ValueTable, keys: pa.Array, counts: Sequence[int]
 
 
 def _add(table: ValueTable, keys: pa.Array) -> None:
-    """Admit keys; the arena grows as it does while learning."""
+    """Admit keys."""
     data, offsets = columns_of(keys)
-    while table.arena.size < table.arena_bytes + data.size + ENTRY_HEAD * len(keys):
-        table.widen_arena()
     table.add(data, offsets.astype(np.int64), np.zeros(len(keys), np.uint16))
 
 

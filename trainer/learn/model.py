@@ -32,6 +32,7 @@ from trainer.learn.table import TableKeys, ValueTable, part_of
 from trainer.learn.table_kernels import arena_keys
 from trainer.learn.warm_start import warm_start
 
+_MANY_KEYS = 1_000
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -123,17 +124,21 @@ class LearningModel:
         self.warnings.after_batch(examples)
 
     def keep_keys(self, examples: Examples, added: npt.NDArray[np.int64]) -> None:
-        """Write the bytes of newly admitted keys to the arena. added: their positions in the examples."""
-        if not added.size:
-            return
-        found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
-        picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-        key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
-        keys = (added, found, examples.hashed.features, examples.tokens)
-        sources = (text_places(examples.texts), self._prefixes, self._prefix_starts)
-        while (end := write_keys(*keys, *sources, self.table.arena, self.table.arena_bytes)) < 0:
-            self.table.widen_arena()
-        self.table.arena_bytes = end
+        """Write the bytes of newly admitted keys to the arena. added: their positions in the examples.
+
+        Of many keys another thread does, which reads the examples' texts until `table.settle` returns.
+        """
+
+        def write(arena: npt.NDArray[np.uint8], end: int) -> int:
+            found = np.empty((added.size, MAX_CROSS_FIELDS), np.int64)
+            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+            key_tokens(added, examples.rows, examples.hashed, examples.tokens, found, picked)
+            keys = (added, found, examples.hashed.features, examples.tokens)
+            sources = (text_places(examples.texts), self._prefixes, self._prefix_starts)
+            return int(write_keys(*keys, *sources, arena, end))
+
+        if added.size:
+            self.table.append(write, later=added.size >= _MANY_KEYS)
 
     def warm_start(self, artefact: Artefact) -> int:
         """Take over the weights of a published model; return how many keys. See `warm_start.py`."""

@@ -9,9 +9,7 @@ Not thread-safe: one thread learns.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
+from trainer.learn.arena import Arena, Write
 from trainer.learn.buckets import Buckets
 from trainer.learn.buckets_kernels import Exact
 from trainer.learn.collisions import Collisions
+from trainer.learn.fresh_memory import allow_huge_pages, mapped, resized, touch
 from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
 from trainer.learn.slots.search import move, spread
 from trainer.learn.table_kernels import (
@@ -36,13 +36,8 @@ from trainer.learn.table_kernels import (
 
 SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10
-_SMALLEST_ARENA = 1 << 20
-_LARGE_ARENA = 1 << 26
-_LARGE_TABLE = 4 << 20
 _CACHE_LINE = 64
 _BOUNDLESS = 1 << 62
-_SMALL_PAGES, _HUGE_PAGES = "MADV_NOHUGEPAGE", "MADV_HUGEPAGE"
-"""Fresh memory is touched in small pages, and may become huge pages afterwards: see docs/table.md."""
 _OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
     Own: (("z", np.float64), ("n", np.float64)),
     OwnCounts: (("z", np.float64),),
@@ -109,13 +104,22 @@ class ValueTable:
         self._smallest = self.slots.size
         self.used = 0
         self.moves = 0  # incremented whenever all keys get other slots
-        self._text, self.arena = _bytes_of(_SMALLEST_ARENA)
-        self.arena_bytes = 0
+        self._arena = Arena()
 
     @property
     def slots(self) -> Any:
         """The slots, a structured array of the layout's type."""
         return self.layout.slots
+
+    @property
+    def arena(self) -> npt.NDArray[np.uint8]:
+        """The bytes of the admitted keys, and free space."""
+        return self._arena.memory
+
+    @property
+    def arena_bytes(self) -> int:
+        """How many bytes of the arena are used."""
+        return self._arena.end
 
     @property
     def room(self) -> int:
@@ -158,29 +162,29 @@ class ValueTable:
         dropped = int(kept.size - np.count_nonzero(kept))
         if dropped:
             about_to_drop(kept)
-            self.arena_bytes = int(compact_arena(self.arena, kept.view(np.uint8)))
-            self._shrink_arena()
+            self._arena.truncate(int(compact_arena(self.arena, kept.view(np.uint8))))
             self._move_to(self._capacity_for(self.used - dropped), before)
         return dropped
 
-    def widen_arena(self) -> None:
-        """Double the arena, or enlarge a large one by half; its content stays."""
-        more = self.arena.size if self.arena.size < _LARGE_ARENA else self.arena.size // 2
-        self._resize_arena(self.arena.size + more)
+    def append(self, write: Write, *, later: bool = False) -> None:
+        """Append the bytes of admitted keys to the arena; see `Arena.append`."""
+        self._arena.append(write, later=later)
+
+    def settle(self) -> None:
+        """Wait until the bytes of all keys are in the arena."""
+        self._arena.settle()
 
     def add(self, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64], features: Any) -> Any:
         """Admit keys that are not in the table; return their slots, int64[n]. The state of new slots is 0."""
         while self.room < features.size:
             self.grow()
-        needed = self.arena_bytes + data.size + ENTRY_HEAD * features.size
-        if needed > self.arena.size:
-            self._resize_arena(needed)
+        self._arena.reserve(data.size + ENTRY_HEAD * features.size)
         hashes, slots = np.empty(features.size, np.uint64), np.empty(features.size, np.int64)
         hash_keys(data, offsets, hashes)
         if self.buckets is not None:
             self.buckets.enter(hashes, features, 0, features.size)
         self.used += int(claim_keys(self.layout, self.space, hashes, features, slots))
-        self.arena_bytes = int(append_keys(self.arena, self.arena_bytes, data, offsets, features))
+        self._arena.append(lambda arena, end: int(append_keys(arena, end, data, offsets, features)))
         return slots
 
     def find(self, hashes: npt.NDArray[np.uint64], features: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -245,9 +249,7 @@ class ValueTable:
         for name in self._own_names():
             getattr(self.layout, name)[:] = state[name]
         self.used = int(state["used"][0])
-        self.arena_bytes = int(state["arena"].size)
-        self._text, self.arena = _bytes_of(max(_SMALLEST_ARENA, self.arena_bytes))
-        self.arena[: self.arena_bytes] = state["arena"]
+        self._arena.restore(state["arena"])
         if self.buckets is not None:
             *_, features, hashes = self._arena_content(int(state["keys"][0]))
             self.buckets.restore(hashes, features)
@@ -282,7 +284,7 @@ class ValueTable:
     def _empty(self, capacity: int) -> Any:
         if self._growth is DOUBLING and (capacity < 2 or capacity & (capacity - 1)):
             raise ValueError(f"capacity must be a power of two, got {capacity}")
-        self._memory = [_mapped(size) for size in self._sizes(capacity)]
+        self._memory = [mapped(size) for size in self._sizes(capacity)]
         return self._view(capacity)
 
     def _sizes(self, capacity: int) -> list[int]:
@@ -308,7 +310,8 @@ class ValueTable:
         old = self.layout
         self.layout = self._empty(capacity)
         self.used = int(move(old, self.layout, before))
-        self._allow_huge_pages()
+        for memory in self._memory:
+            allow_huge_pages(memory)
         self.moves += 1
 
     def _double(self) -> bool:
@@ -316,36 +319,20 @@ class ValueTable:
         half = self.slots.size
         self.layout = None  # memory with views cannot be resized
         sizes = self._sizes(2 * half)
-        if not all(_resized(memory, size) for memory, size in zip(self._memory, sizes, strict=True)):
+        if not all(resized(memory, size) for memory, size in zip(self._memory, sizes, strict=True)):
             self.layout = self._view(half)
             return False
         self.layout = self._view(2 * half)
+        for memory, size in zip(self._memory, sizes, strict=True):
+            touch(memory, size // 2)
         nothing = np.empty((2 * half, 0), np.uint8)
         words = self.slots.view(np.uint64).reshape(2 * half, -1)
         own = [np.frombuffer(memory, np.uint8).reshape(2 * half, -1) for memory in self._memory[1:]]
         spread(self.layout, half, words, *[*own, nothing, nothing][:2])
-        self._allow_huge_pages()
+        for memory in self._memory:
+            allow_huge_pages(memory)
         self.moves += 1
         return True
-
-    def _allow_huge_pages(self) -> None:
-        """Let the kernel make huge pages of the table's small ones, beside the work."""
-        for memory in self._memory:
-            _advise(memory, _HUGE_PAGES)
-
-    def _resize_arena(self, size: int) -> None:
-        before = self.arena.size
-        del self.arena  # memory with views cannot be resized
-        if _resized(self._text, size):
-            self.arena = np.frombuffer(self._text, np.uint8)
-            return
-        old = np.frombuffer(self._text, np.uint8, before)
-        self._text, self.arena = _bytes_of(size)
-        self.arena[: self.arena_bytes] = old[: self.arena_bytes]
-
-    def _shrink_arena(self) -> None:
-        if self.arena_bytes < self.arena.size // 2:
-            self._resize_arena(max(_SMALLEST_ARENA, self.arena_bytes + self.arena_bytes // 4))
 
     def _check(self) -> None:
         """Assert the invariants above."""
@@ -361,36 +348,3 @@ class ValueTable:
 def part_of(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a state whose names begin with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
-
-
-def _mapped(nbytes: int) -> mmap.mmap:
-    """Zeroed memory from the kernel, which `mmap.resize` extends where it is."""
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"no {nbytes:,} bytes for the value table or its keys: {error.strerror}") from error
-    _advise(memory, _SMALL_PAGES)
-    return memory
-
-
-def _bytes_of(nbytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
-    """Memory for an arena, and an array over it."""
-    memory = _mapped(nbytes)
-    return memory, np.frombuffer(memory, np.uint8)
-
-
-def _resized(memory: mmap.mmap, nbytes: int) -> bool:
-    """Give memory another size where it is; False if something has a view of it, or the system cannot."""
-    try:
-        memory.resize(nbytes)
-    except (BufferError, SystemError, OSError):
-        return False
-    _advise(memory, _SMALL_PAGES)
-    return True
-
-
-def _advise(memory: mmap.mmap, advice: str) -> None:
-    """Give the kernel advice on large memory, if it knows this one."""
-    if len(memory) >= _LARGE_TABLE and hasattr(mmap, advice):
-        with suppress(OSError):
-            memory.madvise(getattr(mmap, advice))

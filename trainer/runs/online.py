@@ -88,6 +88,7 @@ class OnlineModel:
                 else:
                     with opened.examples(threads, maker=loop.model.maker) as stream:
                         failure = loop.run(stream, _nothing)
+            loop.model.table.settle()  # what was given may change from here on
             if failure is not None:
                 raise failure
 

@@ -198,3 +198,21 @@ def test_publish_and_threads(rows: pa.Table, tmp_path: Path) -> None:
     with ftrie.Store(f"embedded:{tmp_path}") as store:
         assert learner.publish(store, activate=True) == 1
         assert store.load("kinds") == learner.model
+
+
+@pytest.mark.parametrize("count", [5_000, 60_000])
+def test_a_table_may_change_once_it_is_learned(count: int) -> None:
+    # Another thread writes the bytes of many new keys; what it reads is the caller's memory.
+    texts = np.array([b"%08d" % number for number in range(count)]).view(np.uint8)
+    offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 8)
+    column = pa.StringArray.from_buffers(count, offsets, pa.py_buffer(texts))
+    table = pa.table({"click": np.arange(count) % 2, "user": column})
+    spec = ftrie.Spec({"model": {"name": "m"}, "input": {"label": "click"}})
+    learner = ftrie.Learner(spec).learn(table)
+    expected = {"bias", *(f"user={number:08d}" for number in range(count))}
+    texts[:] = ord("x")
+    loop = learner._online._loop
+    assert loop is not None
+    keys = loop.model.table.keys()
+    found = {keys.data[a:b].tobytes().decode() for a, b in zip(keys.offsets, keys.offsets[1:], strict=False)}
+    assert found == expected

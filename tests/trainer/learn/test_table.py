@@ -152,7 +152,7 @@ def test_an_arena_beyond_2_to_31_bytes_keeps_every_key():
     table = ValueTable(capacity=1 << 20)
     long = [(b"f=%08d" % number).ljust(4096, b"x") for number in range(1000)]
     data, offsets, features = keys_of(long)
-    table._resize_arena((1 << 31) + (1 << 26))
+    table._arena.resize((1 << 31) + (1 << 26))
     for block in range(525):
         data = data.copy()
         data.reshape(1000, 4096)[:, 2:5] = np.frombuffer(b"%03d" % block, np.uint8)
@@ -196,7 +196,7 @@ def test_room_shrinks_and_growth_doubles():
 
 def test_a_long_arena_is_widened_without_loss():
     model = model_of(parse_spec(SPEC), ["click", "f"])
-    model.table._resize_arena(64)
+    model.table._arena.resize(64)
     values = [b"%060d" % number for number in range(50)]
     model.learn(model.maker.make(batch_of([{"click": b"1", "f": value} for value in values])))
     keys = model.table.keys()
