@@ -60,7 +60,7 @@ def served_version(keys: int = shop.KEYS) -> ServedVersion:
 class Stored:
     """A store that has every user."""
 
-    def find(self, cookie: str, given: int, model: str, wanted: UserFields, context: object) -> object:
+    def find(self, cookie: str, given: int, model: str, wanted: UserFields, *rest: object) -> object:
         return StoredUser(cookie, [f"{name}7" for name in wanted.hash_fields.names], 0.0), ()
 
 

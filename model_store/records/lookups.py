@@ -62,6 +62,14 @@ class Lookups:
         values: list[str | None] = self._one(key, wanted.head + _bulk(key) + wanted.tail, wait_s)
         return values
 
+    def users_values(
+        self, cookies: Sequence[str], wanted: HashFields, wait_s: float | None = None
+    ) -> list[list[str | None] | StoreError]:
+        """As `user_values` of each, in one round trip. The error of a user's own record stands in its place."""
+        keys = [record_key(USER, cookie) for cookie in cookies]
+        answers = self.ask_each([(key, wanted.head + _bulk(key) + wanted.tail) for key in keys], wait_s)
+        return [self._values_or_error(answer) for answer in answers]
+
     def user_and_history(
         self, cookie: str, wanted: HashFields, model: str, wait_s: float | None = None
     ) -> tuple[list[str | None], bytes | None]:
@@ -76,6 +84,11 @@ class Lookups:
         found = "" if is_of_another_type(record) else self.checked(record)
         history = None if found is None else found.encode("utf-8", "surrogateescape")
         return (self.checked(values[0]) if values else []), history
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether keys are spread over the nodes of a cluster."""
+        return self._store.is_cluster
 
     def holder_of_user(self, cookie: str) -> str:
         """A name of the server of a cluster that holds this user; empty if all keys are in one place."""
@@ -157,6 +170,16 @@ class Lookups:
                 self._connection().distrust()
             raise self._store.refused(str(answer))
         return answer
+
+    def _values_or_error(self, answer: Answer) -> list[str | None] | StoreError:
+        """The answer, or the error of one record. Raises StoreUnavailable as `checked`."""
+        try:
+            values: list[str | None] = self.checked(answer)
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            return error
+        return values
 
     def close(self) -> None:
         """Close the connections of all threads."""

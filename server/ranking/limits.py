@@ -34,9 +34,14 @@ MAX_LOOKUPS = 512
 """Unknown items that one request has looked up in the store."""
 
 
+def is_id(value: str) -> bool:
+    """Whether it is at most MAX_ID_BYTES long."""
+    return len(value) * 4 <= MAX_ID_BYTES or len(value.encode("utf-8", "surrogatepass")) <= MAX_ID_BYTES
+
+
 def check_id(path: str, value: str) -> str:
     """`value`. Raises InvalidRequest if it is longer than MAX_ID_BYTES."""
-    if len(value) * 4 > MAX_ID_BYTES and len(value.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
+    if not is_id(value):
         raise InvalidRequest(f"{path}: longer than {MAX_ID_BYTES} bytes")
     return value
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter_ns, time_ns
+from typing import TypeVar
 
 import grpc
 
@@ -23,7 +24,7 @@ from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.derived import with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.histories import item_values, read_history, user_values
-from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id
+from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id, is_id
 from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
     Received,
@@ -37,15 +38,37 @@ from server.ranking.request import (
     unknown_item_fields,
 )
 from server.ranking.served import ModelHandle, ServedVersion
-from server.ranking.store_reads import StoredReads
-from server.ranking.users import Users
+from server.ranking.store_reads import SHORTEST_WAIT_S, StoredReads, Timed
+from server.ranking.users import Flight, Users
+
+
+@dataclass(slots=True, repr=False)
+class Ahead:
+    """What was done for a call before its turn, together with other calls: for this version, and for one thread.
+
+    request: the bytes of its message. plain: its features, None unless all are plain. reads_user: its user must be read
+    and may be read together with others. spent_ns: how long this took without the read, which took read_ns.
+    """
+
+    request: bytes
+    message: Received
+    served: ServedVersion
+    plain: PlainTokens | None
+    reads_user: bool
+    spent_ns: int = 0
+    read_ns: int = 0
+    flight: Flight | None = None
+
+
+C = TypeVar("C", bound=Timed)
 
 
 @dataclass(slots=True)
 class Call:
     """One call: its message, and the version that answers it. For one thread.
 
-    until_s: its deadline on the monotonic clock. degraded: the notes so far. history: the user's, if known.
+    until_s: its deadline on the monotonic clock. ahead: what was done for it before, by the same version. degraded: the
+    notes so far. history: the user's, if known.
     store_ns, completed_ns, time_us: see `Query`.
     """
 
@@ -56,6 +79,7 @@ class Call:
     served: ServedVersion
     explain: bool = False
     until_s: float = math.inf
+    ahead: Ahead | None = None
     degraded: list[Degradation] = field(default_factory=list)
     store_ns: int = 0
     completed_ns: int = 0
@@ -70,7 +94,7 @@ class Resolver:
         self, reads: StoredReads, users: Users, wants_shadows: Callable[[str], bool] | None = None
     ) -> None:
         """wants_shadows: whether the shadows of a request with this id are scored. Without it none are."""
-        self._sets = CandidateSets(reads)
+        self._reads, self._sets = reads, CandidateSets(reads)
         self._users = users
         self._wants_shadows = wants_shadows
 
@@ -79,13 +103,53 @@ class Resolver:
         self._users.forget()
         self._sets.forget()
 
+    def look_ahead(self, request: bytes, message: Received, served: ServedVersion) -> Ahead:
+        """What can be told of a call before its turn."""
+        plain = _plain(message, served)
+        cookie, wanted = message.brief.cookie, served.user_fields
+        lacks = plain is not None and self._users.lacks(cookie, plain.given, served.name, wanted)
+        return Ahead(request, message, served, plain, lacks and is_id(cookie))
+
+    def read_together(
+        self, waiting: Sequence[tuple[C, Ahead]]
+    ) -> tuple[list[tuple[C, Ahead]], list[tuple[C, Ahead]]]:
+        """Read the users of calls that lack them in one round trip; the calls to read again, and those to answer now.
+
+        The round trip is given the shortest time that one of the calls has for its read. If it fails by that, the calls
+        with more time are read again: each waits for the store as long as it would alone.
+        """
+        served = waiting[0][1].served
+        again = [(call, ahead) for call, ahead in waiting if ahead.served is not served]
+        ready: list[tuple[C, Ahead]] = []
+        timed: list[tuple[C, Ahead, float]] = []
+        for call, ahead in waiting:
+            if ahead.served is served:
+                left_s = self._reads.users.left_s(call, ahead.read_ns / 1e9)
+                if left_s < SHORTEST_WAIT_S:
+                    ready.append((call, ahead))
+                else:
+                    timed.append((call, ahead, left_s))
+        if not timed:
+            return again, ready
+        wait_s = min(left_s for _, _, left_s in timed)
+        cookies = [ahead.message.brief.cookie for _, ahead, _ in timed]
+        began_ns = perf_counter_ns()
+        flights = self._users.read_together(cookies, served.name, served.user_fields, wait_s)
+        took_ns = perf_counter_ns() - began_ns
+        for call, ahead, left_s in timed:
+            ahead.flight = flight = flights.get(ahead.message.brief.cookie)
+            ahead.read_ns += took_ns
+            failed = flight is not None and flight.user is None
+            late = failed and took_ns >= wait_s * 1e9 and left_s - wait_s >= SHORTEST_WAIT_S
+            (again if late else ready).append((call, ahead))
+        return again, ready
+
     def resolve(self, call: Call) -> Query:
         """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
         message, served = call.message, call.served
         request = message.brief
         derived, histories = served.derived, served.histories
-        slow = histories is not None or (derived is not None and derived.request)
-        plain = None if slow else served.plain.read(message)
+        plain = _plain(message, served) if call.ahead is None else call.ahead.plain
         own = read_features(message, served.schema) if plain is None else _NO_VALUES
         top_k = read_top_k(request)
         named, inline = message.item_ids, read_inline(message, served.schema)
@@ -162,9 +226,10 @@ class Resolver:
         served, wanted = call.served, call.served.user_fields
         began_ns = perf_counter_ns()
         given = wanted.bits(own) if plain is None else plain.given
-        user, notes = self._users.find(cookie, given, served.name, wanted, call.context)
+        flight, read_ns = (None, 0) if call.ahead is None else (call.ahead.flight, call.ahead.read_ns)
+        user, notes = self._users.find(cookie, given, served.name, wanted, call.context, flight)
         call.completed_ns = perf_counter_ns()
-        call.store_ns = call.completed_ns - began_ns
+        call.store_ns = call.completed_ns - began_ns + read_ns
         call.degraded += notes
         if plain is None:
             values = own if user is None else {**user.fields(wanted), **own}
@@ -181,6 +246,14 @@ class Resolver:
 
 
 _NO_VALUES: Mapping[str, Value] = {}
+
+
+def _plain(message: Received, served: ServedVersion) -> PlainTokens | None:
+    """The request's features; None unless all are plain, and the version reads no more than these."""
+    derived = served.derived
+    if served.histories is not None or (derived is not None and derived.request):
+        return None
+    return served.plain.read(message)
 
 
 def _plain_values(message: Received, user: StoredUser | None, wanted: UserFields) -> dict[str, Value]:

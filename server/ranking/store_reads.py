@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -34,6 +34,13 @@ LONGEST_PAUSE_S = 1.0
 
 
 Holder = Callable[[Records], str]
+
+
+class Timed(Protocol):
+    """A call with a deadline, such as grpc's context of it."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline, 0 once it has passed; None without one."""
 
 
 def no_holder(records: Records) -> str:
@@ -121,7 +128,18 @@ class Source:
         if self._store is not None:
             self._store.close()
 
-    def wait_s(self, context: grpc.ServicerContext) -> float:
+    @property
+    def is_cluster(self) -> bool:
+        """Whether the store, once connected, is a cluster."""
+        return self._store is not None and self._store.records.is_cluster
+
+    def left_s(self, call: Timed, spent_s: float) -> float:
+        """How long a read may still take for a call that has spent so much of its budget; not positive if no longer."""
+        remaining_s = call.time_remaining()
+        left_s = self._budget_s - spent_s
+        return left_s if remaining_s is None else min(left_s, remaining_s - MARGIN_S)
+
+    def wait_s(self, context: Timed) -> float:
         """How long a read for this request may take, more than 0. Raises DeadlinePassed or StoreUnavailable."""
         remaining_s = context.time_remaining()
         if remaining_s is None:
@@ -192,6 +210,12 @@ class StoredReads:
             wait_s,
             lambda records: records.holder_of_user(cookie),
         )
+
+    def users_values(
+        self, cookies: Sequence[str], wanted: HashFields, wait_s: float
+    ) -> list[list[str | None] | StoreError]:
+        """As `user_values` of each, or the error of its record. One round trip. Not of a cluster."""
+        return self.users.read(lambda records, wait: records.users_values(cookies, wanted, wait), wait_s)
 
     def user_and_history(
         self, cookie: str, wanted: HashFields, model: str, wait_s: float

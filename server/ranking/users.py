@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -105,12 +105,67 @@ class Users:
         """Read every user again, and keep none that the store lacks."""
         self._shelves.clear()
 
+    def lacks(self, cookie: str, given: int, model: str, wanted: UserFields) -> bool:
+        """Whether `find` would have to read the user, and `read_together` can do so.
+
+        Users with histories and those of a cluster, whose nodes fail one at a time, are read alone.
+        """
+        if not cookie or wanted.histories is not None or given & wanted.stored_bits == wanted.stored_bits:
+            return False
+        user = self._shelf(model, wanted).cache.get(cookie)
+        return (user is None or user.fresh_until <= time.monotonic()) and not self._reads.users.is_cluster
+
+    def read_together(
+        self, cookies: Iterable[str], model: str, wanted: UserFields, wait_s: float
+    ) -> Mapping[str, Flight]:
+        """Read users in one round trip, each for all requests of its cookie; the reads by cookie, all ended.
+
+        For requests that lack these users. Leaves out whom another thread is reading.
+        """
+        shelf = self._shelf(model, wanted)
+        with shelf.lock:
+            flights = {cookie: Flight(wait_s) for cookie in cookies if cookie not in shelf.flights}
+            shelf.flights.update(flights)
+        try:
+            if flights:
+                self._fly_together(shelf, flights, wait_s)
+        finally:
+            with shelf.lock:
+                for cookie in flights:
+                    del shelf.flights[cookie]
+            for flight in flights.values():
+                if flight.landed is not None:
+                    flight.landed.set()
+        return flights
+
+    def _fly_together(self, shelf: _Shelf, flights: Mapping[str, Flight], wait_s: float) -> None:
+        found: Sequence[list[str | None] | StoreError]
+        try:
+            found = self._reads.users_values(list(flights), shelf.wanted.hash_fields, wait_s)
+        except StoreError as error:
+            found = [error] * len(flights)
+        for (cookie, flight), values in zip(flights.items(), found, strict=True):
+            if isinstance(values, StoreError):
+                flight.fail(values)
+                continue
+            try:
+                flight.user = self._kept(shelf, cookie, values, None, wait_s)
+            except StoreError as error:
+                flight.fail(error)
+
     def find(
-        self, cookie: str, given: int, model: str, wanted: UserFields, context: grpc.ServicerContext
+        self,
+        cookie: str,
+        given: int,
+        model: str,
+        wanted: UserFields,
+        context: grpc.ServicerContext,
+        flight: Flight | None = None,
     ) -> tuple[StoredUser | None, Sequence[Degradation]]:
         """The user to lay under a request's features, None if there is nothing to add; and the notes.
 
-        given: a bit for each field that the request has itself. The notes tell what is missing or stale, and which
+        given: a bit for each field that the request has itself. flight: the read that `read_together` has made for this
+        request. The notes tell what is missing or stale, and which
         stored values were left out because they do not fit their field. Raises DeadlinePassed.
         """
         reads_history = wanted.histories is not None
@@ -120,7 +175,7 @@ class Users:
         if given & wanted.stored_bits == wanted.stored_bits and not reads_history:
             user = _unread(cookie, wanted)
         else:
-            user, notes = self._user(cookie, model, wanted, context)
+            user, notes = self._user(cookie, model, wanted, context, flight)
         if reads_history and user.history is None and not notes:
             notes = [
                 Degradation.left_out(HISTORY_PART, "a record that is damaged; see ftrie store check", cookie)
@@ -129,21 +184,31 @@ class Users:
             notes = [*notes, *(Degradation.left_out(PART, text) for bit, text in misfits if not given & bit)]
         return user, notes
 
-    def _user(
-        self, cookie: str, model: str, wanted: UserFields, context: grpc.ServicerContext
-    ) -> tuple[StoredUser, list[Degradation]]:
-        """The user as far as known, and the notes on that. Raises DeadlinePassed."""
+    def _shelf(self, model: str, wanted: UserFields) -> _Shelf:
+        """The users kept of a model, whose version reads these fields."""
         shelf = self._shelves.get(model)
         if shelf is None or shelf.wanted is not wanted:
             # Another version, whose spec has other fields: the records read for the one before do not serve it.
             shelf = self._shelves[model] = _Shelf(model, wanted, UserCache(self._users))
+        return shelf
+
+    def _user(
+        self,
+        cookie: str,
+        model: str,
+        wanted: UserFields,
+        context: grpc.ServicerContext,
+        flight: Flight | None,
+    ) -> tuple[StoredUser, list[Degradation]]:
+        """The user as far as known, and the notes on that. Raises DeadlinePassed."""
+        shelf = self._shelf(model, wanted)
         user = shelf.cache.get(cookie)
-        if user is not None and user.fresh_until > time.monotonic():
+        if flight is None and user is not None and user.fresh_until > time.monotonic():
             user.used = True
             self._meter.count(USER_CACHE, "hit")
             return user, (_lost(user) if user.lost_at else [])
         try:
-            read = self._read(shelf, cookie, context)
+            read = self._read(shelf, cookie, context) if flight is None else flight.outcome()
             self._meter.count(USER_CACHE, "stale" if read.lost_at else "miss")
             return read, (_lost(read) if read.lost_at else [])
         except StoreError as error:
@@ -163,15 +228,15 @@ class Users:
                 flight.landed = threading.Event()
             ours = flight is None
             if flight is None:
-                flight = shelf.flights[cookie] = _Flight(wait_s)
+                flight = shelf.flights[cookie] = Flight(wait_s)
         return self._fly(shelf, cookie, flight) if ours else self._join(shelf, cookie, flight, wait_s)
 
-    def _fly(self, shelf: _Shelf, cookie: str, flight: _Flight) -> StoredUser:
+    def _fly(self, shelf: _Shelf, cookie: str, flight: Flight) -> StoredUser:
         try:
             flight.user = self._ask(shelf, cookie, flight.wait_s)
             return flight.user
         except StoreError as error:
-            flight.failure = str(error)
+            flight.fail(error)
             raise
         finally:
             with shelf.lock:
@@ -179,7 +244,7 @@ class Users:
             if flight.landed is not None:
                 flight.landed.set()
 
-    def _join(self, shelf: _Shelf, cookie: str, flight: _Flight, wait_s: float) -> StoredUser:
+    def _join(self, shelf: _Shelf, cookie: str, flight: Flight, wait_s: float) -> StoredUser:
         began = time.monotonic()
         assert flight.landed is not None
         if not flight.landed.wait(wait_s):
@@ -191,7 +256,7 @@ class Users:
         left_s = wait_s - (time.monotonic() - began)
         if flight.wait_s < wait_s and left_s > 0:  # that request had less time than this one
             return self._ask(shelf, cookie, left_s)
-        raise StoreUnavailable(flight.failure)
+        raise StoreUnavailable(str(flight.failure))
 
     def _ask(self, shelf: _Shelf, cookie: str, wait_s: float) -> StoredUser:
         wanted, history = shelf.wanted, None
@@ -200,6 +265,13 @@ class Users:
         else:
             values, record = self._reads.user_and_history(cookie, wanted.hash_fields, shelf.model, wait_s)
             history = _sound(record)
+        return self._kept(shelf, cookie, values, history, wait_s)
+
+    def _kept(
+        self, shelf: _Shelf, cookie: str, values: list[str | None], history: bytes | None, wait_s: float
+    ) -> StoredUser:
+        """The user of what the store has answered, kept for further requests. Raises StoreError."""
+        wanted = shelf.wanted
         user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
         if all(value is None for value in values) and not history:
             user = self._unless_lost(shelf, user, wait_s)
@@ -223,13 +295,28 @@ class Users:
 
 
 @dataclass(slots=True)
-class _Flight:
-    """One read that is under way. landed: made by the first request that waits for it, under the shelf's lock."""
+class Flight:
+    """One read of a user. landed: made by the first request that waits for it, under the shelf's lock.
+
+    user or failure: the outcome, once it has ended.
+    """
 
     wait_s: float
     landed: threading.Event | None = None
     user: StoredUser | None = None
-    failure: str = "the request that asked for it failed"
+    failure: StoreError = field(
+        default_factory=lambda: StoreUnavailable("the request that asked for it failed")
+    )
+
+    def fail(self, error: StoreError) -> None:
+        """The read has ended with an error."""
+        self.failure = error
+
+    def outcome(self) -> StoredUser:
+        """The user who was read. Raises StoreError."""
+        if self.user is None:
+            raise self.failure
+        return self.user
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +326,7 @@ class _Shelf:
     model: str
     wanted: UserFields
     cache: UserCache
-    flights: dict[str, _Flight] = field(default_factory=dict)
+    flights: dict[str, Flight] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

@@ -18,9 +18,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -44,9 +45,15 @@ DRAWS = 16
 MESSAGE_WITHIN_S = 10.0
 """How long a call may hold its place, or a stream its thread, before its message has arrived: 16 MiB at 13 Mbit/s."""
 LOOK_EVERY_S = 1.0
+MOST_TOGETHER = 8
+"""How many waiting calls a thread takes at once, if they may share work."""
 _AWAITED = "receive_message"  # in the call state's `due` until the message has arrived
 
 log = structlog.get_logger(__name__)
+
+InTurn = Callable[[Sequence["UnaryCall"]], Iterator["UnaryCall"]]
+"""Yields each of the calls that a thread has taken once, in the order to answer them. What it does before it yields a
+call is done for it; the call is answered before the next one is asked for."""
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -137,17 +144,21 @@ class PatientPool(ThreadPoolExecutor):
     sleep and a wake-up a call, and callers who send nothing hold no thread. A stream takes a thread at once. Each
     second the pool cancels the calls that have waited too long for their message.
 
+    With `in_turn`, a thread takes up to MOST_TOGETHER calls if so many are queued, and never waits for more.
+
     It relies on grpc's internals (the arguments of `submit`, the state's `due`); tests fail when they change.
     Thread safety: `submit` from any.
     """
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, in_turn: InTurn | None = None) -> None:
+        """in_turn: shares work between calls that one thread has taken; None takes one call at a time."""
         super().__init__(max_workers=threads, thread_name_prefix=name)
         self._waiting: dict[int, tuple[float, Any, Any]] = {}
         """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
         on it is one atomic dict operation."""
         self._name = name
-        self._ready: SimpleQueue[_UnaryCall | None] = SimpleQueue()
+        self._in_turn = in_turn
+        self._ready: SimpleQueue[UnaryCall | None] = SimpleQueue()
         self._callers = 0
         self._watcher: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -157,7 +168,7 @@ class PatientPool(ThreadPoolExecutor):
         if self._watcher is None:
             self._start_watcher()
         if _ASKS and len(args) == _UNARY_ARGUMENTS and getattr(args[4], "__name__", "") == _WAITS_FOR_MESSAGE:
-            self._ask_for_message(_UnaryCall(self, fn, *args))
+            self._ask_for_message(UnaryCall(self, fn, *args))
             return _ENDED
         return super().submit(self._run, fn, args, kwargs)
 
@@ -168,7 +179,7 @@ class PatientPool(ThreadPoolExecutor):
                 self._watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
                 self._watcher.start()
 
-    def _ask_for_message(self, call: _UnaryCall) -> None:
+    def _ask_for_message(self, call: UnaryCall) -> None:
         """Have the call queued when its message arrives. In grpc's thread, which holds the state's lock."""
         state, waiting, ready = call.state, self._waiting, self._ready
         if self._callers < self._max_workers:
@@ -187,7 +198,8 @@ class PatientPool(ThreadPoolExecutor):
 
     def _start_caller(self) -> None:
         name = f"{self._name}_{self._callers}"
-        threading.Thread(target=_answer_calls, args=(self._ready,), name=name, daemon=True).start()
+        answers = self._ready, self._in_turn
+        threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
         weakref.finalize(self, self._ready.put, None)
         self._callers += 1
 
@@ -231,8 +243,8 @@ _ENDED: Future[Any] = Future()
 _ENDED.set_result(None)
 
 
-class _UnaryCall:
-    """The arguments that grpc submits for a unary call; `deserializer` reads its message."""
+class UnaryCall:
+    """The arguments that grpc submits for a unary call; `deserializer` reads its message. For one thread at a time."""
 
     __slots__ = ("_answer", "_behaviour", "_enter", "_pool", "_serializer", "deserializer", "event", "state")
 
@@ -251,6 +263,22 @@ class _UnaryCall:
         self._pool = pool
         self._enter, self._answer, self._behaviour, self._serializer = enter, answer, behaviour, serializer
         self.event, self.state, self.deserializer = event, state, deserializer
+
+    @property
+    def method(self) -> str:
+        """The full name of the method."""
+        name: bytes = self.event.call_details.method
+        return name.decode()
+
+    @property
+    def message(self) -> Any:
+        """The message that has arrived; None if the call is over."""
+        return self.state.request
+
+    def time_remaining(self) -> float:
+        """Same as of grpc's context: seconds until the deadline, 0 once it has passed."""
+        deadline: float = self.event.call_details.deadline
+        return max(deadline - time.time(), 0.0)
 
     def run(self) -> None:
         """Answer the call. Its message has arrived, or it has ended."""
@@ -274,14 +302,50 @@ class _UnaryCall:
             return request
 
 
-def _answer_calls(ready: SimpleQueue[_UnaryCall | None]) -> None:
+def _answer_calls(ready: SimpleQueue[UnaryCall | None], in_turn: InTurn | None) -> None:
     """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call."""
     while (call := ready.get()) is not None:
-        try:
-            call.run()
-        except Exception:  # which ends this call, and must not end the thread
-            log.exception("a call ended without an answer")
-        del call
+        calls, goes_on = [call], True
+        if in_turn is not None:
+            goes_on = _take_more(ready, calls)
+        if in_turn is None or len(calls) == 1:
+            _answer(call)
+        else:
+            _answer_in_turn(calls, in_turn)
+        del call, calls
+        if not goes_on:
+            return
+
+
+def _take_more(ready: SimpleQueue[UnaryCall | None], calls: list[UnaryCall]) -> bool:
+    """Add the calls that wait, up to MOST_TOGETHER in all; False if None was taken."""
+    with suppress(Empty):
+        while len(calls) < MOST_TOGETHER:
+            call = ready.get_nowait()
+            if call is None:
+                return False
+            calls.append(call)
+    return True
+
+
+def _answer_in_turn(calls: Sequence[UnaryCall], in_turn: InTurn) -> None:
+    """Answer each of the calls, those that `in_turn` fails to yield last."""
+    waiting = dict.fromkeys(calls)
+    try:
+        for call in in_turn(calls):
+            del waiting[call]
+            _answer(call)
+    except Exception:  # which must not leave calls without an answer
+        log.exception("calls that one thread took are answered one by one")
+    for call in waiting:
+        _answer(call)
+
+
+def _answer(call: UnaryCall) -> None:
+    try:
+        call.run()
+    except Exception:  # which ends this call, and must not end the thread
+        log.exception("a call ended without an answer")
 
 
 class BoundedPool(PatientPool):
@@ -290,8 +354,8 @@ class BoundedPool(PatientPool):
     Thread safety: `submit` from grpc's one thread; the rest from any. A deque's append and pop are atomic.
     """
 
-    def __init__(self, threads: int, places: int, name: str = "rank") -> None:
-        super().__init__(threads, name)
+    def __init__(self, threads: int, places: int, name: str = "rank", in_turn: InTurn | None = None) -> None:
+        super().__init__(threads, name, in_turn)
         self.places = places
         self._begun: deque[None] = deque()
 

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from model_store.errors import ServerError
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
-from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, InTurn
 from server.rpc.health import SERVICE as HEALTH_SERVICE
 from server.rpc.health import Health
 from server.rpc.ranking_service import SERVICE
@@ -43,13 +43,14 @@ def grpc_server(
     feedback: Gate | None = None,
     shares_port: bool = False,
     connection_age_s: float = 0.0,
+    in_turn: InTurn | None = None,
 ) -> grpc.Server:
     """The grpc server, not listening yet. `ranking` is first: grpc asks its handlers in order for each call.
 
     max_concurrency: calls in progress, running or waiting (0: 32 a thread); further ones are refused. tokens: of
     callers that may rank, explain and use reflection; None admits every caller. feedback: the feedback service.
     shares_port: other servers may listen on the same port; otherwise that is an error. connection_age_s: when clients
-    are told to reconnect (0: never); calls in progress finish.
+    are told to reconnect (0: never); calls in progress finish. in_turn: of `ranking`, see `PatientPool`.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
@@ -60,7 +61,7 @@ def grpc_server(
     ]
     if connection_age_s:
         options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
-    pool = BoundedPool(threads, max_concurrency or PLACES_A_THREAD * threads)
+    pool = BoundedPool(threads, max_concurrency or PLACES_A_THREAD * threads, in_turn=in_turn)
     meter = meter or Meter()
     meter.gauge(IN_PROGRESS, read=pool.in_progress)
     meter.set(PLACES, value=pool.places)
