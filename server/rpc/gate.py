@@ -144,7 +144,8 @@ class PatientPool(ThreadPoolExecutor):
     sleep and a wake-up a call, and callers who send nothing hold no thread. A stream takes a thread at once. Each
     second the pool cancels the calls that have waited too long for their message.
 
-    With `in_turn`, a thread takes up to MOST_TOGETHER calls if so many are queued, and never waits for more.
+    With `in_turn`, a thread takes up to MOST_TOGETHER calls if so many are queued for which no other thread is idle. It
+    never waits for more.
 
     It relies on grpc's internals (the arguments of `submit`, the state's `due`); tests fail when they change.
     Thread safety: `submit` from any.
@@ -159,6 +160,7 @@ class PatientPool(ThreadPoolExecutor):
         self._name = name
         self._in_turn = in_turn
         self._ready: SimpleQueue[UnaryCall | None] = SimpleQueue()
+        self._idle: deque[None] = deque()
         self._callers = 0
         self._watcher: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -198,7 +200,7 @@ class PatientPool(ThreadPoolExecutor):
 
     def _start_caller(self) -> None:
         name = f"{self._name}_{self._callers}"
-        answers = self._ready, self._in_turn
+        answers = self._ready, self._idle, self._in_turn
         threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
         weakref.finalize(self, self._ready.put, None)
         self._callers += 1
@@ -302,25 +304,32 @@ class UnaryCall:
             return request
 
 
-def _answer_calls(ready: SimpleQueue[UnaryCall | None], in_turn: InTurn | None) -> None:
-    """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call."""
-    while (call := ready.get()) is not None:
-        calls, goes_on = [call], True
+def _answer_calls(ready: SimpleQueue[UnaryCall | None], idle: deque[None], in_turn: InTurn | None) -> None:
+    """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call.
+
+    idle: has an entry for each thread that waits for a call.
+    """
+    goes_on = True
+    while goes_on:
+        idle.append(None)
+        call = ready.get()
+        idle.pop()
+        if call is None:
+            return
+        calls = [call]
         if in_turn is not None:
-            goes_on = _take_more(ready, calls)
+            goes_on = _take_more(ready, len(idle), calls)
         if in_turn is None or len(calls) == 1:
             _answer(call)
         else:
             _answer_in_turn(calls, in_turn)
         del call, calls
-        if not goes_on:
-            return
 
 
-def _take_more(ready: SimpleQueue[UnaryCall | None], calls: list[UnaryCall]) -> bool:
-    """Add the calls that wait, up to MOST_TOGETHER in all; False if None was taken."""
+def _take_more(ready: SimpleQueue[UnaryCall | None], idle: int, calls: list[UnaryCall]) -> bool:
+    """Add calls that wait, up to MOST_TOGETHER in all, but leave one to each idle thread; False if None was taken."""
     with suppress(Empty):
-        while len(calls) < MOST_TOGETHER:
+        for _ in range(min(MOST_TOGETHER - 1, ready.qsize() - idle)):
             call = ready.get_nowait()
             if call is None:
                 return False

@@ -27,8 +27,8 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
     """Starts a server on the store; it is drained when the test ends."""
     servers = []
 
-    def started(url: str = store_url, **more: Any) -> Server:
-        server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.2, **more))
+    def started(url: str = store_url, *, store_budget_s: float = 0.2, **more: Any) -> Server:
+        server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=store_budget_s, **more))
         server.startup()
         servers.append(server)
         return server

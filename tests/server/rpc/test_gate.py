@@ -329,3 +329,25 @@ def test_a_task_that_fails_leaves_its_place() -> None:
     pool.submit(int).result(timeout=20)
     pool.shutdown()
     assert pool.in_progress() == 0
+
+
+def test_a_thread_leaves_a_call_to_each_idle_thread() -> None:
+    ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
+    for number in range(20):
+        ready.put(number)
+    taken: list[Any] = ["its own"]
+    assert pools._take_more(ready, 17, taken)
+    assert taken == ["its own", 0, 1, 2]
+    assert pools._take_more(ready, 17, taken)
+    assert len(taken) == 4
+    assert pools._take_more(ready, 0, taken[:1])
+    assert ready.qsize() == 17 - (pools.MOST_TOGETHER - 1)
+
+
+def test_a_thread_that_takes_the_end_answers_what_it_has_and_ends() -> None:
+    ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
+    for each in (1, None, 2):
+        ready.put(each)
+    taken: list[Any] = [0]
+    assert not pools._take_more(ready, 0, taken)
+    assert taken == [0, 1]

@@ -25,7 +25,7 @@ from tests.server.one_process import Server
 from tests.stalling import stalled
 
 Eventually = Callable[[Callable[[], bool]], None]
-BUDGET_S = 0.2  # of tests/server/conftest.py
+BUDGET_S = 4.0  # so long that a busy machine does not blur which call waits for what
 HELD = "held"
 
 
@@ -87,7 +87,7 @@ def crowd(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Eventually,
 ) -> Iterator[Crowd]:
-    server = start(threads=1)
+    server = start(threads=1, store_budget_s=BUDGET_S)
     assert server.ready.wait(180)
     made = Crowd(server, monkeypatch, eventually)
     made.go.set()
@@ -146,6 +146,7 @@ def test_each_call_is_answered_as_if_it_were_alone(crowd: Crowd, store: Store) -
     assert together[4][0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.slow
 def test_a_store_that_stalls_costs_its_budget_once_and_no_call_that_reads_nothing(
     crowd: Crowd, store: Store
 ) -> None:
@@ -158,19 +159,22 @@ def test_a_store_that_stalls_costs_its_budget_once_and_no_call_that_reads_nothin
         assert not any(call.done() for call in reading)
         notes = [[note.detail for note in call.result().degraded] for call in reading]
         took_s = time.monotonic() - began
-    assert all("no answer within 200 ms" in "".join(note) for note in notes), notes
+    assert all("no answer within" in "".join(note) for note in notes), notes
     assert BUDGET_S * 0.9 < took_s < 2 * BUDGET_S
 
 
+@pytest.mark.slow
 def test_each_call_waits_for_a_stalled_store_as_long_as_it_may(crowd: Crowd, store: Store) -> None:
+    began = time.monotonic()
     waiting = crowd.wait_together(
         {"cookie": "u1"},
-        {"cookie": "hurried", "timeout_s": 0.5},
-        {"cookie": "late", "timeout_s": 0.15},
+        {"cookie": "hurried", "timeout_s": 2 * BUDGET_S},
+        {"cookie": "late", "timeout_s": BUDGET_S},
         {"cookie": "u2"},
     )
     patient, hurried, late = [waiting[0], waiting[3]], waiting[1], waiting[2]
-    time.sleep(0.28)  # with the 0.1 s of wait_together; the hurried call then has less left than the budget
+    assert outcome(late)[0] is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[index]
+    time.sleep(max(began + 1.5 * BUDGET_S - time.monotonic(), 0.0))  # the hurried call has half a budget left
     with stalled(store):
         began = time.monotonic()
         crowd.go.set()
@@ -183,7 +187,6 @@ def test_each_call_waits_for_a_stalled_store_as_long_as_it_may(crowd: Crowd, sto
         assert "no answer within" in of_hurried.degraded[0].detail
     assert reasons == [DEGRADATION_REASON_UNAVAILABLE] * 2
     assert BUDGET_S * 0.9 < took_s < 1.75 * BUDGET_S
-    assert outcome(late)[0] is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[index]
 
 
 def test_a_read_that_is_shared_counts_and_is_timed_for_each_call(crowd: Crowd, store: Store) -> None:
