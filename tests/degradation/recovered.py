@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.degradation.system import WAIT_S, eventually
+from tests.waiting import WAIT_S
+from tests.waiting import eventually
 
 NOTED = "seconds until"
 

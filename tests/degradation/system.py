@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,10 @@ from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
 from tests.server import shop
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 30.0
 COMPILE_S = 150.0
-
-
-def eventually(holds: Callable[[], bool], what: str = "this", within_s: float = WAIT_S) -> None:
-    """Wait until something that other processes bring about holds."""
-    pause = threading.Event()
-    for _ in range(int(within_s / 0.02)):
-        if holds():
-            return
-        pause.wait(0.02)
-    raise AssertionError(f"{what} did not come about within {within_s:.0f} s")
 
 
 class Valkey:

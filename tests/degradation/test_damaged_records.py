@@ -8,8 +8,8 @@ import pytest
 from ftrie.client.client import RankFailed
 from model_store.versions.experiments import Experiment
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import SET, WholeShop
+from tests.waiting import eventually
 
 
 def test_user_record_is_of_another_type(whole: WholeShop, recovered: Recovered) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 DAMAGED, GONE, NEWER, UNREADABLE = "damaged", "gone", "newer", "unreadable"
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey, eventually, serving
+from tests.degradation.system import Valkey, serving
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 FILLER_BYTES = 4 << 20
 

@@ -7,9 +7,9 @@ import numpy as np
 from model_store.artefact.artefact import Artefact
 from model_store.spec.keys import BIAS
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 
 def bias_alone() -> Artefact:

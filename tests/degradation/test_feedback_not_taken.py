@@ -11,9 +11,9 @@ import pytest
 from ftrie.client.feedback import Feedback, ReportFailed
 from ftrie.demo.processes import free_port
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 METRIC = "ftrie_feedback_total"
 

@@ -12,9 +12,10 @@ from ftrie.client.messages import Ranking
 from model_store.redis.redis_keys import history_key
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, Running, Valkey, eventually, serving
+from tests.degradation.system import COMPILE_S, Running, Valkey, serving
 from tests.integration.processes import ftrie
 from tests.integration.test_histories import training
+from tests.waiting import eventually
 
 SPEC = """
 [model]

@@ -12,9 +12,10 @@ import pytest
 from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.degradation.test_disk import on_a_full_disk
 from tests.server import shop
+from tests.waiting import eventually
 
 LOGGED, DROPPED = "ftrie_impressions_logged_total", "ftrie_impressions_dropped_total"
 

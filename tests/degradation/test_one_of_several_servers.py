@@ -18,8 +18,9 @@ from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.load import BalancedLoad
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.server import shop
+from tests.waiting import eventually
 
 SERVERS = 3
 

@@ -15,8 +15,8 @@ from ftrie.client.access import CallFailed
 from ftrie.client.calls import METHOD
 from tests.degradation.conftest import PLACES, THREADS
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import CANDIDATES, WholeShop
+from tests.waiting import eventually
 
 AT_ONCE = 4 * PLACES
 OK, EXHAUSTED, PASSED = (

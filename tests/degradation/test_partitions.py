@@ -10,8 +10,9 @@ import pytest
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Day, Learning
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, Valkey, eventually
+from tests.degradation.system import COMPILE_S, Valkey
 from tests.trainer.runs.running import NAME
+from tests.waiting import eventually
 
 ROUND = ("--reconcile", "1s", "--every", "1s")
 

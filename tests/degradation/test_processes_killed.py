@@ -11,8 +11,9 @@ import pytest
 
 from tests.degradation.load import CALLERS, Load
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.degradation.whole_shop import whole_shop
+from tests.waiting import eventually
 
 TWO = ("--workers", "2")
 HANGS_S = 40.0  # what a supervisor waits for a sign of life, and a worker's start on a busy machine

@@ -13,9 +13,10 @@ import pytest
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 MIB = 1 << 20
 

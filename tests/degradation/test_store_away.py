@@ -12,9 +12,10 @@ from ftrie.client.client import RankFailed
 from model_store.store import Store
 from tests.degradation.proxy import Proxy
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey, eventually, serving
+from tests.degradation.system import Valkey, serving
 from tests.degradation.whole_shop import CANDIDATES, SET, WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 
 def says(whole: WholeShop, cookie: str, beginning: str) -> bool:

@@ -12,9 +12,10 @@ from ftrie.client.client import RankFailed
 from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.degradation.whole_shop import WholeShop, whole_shop
 from tests.server import shop
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, Running, Valkey, eventually, serving
+from tests.degradation.system import COMPILE_S, Running, Valkey, serving
 from tests.server import shop
+from tests.waiting import eventually
 
 SPEC = """
 [model]

@@ -12,10 +12,10 @@ import pytest
 from model_store.errors import StoreError
 from tests.degradation.load import Load
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import BUDGET_MS, WholeShop, shop_on
 from tests.server import shop
 from tests.stores import Cluster, Node, SentinelTrio
+from tests.waiting import eventually
 
 OF_MODEL = f"ftrie:{{{shop.NAME}}}:active"
 

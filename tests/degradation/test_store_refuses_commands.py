@@ -9,9 +9,9 @@ from ftrie.demo.processes import free_port
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import eventually
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 
 def nothing_is_lost_but_publishing(whole: WholeShop, word: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, eventually
+from tests.degradation.system import COMPILE_S
+from tests.waiting import eventually
 
 DISK_BYTES = 64 << 20
 

@@ -21,9 +21,10 @@ from tests.degradation.learning import (
     served,
 )
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey, eventually
+from tests.degradation.system import Valkey
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME
+from tests.waiting import eventually
 
 AN_HOUR_MS = 3_600_000
 MANY = 40_000  # so many that they are not all read ahead before the first line of status

@@ -10,7 +10,8 @@ from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey, eventually
+from tests.degradation.system import Valkey
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ import pytest
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, eventually
+from tests.degradation.system import COMPILE_S
 from tests.trainer.runs.running import NAME, SPEC
+from tests.waiting import eventually
 
 # Keys alone are judged, and all of them go out: a part of a day without clicks is calibrated badly.
 GUARDED = '\n[learner]\nl1 = 0.0\n[guard]\nmin_keys = 60\ncalibration = "off"\nlogloss_rise = "off"\n'

@@ -13,8 +13,9 @@ import pytest
 
 from ftrie.client.messages import Ranking
 from model_store.store import Store
-from tests.degradation.system import Running, Valkey, eventually, serving
+from tests.degradation.system import Running, Valkey, serving
 from tests.server import shop
+from tests.waiting import eventually
 
 CANDIDATES = list(shop.ITEMS)
 SET = "front page"

@@ -26,10 +26,10 @@ from model_store.errors import ServerError
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
 from server.rpc.ranking_service import SERVICE
-from tests.degradation.system import eventually
 from tests.server import echo
 from tests.server.certificates import identity
 from tests.server.rpc.test_tls import credentials
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 COOKIES = [f"user-{number}" for number in range(300)]

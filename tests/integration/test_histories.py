@@ -21,10 +21,10 @@ from model_store.features.history import HistoryPlan, UserHistory
 from model_store.redis.redis_keys import history_key
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from tests.degradation.system import eventually
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving
 from tests.trainer.events.test_histories import a_story
 from tests.trainer.oracles.histories import expected, what_happened
+from tests.waiting import eventually
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_sources

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.degradation.system import eventually
 from tests.integration.processes import FTRIE
+from tests.waiting import eventually
 
 TIMEOUT_S = 170
 

@@ -21,9 +21,9 @@ from ftrie.client.messages import Explanation
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from tests.degradation.system import eventually
 from tests.integration.processes import serving
 from tests.integration.test_histories import stream, training
+from tests.waiting import eventually
 
 SPEC = """
 [model]

@@ -30,9 +30,10 @@ from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
 from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.degradation.system import Valkey, eventually
+from tests.degradation.system import Valkey
 from tests.repository.test_deploy import COMPOSE, DEPLOY, called
 from tests.repository.typed import Shell
+from tests.waiting import eventually
 
 CALLED = [(where, words) for where, words in called()]
 IN_COMPOSE_S_COMMENT = re.compile(r"^#.* run trainer (train .+)$", re.MULTILINE)

@@ -18,9 +18,9 @@ from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
 from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.degradation.system import eventually
 from tests.repository.typed import Block, Shell, blocks_of, differences
 from tests.server.certificates import identity
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +24,7 @@ def shop_store(store: Store) -> Store:
 
 @pytest.fixture
 def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
-    """Starts a server on the store; it is drained when the test ends."""
+    """Starts a server on the store; it is stopped when the test ends, without a pause in which it refuses calls."""
     servers = []
 
     def started(url: str = store_url, *, store_budget_s: float = 0.2, **more: Any) -> Server:
@@ -35,7 +35,7 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
 
     yield started
     for server in servers:
-        server.drain()
+        server.drain(refuse=False)
         server.shutdown()
 
 
@@ -54,16 +54,21 @@ def client(server: Server) -> Iterator[Client]:
         yield connected
 
 
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until a condition that another process or thread brings about holds; fails after 20 seconds."""
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    """A server on the shop's first model with a store of its own, for the tests that only ask."""
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, Store.open(f"embedded:{folder}") as store:
+        shop.fill(store)
+        server = Server(Settings((shop.NAME,), f"embedded:{folder}", drain_s=1.0, store_budget_s=2.0))
+        server.startup()
+        assert server.ready.wait(180)
+        yield server
+        server.drain(refuse=False)
+        server.shutdown()
 
-    def wait(holds: Callable[[], bool]) -> None:
-        pause = threading.Event()
-        for _ in range(2000):
-            if holds():
-                return
-            pause.wait(0.01)
-        pytest.fail("this did not come about within 20 s")
 
-    return wait
+@pytest.fixture(scope="session")
+def shared_client(shared_server: Server) -> Iterator[Client]:
+    """A client of `shared_server`."""
+    with Client(shared_server.address, timeout_s=20.0) as connected:
+        yield connected

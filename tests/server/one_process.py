@@ -75,11 +75,11 @@ class Server:
         self._sync.distribution.join(self._worker)
         self._sync.start()
 
-    def drain(self) -> None:
-        """Refuse new calls, finish those that have begun, for at most `drain_s` seconds."""
+    def drain(self, *, refuse: bool = True) -> None:
+        """Finish the calls that have begun, for at most `drain_s` seconds; `refuse`: see `Worker.drain`."""
         _log.info("draining", at_most_s=self._settings.drain_s)
         self._sync.stop()
-        self._worker.drain()
+        self._worker.drain(refuse=refuse)
 
     def shutdown(self) -> None:
         """Let go of the store. Call after `drain`."""

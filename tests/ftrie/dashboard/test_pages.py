@@ -20,6 +20,7 @@ from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.ftrie.dashboard.conftest import PROCESSES, Watcher, dashboard
 from tests.server import shop
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -52,14 +53,6 @@ def number(page: Any, what: str) -> int:
     """The figure of a tile."""
     tile = page.locator(".tile", has=page.locator(f"dt:text-is('{what}')"))
     return int(re.sub(r"\D", "", tile.locator("dd").first.inner_text()))
-
-
-def eventually(holds: Any, what: str, within_s: float = 30.0) -> None:
-    """Wait until a page shows something."""
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("path", PAGES)

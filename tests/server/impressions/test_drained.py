@@ -14,8 +14,9 @@ import pytest
 
 from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
-from tests.degradation.system import Running, eventually, serving
+from tests.degradation.system import Running, serving
 from tests.server import shop
+from tests.waiting import eventually
 
 CALLERS = 4
 

@@ -23,9 +23,9 @@ from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, I
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.stalling import stalled
+from tests.waiting import eventually
 
 Start = Callable[..., Server]
-Eventually = Callable[[Callable[[], bool]], None]
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
 
 
@@ -54,9 +54,7 @@ def logging(shop_store: Store, start: Start, file: Path) -> Server:
     return server
 
 
-def test_an_answer_is_logged_as_it_was_given(
-    logging: Server, store: Store, file: Path, eventually: Eventually
-) -> None:
+def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file: Path) -> None:
     before = time.time()
     with Client(logging.address) as client:
         answer = client.rank(
@@ -110,9 +108,7 @@ def test_nothing_is_lost_by_a_drain(shop_store: Store, start: Start, file: Path)
     assert counted(server, IMPRESSIONS_DROPPED) == {}
 
 
-def test_every_answer_was_logged_or_is_counted_as_dropped(
-    shop_store: Store, start: Start, eventually: Eventually
-) -> None:
+def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, start: Start) -> None:
     """The stream's part of the balance; tests/chaos has the trainer's: every entry is learned from or told of."""
     server = start(impressions=("store",), impressions_queue=20)
     assert server.ready.wait(180)
@@ -141,9 +137,7 @@ def test_every_answer_was_logged_or_is_counted_as_dropped(
     assert entries <= set(answered)
 
 
-def test_explanations_failed_calls_and_warming_leave_nothing(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_explanations_failed_calls_and_warming_leave_nothing(logging: Server, store: Store) -> None:
     with Client(logging.address) as client:
         client.explain(cookie="u1", candidates=["item-1"])
         with pytest.raises(RankFailed):
@@ -175,17 +169,13 @@ def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, store_
     assert [event["request_id"] for event in in_file(file)] == ["still there"]
 
 
-def test_an_answer_that_shows_nothing_is_logged_too(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_an_answer_that_shows_nothing_is_logged_too(logging: Server, store: Store) -> None:
     with Client(logging.address) as client:
         assert client.rank(candidates=["item-1"], filters=[AnyOf("brand", ["none"])]).items == ()
     eventually(lambda: [event["items"] for event in in_store(store)] == [[]])
 
 
-def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(logging: Server, store: Store) -> None:
     store.client.hset("ftrie:item:late", mapping={"brand": "b2", "price": "6", "colour": "red"})
     with Client(logging.address) as client:
         client.rank(candidates=["late", "item-1", "nowhere"])
@@ -198,9 +188,7 @@ def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(
     }
 
 
-def test_an_item_of_which_nothing_is_known_is_marked(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_an_item_of_which_nothing_is_known_is_marked(logging: Server, store: Store) -> None:
     with Client(logging.address) as client:
         client.rank(candidates=["item-1", "nobody knows it"], items={"spelled": {}}, request_id="r1")
     eventually(lambda: len(in_store(store)) == 1)
@@ -209,9 +197,7 @@ def test_an_item_of_which_nothing_is_known_is_marked(
     assert marks == {"item-1": None, "nobody knows it": 1, "spelled": None}
 
 
-def test_a_changed_item_is_logged_as_it_is_served(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_a_changed_item_is_logged_as_it_is_served(logging: Server, store: Store) -> None:
     store.records.put_items([("item-1", {"brand": "new", "price": "1"})])
 
     def logged_anew() -> bool:
@@ -227,7 +213,7 @@ def test_a_changed_item_is_logged_as_it_is_served(
 
 @pytest.mark.slow
 def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
-    shop_store: Store, start: Start, tmp_path: Path, eventually: Eventually
+    shop_store: Store, start: Start, tmp_path: Path
 ) -> None:
     state = str(tmp_path / "state")
     without = start(state=state)
@@ -247,9 +233,7 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     assert {labels[2] for labels in counted(server, IMPRESSIONS_DROPPED)} <= {"catalogue"}
 
 
-def test_what_was_drawn_is_logged_with_its_propensity(
-    logging: Server, store: Store, eventually: Eventually
-) -> None:
+def test_what_was_drawn_is_logged_with_its_propensity(logging: Server, store: Store) -> None:
     with Client(logging.address) as client:
         answer = client.rank(candidates=list(shop.ITEMS), top_k=4, exploration=Thompson(1.0))
     eventually(lambda: len(in_store(store)) == 1)
@@ -257,9 +241,7 @@ def test_what_was_drawn_is_logged_with_its_propensity(
     assert logged == pytest.approx([item.propensity for item in answer.items], abs=1e-15)
 
 
-def test_a_stream_is_trimmed_by_length_and_age(
-    shop_store: Store, start: Start, eventually: Eventually
-) -> None:
+def test_a_stream_is_trimmed_by_length_and_age(shop_store: Store, start: Start) -> None:
     server = start(impressions=("store",), impressions_length=100, impressions_age_s=3600.0)
     assert server.ready.wait(180)
     shop_store.client.xadd("ftrie:{shop}:impressions", {"json": "{}"}, id="1-1")
@@ -272,7 +254,7 @@ def test_a_stream_is_trimmed_by_length_and_age(
     assert info.first_id is not None and info.first_id > (1, 1)
 
 
-def test_a_file_is_for_its_owner_and_its_group(logging: Server, file: Path, eventually: Eventually) -> None:
+def test_a_file_is_for_its_owner_and_its_group(logging: Server, file: Path) -> None:
     with Client(logging.address) as client:
         client.rank(candidates=["item-1"])
     eventually(file.exists)

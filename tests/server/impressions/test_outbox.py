@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from threading import Event, Semaphore
 
@@ -16,8 +16,7 @@ from server.impressions import log as log_module
 from server.impressions.log import Outbox
 from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
 from server.telemetry.meter import Meter
-
-Eventually = Callable[[Callable[[], bool]], None]
+from tests.waiting import eventually
 
 
 class Slow:
@@ -87,7 +86,7 @@ def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted)
 
 
 def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
-    sink: Slow, meter: Counted, eventually: Eventually
+    sink: Slow, meter: Counted
 ) -> None:
     waiting = Outbox(sink, "slow", 3, meter)
     waiting.put(lines(0, 1))
@@ -118,9 +117,7 @@ def test_long_lines_are_bounded_by_their_bytes(
     waiting.close(time.monotonic() + 20)
 
 
-def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(
-    sink: Slow, meter: Counted, eventually: Eventually
-) -> None:
+def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(sink: Slow, meter: Counted) -> None:
     sink.away = True
     sink.permits.release(2)
     with capture_logs() as told:
@@ -152,9 +149,7 @@ def test_at_the_end_what_a_sink_that_is_away_does_not_take_in_time_is_counted(
     assert sink.taken == []
 
 
-def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(
-    sink: Slow, meter: Counted, eventually: Eventually
-) -> None:
+def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(sink: Slow, meter: Counted) -> None:
     waiting = Outbox(sink, "slow", 100, meter)
     waiting.put(lines(0, 5))
     sink.asked.acquire()  # the sink has them in hand, and answers only when they were given up
@@ -164,7 +159,7 @@ def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(
     assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "closed"): 5}
 
 
-def test_a_fault_of_a_sink_is_tried_again_too(meter: Counted, eventually: Eventually) -> None:
+def test_a_fault_of_a_sink_is_tried_again_too(meter: Counted) -> None:
     faults = [ValueError("a fault")]
 
     class Faulty(Slow):

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from model_store.errors import OutputError
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking.query import ShadowRanking
 from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
-
-Eventually = Callable[[Callable[[], bool]], None]
+from tests.waiting import eventually
 
 
 def seen(request_id: str = "r1") -> Seen:
@@ -77,9 +75,7 @@ def test_a_disk_that_hangs_costs_lines_that_are_counted_and_no_caller_waits(tmp_
     log.close()
 
 
-def test_what_a_full_disk_does_not_take_is_counted_told_once_and_got_over(
-    tmp_path: Path, eventually: Eventually
-) -> None:
+def test_what_a_full_disk_does_not_take_is_counted_told_once_and_got_over(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     counts = Counts()

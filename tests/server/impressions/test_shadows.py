@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from server.telemetry.families import SHADOW_LOGGED
 from tests.integration.processes import FTRIE, ROOT, serving
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 ASKED = {"cookie": "u1", "candidates": list(shop.ITEMS), "context": {"hour": shop.HOURS[0]}}
 
 
@@ -30,7 +30,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(shop_store: Store, store_url: str, log: Path, eventually: Eventually) -> Iterator[Client]:
+def client(shop_store: Store, store_url: str, log: Path) -> Iterator[Client]:
     """A client of a server with a shadow log, whose shop has `plain` as a shadow."""
     stored = shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
     server = Server(Settings((shop.NAME,), store_url, drain_s=1.0, store_budget_s=0.2, shadow_log=str(log)))
@@ -47,7 +47,7 @@ def client(shop_store: Store, store_url: str, log: Path, eventually: Eventually)
     assert counted.get(SHADOW_LOGGED, 0) <= len(log.read_text().splitlines())
 
 
-def logged(log: Path, eventually: Eventually, count: int = 1) -> list[dict[str, object]]:
+def logged(log: Path, count: int = 1) -> list[dict[str, object]]:
     """The log's lines, once there are so many."""
     eventually(lambda: len(log.read_text().splitlines()) >= count)
     return [json.loads(line) for line in log.read_text().splitlines()]
@@ -59,13 +59,13 @@ def scores(ranking: Ranking) -> dict[str, float]:
 
 @pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"candidates": ["item-1", "nobody knows", "item-2"]}])
 def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered(
-    client: Client, log: Path, eventually: Eventually, more: dict[str, object]
+    client: Client, log: Path, more: dict[str, object]
 ) -> None:
     asked = {**ASKED, **more}
     answer = client.rank(**asked, request_id="r1", variant="base")  # type: ignore[arg-type]
     forced = client.rank(**asked, request_id="r2", variant="plain")  # type: ignore[arg-type]
     whole = scores(client.rank(**{**asked, "top_k": None}, request_id="r3", variant="plain"))  # type: ignore[arg-type]
-    [line] = logged(log, eventually)
+    [line] = logged(log)
     ids = [item.id for item in answer.items]
     assert line == {
         "time": line["time"],
@@ -96,9 +96,7 @@ def test_the_answer_is_the_same_with_and_without_shadows(client: Client, shop_st
     )
 
 
-def test_an_order_by_an_objective_is_shadowed_by_scores(
-    client: Client, shop_store: Store, log: Path, eventually: Eventually
-) -> None:
+def test_an_order_by_an_objective_is_shadowed_by_scores(client: Client, shop_store: Store, log: Path) -> None:
     plain = client.rank(**ASKED, variant="plain", top_k=2)  # type: ignore[arg-type]
     best = client.rank(**ASKED, variant="base", top_k=1).items[0].id  # type: ignore[arg-type]
     shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, objective="-score"))
@@ -109,16 +107,16 @@ def test_an_order_by_an_objective_is_shadowed_by_scores(
     eventually(worst_first)
     answer = client.rank(**ASKED, request_id="r", variant="base", top_k=2)  # type: ignore[arg-type]
     eventually(lambda: '"r"' in log.read_text())
-    line = next(line for line in logged(log, eventually) if line["request_id"] == "r")
+    line = next(line for line in logged(log) if line["request_id"] == "r")
     assert line["ids"] == [item.id for item in answer.items]
     assert line["shadows"]["plain"]["ids"] == [item.id for item in plain.items]  # type: ignore[index]
 
 
 def test_once_the_experiment_has_no_shadows_nothing_is_logged(
-    client: Client, shop_store: Store, log: Path, eventually: Eventually
+    client: Client, shop_store: Store, log: Path
 ) -> None:
     client.rank(**ASKED, variant="base")  # type: ignore[arg-type]
-    logged(log, eventually)
+    logged(log)
     experiments = shop_store.model(shop.NAME).experiments
     experiments.change(lambda e: replace(e, shadows=(), shares={"plain": 1.0}))
     eventually(

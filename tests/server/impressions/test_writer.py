@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from structlog.testing import capture_logs
 
 from server.impressions.writer import BackgroundWriter
-
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 class Gate:

@@ -21,8 +21,8 @@ from tests.server import shop
 from tests.server.one_process import Server
 from tests.server.ranking.test_ranker import SHOP, parse
 from tests.server.slow_ranker import Weights, artefact_of
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 OWN = "per_variant"
 ALL = list(shop.ITEMS)
 CONTEXT = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
@@ -79,7 +79,7 @@ def test_a_cookie_is_scored_by_the_variant_that_it_is_given(own_client: Client) 
 
 
 def test_swaps_between_shared_and_own_weights_fail_no_call_and_mix_no_answer(
-    server: Server, store: Store, eventually: Eventually
+    server: Server, store: Store
 ) -> None:
     versions = {1: (1, "single")}
     stop = threading.Event()

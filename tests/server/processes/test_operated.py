@@ -10,7 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +28,7 @@ from model_store.store import Store
 from server.telemetry.families import FAMILIES
 from tests.server import shop
 from tests.server.certificates import Pem, identity
+from tests.waiting import eventually
 
 TOKEN, ADMIN = "rank-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -146,7 +147,7 @@ def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both(
 
 @pytest.mark.slow
 def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
-    shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
+    shop_store: Store, store_url: str
 ) -> None:
     with serving(store_url, "--metrics-port", "0", "--workers", "2") as (address, _, log):
         where = metrics_address(log)
@@ -177,7 +178,7 @@ def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
 
 @pytest.mark.slow
 def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
-    shop_store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
+    shop_store: Store, store_url: str
 ) -> None:
     flags = ("--threads", "1", "--max-concurrency", "2", "--metrics-port", "0")
     with serving(store_url, *flags) as (address, _, log):
@@ -204,9 +205,7 @@ def test_an_overloaded_server_refuses_at_once_and_its_health_answers(
 
 
 @pytest.mark.slow
-def test_health_over_http_tells_the_present(
-    store: Store, store_url: str, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_health_over_http_tells_the_present(store: Store, store_url: str) -> None:
     """503 with the reason before a model is served, while no worker serves, and while draining; else 200."""
     command = [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store_url]
     flags = ["--port", "0", "--metrics-port", "0", "--drain", "3", "--workers", "1"]
@@ -250,7 +249,6 @@ def test_recorded_requests_are_replayed_against_a_running_server(
     store_url: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     path = tmp_path / "requests.jsonl"
     with serving(store_url, "--record", str(path), "--access-log", "1") as (address, _, log):

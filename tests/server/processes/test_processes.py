@@ -17,8 +17,9 @@ import pytest
 
 from model_store.store import Store
 from server.sync.state_folder import Process
-from tests.degradation.system import Running, eventually, serving
+from tests.degradation.system import Running, serving
 from tests.server import shop
+from tests.waiting import eventually
 
 CANDIDATES = list(shop.ITEMS)
 

@@ -16,8 +16,8 @@ from server.ranking.experiments import Assignment
 from server.settings import Settings
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 COOKIES = [f"c{n}" for n in range(60)]
 
 
@@ -32,7 +32,7 @@ def change(store: Store, **parts: object) -> Experiment:
 
 
 @pytest.fixture
-def in_force(server: Server, eventually: Eventually) -> Callable[[Experiment], None]:
+def in_force(server: Server) -> Callable[[Experiment], None]:
     """Waits until a server divides its traffic by an experiment."""
     return lambda wanted: eventually(lambda: server.current.assignment.experiment == wanted)
 
@@ -80,7 +80,6 @@ def test_a_record_that_does_not_fit_is_refused_aloud_and_the_last_good_one_stays
     server: Server,
     client: Client,
     in_force: Callable[[Experiment], None],
-    eventually: Eventually,
 ) -> None:
     good = change(store, shares={"plain": 1.0})
     in_force(good)
@@ -97,7 +96,7 @@ def test_a_record_that_does_not_fit_is_refused_aloud_and_the_last_good_one_stays
 
 
 def test_a_record_that_cannot_be_read_is_refused_aloud_and_the_last_good_one_stays(
-    store: Store, client: Client, in_force: Callable[[Experiment], None], eventually: Eventually
+    store: Store, client: Client, in_force: Callable[[Experiment], None]
 ) -> None:
     ads = store.model(shop.NAME)
     in_force(change(store, shares={"plain": 1.0}))
@@ -114,7 +113,6 @@ def test_an_emptied_store_moves_nobody(
     server: Server,
     client: Client,
     in_force: Callable[[Experiment], None],
-    eventually: Eventually,
 ) -> None:
     in_force(change(store, shares={"plain": 1.0}))
     with capture_logs() as logs:
@@ -129,9 +127,7 @@ def test_an_emptied_store_moves_nobody(
     assert set(variants(client).values()) == {"base"}
 
 
-def test_each_model_of_a_server_has_an_experiment_of_its_own(
-    shop_store: Store, store_url: str, eventually: Eventually
-) -> None:
+def test_each_model_of_a_server_has_an_experiment_of_its_own(shop_store: Store, store_url: str) -> None:
     other = "other-shop"
     shop_store.model(other).publish_and_activate(shop.artefact())
     change(shop_store, shares={"plain": 1.0})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,6 +13,7 @@ from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfide
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
 ALL = list(shop.ITEMS)
@@ -134,7 +134,7 @@ def test_thompson_is_decided_by_the_request_id_and_its_propensities_are_frequenc
 
 
 def test_the_experiments_objective_holds_where_a_request_names_none(
-    shop_store: Store, server: Server, client: Client, eventually: Callable[[Callable[[], bool]], None]
+    shop_store: Store, server: Server, client: Client
 ) -> None:
     from model_store.versions.experiments import Experiment
 

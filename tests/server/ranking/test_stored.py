@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import grpc
@@ -15,6 +14,7 @@ from server.errors import DeadlinePassed
 from server.ranking.store_reads import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker, StoredReads
 from tests.server import shop
 from tests.stalling import stalled
+from tests.waiting import eventually
 
 
 def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Client, store: Store) -> None:
@@ -26,7 +26,7 @@ def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Clie
 
 
 def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
-    client: Client, store: Store, eventually: Callable[[Callable[[], bool]], None]
+    client: Client, store: Store
 ) -> None:
     with stalled(store):
         answers = [client.rank(cookie="u1", candidates=["item-1"]) for _ in range(FAILURES_BEFORE_PAUSE + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -28,8 +28,8 @@ from server.ranking.users import Users
 from tests.matrix import slow_except
 from tests.server import shop
 from tests.stalling import Line, disturb, stalled
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
 
 
@@ -50,7 +50,7 @@ def reads(store: Store, store_url: str) -> Iterator[StoredReads]:
 
 
 @pytest.fixture
-def hasty(store: Store, store_url: str, eventually: Eventually) -> Iterator[StoredReads]:
+def hasty(store: Store, store_url: str) -> Iterator[StoredReads]:
     """Reads that soon give up, for tests with a store that does not answer."""
     store.records.put_users(shop.USERS.items())
     opened = StoredReads(store_url, budget_s=0.2)
@@ -197,7 +197,7 @@ def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, served: 
 
 
 def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
-    store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
+    store: Store, hasty: StoredReads, served: ServedVersion
 ) -> None:
     users = Users(hasty, ttl_s=0.0)
     known = {"device": "u1", **shop.USERS["u1"]}
@@ -214,9 +214,7 @@ def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says
             assert "stale" not in problems[0]
 
 
-def test_stale_tokens_serve_too(
-    store: Store, hasty: StoredReads, served: ServedVersion, eventually: Eventually
-) -> None:
+def test_stale_tokens_serve_too(store: Store, hasty: StoredReads, served: ServedVersion) -> None:
     users = Users(hasty, ttl_s=0.0)
     eventually(lambda: complete_plain(users, "u1", plain(served), served, PATIENT)[1] == [])
     with stalled(store):
@@ -244,7 +242,7 @@ def test_a_read_ends_in_time_for_the_deadline(
 
 
 def test_requests_for_one_cookie_at_a_time_ask_once(
-    store: Store, reads: StoredReads, served: ServedVersion, eventually: Eventually
+    store: Store, reads: StoredReads, served: ServedVersion
 ) -> None:
     users = Users(reads)
     before = asked(store)
@@ -259,7 +257,7 @@ def test_requests_for_one_cookie_at_a_time_ask_once(
 
 
 def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
-    store: Store, store_url: str, served: ServedVersion, eventually: Eventually
+    store: Store, store_url: str, served: ServedVersion
 ) -> None:
     store.records.put_users(shop.USERS.items())
     reads = StoredReads(store_url, budget_s=10.0)
@@ -313,7 +311,6 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(
     line: Line,
     served: ServedVersion,
     seed: int,
-    eventually: Eventually,
 ) -> None:
     """Answers come late, in pieces, half, or not at all, under concurrency; none is ever another user's."""
     store.records.put_users((f"c{n}", {"age": f"age-{n}", "likes": f'["{n}"]'}) for n in range(40))

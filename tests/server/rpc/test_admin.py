@@ -24,8 +24,8 @@ from server.rpc.admin_service import page_token
 from tests.integration.processes import FTRIE, ROOT
 from tests.server import shop
 from tests.server.certificates import identity
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 TOKENS = {"rank": "rank-token-0123456789", "admin": "admin-token-0123456789"}
 
 
@@ -88,9 +88,7 @@ def code_of(call: Callable[[], object]) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_the_status_names_the_version_its_workers_and_its_traffic(
-    admin: AdminClient, served: Served, eventually: Eventually
-) -> None:
+def test_the_status_names_the_version_its_workers_and_its_traffic(admin: AdminClient, served: Served) -> None:
     status = admin.status()
     assert (status.address, status.ready, status.draining) == (served.address, True, False)
     [model], [worker] = status.models, status.workers
@@ -113,7 +111,7 @@ def test_the_status_names_the_version_its_workers_and_its_traffic(
 
 
 def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
-    admin: AdminClient, served: Served, shop_store: Store, eventually: Eventually
+    admin: AdminClient, served: Served, shop_store: Store
 ) -> None:
     second = shop_store.model(shop.NAME).publish(shop.artefact(seed=2))
     assert [(v.version, v.active, v.kind) for v in admin.versions()] == [
@@ -152,7 +150,7 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
 
 @pytest.mark.slow
 def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
-    admin: AdminClient, shop_store: Store, eventually: Eventually
+    admin: AdminClient, shop_store: Store
 ) -> None:
     versions = shop_store.model(shop.NAME)
     second = versions.publish(shop.artefact(seed=2))
@@ -173,7 +171,7 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
 
 @pytest.mark.slow
 def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
-    admin: AdminClient, served: Served, shop_store: Store, eventually: Eventually
+    admin: AdminClient, served: Served, shop_store: Store
 ) -> None:
     assert not admin.experiment().HasField("experiment")
     wanted = pb.Experiment(shares={"plain": 1.0}, pins={"me": "base"}, salt="autumn", shadows=["base"])
@@ -198,7 +196,7 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
 
 @pytest.mark.slow
 def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
-    admin: AdminClient, served: Served, eventually: Eventually
+    admin: AdminClient, served: Served
 ) -> None:
     admin.update_experiment(pb.Experiment(shares={"plain": 1.0}))
     eventually(lambda: admin.experiment().traffic_split.revision == 1)
@@ -289,7 +287,7 @@ def test_versions_are_listed_page_by_page(admin: AdminClient, served: Served, sh
 
 @pytest.mark.slow
 def test_an_experiment_that_does_not_fit_is_in_the_status_and_the_last_good_one_stays(
-    admin: AdminClient, shop_store: Store, eventually: Eventually
+    admin: AdminClient, shop_store: Store
 ) -> None:
     versions = shop_store.model(shop.NAME)
     good = versions.experiments.write(Experiment(shares={"plain": 1.0}))

@@ -13,8 +13,7 @@ from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.stalling import stalled
-
-Eventually = Callable[[Callable[[], bool]], None]
+from tests.waiting import eventually
 
 
 def score(client: Client, item: str, cookie: str = "") -> float:
@@ -25,9 +24,7 @@ def scores(client: Client, item: str, expected: float) -> bool:
     return score(client, item) == pytest.approx(expected)
 
 
-def test_another_systems_item_is_followed_when_it_gives_notice(
-    client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_another_systems_item_is_followed_when_it_gives_notice(client: Client, store: Store) -> None:
     changed = shop.expected_score({**shop.ITEMS["item-1"], "brand": "b3"}, 0)
     assert score(client, "item-1") != pytest.approx(changed)
     store.client.hset("ftrie:item:item-1", "brand", "b3")
@@ -35,14 +32,12 @@ def test_another_systems_item_is_followed_when_it_gives_notice(
     eventually(partial(scores, client, "item-1", changed))
 
 
-def test_an_item_that_was_removed_is_unknown(client: Client, store: Store, eventually: Eventually) -> None:
+def test_an_item_that_was_removed_is_unknown(client: Client, store: Store) -> None:
     store.records.put_items([("item-1", {})])
     eventually(lambda: client.rank(candidates=["item-1"]).unknown_items == ("item-1",))
 
 
-def test_items_of_an_emptied_and_refilled_store_are_its_own(
-    client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_items_of_an_emptied_and_refilled_store_are_its_own(client: Client, store: Store) -> None:
     versions = store.model(shop.NAME)
     for brand in ("b2", "b3"):  # the counter stands at 1 each time
         store.client.flushall()

@@ -23,6 +23,7 @@ from server.rpc.feedback_service import MOST_AHEAD_S
 from server.telemetry.families import ERRORS, FEEDBACK
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 METHOD = "/ctr.v1.FeedbackService/Report"
 CONVERSION = FeedbackKind.FEEDBACK_KIND_CONVERSION
@@ -102,9 +103,7 @@ def test_a_call_that_is_repeated_changes_nothing(report: Callable[..., ReportRes
     assert len(stream(store)) == 1000
 
 
-def test_feedback_is_taken_before_any_version_is_served(
-    store: Store, start: Callable[[], Server], eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_feedback_is_taken_before_any_version_is_served(store: Store, start: Callable[[], Server]) -> None:
     server = start()
     with grpc.insecure_channel(server.address) as channel:
         call = raw(channel)
@@ -229,7 +228,6 @@ def test_what_became_of_events_is_counted(
     report: Callable[..., ReportResponse],
     store: Store,
     server: Server,
-    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     report(click("a"), click("b"), click("a"), FeedbackEvent())
     store.client.delete(store.clicks(shop.NAME).key)

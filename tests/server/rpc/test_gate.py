@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from server.rpc.grpc_server import REFLECTION_PLACES, grpc_server, listen
 from server.rpc.health import Health
 from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
 from server.telemetry.meter import Meter
+from tests.waiting import eventually
 
 THREADS, WAITING = 2, 3
 BIG = b"x" * (8 << 20)
@@ -62,7 +63,7 @@ class Running:
         gauges: dict[str, float] = {name: value for name, _, value in self.meter.take()["gauges"]}
         return gauges[IN_PROGRESS]
 
-    def fill(self, eventually: Callable[[Callable[[], bool]], None]) -> list[Any]:
+    def fill(self) -> list[Any]:
         """Every place taken: THREADS calls compute, WAITING wait."""
         calls = [self.wait.future(b"%d" % n, timeout=60) for n in range(THREADS + WAITING)]
         for _ in range(THREADS):
@@ -86,10 +87,8 @@ def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
     return failed.value
 
 
-def test_who_finds_no_place_is_told_when_to_come_back(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_who_finds_no_place_is_told_when_to_come_back(running: Running) -> None:
+    running.fill()
     error: Any = refused(running)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details().startswith("this worker has 5 calls in progress")
@@ -100,10 +99,8 @@ def test_who_finds_no_place_is_told_when_to_come_back(
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(after_ms)
 
 
-def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    placed = running.fill(eventually)
+def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(running: Running) -> None:
+    placed = running.fill()
     with ThreadPoolExecutor(32) as callers:
         errors = list(callers.map(lambda _: refused(running), range(200)))
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -114,10 +111,8 @@ def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answer
     assert running.wait(b"again", timeout=20) == b"again"
 
 
-def test_a_refused_message_is_not_waited_for(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_a_refused_message_is_not_waited_for(running: Running) -> None:
+    running.fill()
     assert refused(running, BIG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -137,10 +132,8 @@ RETRYING = {
 }
 
 
-def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(running: Running) -> None:
+    running.fill()
     options = [("grpc.service_config", json.dumps(RETRYING))]
     with grpc.insecure_channel(running.address, options=options) as channel:
         call = channel.unary_unary("/test.Slow/Wait").future(b"patient", timeout=60)
@@ -150,20 +143,16 @@ def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(
         assert call.result(timeout=20) == b"patient"
 
 
-def test_health_answers_while_every_place_is_taken(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_health_answers_while_every_place_is_taken(running: Running) -> None:
+    running.fill()
     stub = health_pb2_grpc.HealthStub(running.channel)
     for _ in range(20):
         status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
         assert status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(running: Running) -> None:
+    running.fill()
     running.slow.go.set()
     eventually(lambda: running.in_progress() == 0)
     running.slow.go.clear()
@@ -182,10 +171,8 @@ def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(
     assert b"late" not in running.slow.computed
 
 
-def test_refusals_and_places_are_counted(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    running.fill(eventually)
+def test_refusals_and_places_are_counted(running: Running) -> None:
+    running.fill()
     for _ in range(3):
         refused(running)
     taken = running.meter.take()
@@ -269,7 +256,7 @@ def ended(stream: Any) -> grpc.StatusCode:
 
 
 def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
-    running: Running, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.02)
     over = threading.Event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ from server.rpc import gate
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import SERVICES, Health
 from tests.server import echo
+from tests.waiting import eventually
 
 SERVING, NOT_SERVING, UNKNOWN = (
     getattr(health_pb2.HealthCheckResponse, name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
@@ -76,9 +77,7 @@ def test_an_unknown_service_is_told_so(running: Running) -> None:
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing(
-    running: Running, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing(running: Running) -> None:
     """grpc_health's own servicer stops here for good: it sends under a lock that the end of a watch takes too."""
     over = threading.Event()
 
@@ -109,7 +108,7 @@ def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing
 
 
 def test_a_watch_that_takes_nothing_is_cancelled_and_the_others_go_on(
-    running: Running, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+    running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "MESSAGE_WITHIN_S", 0.2)
     monkeypatch.setattr(gate, "LOOK_EVERY_S", 0.05)

@@ -15,6 +15,7 @@ from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
 ALL = list(shop.ITEMS)
@@ -142,7 +143,7 @@ def test_a_stored_name_that_the_model_does_not_use_is_nobody_s_fault(client: Cli
 
 
 def test_an_item_stored_after_the_catalogue_was_read_is_scored_at_once(
-    client: Client, store: Store, server: Server, eventually: Callable[[Callable[[], bool]], None]
+    client: Client, store: Store, server: Server
 ) -> None:
     store.client.hset("ftrie:item:new", mapping={"brand": "b2", "price": "6"})
     answer = client.rank(cookie="u1", candidates=["item-1", "new"], context=CONTEXT, variant="base")
@@ -153,9 +154,7 @@ def test_an_item_stored_after_the_catalogue_was_read_is_scored_at_once(
     eventually(lambda: server.current.served is not None and len(server.current.served.catalogue) == 13)
 
 
-def test_loading_items_renews_the_catalogue(
-    client: Client, store: Store, server: Server, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_loading_items_renews_the_catalogue(client: Client, store: Store, server: Server) -> None:
     def score() -> float:
         return client.rank(cookie="u1", candidates=["item-1"], context=CONTEXT, variant="base").items[0].score
 

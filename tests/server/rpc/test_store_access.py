@@ -30,6 +30,7 @@ from server.settings import Settings
 from tests.server import shop
 from tests.server.certificates import Pem, identity
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 RULE = re.compile(r"^ACL SETUSER (ftrie-[a-z]+) on >PASSWORD (.+)$", re.MULTILINE)
@@ -71,7 +72,7 @@ def refusals(store: Store) -> list[str]:
 
 
 def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(
-    store: Store, as_role: Callable[[str], str], eventually: Callable[[Callable[[], bool]], None]
+    store: Store, as_role: Callable[[str], str]
 ) -> None:
     shop.fill(store)
     store.client.execute_command("ACL", "LOG", "RESET")
@@ -234,7 +235,7 @@ def cluster() -> Iterator[str]:
     shutil.rmtree(folder)
 
 
-def formed(url: str, eventually: Callable[[Callable[[], bool]], None]) -> redis.Redis:
+def formed(url: str) -> redis.Redis:
     """A client of the only node, which serves every slot by now."""
     plain = redis.Redis(unix_socket_path=url.removeprefix("unix://"))
 
@@ -249,10 +250,8 @@ def formed(url: str, eventually: Callable[[Callable[[], bool]], None]) -> redis.
     return plain
 
 
-def test_a_cluster_is_read_over_tls_by_name_and_password(
-    cluster: str, eventually: Callable[[Callable[[], bool]], None], tmp_path: Path
-) -> None:
-    plain, pem = formed(cluster, eventually), identity(tmp_path, "redis")
+def test_a_cluster_is_read_over_tls_by_name_and_password(cluster: str, tmp_path: Path) -> None:
+    plain, pem = formed(cluster), identity(tmp_path, "redis")
     more = re.findall(
         r"`(\+[^`]+)`", (ROOT / "docs/operating.md").read_text("utf-8").partition("With ACLs, each")[2]
     )[:2]
@@ -285,10 +284,8 @@ def test_a_cluster_is_read_over_tls_by_name_and_password(
     assert plain.acl_log() == []
 
 
-def test_a_model_is_published_and_served_on_a_cluster_s_node(
-    cluster: str, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
-    formed(cluster, eventually)
+def test_a_model_is_published_and_served_on_a_cluster_s_node(cluster: str) -> None:
+    formed(cluster)
     with Store.open(cluster) as store:
         for user, record in shop.USERS.items():
             store.client.hset(f"ftrie:user:{user}", mapping=record)

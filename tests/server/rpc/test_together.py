@@ -23,8 +23,8 @@ from server.telemetry.families import IN_PROGRESS
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.stalling import stalled
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 BUDGET_S = 4.0  # so long that a busy machine does not blur which call waits for what
 HELD = "held"
 
@@ -32,7 +32,7 @@ HELD = "held"
 class Crowd:
     """A server with one thread, which a call holds until `release`, so that the calls after it wait together."""
 
-    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, eventually: Eventually) -> None:
+    def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self._eventually = server, eventually
         self.go, self.begun = threading.Event(), threading.Event()
         self.shared: list[list[str]] = []
@@ -85,11 +85,10 @@ def crowd(
     shop_store: Store,
     start: Callable[..., Server],
     monkeypatch: pytest.MonkeyPatch,
-    eventually: Eventually,
 ) -> Iterator[Crowd]:
     server = start(threads=1, store_budget_s=BUDGET_S)
     assert server.ready.wait(180)
-    made = Crowd(server, monkeypatch, eventually)
+    made = Crowd(server, monkeypatch)
     made.go.set()
     eventually(lambda: not made.call("first", cookie="u1").result().degraded)  # opens the thread's connection
     server._worker._service.forget()

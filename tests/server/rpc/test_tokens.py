@@ -131,7 +131,7 @@ def test_refusals_are_counted_by_reason(path: Path) -> None:
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
-    path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens_module, "LOOK_EVERY_S", 0.0)
     tokens = Tokens(str(path))

@@ -22,28 +22,26 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 CANDIDATES = list(shop.ITEMS)
 
 
-def test_a_new_active_version_is_served(client: Client, store: Store, eventually: Eventually) -> None:
+def test_a_new_active_version_is_served(client: Client, store: Store) -> None:
     version = shop.publish(store, seed=2)
     eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
     answer = client.rank(candidates=["item-1"], variant="base")
     assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
 
 
-def test_a_rollback_is_followed(client: Client, store: Store, eventually: Eventually) -> None:
+def test_a_rollback_is_followed(client: Client, store: Store) -> None:
     shop.publish(store, seed=2)
     eventually(lambda: client.rank(candidates=CANDIDATES).version == 2)
     assert store.model(shop.NAME).rollback() == 1
     eventually(lambda: client.rank(candidates=CANDIDATES).version == 1)
 
 
-def test_versions_of_another_link_are_served_changed_and_rolled_back(
-    client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_versions_of_another_link_are_served_changed_and_rolled_back(client: Client, store: Store) -> None:
     alpha, beta, versions = 0.4, 0.5, store.model(shop.NAME)
     learner = f'[learner]\nalgorithm = "adpredictor"\nalpha = {alpha}\nbeta = {beta}\n'
     parsed = parse_spec(shop.SPEC + learner)
@@ -71,7 +69,7 @@ def test_versions_of_another_link_are_served_changed_and_rolled_back(
 
 
 def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(
-    client: Client, store: Store, eventually: Eventually
+    client: Client, store: Store
 ) -> None:
     versions = store.model(shop.NAME)
     served = shop.publish(store, seed=2)
@@ -92,9 +90,7 @@ def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(
     assert answer.items[0].score == pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed=2))
 
 
-def test_the_first_version_is_served_when_it_comes(
-    store: Store, start: Callable[[], Server], eventually: Eventually
-) -> None:
+def test_the_first_version_is_served_when_it_comes(store: Store, start: Callable[[], Server]) -> None:
     server = start()
     version = shop.fill(store)
     assert server.ready.wait(180)
@@ -102,9 +98,7 @@ def test_the_first_version_is_served_when_it_comes(
         assert client.rank(candidates=["item-1"]).version == version
 
 
-def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(
-    client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(client: Client, store: Store) -> None:
     versions = store.model(shop.NAME)
     bad = versions.publish(shop.artefact(seed=2))
     chunk = versions.keys.chunks(bad, 1)[0]
@@ -122,9 +116,7 @@ def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(
     eventually(lambda: client.rank(candidates=["item-1"]).version == good)
 
 
-def test_a_version_number_given_out_again_is_a_new_version(
-    client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_a_version_number_given_out_again_is_a_new_version(client: Client, store: Store) -> None:
     def score() -> float:
         return client.rank(candidates=["item-1"], variant="base").items[0].score
 
@@ -134,7 +126,7 @@ def test_a_version_number_given_out_again_is_a_new_version(
 
 
 def test_a_store_that_was_emptied_leaves_the_model_in_service_and_is_reported_once(
-    client: Client, store: Store, eventually: Eventually
+    client: Client, store: Store
 ) -> None:
     before = client.rank(candidates=CANDIDATES, variant="base").items
     with structlog.testing.capture_logs() as logs:
@@ -159,7 +151,7 @@ def test_keys_that_are_no_items_keep_no_version_from_being_served(
     assert len(server.current.served.catalogue) == len(shop.ITEMS)
 
 
-def test_a_store_that_died_is_found_again(start: Callable[..., Server], eventually: Eventually) -> None:
+def test_a_store_that_died_is_found_again(start: Callable[..., Server]) -> None:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
         url = f"embedded:{folder}"
         with Store.open(url) as store:
@@ -196,9 +188,7 @@ def test_a_store_url_that_is_none_ends_the_server_at_once(start: Callable[..., S
         start("http://127.0.0.1:1")
 
 
-def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(
-    server: Server, store: Store, eventually: Eventually
-) -> None:
+def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(server: Server, store: Store) -> None:
     versions = {server.current.served.version: 1} if server.current.served else {}
     stop = threading.Event()
     answers: list[tuple[int, tuple[float, ...]]] = []

@@ -15,6 +15,7 @@ from server.settings import Settings
 from server.sync.last_good import KeptExperiments
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 RECORD = Experiment(revision=3, shares={"plain": 1.0}, pins={"ü": "base"}, salt="autumn")
 
@@ -53,7 +54,7 @@ def test_a_disk_that_takes_nothing_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_server_that_starts_without_its_store_divides_as_before(
-    shop_store: Store, store_url: str, tmp_path: Path, eventually: Callable[[Callable[[], bool]], None]
+    shop_store: Store, store_url: str, tmp_path: Path
 ) -> None:
     settings = Settings((shop.NAME,), store_url, drain_s=1.0, store_budget_s=0.2, state=str(tmp_path))
 

@@ -21,8 +21,8 @@ from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 Start = Callable[..., Server]
 CANDIDATES = list(shop.ITEMS)
 
@@ -109,7 +109,7 @@ def reloads(server: Server, kind: str) -> int:
 
 
 def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
-    store: Store, store_url: str, begin: Start, start: Start, eventually: Eventually
+    store: Store, store_url: str, begin: Start, start: Start
 ) -> None:
     shop.fill(store)
     models = some_models()
@@ -131,9 +131,7 @@ def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
             assert scores(one, variant) == scores(other, variant)
 
 
-def test_a_gap_in_the_deltas_is_closed_by_the_snapshot(
-    store: Store, begin: Start, eventually: Eventually
-) -> None:
+def test_a_gap_in_the_deltas_is_closed_by_the_snapshot(store: Store, begin: Start) -> None:
     shop.fill(store)
     models = some_models()
     first = publish(store, models[0])
@@ -159,9 +157,7 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot(
         assert scores(client, "base") == now, "the same content, whichever way it came"
 
 
-def test_a_damaged_delta_is_refused_and_what_is_served_stays(
-    store: Store, begin: Start, eventually: Eventually
-) -> None:
+def test_a_damaged_delta_is_refused_and_what_is_served_stays(store: Store, begin: Start) -> None:
     shop.fill(store)
     models = some_models()
     first = publish(store, models[0])
@@ -180,7 +176,7 @@ def test_a_damaged_delta_is_refused_and_what_is_served_stays(
     assert status(server).problem == ""
 
 
-def test_one_server_serves_several_models(store: Store, begin: Start, eventually: Eventually) -> None:
+def test_one_server_serves_several_models(store: Store, begin: Start) -> None:
     shop.fill(store)
     server = begin(shop.NAME, "ads")
     with Client(server.address) as client:
@@ -200,7 +196,7 @@ def test_one_server_serves_several_models(store: Store, begin: Start, eventually
 
 
 def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
-    store: Store, begin: Start, tmp_path: Path, eventually: Eventually
+    store: Store, begin: Start, tmp_path: Path
 ) -> None:
     shop.fill(store)
     first = begin()
@@ -264,7 +260,7 @@ def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_pa
 
 
 def test_a_state_folder_that_takes_nothing_costs_only_the_copy(
-    store: Store, begin: Start, tmp_path: Path, eventually: Eventually
+    store: Store, begin: Start, tmp_path: Path
 ) -> None:
     shop.fill(store)
     (tmp_path / "models").write_text("no folder")
@@ -275,9 +271,7 @@ def test_a_state_folder_that_takes_nothing_costs_only_the_copy(
         assert client.rank(candidates=CANDIDATES).degraded == ()
 
 
-def test_buffers_are_used_in_turns_however_many_deltas_come(
-    store: Store, begin: Start, eventually: Eventually
-) -> None:
+def test_buffers_are_used_in_turns_however_many_deltas_come(store: Store, begin: Start) -> None:
     shop.fill(store)
     one, other = shop.artefact(1), shop.artefact(2)
     version = publish(store, one)
@@ -327,7 +321,7 @@ def commands(store: Store) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "hgetall", "mget"))
 
 
-def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str, eventually: Eventually) -> None:
+def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str) -> None:
     def problem() -> str:
         return sync.status.problem
 

@@ -16,8 +16,8 @@ from server.telemetry.status import ModelStatus
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.server.sync.test_model_sync import part_of, publish, publish_delta
+from tests.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 Start = Callable[..., Server]
 CANDIDATES = list(shop.ITEMS)
 SAID = "items: the store lost its data"
@@ -47,7 +47,7 @@ def refused(server: Server, reason: str) -> int:
 
 
 def test_an_emptied_store_takes_neither_items_nor_users_nor_sets(
-    store: Store, shop_store: Store, start: Start, eventually: Eventually
+    store: Store, shop_store: Store, start: Start
 ) -> None:
     server = start(user_ttl_s=0.0)
     assert server.ready.wait(180)
@@ -75,7 +75,7 @@ def test_an_emptied_store_takes_neither_items_nor_users_nor_sets(
 
 
 def test_what_is_kept_is_said_before_anything_is_published_again(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     store.client.flushall()
     eventually(lambda: degraded(client, SAID))
@@ -84,7 +84,7 @@ def test_what_is_kept_is_said_before_anything_is_published_again(
 
 
 def test_a_restored_backup_under_a_running_server_ends_it(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     keys = store.client.keys("*")
     backup = {key: store.client.dump(key) for key in keys}
@@ -98,7 +98,7 @@ def test_a_restored_backup_under_a_running_server_ends_it(
 
 
 def test_an_order_has_everything_taken_as_the_store_has_it(
-    store: Store, shop_store: Store, start: Start, eventually: Eventually
+    store: Store, shop_store: Store, start: Start
 ) -> None:
     server = start(user_ttl_s=0.0)
     assert server.ready.wait(180)
@@ -114,7 +114,7 @@ def test_an_order_has_everything_taken_as_the_store_has_it(
 
 
 def test_a_server_that_starts_while_the_store_has_no_items_takes_those_on_its_disk(
-    store: Store, shop_store: Store, start: Start, eventually: Eventually, tmp_path: Path
+    store: Store, shop_store: Store, start: Start, tmp_path: Path
 ) -> None:
     first = start(state=str(tmp_path))
     assert first.ready.wait(180)
@@ -140,7 +140,7 @@ def flat() -> Artefact:
 
 
 def test_a_version_that_makes_all_candidates_equal_is_refused_until_it_is_forced(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     versions = store.model(shop.NAME)
     version = publish(store, flat())
@@ -158,7 +158,7 @@ def test_a_version_that_makes_all_candidates_equal_is_refused_until_it_is_forced
 
 
 def test_a_delta_that_makes_all_candidates_equal_is_refused_and_the_next_one_taken(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     versions, whole = store.model(shop.NAME), shop.artefact(1)
     emptied = publish_delta(store, flat(), whole, parent=1)
@@ -173,7 +173,7 @@ def test_a_delta_that_makes_all_candidates_equal_is_refused_and_the_next_one_tak
 
 
 def test_items_that_have_lost_all_their_features_are_refused_until_an_order(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     store.records.put_items((item, {"Brand": "x"}) for item in shop.ITEMS)
     eventually(lambda: status(server).items_refused)
@@ -189,9 +189,7 @@ def test_items_that_have_lost_all_their_features_are_refused_until_an_order(
     eventually(lambda: not status(server).problem)
 
 
-def test_items_with_features_again_end_their_refusal(
-    server: Server, client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_items_with_features_again_end_their_refusal(server: Server, client: Client, store: Store) -> None:
     store.records.put_items((item, {"Brand": "x"}) for item in shop.ITEMS)
     eventually(lambda: status(server).items_refused)
     store.records.put_items(shop.ITEMS.items())
@@ -199,9 +197,7 @@ def test_items_with_features_again_end_their_refusal(
     assert scores(client) == pytest.approx(expected(""))
 
 
-def test_a_first_model_of_the_bias_alone_is_served(
-    store: Store, start: Start, eventually: Eventually
-) -> None:
+def test_a_first_model_of_the_bias_alone_is_served(store: Store, start: Start) -> None:
     store.records.put_items(shop.ITEMS.items())
     version = publish(store, flat())
     server = start()

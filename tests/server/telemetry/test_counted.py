@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from server.telemetry.families import DEGRADED, ERRORS, FRESHNESS, UNKNOWN_USERS
 from server.telemetry.prometheus import registry
 from tests.server import shop
 from tests.server.one_process import Server
-
-Eventually = Callable[[Callable[[], bool]], None]
+from tests.waiting import eventually
 
 
 def count(server: Server, name: str, **labels: str) -> float:
@@ -29,7 +27,7 @@ def count(server: Server, name: str, **labels: str) -> float:
 
 
 def test_answers_are_counted_by_model_version_and_variant(
-    server: Server, client: Client, store: Store, eventually: Eventually
+    server: Server, client: Client, store: Store
 ) -> None:
     for variant in ("base", "plain", "plain"):
         client.rank(candidates=["item-1", "item-2"], variant=variant)
@@ -44,9 +42,7 @@ def test_answers_are_counted_by_model_version_and_variant(
     assert 0 < sum(stages) < whole
 
 
-def test_users_are_counted_by_where_they_came_from(
-    server: Server, client: Client, eventually: Eventually
-) -> None:
+def test_users_are_counted_by_where_they_came_from(server: Server, client: Client) -> None:
     for _ in range(3):
         client.rank(cookie="u1", candidates=["item-1"])
     eventually(lambda: count(server, USER_CACHE, result="hit") == 2)
@@ -69,7 +65,7 @@ UNKNOWN: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("more", [{}, {"objective": "ctr * price"}], ids=["best", "objective"])
 def test_answers_are_counted_whose_user_has_no_key_in_the_model(
-    server: Server, client: Client, eventually: Eventually, more: dict[str, str]
+    server: Server, client: Client, more: dict[str, str]
 ) -> None:
     candidates = list(shop.ITEMS)
     for said in (*KNOWN, *UNKNOWN):
@@ -82,7 +78,7 @@ def test_answers_are_counted_whose_user_has_no_key_in_the_model(
 
 
 def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
-    server: Server, store: Store, eventually: Eventually
+    server: Server, store: Store
 ) -> None:
     versions = store.model(shop.NAME)
 
@@ -110,9 +106,7 @@ def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
     assert 45.0 <= observed("sum") < 75.0
 
 
-def test_what_is_degraded_is_counted_by_part(
-    server: Server, client: Client, store: Store, eventually: Eventually
-) -> None:
+def test_what_is_degraded_is_counted_by_part(server: Server, client: Client, store: Store) -> None:
     store.client.hset("ftrie:user:u1", "age", "x" * 5000)
     answer = client.rank(cookie="u1", candidates=["item-1"])
     assert [each.part for each in answer.degraded] == ["user_features"]
@@ -120,7 +114,7 @@ def test_what_is_degraded_is_counted_by_part(
 
 
 def test_errors_are_counted_by_method_and_status_and_never_under_a_name_from_a_request(
-    server: Server, client: Client, eventually: Eventually
+    server: Server, client: Client
 ) -> None:
     for arguments in (
         {"candidates": []},

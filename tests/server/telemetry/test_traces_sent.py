@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -17,6 +17,7 @@ from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
 from tests.server import shop
 from tests.server.processes.test_operated import serving
+from tests.waiting import eventually
 
 
 class Collector:
@@ -60,7 +61,6 @@ def test_calls_of_a_server_arrive_at_the_collector_when_it_has_ended_at_the_late
     shop_store: Store,
     store_url: str,
     collector: Collector,
-    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     flags = ("--traces", f"http://127.0.0.1:{collector.port}", "--trace-share", "1")
     with serving(store_url, *flags) as (address, _, _), Client(address, 20) as client:

@@ -10,10 +10,11 @@ import pytest
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
-from tests.degradation.system import Valkey, eventually
+from tests.degradation.system import Valkey
 from tests.integration.processes import ftrie
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
+from tests.waiting import eventually
 
 
 @pytest.mark.slow

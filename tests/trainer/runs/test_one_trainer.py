@@ -10,9 +10,9 @@ import pytest
 from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
-from tests.degradation.system import eventually
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
+from tests.waiting import eventually
 from trainer.runs.lease import LeaseHolder
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.degradation.system import eventually
 from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer
+from tests.waiting import eventually
 
 
 class Shown:
