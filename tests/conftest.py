@@ -17,6 +17,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.processor_time import ProcessorTime
+
 if TYPE_CHECKING:
     from model_store.store import Store
     from tests.stores import Cluster, SentinelTrio
@@ -64,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=8,
         help="values put at each key of the store (1000: all that there are)",
     )
+    parser.addoption("--processor-time", action="store_true", help="print how much processor time tests take")
     parser.addoption("--write-passed", type=Path, help="write the tests that passed to this file")
     parser.addoption(
         "--leave-out",
@@ -76,6 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draw fewer examples where the slow tests are left out too."""
     if config.option.markexpr == "not slow":
         settings.load_profile("quick")
+    if config.option.processor_time:
+        config.pluginmanager.register(ProcessorTime())
 
 
 @pytest.hookimpl(trylast=True)
