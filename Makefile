@@ -50,15 +50,15 @@ demo: $(RUNTIME)
 live: $(DASHBOARD)
 	@$(BIN)/ftrie live
 
-# Two commands because the exhaustive tests take five times as long; docs/testing.md has the durations.
-PYTEST := $(BIN)/pytest --dist worksteal --numprocesses
+# A file's tests run in one process, which makes once what they share. One process more than cores: many tests wait for
+# others, and each process imports for some seconds before its first test. docs/testing.md has the durations.
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 1 ))
 
-# Two processes more than cores: many of these tests wait for others.
 test: $(DEV)
-	@$(PYTEST) $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 2 )) -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 test-all: $(DEV)
-	@$(PYTEST) auto
+	@$(PYTEST)
 
 check: lint types imports dependencies wire pages
 	@echo "check: all is well"

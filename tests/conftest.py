@@ -108,22 +108,33 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the common kernels before the workers of xdist start: each of them would compile them all."""
+    """Make once what each of xdist's processes would make, all at the same time: kernels, and the rewritten test files."""
     if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
-        compiling = [
+        commands = [["-c", code] for code in COMPILE]
+        if not _are_rewritten():
+            commands.append(["-m", "pytest", "--collect-only", "-q", "tests"])
+        preparing = [
             subprocess.Popen(
-                [sys.executable, "-c", code],
+                [sys.executable, *command],
+                cwd=ROOT,
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-            for code in COMPILE
+            for command in commands
         ]
-        for process in compiling:
+        for command, process in zip(commands, preparing, strict=True):
             _, errors = process.communicate()
-            if process.returncode:
+            if process.returncode and command[0] == "-c":  # what cannot be collected is told when it is to run
                 raise pytest.UsageError(f"the kernels could not be compiled:\n{errors.decode()}")
+
+
+def _are_rewritten() -> bool:
+    """Whether pytest has kept the test files with their assertions rewritten: for all of them it takes half a minute."""
+    files = list(ROOT.glob("tests/**/test_*.py"))
+    kept = {path.name.partition(".")[0] for path in ROOT.glob("tests/**/__pycache__/test_*-pytest-*.pyc")}
+    return sum(path.stem in kept for path in files) > len(files) // 2
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
