@@ -6,14 +6,11 @@ message, and the message field by field: whatever a library of ours changes, the
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import pytest
-
-from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
 
@@ -86,15 +83,13 @@ def call(address: str, path: str, message: bytes) -> bytes:
     return answer[5:]
 
 
-@pytest.fixture
-def reported(server: Server) -> bytes:
-    return call(server.address, "/ctr.v1.FeedbackService/Report", REPORT)
-
-
-def test_bytes_of_any_language_are_taken_and_answered(reported: bytes, store: Store) -> None:
+def test_bytes_of_any_language_are_taken_and_answered_and_known_again(
+    shared_server: Server, clicks: Callable[[], list[dict[str, Any]]]
+) -> None:
+    reported = call(shared_server.address, "/ctr.v1.FeedbackService/Report", REPORT)
     reason = b"request_id: got 0 bytes, expected 1 to 4,096"
     assert reported == field(1, 2) + field(3, field(1, 2) + field(2, reason))
-    click, sale = map(json.loads, store.clicks(shop.NAME).read((0, 0), 10).payloads)
+    click, sale = clicks()
     assert (click["request_id"], click["item"], click["event"]) == ("r1", "item-ü", "click")
     assert sale == {
         "request_id": "r1",
@@ -104,8 +99,5 @@ def test_bytes_of_any_language_are_taken_and_answered(reported: bytes, store: St
         "event_id": "order-7",
         "value": 49.5,
     }
-
-
-def test_the_same_bytes_again_are_duplicates(reported: bytes, server: Server) -> None:
-    again = call(server.address, "/ctr.v1.FeedbackService/Report", REPORT)
+    again = call(shared_server.address, "/ctr.v1.FeedbackService/Report", REPORT)
     assert again == field(2, 2) + reported[len(field(1, 2)) :]

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -87,7 +88,7 @@ def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
     return failed.value
 
 
-def test_who_finds_no_place_is_told_when_to_come_back(running: Running) -> None:
+def test_who_finds_no_place_is_told_when_to_come_back_and_counted(running: Running) -> None:
     running.fill()
     error: Any = refused(running)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -97,23 +98,27 @@ def test_who_finds_no_place_is_told_when_to_come_back(running: Running) -> None:
     after_ms = round(1000 * told.retry_after_s)
     assert RETRY_AFTER_MS[0] <= after_ms <= RETRY_AFTER_MS[1]
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(after_ms)
+    too_long_to_wait_for: Any = refused(running, BIG)
+    assert too_long_to_wait_for.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    for _ in range(20):
+        status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
+    taken = running.meter.take()
+    assert [REFUSED, ["Wait", "overload"], 2] in taken["counts"]
+    assert [PLACES, [], 5] in taken["gauges"]
 
 
 def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(running: Running) -> None:
     placed = running.fill()
     with ThreadPoolExecutor(32) as callers:
-        errors = list(callers.map(lambda _: refused(running), range(200)))
+        errors = list(callers.map(lambda _: refused(running), range(60)))
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert len(running.slow.computed) == THREADS  # nobody else has come near a thread
     running.slow.go.set()
     assert [call.result(timeout=20) for call in placed] == [b"%d" % n for n in range(5)]
     eventually(lambda: running.in_progress() == 0)
     assert running.wait(b"again", timeout=20) == b"again"
-
-
-def test_a_refused_message_is_not_waited_for(running: Running) -> None:
-    running.fill()
-    assert refused(running, BIG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 RETRYING = {
@@ -143,14 +148,6 @@ def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(running: Run
         assert call.result(timeout=20) == b"patient"
 
 
-def test_health_answers_while_every_place_is_taken(running: Running) -> None:
-    running.fill()
-    stub = health_pb2_grpc.HealthStub(running.channel)
-    for _ in range(20):
-        status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
-        assert status == health_pb2.HealthCheckResponse.SERVING
-
-
 def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(running: Running) -> None:
     running.fill()
     running.slow.go.set()
@@ -171,35 +168,47 @@ def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(running: R
     assert b"late" not in running.slow.computed
 
 
-def test_refusals_and_places_are_counted(running: Running) -> None:
-    running.fill()
-    for _ in range(3):
-        refused(running)
-    taken = running.meter.take()
-    assert [REFUSED, ["Wait", "overload"], 3] in taken["counts"]
-    assert [PLACES, [], 5] in taken["gauges"]
+@contextmanager
+def silent_calls(address: str, *methods: str) -> Iterator[list[Any]]:
+    """As many calls of each method as there are threads, which send no message."""
+    over = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        over.wait()
+        yield b""
+
+    with grpc.insecure_channel(address) as channel:
+        yield [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
+        over.set()
 
 
 def test_callers_who_send_no_message_hold_no_thread_for_long(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
     running.slow.go.set()
-    silent = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        silent.wait()
-        yield b""
-
-    with grpc.insecure_channel(running.address) as channel:
-        methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
-        hung = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
-        codes = {call.exception(timeout=30).code() for call in hung}
-        silent.set()
-    assert codes == {grpc.StatusCode.CANCELLED}
+    methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+    with silent_calls(running.address, *methods) as hung:
+        assert {call.exception(timeout=30).code() for call in hung} == {grpc.StatusCode.CANCELLED}
     assert running.wait(b"next", timeout=20) == b"next"
-    stub = health_pb2_grpc.HealthStub(running.channel)
-    stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+    health_pb2_grpc.HealthStub(running.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
+    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    assert pools._ASKS  # of the grpc that is installed
+    monkeypatch.setattr(pools, "_ASKS", asks)
+    running.slow.go.set()
+    with silent_calls(running.address, "/test.Slow/Wait") as hung:
+        waited = running.wait.future(b"next", timeout=20)
+        if asks:
+            assert waited.result() == b"next"
+        for call in hung:
+            call.cancel()
+        assert waited.result() == b"next"
 
 
 def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Running) -> None:
@@ -210,30 +219,6 @@ def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Runni
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == '"/test.Slow/Wait" requires exactly one request message.'
     assert running.slow.computed == []
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
-    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
-) -> None:
-    assert pools._ASKS  # of the grpc that is installed
-    monkeypatch.setattr(pools, "_ASKS", asks)
-    silent = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        silent.wait()
-        yield b""
-
-    running.slow.go.set()
-    with grpc.insecure_channel(running.address) as channel:
-        hung = [channel.stream_unary("/test.Slow/Wait").future(nothing()) for _ in range(THREADS)]
-        waited = running.wait.future(b"next", timeout=20)
-        if asks:
-            assert waited.result() == b"next"
-        for call in hung:
-            call.cancel()
-        assert waited.result() == b"next"
-        silent.set()
 
 
 def reflecting(channel: grpc.Channel, open_until: threading.Event) -> Any:
@@ -318,7 +303,7 @@ def test_a_task_that_fails_leaves_its_place() -> None:
     assert pool.in_progress() == 0
 
 
-def test_a_thread_leaves_a_call_to_each_idle_thread() -> None:
+def test_a_thread_leaves_a_call_to_each_idle_thread_and_ends_when_it_takes_the_end() -> None:
     ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
     for number in range(20):
         ready.put(number)
@@ -329,12 +314,9 @@ def test_a_thread_leaves_a_call_to_each_idle_thread() -> None:
     assert len(taken) == 4
     assert pools._take_more(ready, 0, taken[:1])
     assert ready.qsize() == 17 - (pools.MOST_TOGETHER - 1)
-
-
-def test_a_thread_that_takes_the_end_answers_what_it_has_and_ends() -> None:
-    ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
+    ends: pools.SimpleQueue[Any] = pools.SimpleQueue()
     for each in (1, None, 2):
-        ready.put(each)
-    taken: list[Any] = [0]
-    assert not pools._take_more(ready, 0, taken)
-    assert taken == [0, 1]
+        ends.put(each)
+    taken = [0]
+    assert not pools._take_more(ends, 0, taken)
+    assert taken == [0, 1], "what it has is still answered"

@@ -27,20 +27,14 @@ def credentials(pem: Pem, client_ca: str = "") -> grpc.ServerCredentials:
     return TlsFiles(pem.cert, pem.key, client_ca).credentials()
 
 
-def test_a_client_that_knows_the_authority_is_answered_and_others_are_not(
+def test_who_knows_the_authority_is_answered_and_with_mutual_tls_who_is_known_by_one(
     server_pem: Pem, tmp_path: Path
 ) -> None:
-    stranger = identity(tmp_path, "stranger")
+    stranger, ours = identity(tmp_path, "stranger"), identity(tmp_path, "ours", trustme.CA())
     with echo.serving(credentials=credentials(server_pem)) as address:
         assert echo.outcome(address, Access(ca=server_pem.ca)) is grpc.StatusCode.OK
         assert echo.outcome(address, Access(ca=stranger.ca)) is grpc.StatusCode.UNAVAILABLE
         assert echo.outcome(address, OPEN) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_with_mutual_tls_only_clients_of_the_authority_connect(server_pem: Pem, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    ours = identity(tmp_path, "ours", authority)
-    stranger = identity(tmp_path, "stranger")
     with echo.serving(credentials=credentials(server_pem, ours.ca)) as address:
         outcomes = [
             echo.outcome(address, Access(server_pem.ca, *pair))
@@ -72,7 +66,7 @@ def test_files_that_do_not_fit_are_refused_at_start(server_pem: Pem, tmp_path: P
             TlsFiles(cert, key, client_ca).credentials()
 
 
-def test_half_a_pair_is_refused() -> None:
+def test_half_a_pair_and_a_missing_authority_are_refused(tmp_path: Path) -> None:
     assert TlsFiles.of("", "", "") is None
     for half in (("a", "", ""), ("", "b", ""), ("", "", "c")):
         with pytest.raises(ServerError, match="belong together"):
@@ -80,9 +74,6 @@ def test_half_a_pair_is_refused() -> None:
     for wrong in ({"ca": "a", "cert": "b"}, {"cert": "b", "key": "c"}):
         with pytest.raises(ServerError, match="--tls-c"):
             Access(**wrong)
-
-
-def test_a_missing_authority_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"cannot read .*nowhere\.pem"):
         Access(ca=str(tmp_path / "nowhere.pem")).channel("127.0.0.1:1")
 
@@ -96,9 +87,8 @@ def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("host", "tls", "known", "warnings"),
-    [
+def test_a_door_that_stands_open_is_warned_of() -> None:
+    for host, tls, known, warnings in (
         ("127.0.0.1", False, False, []),
         ("::1", False, False, []),
         ("localhost", False, False, []),
@@ -106,10 +96,8 @@ def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
         ("[::]", True, False, ["NO TOKENS"]),
         ("10.0.0.1", False, True, ["NO TLS"]),
         ("rank.example", True, True, []),
-    ],
-)
-def test_a_door_that_stands_open_is_warned_of(host: str, tls: bool, known: bool, warnings: list[str]) -> None:
-    with structlog.testing.capture_logs() as logs:
-        warn_if_exposed(host, tls=tls, callers_known=known)
-    assert [entry["event"].partition(":")[0] for entry in logs] == warnings
-    assert is_loopback(host) is (host in ("127.0.0.1", "::1", "localhost"))
+    ):
+        with structlog.testing.capture_logs() as logs:
+            warn_if_exposed(host, tls=tls, callers_known=known)
+        assert [entry["event"].partition(":")[0] for entry in logs] == warnings, host
+        assert is_loopback(host) is (host in ("127.0.0.1", "::1", "localhost"))
