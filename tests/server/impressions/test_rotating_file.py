@@ -40,17 +40,9 @@ def test_a_full_file_moves_on_and_the_oldest_goes(tmp_path: Path) -> None:
     for n in range(20):
         file.append(b"line %02d\n" % n)
     assert sorted(os.listdir(tmp_path)) == ["log", "log.1", "log.2"]
-    assert (
-        lines(tmp_path / "log") == [f"line {n:02d}" for n in range(12, 20)][-len(lines(tmp_path / "log")) :]
-    )
+    written = lines(tmp_path / "log")
+    assert written == [f"line {n:02d}" for n in range(12, 20)][-len(written) :]
     assert all(path.stat().st_size <= 30 for path in tmp_path.iterdir())
-
-
-def test_more_than_a_file_holds_gets_one_of_its_own(tmp_path: Path) -> None:
-    file = RotatingFile(tmp_path / "log", max_bytes=10, kept=3)
-    for text in (b"short\n", b"x" * 50 + b"\n", b"short\n"):
-        file.append(text)
-    assert lines(tmp_path / "log") == ["short", "x" * 50, "short"]
 
 
 def test_processes_that_write_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
@@ -80,13 +72,16 @@ def test_where_the_disk_is_full_nothing_of_a_batch_stays(tmp_path: Path) -> None
     assert lines(tmp_path / "log") == ["before", "after"]
 
 
-def test_behind_half_a_line_a_new_one_begins(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("whole\nhal")
-    RotatingFile(tmp_path / "log", max_bytes=1000, kept=1).append(b"next\n")
-    assert lines(tmp_path / "log") == ["whole", "hal", "next"]
+def test_long_lines_half_lines_and_files_that_are_moved_away(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "long", max_bytes=10, kept=3)
+    for text in (b"short\n", b"x" * 50 + b"\n", b"short\n"):
+        file.append(text)
+    assert lines(tmp_path / "long") == ["short", "x" * 50, "short"]
 
+    (tmp_path / "half").write_text("whole\nhal")
+    RotatingFile(tmp_path / "half", max_bytes=1000, kept=1).append(b"next\n")
+    assert lines(tmp_path / "half") == ["whole", "hal", "next"]
 
-def test_a_file_that_another_program_moved_away_is_made_anew(tmp_path: Path) -> None:
     file = RotatingFile(tmp_path / "log", max_bytes=1000, kept=1)
     file.append(b"one\n")
     (tmp_path / "log").rename(tmp_path / "moved")

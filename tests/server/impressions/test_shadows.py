@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,13 @@ from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from model_store.errors import OutputError
 from model_store.store import Store
-from server.settings import Settings
 from server.telemetry.families import SHADOW_LOGGED
 from tests.integration.processes import FTRIE, ROOT, serving
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 
-ASKED = {"cookie": "u1", "candidates": list(shop.ITEMS), "context": {"hour": shop.HOURS[0]}}
+ASKED: dict[str, Any] = {"cookie": "u1", "candidates": list(shop.ITEMS), "context": {"hour": shop.HOURS[0]}}
 
 
 @pytest.fixture
@@ -30,19 +30,14 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(shop_store: Store, store_url: str, log: Path) -> Iterator[Client]:
+def client(shop_store: Store, start: Callable[..., Server], log: Path) -> Iterator[Client]:
     """A client of a server with a shadow log, whose shop has `plain` as a shadow."""
     stored = shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
-    server = Server(Settings((shop.NAME,), store_url, drain_s=1.0, store_budget_s=0.2, shadow_log=str(log)))
-    server.startup()
-    try:
-        assert server.ready.wait(180)
-        eventually(lambda: server.current.assignment.experiment == stored)
-        with Client(server.address, timeout_s=20.0) as connected:
-            yield connected
-    finally:
-        server.drain()
-        server.shutdown()
+    server = start(shadow_log=str(log))
+    assert server.ready.wait(180)
+    eventually(lambda: server.current.assignment.experiment == stored)
+    with Client(server.address, timeout_s=20.0) as connected:
+        yield connected
     counted = {name: n for name, _, n in server.totals.counts()}
     assert counted.get(SHADOW_LOGGED, 0) <= len(log.read_text().splitlines())
 
@@ -57,76 +52,62 @@ def scores(ranking: Ranking) -> dict[str, float]:
     return {item.id: item.score for item in ranking.items}
 
 
-@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"candidates": ["item-1", "nobody knows", "item-2"]}])
-def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered(
-    client: Client, log: Path, more: dict[str, object]
+def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered_and_the_answer_stays_the_same(
+    client: Client, log: Path
 ) -> None:
-    asked = {**ASKED, **more}
-    answer = client.rank(**asked, request_id="r1", variant="base")  # type: ignore[arg-type]
-    forced = client.rank(**asked, request_id="r2", variant="plain")  # type: ignore[arg-type]
-    whole = scores(client.rank(**{**asked, "top_k": None}, request_id="r3", variant="plain"))  # type: ignore[arg-type]
-    [line] = logged(log)
-    ids = [item.id for item in answer.items]
-    assert line == {
-        "time": line["time"],
-        "request_id": "r1",
-        "model": "shop",
-        "version": 1,
-        "variant": "base",
-        "ids": ids,
-        "scores": [item.score for item in answer.items],
-        "shadows": {
-            "plain": {
-                "ids": [item.id for item in forced.items],
-                "scores": [item.score for item in forced.items],
-                "shown_scores": [whole[item] for item in ids],
-            }
-        },
-    }
+    for n, more in enumerate(({}, {"top_k": 3}, {"candidates": ["item-1", "nobody knows", "item-2"]})):
+        asked: dict[str, Any] = {**ASKED, **more}
+        answer = client.rank(**asked, request_id=f"r{n}", variant="base")
+        forced = client.rank(**asked, request_id="forced", variant="plain")
+        whole = scores(client.rank(**{**asked, "top_k": None}, request_id="whole", variant="plain"))
+        line = logged(log, n + 1)[-1]
+        ids = [item.id for item in answer.items]
+        assert line == {
+            "time": line["time"],
+            "request_id": f"r{n}",
+            "model": "shop",
+            "version": 1,
+            "variant": "base",
+            "ids": ids,
+            "scores": [item.score for item in answer.items],
+            "shadows": {
+                "plain": {
+                    "ids": [item.id for item in forced.items],
+                    "scores": [item.score for item in forced.items],
+                    "shown_scores": [whole[item] for item in ids],
+                }
+            },
+        }
+        example = {"device": "u1", **shop.USERS["u1"], "hour": shop.HOURS[0]}
+        for item in answer.items:
+            expected = shop.expected_score({**example, **shop.ITEMS.get(item.id, {})}, 0)
+            assert item.score == pytest.approx(expected, abs=1e-5)
+    assert len(logged(log)) == 3
 
 
-def test_the_answer_is_the_same_with_and_without_shadows(client: Client, shop_store: Store) -> None:
-    shadowed = client.rank(**ASKED, request_id="r", variant="base")  # type: ignore[arg-type]
-    example = {"device": "u1", **shop.USERS["u1"], "hour": shop.HOURS[0]}
-    for item in shadowed.items:
-        expected = shop.expected_score({**example, **shop.ITEMS[item.id]}, 0)
-        assert item.score == pytest.approx(expected, abs=1e-5)
-    assert [item.id for item in shadowed.items] == sorted(
-        scores(shadowed), key=lambda item: (-scores(shadowed)[item], list(shop.ITEMS).index(item))
-    )
-
-
-def test_an_order_by_an_objective_is_shadowed_by_scores(client: Client, shop_store: Store, log: Path) -> None:
-    plain = client.rank(**ASKED, variant="plain", top_k=2)  # type: ignore[arg-type]
-    best = client.rank(**ASKED, variant="base", top_k=1).items[0].id  # type: ignore[arg-type]
-    shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, objective="-score"))
-
-    def worst_first() -> bool:
-        return client.rank(**ASKED, variant="base").items[-1].id == best  # type: ignore[arg-type]
-
-    eventually(worst_first)
-    answer = client.rank(**ASKED, request_id="r", variant="base", top_k=2)  # type: ignore[arg-type]
-    eventually(lambda: '"r"' in log.read_text())
-    line = next(line for line in logged(log) if line["request_id"] == "r")
-    assert line["ids"] == [item.id for item in answer.items]
-    assert line["shadows"]["plain"]["ids"] == [item.id for item in plain.items]  # type: ignore[index]
-
-
-def test_once_the_experiment_has_no_shadows_nothing_is_logged(
+def test_an_order_by_an_objective_is_shadowed_by_scores_and_without_shadows_nothing_is_logged(
     client: Client, shop_store: Store, log: Path
 ) -> None:
-    client.rank(**ASKED, variant="base")  # type: ignore[arg-type]
-    logged(log)
     experiments = shop_store.model(shop.NAME).experiments
+    plain = client.rank(**ASKED, variant="plain", top_k=2)
+    best = client.rank(**ASKED, variant="base", top_k=1).items[0].id
+    experiments.change(lambda e: replace(e, objective="-score"))
+    eventually(lambda: client.rank(**ASKED, variant="base").items[-1].id == best)
+    answer = client.rank(**ASKED, request_id="r", variant="base", top_k=2)
+    eventually(lambda: '"r"' in log.read_text())
+    line: Any = next(line for line in logged(log) if line["request_id"] == "r")
+    assert line["ids"] == [item.id for item in answer.items]
+    assert line["shadows"]["plain"]["ids"] == [item.id for item in plain.items]
+
     experiments.change(lambda e: replace(e, shadows=(), shares={"plain": 1.0}))
     eventually(
         lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain"
     )  # by the spec: base
-    client.rank(**ASKED, variant="base", request_id="without")  # type: ignore[arg-type]
+    client.rank(**ASKED, variant="base", request_id="without")
     experiments.change(lambda e: replace(e, shadows=("plain",)))
 
     def is_logged_again() -> bool:
-        client.rank(**ASKED, variant="base", request_id="with")  # type: ignore[arg-type]
+        client.rank(**ASKED, variant="base", request_id="with")
         return '"with"' in log.read_text()
 
     eventually(is_logged_again)  # lines come in the order of the answers, and a moment after them
@@ -141,7 +122,7 @@ def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: 
     with serving(shop.NAME, store_url, *flags) as address:
         for request_id in requests:  # a connection each, so that the kernel deals them to both workers
             with Client(address, timeout_s=20.0) as client:
-                client.rank(**ASKED, request_id=request_id, variant="base")  # type: ignore[arg-type]
+                client.rank(**ASKED, request_id=request_id, variant="base")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(line["request_id"] for line in lines) == sorted(requests)
 

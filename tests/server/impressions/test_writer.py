@@ -37,17 +37,13 @@ def test_items_are_written_in_order_and_those_without_room_are_refused() -> None
     assert not writer.offer(9)
 
 
-def test_bytes_are_bounded_too() -> None:
+def test_what_waits_and_batches_are_bounded_by_items_bytes_and_group() -> None:
     gate = Gate()
     writer = BackgroundWriter("test", gate.write, most=100, most_bytes=10)
     assert writer.offer_all([(1, 6), (2, 4), (3, 1)]) == 2
     gate.open.set()
     assert writer.close(time.monotonic() + 20) == []
-
-
-def test_batches_are_bounded_by_items_bytes_and_group() -> None:
-    gate = Gate()
-    gate.open.set()
+    gate.batches.clear()
     writer = BackgroundWriter(
         "test", gate.write, most=100, batch=3, batch_bytes=10, group=lambda n: n >= 6, linger_s=0.05
     )

@@ -201,9 +201,11 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
 
 
 def test_a_change_that_cannot_be_is_told_apart_by_its_status(
-    admin: AdminClient, versions: PublishedVersions, first: int
+    admin: AdminClient, served: Administered, versions: PublishedVersions, first: int
 ) -> None:
     revision = admin.experiment().experiment.revision
+    versions.activate(versions.versions()[0].version)
+    served.store.client.delete(versions.keys.history)
 
     def update(**parts: Any) -> Callable[[], object]:
         return lambda: admin.update_experiment(pb.Experiment(**parts))

@@ -71,17 +71,18 @@ def call(handlers: grpc.GenericRpcHandler[Any, Any], request: bytes, **options: 
     return grpc.StatusCode.OK
 
 
+Spans = tuple[TracerProvider, InMemorySpanExporter]
+
+
 @pytest.fixture
-def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+def spans() -> Iterator[Spans]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     yield provider, exporter
     provider.shutdown()
 
 
-def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(
-    meter: Meter, spans: tuple[TracerProvider, InMemorySpanExporter]
-) -> None:
+def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(meter: Meter, spans: Spans) -> None:
     provider, exporter = spans
     meter.listeners += (note_answer,)
     request = RankRequest(request_id="r1", cookie="secret", item_ids=["secret"])
@@ -111,7 +112,7 @@ def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(
     ("status", "outcome"), [("INVALID_ARGUMENT", StatusCode.UNSET), ("UNAVAILABLE", StatusCode.ERROR)]
 )
 def test_a_span_is_an_error_where_the_server_is_to_blame(
-    meter: Meter, spans: tuple[TracerProvider, InMemorySpanExporter], status: str, outcome: StatusCode
+    meter: Meter, spans: Spans, status: str, outcome: StatusCode
 ) -> None:
     provider, exporter = spans
     request = RankRequest(model=status).SerializeToString()
@@ -148,9 +149,7 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     request = RankRequest(cookie="ü", item_ids=["a", "b"], top_k=3)
     request.context.values["distance"].number = 2.5
     assert call(handlers, request.SerializeToString()) is grpc.StatusCode.OK
-    assert (
-        call(handlers, b"\xff") is grpc.StatusCode.INTERNAL
-    )  # this test's service has no care for such bytes
+    assert call(handlers, b"\xff") is grpc.StatusCode.INTERNAL  # which this test's service does not look for
     recorder.close()
     (line,) = path.read_text("utf-8").splitlines()
     assert json.loads(line)["request"] == {
@@ -162,7 +161,9 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(meter: Meter) -> None:
+def test_a_full_disk_ends_the_recording_and_a_file_that_cannot_be_is_refused(
+    meter: Meter, tmp_path: Path
+) -> None:
     recorder = Recorder("/dev/full", 1.0)
     handlers = Recorded(Ranking(meter).handlers(), RANK, recorder)
     with structlog.testing.capture_logs() as logs:
@@ -170,9 +171,6 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(meter: Meter) -> None:
         recorder.close()
         assert call(handlers, b"") is grpc.StatusCode.OK
     assert [entry["event"] for entry in logs] == ["recording ends"]
-
-
-def test_a_file_that_cannot_be_recorded_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot record to .*: No such file"):
         Recorder(str(tmp_path / "no folder" / "requests.jsonl"), 1.0)
 

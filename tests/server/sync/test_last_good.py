@@ -30,28 +30,15 @@ def read(folder: Path) -> Parts:
     return last.load(kept)
 
 
-def test_what_was_saved_is_read_back(tmp_path: Path, parts: Parts) -> None:
+def test_what_was_saved_is_read_back_and_an_empty_folder_holds_nothing(tmp_path: Path, parts: Parts) -> None:
+    assert LastGood(tmp_path, "shop").kept() is None
+    assert LastGood(tmp_path / "new", "shop").kept() is None
     LastGood(tmp_path / "new", "shop").save(parts)
     back = read(tmp_path / "new")
-    assert (back.name, back.version, back.sha256, back.content, back.items_generation) == (
-        "shop",
-        3,
-        "ab",
-        "cd",
-        9,
-    )
-    assert [b.arrays["numbers"][0] for b in (back.base, back.values, back.items, back.catalogue)] == [
-        1,
-        2,
-        4,
-        5,
-    ]
-    assert back.fresh is None
-
-
-def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
-    assert LastGood(tmp_path, "shop").kept() is None
-    assert LastGood(tmp_path / "absent", "shop").kept() is None
+    assert (back.name, back.version, back.sha256, back.content) == ("shop", 3, "ab", "cd")
+    assert (back.items_generation, back.fresh) == (9, None)
+    blocks = (back.base, back.values, back.items, back.catalogue)
+    assert [block.arrays["numbers"][0] for block in blocks] == [1, 2, 4, 5]
 
 
 def test_blocks_that_stay_are_written_once_and_those_out_of_use_removed(tmp_path: Path, parts: Parts) -> None:
@@ -88,33 +75,24 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("part", ["base-*", "values-*", "items-*", "catalogue-*"])
-def test_a_damaged_block_is_never_read(
-    tmp_path: Path, parts: Parts, part: str, damage: Callable[[Path], None]
-) -> None:
-    LastGood(tmp_path, "shop").save(parts)
-    damage(next(tmp_path.glob(part)))
-    with pytest.raises(ArtefactError):
-        read(tmp_path)
+def test_a_damaged_block_is_never_read(tmp_path: Path, parts: Parts, damage: Callable[[Path], None]) -> None:
+    for part in ("base", "values", "items", "catalogue"):
+        LastGood(tmp_path / part, "shop").save(parts)
+        damage(next((tmp_path / part).glob(f"{part}-*")))
+        with pytest.raises(ArtefactError):
+            read(tmp_path / part)
 
 
-@pytest.mark.parametrize("damage", [flip, cut])
-def test_a_damaged_index_is_never_followed(
-    tmp_path: Path, parts: Parts, damage: Callable[[Path], None]
-) -> None:
-    LastGood(tmp_path, "shop").save(parts)
-    damage(tmp_path / INDEX)
-    with pytest.raises(ArtefactError, match="damaged"):
-        LastGood(tmp_path, "shop").kept()
-
-
-def test_another_models_folder_is_not_taken(tmp_path: Path, parts: Parts) -> None:
+def test_an_index_that_is_damaged_or_another_models_is_never_followed(tmp_path: Path, parts: Parts) -> None:
     LastGood(tmp_path, "shop").save(parts)
     with pytest.raises(ArtefactError, match="holds the model 'shop', expected 'ads'"):
         LastGood(tmp_path, "ads").kept()
-
-
-def test_a_disk_that_takes_nothing_is_an_error_of_ours(tmp_path: Path, parts: Parts) -> None:
+    whole = (tmp_path / INDEX).read_bytes()
+    for damage in (flip, cut):
+        (tmp_path / INDEX).write_bytes(whole)
+        damage(tmp_path / INDEX)
+        with pytest.raises(ArtefactError, match="damaged"):
+            LastGood(tmp_path, "shop").kept()
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
+    with pytest.raises(OutputError):  # a disk that takes nothing
         LastGood(tmp_path / "file" / "below", "shop").save(parts)
