@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.artefact.artefact import Artefact
 from model_store.features.features import Token
 from model_store.spec.spec import ModelSpec
 from server.impressions.lines import Lines, Shown
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
-from server.model.model import Model
 from server.model.tokens import NO_VALUE, TokenTable
-from server.ranking.explain import item_tokens, request_tokens
+from server.ranking.explain import item_tokens
 from server.ranking.query import Query
 from server.ranking.ranker import Ranker
-from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.filters import CandidateColumns, Texts
 from server.ranking.served import ServedVersion
 from tests.server.impressions import drawn, whole_spec
-from tests.server.impressions.test_same_keys import Hashed, hashed
-from trainer.events.columns import Wanted
-from trainer.events.parse import parse
-from trainer.examples.hashing import ExampleMaker
-from trainer.logs.batch import Position, RowBatch
 
 Fields = dict[str, dict[str, Any]]
 NUMBER = {"kind": "number"}
@@ -119,34 +108,11 @@ def records(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]
 
 
 def serve(spec: ModelSpec, items: dict[str, dict[str, str]]) -> ServedVersion:
-    made = Artefact.from_columns(
-        key_data=np.frombuffer(b"bias", np.uint8),
-        key_offsets=np.array([0, 4], np.int64),
-        weight=np.ones(1, np.float32),
-        variants=np.ones(1, np.uint32),
-        rate=np.ones(1, np.float32),
-        spec=spec,
-        metrics={},
-    )
-    model = Model.build(made, 1)
+    model = whole_spec.bias_alone(spec)
     catalogue = Catalogue.build(model.plan, items.items(), Form(spec, model.plan))
     head, arrays = catalogue.pack()
     catalogue = Catalogue.unpack(model.plan, json.loads(json.dumps(head)), arrays)
     return ServedVersion("derived", 1, "", model, catalogue, Ranker(model, catalogue), 0)
-
-
-def scored_keys(served: ServedVersion, query: Query, places: list[int]) -> list[Hashed]:
-    """The keys of these candidates, by the tokens that the ranker has."""
-    of_request = request_tokens(served.model.plan, query.features.tokens)
-    found = []
-    for place in places:
-        row = int(query.candidates.rows[place])
-        features = query.candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
-        own = item_tokens(served.model, served.catalogue, query.candidates.ids[place], features)
-        found.append(
-            hashed([(key, x, mask) for _, key, x, mask in served.model.plan.keys_of(of_request | own)])
-        )
-    return found
 
 
 def check_tokens(served: ServedVersion, query: Query) -> None:
@@ -157,26 +123,16 @@ def check_tokens(served: ServedVersion, query: Query) -> None:
     for row, (item_id, features) in enumerate(query.candidates.items):
         expected = item_tokens(served.model, served.catalogue, item_id, features)
         for column, field in enumerate(served.model.plan.item_fields):
-            assert tokens_at(table, int(table.values[row, column])) == expected[field.name], (
-                item_id,
-                field.name,
-            )
+            found = tokens_at(table, int(table.values[row, column]))
+            assert found == expected[field.name], (item_id, field.name)
 
 
 def check_columns(served: ServedVersion, query: Query) -> None:
     """Filters, caps and objectives read of a field what each item says."""
     candidates, attributes = query.candidates, served.catalogue.attributes
     plain = CandidateColumns(attributes, candidates.ids, candidates.rows, candidates.items)
-    fast = CandidateColumns(
-        *(
-            attributes,
-            candidates.ids,
-            candidates.rows,
-            candidates.items,
-            candidates.stored,
-            candidates.computed,
-        )
-    )
+    given = (candidates.ids, candidates.rows, candidates.items, candidates.stored, candidates.computed)
+    fast = CandidateColumns(attributes, *given)
     for field in served.model.plan.item_fields:
         assert repr(plain.numbers(field.name).tolist()) == repr(fast.numbers(field.name).tolist())
         assert texts_of(plain.texts(field.name)) == texts_of(fast.texts(field.name))
@@ -195,20 +151,7 @@ def tokens_at(table: TokenTable, value: int) -> tuple[Token, ...]:
     return tuple(Token(text, float(table.x[token])) for token, text in zip(tokens, texts, strict=True))
 
 
-def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
-    data = b"".join(line + b"\n" for line in lines)
-    events = parse(data, np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64), Wanted.of(spec))
-    assert events.bad == {}
-    rows = events.items.size
-    columns = {**events.columns, "click": pa.array([1] * rows)}
-    made = ExampleMaker(spec).make(RowBatch(columns, np.arange(rows), "join", (), rows, Position("join")))
-    assert made.rejects == ()
-    starts, hashes, x = made.hashed.starts.tolist(), made.hashed.hashes.tolist(), made.hashed.x.tolist()
-    x = x or [1.0] * len(hashes)
-    return [
-        list(zip(hashes[first:stop], x[first:stop], strict=True))
-        for first, stop in itertools.pairwise(starts)
-    ]
+ASKED: dict[str, Any] = {"inline": {}, "user": {}, "context": {}, "top_k": 3}
 
 
 @given(
@@ -223,31 +166,19 @@ def learned_keys(spec: ModelSpec, lines: list[bytes]) -> list[Hashed]:
 @example(
     spec=scaled("stars"),
     items={"a": {"ratio0": "1e24", "price": "2", "stars": "1"}, "b": {"ratio0": "1e24"}},
-    named=["a", "b"],
-    inline={},
-    user={},
-    context={},
-    top_k=3,
+    **{**ASKED, "named": ["a", "b"]},
 )
 @example(
     spec=resolved(
         GIVEN | {"difference0": {"side": "item", **NUMBER, "difference": ["price", "stars"], **SCALED}}
     ),
     items={"b": {"price": "0", "stars": "1e24"}},
-    named=["b"],
-    inline={},
-    user={},
-    context={},
-    top_k=1,
+    **{**ASKED, "named": ["b"]},
 )
 @example(
     spec=scaled("budget"),
     items={"a": {"ratio0": "1e24", "list0": "1e24", "price": "2"}, "b": {"ratio0": "-1e24"}},
-    named=["a", "b"],
-    inline={"a": {"price": 3.0}},
-    user={"budget": 1.0},
-    context={},
-    top_k=3,
+    **{**ASKED, "named": ["a", "b"], "inline": {"a": {"price": 3.0}}, "user": {"budget": 1.0}},
 )
 def test_what_was_served_is_what_is_learned_by_every_thread(
     spec: ModelSpec,
@@ -278,5 +209,5 @@ def test_what_was_served_is_what_is_learned_by_every_thread(
     query, shown = answers[0]
     check_tokens(served, query)
     check_columns(served, query)
-    scored = scored_keys(served, query, shown.ranking.order.tolist())
-    assert learned_keys(spec, lines[:1]) == scored
+    scored = whole_spec.scored_keys(served, query, shown.ranking.order.tolist())
+    assert whole_spec.learned_keys(spec, lines[:1]) == [whole_spec.hashed(keys) for keys in scored]

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.hash_kernels import hash_keys
 from server.errors import InvalidRequest
 from server.impressions.lines import Lines
-from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.features import StoredUser
 from server.ranking.query import Query
-from server.ranking.scoring_kernels import FIRST_INLINE
-from server.ranking.served import ServedVersion
 from tests.server.impressions import whole_spec
 from tests.server.impressions.drawn import CONTEXT, ITEM, STORED, USER, features, request
-from trainer.events.columns import Wanted
-from trainer.events.events import IMPRESSION
-from trainer.events.parse import parse
-from trainer.examples.hashing import ExampleMaker
-from trainer.logs.batch import Position, RowBatch
+from tests.server.impressions.whole_spec import Keys, hashed, learned_keys, scored_keys
 
-Keys = list[tuple[bytes, float, int]]
 SERVED = whole_spec.served()
 PLAN = SERVED.model.plan
-WANTED = Wanted.of(SERVED.model.spec)
-MAKER = ExampleMaker(SERVED.model.spec)
 
 
 def stored(cookie: str, values: dict[str, str]) -> StoredUser | None:
@@ -42,60 +27,10 @@ def stored(cookie: str, values: dict[str, str]) -> StoredUser | None:
     return StoredUser(cookie, [values.get(name) for name in names], 0.0) if cookie else None
 
 
-def served_keys(served: ServedVersion, asked: Query, places: Sequence[int]) -> list[Keys]:
-    """The keys that each item was scored on, by the tokens in the ranker's hands."""
-    of_request = request_tokens(PLAN, asked.features.tokens)
-    candidates = asked.candidates
-    under = [
-        candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
-        for row in candidates.rows.tolist()
-    ]
-    ids = candidates.ids
-    return [
-        [
-            (key, x, mask)
-            for _, key, x, mask in PLAN.keys_of(
-                of_request | item_tokens(served.model, served.catalogue, ids[place], under[place])
-            )
-        ]
-        for place in places
-    ]
-
-
 def logged_keys(line: bytes) -> list[Keys]:
     """The keys that the rows of a line make, by the slow reference."""
     event = json.loads(line)
     return [PLAN.keys(whole_spec.joined(event, item, SERVED.model.spec)) for item in event["items"]]
-
-
-Hashed = list[tuple[int, float]]
-
-
-def learned_keys(lines: Sequence[bytes]) -> list[Hashed]:
-    """The keys that a trainer hashes of the rows of some lines, read as one block."""
-    data = b"".join(line + b"\n" for line in lines)
-    starts = np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64)
-    events = parse(data, starts, WANTED)
-    assert events.bad == {}
-    assert (events.kind == IMPRESSION).all()
-    rows = events.items.size
-    columns = {**events.columns, "click": pa.array([1] * rows)}
-    made = MAKER.make(RowBatch(columns, np.arange(rows), "join", (), rows, Position("join")))
-    assert made.rejects == ()
-    hashed = made.hashed
-    return [
-        list(zip(hashed.hashes[first:stop].tolist(), hashed.x[first:stop].tolist(), strict=True))
-        for first, stop in pairwise(hashed.starts.tolist())
-    ]
-
-
-def hashed(keys: Keys) -> Hashed:
-    texts = b"".join(key for key, _, _ in keys)
-    hashes = np.empty(len(keys), np.uint64)
-    hash_keys(
-        np.frombuffer(texts, np.uint8).copy(), np.cumsum([0, *(len(key) for key, _, _ in keys)]), hashes
-    )
-    return list(zip(hashes.tolist(), [x for _, x, _ in keys], strict=True))
 
 
 def check(*questions: Query) -> list[dict[str, Any]]:
@@ -106,14 +41,14 @@ def check(*questions: Query) -> list[dict[str, Any]]:
         lines.append(Lines.of(SERVED).line(left))
         ids = left.ranking.ids
         first = [place for place, item in enumerate(ids) if item not in ids[:place]]
-        keys = served_keys(SERVED, asked, left.ranking.order[first].tolist())
+        keys = scored_keys(SERVED, asked, left.ranking.order[first].tolist())
         served += keys
         assert logged_keys(lines[-1]) == keys
         event = json.loads(lines[-1])
         assert [item["position"] - 1 for item in event["items"]] == first
         assert [item["ctr"] for item in event["items"]] == pytest.approx(left.ranking.ctrs[first], abs=1e-15)
         assert [item["id"] for item in event["items"]] == [ids[place] for place in first]
-    assert learned_keys(lines) == [hashed(keys) for keys in served]
+    assert learned_keys(SERVED.model.spec, lines) == [hashed(keys) for keys in served]
     return [json.loads(line) for line in lines]
 
 
@@ -176,22 +111,15 @@ OTHERS = [
 """Impressions that stand in the same block as another."""
 
 
-def test_what_a_model_does_not_know_stands_in_the_context_unless_the_row_has_a_use_for_its_name() -> None:
+def test_what_stands_in_a_line_of_request_record_and_item() -> None:
+    """Of the request what the row has no other use for, of a record what fits, of an item its fields."""
     made = request(["i1"], {"new": 2.5}, {"session": "s", "when": "now", "click": "1", "id": "x"}, {}, "")
     (event,) = check(whole_spec.query(SERVED, made, None, plain=False))
     assert event["context"] == {"session": "s", "new": 2.5, "when": ""}
-
-
-def test_a_value_of_a_record_that_does_not_fit_was_not_scored_and_is_not_logged() -> None:
-    made = request(["i1"], {}, {}, {}, "c1")
     record = {"age": "30", "income": "many", "likes": "a|b"}
+    made = request(["i1", "i2"], {}, {}, {}, "c1")
     (event,) = check(whole_spec.query(SERVED, made, stored("c1", record), plain=True))
     assert event["user"] == {"age": "30", "device": "c1", "likes": ["a", "b"]}
-
-
-def test_a_line_says_of_an_item_what_its_record_says_of_the_models_fields() -> None:
-    made = request(["i1", "i2"], {}, {}, {}, "")
-    (event,) = check(whole_spec.query(SERVED, made, None, plain=True))
     assert [item["features"] for item in event["items"]] == [
         {"brand": "50%", "model": "", "tags": ["a*b", "c=d"], "words": {"x": 0.5, "y": -2.0}, "price": 9.5},
         {"model": "ü-2", "kg": 0.1, "added": "1700000000", "sku": "another"},

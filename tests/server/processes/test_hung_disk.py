@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from server.settings import Settings
 from server.sync.state_folder import StateFolder
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 
 class HungDisk:
@@ -62,8 +62,10 @@ def test_the_workers_are_written_down_once_the_disk_answers_and_nobody_waits_for
         inherited.remember(state, "127.0.0.1:2", [])  # returns at once: one thread waits already
     assert [line["event"].partition(":")[0] for line in logged] == ["the disk does not answer"]
     disk.answers.set()
-    deadline = time.monotonic() + 20
-    while state.left_behind()[0] != "127.0.0.1:2" and time.monotonic() < deadline:
+
+    def written_down() -> bool:
         inherited.remember(state, "127.0.0.1:2", [])
-    assert state.left_behind()[0] == "127.0.0.1:2"
+        return state.left_behind()[0] == "127.0.0.1:2"
+
+    eventually(written_down)
     state.close()

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_the_metrics_page_listens(host: str) -> None:
+def test_every_port_of_a_server_listens(host: str) -> None:
     page = MetricsPage(host, 0, registry(Totals()), lambda: {"ready": True})
     try:
         assert page.address.startswith("[::1]:")
@@ -42,11 +42,7 @@ def test_the_metrics_page_listens(host: str) -> None:
             assert answered.status == 200
     finally:
         page.close()
-
-
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_workers_listen_on_the_port_that_their_supervisor_holds(host: str) -> None:
-    port = Port(host, 0, shared=False)
+    port = Port(host, 0, shared=False)  # which a supervisor holds, and its workers listen on
     server = grpc_server(echo.handlers(), Health(), 1, shares_port=True)
     try:
         assert listen(server, host, port.number) == port.address

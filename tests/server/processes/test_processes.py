@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from model_store.store import Store
 from server.sync.state_folder import Process
 from tests.degradation.system import Running, serving
+from tests.integration.processes import FTRIE
 from tests.server import shop
 from tests.waiting import eventually
 
@@ -49,7 +49,7 @@ def test_many_versions_leave_neither_files_nor_memory_behind(two_workers: Runnin
     models = [shop.artefact(1), shop.artefact(2)]
     active = versions.active_or_fail()
     held = []
-    for turn in range(30):
+    for turn in range(20):
         before, after = models[turn % 2], models[(turn + 1) % 2]
         if turn % 5:
             active = versions.publish(after.changes_since(before), parent=active)
@@ -70,56 +70,37 @@ def test_many_versions_leave_neither_files_nor_memory_behind(two_workers: Runnin
 
 
 @pytest.mark.slow
-def test_the_workers_are_told_apart_in_status_and_log(two_workers: Running) -> None:
-    assert two_workers.process.stdout is not None
-    line = json.loads(two_workers.process.stdout.readline())
-    assert line == {
-        "model": shop.NAME,
-        "version": 1,
-        "models": {shop.NAME: 1},
-        "address": two_workers.address,
-        "workers": 2,
-    }
-    status = two_workers.status()
-    assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
-    assert len({worker["pid"] for worker in status["workers"]} | {two_workers.process.pid}) == 3
-    assert {line["worker"] for line in two_workers.logs("serving")} == {0, 1}
-
-
-@pytest.mark.slow
-def test_pinned_workers_have_a_core_each(store: Store, store_url: str, tmp_path: Path) -> None:
+def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their_supervisor(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
     shop.fill(store)
-    mine = sorted(os.sched_getaffinity(0))
     with serving(store_url, tmp_path, "--workers", "2", "--pin") as running:
-        running.await_ready()
-        cores = [sorted(os.sched_getaffinity(pid)) for pid in running.workers()]
+        assert running.process.stdout is not None
+        assert json.loads(running.process.stdout.readline()) == {
+            "model": shop.NAME,
+            "version": 1,
+            "models": {shop.NAME: 1},
+            "address": running.address,
+            "workers": 2,
+        }
+        status, pids = running.status(), running.workers()
+        assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
+        assert len({*pids, running.process.pid}) == 3
+        assert {line["worker"] for line in running.logs("serving")} == {0, 1}
+        mine = sorted(os.sched_getaffinity(0))
+        cores = [sorted(os.sched_getaffinity(pid)) for pid in pids]
         assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
         assert sorted(os.sched_getaffinity(running.process.pid)) == mine
-
-
-@pytest.mark.slow
-def test_all_processes_are_gone_when_the_supervisor_has_ended(two_workers: Running) -> None:
-    two_workers.await_ready()
-    workers = [Process.of(pid) for pid in two_workers.workers()]
-    two_workers.process.send_signal(signal.SIGHUP)
-    assert two_workers.process.wait(30) == 0
-    assert not any(worker is not None and worker.alive() for worker in workers)
-
-
-@pytest.mark.slow
-def test_a_state_folder_in_use_is_an_error_with_a_remedy(
-    two_workers: Running, store_url: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", store_url, "--port", "0"]
-    finished = subprocess.run(
-        [*command, "--state", str(tmp_path / "state")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert finished.returncode == 6
-    assert "name another folder with --state" in finished.stderr
+        command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
+        second = subprocess.run(
+            [*command, "--state", str(tmp_path / "state")], capture_output=True, text=True, timeout=60
+        )
+        assert second.returncode == 6
+        assert "name another folder with --state" in second.stderr
+        workers = [Process.of(pid) for pid in pids]
+        running.process.send_signal(signal.SIGHUP)
+        assert running.process.wait(30) == 0
+        assert not any(worker is not None and worker.alive() for worker in workers)
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def administered(*flags: str) -> Iterator[Administered]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Administered]:
-    with administered() as made:
+    with administered("--impressions", "store") as made:
         yield made
 
 
@@ -314,18 +314,29 @@ def test_the_command_prints_tables_and_json(
     assert "127.0.0.1:1: UNAVAILABLE" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_worker_that_takes_the_place_of_a_dead_one_divides_as_it_did(
+def test_a_worker_that_takes_the_place_of_a_dead_one_divides_and_logs_as_it_did(
     admin: AdminClient, served: Administered, first: int
 ) -> None:
     stored = admin.update_experiment(pb.Experiment(shares={"plain": 1.0})).experiment
     eventually(lambda: admin.experiment().traffic_split.revision == stored.revision)
+    before = [f"b{n}" for n in range(20)]
+    for request_id in before:
+        served.running.client.rank(candidates=["item-1"], request_id=request_id)
+
+    def logged() -> list[str]:
+        payloads = served.store.impressions(shop.NAME).read((0, 0), 10_000).payloads
+        return [json.loads(payload)["request_id"] for payload in payloads]
+
+    eventually(lambda: set(before) <= set(logged()))
     [worker] = admin.status().workers
     os.kill(worker.pid, signal.SIGKILL)
     eventually(lambda: admin.status().workers[0].restart_count == 1 and admin.status().ready)
     eventually(lambda: admin.status().workers[0].state == pb.WORKER_STATE_SERVING)
     with Client(served.running.address, timeout_s=20.0) as client:
         assert {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(20)} == {"plain"}
+        client.rank(candidates=["item-1"], request_id="after")
+    eventually(lambda: "after" in logged())
+    assert len(set(logged())) == len(logged())
 
 
 @pytest.mark.slow

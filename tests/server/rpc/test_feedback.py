@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -79,6 +80,38 @@ def test_what_is_accepted_stands_in_the_models_stream(report: Report, clicks: Cl
         "event_id": "e7",
         "value": 9.5,
     }
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """One field of a protobuf message; numbers up to 127, texts up to 127 bytes."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    if isinstance(value, float):
+        return bytes([number << 3 | 1]) + struct.pack("<d", value)
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+def test_the_bytes_of_any_language_are_taken_and_answered_and_known_again(
+    shared_server: Server, clicks: Clicks
+) -> None:
+    """Message field by field: whatever a library of ours changes, these bytes must go on to work."""
+    clicked = field(2, b"r1") + field(3, "item-ü".encode()) + field(4, 1)
+    sold = field(1, b"order-7") + field(2, b"r1") + field(3, b"b") + field(4, 2) + field(6, 49.5)
+    sold += field(5, b"\x08" + bytes([0x80, 0xE2, 0xCF, 0xAA, 0x06]))  # seconds = 1,700,000,000 as a varint
+    reported = field(1, shop.NAME.encode()) + field(2, clicked) + field(2, sold) + field(2, b"")
+    rejected = field(3, field(1, 2) + field(2, b"request_id: got 0 bytes, expected 1 to 4,096"))
+    with grpc.insecure_channel(shared_server.address) as channel:
+        call: Any = channel.unary_unary(METHOD)  # type: ignore[call-arg]
+        assert call(reported, timeout=20) == field(1, 2) + rejected
+        assert call(reported, timeout=20) == field(2, 2) + rejected
+    click, sale = clicks()
+    assert (click["request_id"], click["item"], click["event"]) == ("r1", "item-ü", "click")
+    assert (sale["ts"], sale["event"], sale["event_id"], sale["value"]) == (
+        1_700_000_000,
+        "conversion",
+        "order-7",
+        49.5,
+    )
 
 
 def test_a_call_that_is_repeated_changes_nothing(report: Report, clicks: Clicks) -> None:
