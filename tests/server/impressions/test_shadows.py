@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
-from model_store.errors import OutputError
 from model_store.store import Store
 from server.telemetry.families import SHADOW_LOGGED
-from tests.integration.processes import FTRIE, ROOT, serving
+from tests.integration.processes import serving
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -55,8 +53,8 @@ def scores(ranking: Ranking) -> dict[str, float]:
 def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered_and_the_answer_stays_the_same(
     client: Client, log: Path
 ) -> None:
-    for n, more in enumerate(({}, {"top_k": 3}, {"candidates": ["item-1", "nobody knows", "item-2"]})):
-        asked: dict[str, Any] = {**ASKED, **more}
+    others: dict[str, Any] = {"candidates": ["item-1", "nobody knows", "item-2"]}
+    for n, asked in enumerate((ASKED, ASKED | {"top_k": 3}, ASKED | others)):
         answer = client.rank(**asked, request_id=f"r{n}", variant="base")
         forced = client.rank(**asked, request_id="forced", variant="plain")
         whole = scores(client.rank(**{**asked, "top_k": None}, request_id="whole", variant="plain"))
@@ -125,19 +123,3 @@ def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: 
                 client.rank(**ASKED, request_id=request_id, variant="base")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(line["request_id"] for line in lines) == sorted(requests)
-
-
-@pytest.mark.slow
-def test_a_log_that_cannot_be_written_is_told_at_the_start(
-    shop_store: Store, store_url: str, tmp_path: Path
-) -> None:
-    flags = ["serve", shop.NAME, "--store", store_url, "--port", "0"]
-    ended = subprocess.run(
-        [*FTRIE, *flags, "--shadow-log", str(tmp_path / "no" / "log")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == OutputError.exit_code
-    assert "cannot write the shadow log" in ended.stderr and "Traceback" not in ended.stderr

@@ -25,7 +25,7 @@ from ftrie.client.admin import AdminClient, AdminFailed
 from ftrie.client.client import Client
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
-from model_store.versions.published_versions import PublishedVersions
+from model_store.versions.model_versions import ModelVersions
 from server.rpc.admin_service import page_token
 from tests.degradation.system import Running, serving
 from tests.server import shop
@@ -64,7 +64,7 @@ def served() -> Iterator[Administered]:
 
 
 @pytest.fixture
-def versions(served: Administered) -> PublishedVersions:
+def versions(served: Administered) -> ModelVersions:
     return served.versions
 
 
@@ -75,7 +75,7 @@ def admin(served: Administered) -> Iterator[AdminClient]:
 
 
 @pytest.fixture
-def first(admin: AdminClient, served: Administered, versions: PublishedVersions) -> int:
+def first(admin: AdminClient, served: Administered, versions: ModelVersions) -> int:
     """The version that is served: a new one, with no other in its history, and no experiment that is applied."""
     if versions.experiment() is not None:
         revision = versions.experiments.clear().revision
@@ -124,7 +124,7 @@ def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Administer
 
 
 def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
-    admin: AdminClient, served: Administered, versions: PublishedVersions, first: int
+    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
 ) -> None:
     second, before = versions.publish(shop.artefact(seed=2)), len(served.calls())
     assert [(v.version, v.active, v.kind) for v in admin.versions()][-2:] == [
@@ -156,7 +156,7 @@ def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
 
 
 def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
-    admin: AdminClient, served: Administered, versions: PublishedVersions, first: int
+    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
 ) -> None:
     client, second = served.store.client, versions.publish(shop.artefact(seed=2))
     [chunk] = versions.keys.chunks(second, 1)
@@ -172,7 +172,7 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
 
 
 def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
-    admin: AdminClient, served: Administered, versions: PublishedVersions, first: int
+    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
 ) -> None:
     def variant(cookie: str) -> str:
         return served.running.client.rank(cookie=cookie, candidates=["item-1"]).variant
@@ -201,7 +201,7 @@ def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
 
 
 def test_a_change_that_cannot_be_is_told_apart_by_its_status(
-    admin: AdminClient, served: Administered, versions: PublishedVersions, first: int
+    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
 ) -> None:
     revision = admin.experiment().experiment.revision
     versions.activate(versions.versions()[0].version)
@@ -239,9 +239,7 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(
     assert admin.experiment().experiment.revision == revision
 
 
-def test_an_update_changes_the_fields_of_its_mask_alone(
-    admin: AdminClient, versions: PublishedVersions
-) -> None:
+def test_an_update_changes_the_fields_of_its_mask_alone(admin: AdminClient, versions: ModelVersions) -> None:
     stopped = Experiment(shares={"plain": 1.0}, salt="autumn").stopped("base")
     versions.experiments.clear()
     before = versions.experiments.change(lambda _: stopped).revision
@@ -269,7 +267,7 @@ def test_an_update_changes_the_fields_of_its_mask_alone(
 
 
 def test_versions_are_listed_page_by_page(
-    admin: AdminClient, served: Administered, versions: PublishedVersions
+    admin: AdminClient, served: Administered, versions: ModelVersions
 ) -> None:
     for seed in (2, 3):
         versions.publish(shop.artefact(seed=seed))
@@ -289,7 +287,7 @@ def test_versions_are_listed_page_by_page(
 
 
 def test_the_command_prints_tables_and_json(
-    served: Administered, versions: PublishedVersions, first: int, capsys: pytest.CaptureFixture[str]
+    served: Administered, versions: ModelVersions, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def said(*arguments: str) -> str:
         assert run(["admin", *arguments, "--address", served.admin_address]) == 0

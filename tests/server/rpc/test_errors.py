@@ -59,13 +59,13 @@ def test_only_what_may_succeed_later_says_when_to_try_again() -> None:
     assert failed(StoreError("damaged"), retry=True).retry_after_s is None
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "€" * 100_000, 'user.values["' + "x" * 5_000 + '"]: no'])
-def test_a_long_text_is_cut_so_that_the_details_reach_the_client(text: str) -> None:
-    context: Any = Ends()
-    with pytest.raises(Ends):
-        abort(context, FieldValueError(text), "r" * 100_000)
-    assert len(context.details().encode()) <= MAX_MESSAGE_BYTES + 3
-    assert sum(len(value) for _, value in context.trailing_metadata()) < 4 * MAX_MESSAGE_BYTES
+def test_a_long_text_is_cut_so_that_the_details_reach_the_client() -> None:
+    for text in ("x" * 100_000, "€" * 100_000, 'user.values["' + "x" * 5_000 + '"]: no'):
+        context: Any = Ends()
+        with pytest.raises(Ends):
+            abort(context, FieldValueError(text), "r" * 100_000)
+        assert len(context.details().encode()) <= MAX_MESSAGE_BYTES + 3
+        assert sum(len(value) for _, value in context.trailing_metadata()) < 4 * MAX_MESSAGE_BYTES
 
 
 def test_a_client_gets_the_field_and_the_reason(shared_client: Client) -> None:

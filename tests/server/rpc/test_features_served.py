@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from ftrie.client.client import Client
-from model_store.redis.redis_keys import ITEMS_CHANGES, ITEMS_GENERATION
+from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
@@ -34,17 +34,6 @@ def test_items_are_followed_whoever_changes_them(client: Client, store: Store) -
     eventually(partial(scores, client, "item-1", shop.expected_score({"brand": "b2"}, 0)))
     store.records.put_items([("item-1", {})])
     eventually(lambda: client.rank(candidates=["item-1"]).unknown_items == ("item-1",))
-
-
-def test_items_of_an_emptied_and_refilled_store_are_its_own(client: Client, store: Store) -> None:
-    versions = store.model(shop.NAME)
-    for brand in ("b2", "b3"):  # the counter stands at 1 each time
-        store.client.flushall()
-        store.client.hset("ftrie:item:item-1", "brand", brand)
-        store.client.incr(ITEMS_GENERATION)
-        versions.activate(versions.publish(shop.artefact()))
-        expected = shop.expected_score({"brand": brand}, 0)
-        eventually(partial(scores, client, "item-1", expected))
 
 
 def test_a_known_user_and_a_known_candidate_set_serve_while_the_store_stalls(

@@ -117,7 +117,7 @@ def extension(number: int) -> bytes:
     request = reflection_pb2.ServerReflectionRequest()
     request.file_containing_extension.containing_type = "ctr.v1.RankRequest"
     request.file_containing_extension.extension_number = number
-    return request.SerializeToString()
+    return bytes(request.SerializeToString())
 
 
 @settings(examples(50), suppress_health_check=list(HealthCheck))
@@ -313,6 +313,6 @@ def test_after_all_that_the_server_answers_as_before_and_has_logged_no_fault(
         good = RankRequest(item_ids=["item-1"], cookie=chr(number)).SerializeToString()
         assert answered(ask, RANK, good)[0] is OK
     assert shared_client.rank(cookie="u1", candidates=["item-1"], variant="base").items == before.items
-    good = ReportRequest(events=[FeedbackEvent(request_id="last", item_id="a", kind=CLICK)])
-    assert answered(ask, REPORT, good.SerializeToString())[1].accepted_count == 1
+    report = ReportRequest(events=[FeedbackEvent(request_id="last", item_id="a", kind=CLICK)])
+    assert answered(ask, REPORT, report.SerializeToString())[1].accepted_count == 1
     assert not [entry for entry in logs if entry["event"] in ("rank failed", "report failed")]

@@ -88,8 +88,8 @@ def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
     return failed.value
 
 
-def test_who_finds_no_place_is_told_when_to_come_back_and_counted(running: Running) -> None:
-    running.fill()
+def test_who_finds_no_place_is_told_when_to_come_back_and_who_has_one_is_answered(running: Running) -> None:
+    placed = running.fill()
     error: Any = refused(running)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details().startswith("this worker has 5 calls in progress")
@@ -107,10 +107,6 @@ def test_who_finds_no_place_is_told_when_to_come_back_and_counted(running: Runni
     taken = running.meter.take()
     assert [REFUSED, ["Wait", "overload"], 2] in taken["counts"]
     assert [PLACES, [], 5] in taken["gauges"]
-
-
-def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(running: Running) -> None:
-    placed = running.fill()
     with ThreadPoolExecutor(32) as callers:
         errors = list(callers.map(lambda _: refused(running), range(60)))
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -122,24 +118,18 @@ def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answer
 
 
 RETRYING = {
-    "methodConfig": [
-        {
-            "name": [{}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "600s",  # only the server's hint makes it come back sooner
-                "maxBackoff": "600s",
-                "backoffMultiplier": 1,
-                "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
-            },
-        }
-    ]
+    "maxAttempts": 5,
+    "initialBackoff": "600s",  # only the server's hint makes it come back sooner
+    "maxBackoff": "600s",
+    "backoffMultiplier": 1,
+    "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
 }
 
 
 def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(running: Running) -> None:
     running.fill()
-    options = [("grpc.service_config", json.dumps(RETRYING))]
+    config = {"methodConfig": [{"name": [{}], "retryPolicy": RETRYING}]}
+    options = [("grpc.service_config", json.dumps(config))]
     with grpc.insecure_channel(running.address, options=options) as channel:
         call = channel.unary_unary("/test.Slow/Wait").future(b"patient", timeout=60)
         refusals: list[Any] = []

@@ -56,9 +56,9 @@ def publish(store: Store, model: Artefact, before: Artefact | None = None, paren
     return version
 
 
-def publish_delta(store: Store, model: Artefact, before: Artefact, parent: int) -> int:
+def publish_delta(store: Store, model: Artefact, before: Artefact, parent: int, refused: str = "") -> int:
     """Publish the delta that leads from the version `parent` to this model, without activating it."""
-    return store.model(shop.NAME).publish(model.changes_since(before), parent=parent)
+    return store.model(shop.NAME).publish(model.changes_since(before), parent=parent, refused=refused)
 
 
 def status(server: Server) -> ModelStatus:

@@ -82,50 +82,12 @@ def test_versions_of_another_link_are_served_changed_and_rolled_back(client: Cli
     assert plain.ctr == pytest.approx(1 / (1 + math.exp(-plain.score)))
 
 
-def test_a_delta_whose_parents_were_never_active_is_followed_and_left_again(
-    client: Client, store: Store
-) -> None:
-    versions = store.model(shop.NAME)
-    served = shop.publish(store, seed=2)
-    before, parent = shop.artefact(2), served
-    for seed in (3, 4, 5):  # 3 and 4 are what a guard refuses: published, marked, never active
-        now = shop.artefact(seed)
-        parent = versions.publish(
-            now.changes_since(before, version=parent), refused="for the test" * (seed < 5)
-        )
-        before = now
-    versions.activate(parent)
-    eventually(lambda: client.rank(candidates=CANDIDATES).version == parent)
-    assert item_1(client) == wanted(seed=5)
-    assert versions.rollback() == served
-    eventually(lambda: client.rank(candidates=CANDIDATES).version == served)
-    assert item_1(client) == wanted(seed=2)
-
-
 def test_the_first_version_is_served_when_it_comes(store: Store, start: Callable[[], Server]) -> None:
     server = start()
     version = shop.fill(store)
     assert server.ready.wait(180)
     with Client(server.address) as client:
         assert client.rank(candidates=["item-1"]).version == version
-
-
-def test_a_damaged_version_is_refused_and_the_one_before_keeps_serving(client: Client, store: Store) -> None:
-    versions = store.model(shop.NAME)
-    bad = versions.publish(shop.artefact(seed=2))
-    chunk = versions.keys.chunks(bad, 1)[0]
-    middle = store.client.strlen(chunk) // 2
-    store.client.setrange(
-        chunk, middle, bytes(b ^ 0xFF for b in store.client.getrange(chunk, middle, middle))
-    )
-    with structlog.testing.capture_logs() as logs:
-        store.client.set(versions.keys.active, bad)  # activate would have refused it
-        eventually(lambda: any(line["event"] == "version refused" for line in logs))
-    refused = next(line for line in logs if line["event"] == "version refused")
-    assert (refused["version"], refused["still_serving"], refused["log_level"]) == (bad, 1, "error")
-    assert client.rank(candidates=["item-1"]).version == 1
-    good = shop.publish(store, seed=3)
-    eventually(lambda: client.rank(candidates=["item-1"]).version == good)
 
 
 def test_a_store_that_was_emptied_leaves_the_model_in_service_until_a_number_is_given_out_again(

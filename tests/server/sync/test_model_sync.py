@@ -81,8 +81,8 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot_and_a_damaged_one_refused
         version = publish(store, models[2], models[1], other)
         eventually(lambda: status(server).version == version)
         assert reloads(server, "snapshot") == 2
-        # From there on by deltas again, two at once.
-        between = publish_delta(store, models[3], models[2], version)
+        # From there on by deltas again, two at once, of which the first was never active: a guard refuses it.
+        between = publish_delta(store, models[3], models[2], version, refused="for the test")
         version = publish(store, models[0], models[3], between)
         eventually(lambda: status(server).version == version)
         assert reloads(server, "delta") == 1
@@ -95,8 +95,11 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot_and_a_damaged_one_refused
         bad = publish_delta(store, models[1], models[0], first)
         chunk = versions.keys.chunks(bad, 1)[0]
         store.client.setrange(chunk, store.client.strlen(chunk) // 2, b"\x00\xff\x00")
-        store.client.set(versions.keys.active, bad)
-        eventually(lambda: status(server).refused.get("damaged", 0) >= 2)
+        with structlog.testing.capture_logs() as logs:
+            store.client.set(versions.keys.active, bad)  # activate would have refused it
+            eventually(lambda: status(server).refused.get("damaged", 0) >= 2)
+        refused = next(line for line in logs if line["event"] == "version refused")
+        assert (refused["version"], refused["still_serving"], refused["log_level"]) == (bad, first, "error")
         assert status(server).version == first
         assert "was refused (damaged)" in status(server).problem
         version = publish(store, models[2])
