@@ -24,15 +24,12 @@ def seen(request_id: str = "r1") -> Seen:
     return Seen(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
 
 
-class Counts:
+class Counts(Counter[str]):
     """Counts as the meter does."""
-
-    def __init__(self) -> None:
-        self.by_metric: Counter[str] = Counter()
 
     def __call__(self, metric: str, model: str) -> None:
         assert model == "ads"
-        self.by_metric[metric] += 1
+        self[metric] += 1
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -58,7 +55,7 @@ def test_a_line_holds_the_answer_and_what_each_shadow_makes_of_it(tmp_path: Path
             },
         }
     ]
-    assert counts.by_metric == {SHADOW_LOGGED: 1}
+    assert counts == {SHADOW_LOGGED: 1}
 
 
 def test_a_disk_that_hangs_costs_lines_that_are_counted_and_no_caller_waits(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ def test_a_disk_that_hangs_costs_lines_that_are_counted_and_no_caller_waits(tmp_
     offered = 2000
     for n in range(offered):
         log.offer(seen(f"r{n}"))
-    assert counts.by_metric[SHADOW_DROPPED] > 0
+    assert counts[SHADOW_DROPPED] > 0
     os.close(reader)
     log.close()
 
@@ -85,13 +82,13 @@ def test_what_a_full_disk_does_not_take_is_counted_told_once_and_got_over(tmp_pa
     with capture_logs() as told:
         for n in range(3):
             log.offer(seen())
-            eventually(lambda n=n: counts.by_metric[SHADOW_DROPPED] == n + 1)  # type: ignore[misc]
+            eventually(lambda n=n: counts[SHADOW_DROPPED] == n + 1)  # type: ignore[misc]
     assert [line["event"] for line in told] == ["shadow log not written"]
     folder.mkdir()
     log.offer(seen())
     log.close()
     assert len(read(folder / "shadows.jsonl")) == 1
-    assert counts.by_metric == {SHADOW_DROPPED: 3, SHADOW_LOGGED: 1}
+    assert counts == {SHADOW_DROPPED: 3, SHADOW_LOGGED: 1}
 
 
 def test_many_threads_offer_at_once(tmp_path: Path) -> None:

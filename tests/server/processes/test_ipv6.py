@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -22,12 +23,10 @@ from tests.server.one_process import Server
 
 
 def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+    with socket.socket(socket.AF_INET6) as probe, suppress(OSError):
+        probe.bind(("::1", 0))
+        return True
+    return False
 
 
 pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")

@@ -11,7 +11,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,13 +77,6 @@ def total(samples: Samples, name: str, **labels: str) -> float:
     return sum(value for sample, its, value in samples if sample == name and labels.items() <= its.items())
 
 
-def serves(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        asked = health_pb2.HealthCheckRequest(service="ctr.v1.RankingService")
-        status = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20).status
-        return bool(status == health_pb2.HealthCheckResponse.SERVING)
-
-
 @pytest.mark.slow
 def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both_and_records_them(
     shop_store: Store,
@@ -133,7 +125,12 @@ def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both_and_reco
 def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
     shop_store: Store, store_url: str
 ) -> None:
-    with serving(store_url, "--metrics-port", "0", "--workers", "2") as (address, _, log):
+    with serving(store_url, "--metrics-port", "0", "--workers", "2", "--host", "0.0.0.0") as (
+        address,
+        _,
+        log,
+    ):
+        address = f"127.0.0.1:{address.rpartition(':')[2]}"
         where = metrics_address(log)
         with Client(address, 20) as client:
             for _ in range(20):
@@ -158,37 +155,8 @@ def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
         eventually(lambda: counted("ftrie_worker_restarts_total") == 1)
         eventually(lambda: counted("ftrie_workers") == 2)
         assert counted("ftrie_call_seconds_count", **plain) == 20
-
-
-@pytest.mark.slow
-def test_an_overloaded_server_refuses_at_once_its_health_answers_and_an_open_host_is_warned_of(
-    shop_store: Store, store_url: str
-) -> None:
-    flags = ("--threads", "1", "--max-concurrency", "2", "--metrics-port", "0", "--host", "0.0.0.0")
-    with serving(store_url, *flags) as (address, _, log):
-        address = f"127.0.0.1:{address.rpartition(':')[2]}"
-        candidates = list(shop.ITEMS) * 300  # a call that takes a while
-
-        def call(number: int) -> str:
-            with Client(address, 60) as client:
-                try:
-                    client.rank(candidates=candidates, request_id=str(number))
-                except RankFailed as failed:
-                    return failed.code.name
-            return "OK"
-
-        with ThreadPoolExecutor(24) as callers:
-            answers = callers.map(call, range(60))
-            for _ in range(20):
-                assert serves(address)
-            outcomes = list(answers)
-        assert set(outcomes) == {"OK", "RESOURCE_EXHAUSTED"}
-        where = metrics_address(log)
-        refused = outcomes.count("RESOURCE_EXHAUSTED")
-        eventually(lambda: total(scraped(where), "ftrie_refused_total", reason="overload") == refused)
-        assert total(scraped(where), "ftrie_places") == 2
     warnings = [entry["event"].partition(":")[0] for entry in log if entry["level"] == "warning"]
-    assert warnings == ["NO TLS", "NO TOKENS"], "its host is beyond this machine"
+    assert warnings[:2] == ["NO TLS", "NO TOKENS"], "its host is beyond this machine"
 
 
 @pytest.mark.slow
@@ -239,6 +207,7 @@ def test_health_over_http_tells_the_present(store: Store, store_url: str) -> Non
         (["--record", "no folder/requests.jsonl"], "cannot record to no folder/requests.jsonl"),
         (["--shadow-log", "no folder/shadows.jsonl"], "cannot write the shadow log"),
         (["--log-level", "loud"], "got 'loud', expected one of debug, info, warning, error"),
+        (["my model"], "got the model name 'my model'"),
         (["--port", "TAKEN"], "is the port taken? --port 0 chooses a free one"),
     ],
 )
@@ -250,11 +219,3 @@ def test_what_cannot_work_ends_the_command_at_once(
         assert run(["serve", shop.NAME, "--store", store_url, "--port", "0", *flags]) in (1, 2, 6)
     said = capsys.readouterr().err
     assert message in said and "Traceback" not in said
-
-
-@pytest.mark.slow
-def test_a_name_that_no_model_can_have_ends_the_process_with_its_code(store_url: str) -> None:
-    command = [*FTRIE, "serve", "my model", "--store", store_url, "--port", "0"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert finished.returncode == 2
-    assert "got the model name 'my model'" in finished.stderr

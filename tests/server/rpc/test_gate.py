@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,10 +18,11 @@ from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
 from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
-from server.rpc.grpc_server import REFLECTION_PLACES, grpc_server, listen
-from server.rpc.health import Health
+from server.rpc.grpc_server import REFLECTION_PLACES
 from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
 from server.telemetry.meter import Meter
+from tests.server import echo
+from tests.server.one_process import Server
 from tests.waiting import eventually
 
 THREADS, WAITING = 2, 3
@@ -48,17 +49,11 @@ class Slow:
 
 
 class Running:
-    def __init__(self) -> None:
-        self.slow, self.meter = Slow(), Meter()
-        health = Health()
-        health.say(serving=True)
-        self.server = grpc_server(
-            self.slow.handlers(), health, THREADS, max_concurrency=THREADS + WAITING, meter=self.meter
-        )
-        self.address = listen(self.server, "127.0.0.1", 0)
-        self.server.start()
-        self.channel = grpc.insecure_channel(self.address)
-        self.wait = self.channel.unary_unary("/test.Slow/Wait")
+    """A server of the slow service, with few places."""
+
+    def __init__(self, slow: Slow, meter: Meter, address: str, channel: grpc.Channel) -> None:
+        self.slow, self.meter, self.address, self.channel = slow, meter, address, channel
+        self.wait = channel.unary_unary("/test.Slow/Wait")
 
     def in_progress(self) -> float:
         gauges: dict[str, float] = {name: value for name, _, value in self.meter.take()["gauges"]}
@@ -73,13 +68,23 @@ class Running:
         return calls
 
 
+@contextmanager
+def started() -> Iterator[Running]:
+    slow, meter = Slow(), Meter()
+    with (
+        echo.serving(
+            slow.handlers(), threads=THREADS, max_concurrency=THREADS + WAITING, meter=meter
+        ) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        yield Running(slow, meter, address, channel)
+        slow.go.set()
+
+
 @pytest.fixture
 def running() -> Iterator[Running]:
-    made = Running()
-    yield made
-    made.slow.go.set()
-    made.channel.close()
-    made.server.stop(0).wait()
+    with started() as made:
+        yield made
 
 
 def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
@@ -177,10 +182,13 @@ def test_callers_who_send_no_message_hold_no_thread_for_long(
 ) -> None:
     monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
     monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
-    running.slow.go.set()
+    computing = running.wait.future(b"long", timeout=60)
+    assert running.slow.begun.acquire(timeout=20)
     methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
     with silent_calls(running.address, *methods) as hung:
         assert {call.exception(timeout=30).code() for call in hung} == {grpc.StatusCode.CANCELLED}
+    running.slow.go.set()
+    assert computing.result(timeout=20) == b"long", "one that computes for long is left alone"
     assert running.wait(b"next", timeout=20) == b"next"
     health_pb2_grpc.HealthStub(running.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
 
@@ -257,31 +265,23 @@ def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
 
 def test_a_connection_has_a_bounded_number_of_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server_module, "MAX_STREAMS", 3)
-    running = Running()
-    stub = health_pb2_grpc.HealthStub(running.channel)
     request = health_pb2.HealthCheckRequest()
-    watches = [stub.Watch(request) for _ in range(3)]
-    assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
-    with pytest.raises(grpc.RpcError) as failed:
-        stub.Check(request, timeout=0.5)  # held back by the client's own library
-    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
-        health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
-    watches[0].cancel()
-    stub.Check(request, timeout=20)
-    running.channel.close()
-    running.server.stop(0).wait()
+    with started() as running:
+        stub = health_pb2_grpc.HealthStub(running.channel)
+        watches = [stub.Watch(request) for _ in range(3)]
+        assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Check(request, timeout=0.5)  # held back by the client's own library
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
+            health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
+        watches[0].cancel()
+        stub.Check(request, timeout=20)
 
 
-def test_a_call_that_computes_for_long_is_left_alone(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.0)
-    call = running.wait.future(b"long", timeout=60)
-    assert running.slow.begun.acquire(timeout=20)
-    running.server._state.thread_pool.cancel_stuck()  # type: ignore[attr-defined]
-    running.slow.go.set()
-    assert call.result(timeout=20) == b"long"
+def test_a_server_has_as_many_places_as_its_settings_say(start: Callable[..., Server]) -> None:
+    server = start(threads=1, max_concurrency=3)
+    assert [PLACES, [], 3] in server._worker._meter.take()["gauges"]
 
 
 def test_a_task_that_fails_leaves_its_place() -> None:

@@ -14,7 +14,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from ftrie.client.client import Client
 from server.rpc import gate
-from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import SERVICES, Health
 from server.settings import DEFAULT_THREADS
 from tests.server import echo
@@ -30,11 +29,8 @@ ALONE = ("grpc.use_local_subchannel_pool", 1)
 class Running:
     """A server with nothing but its health to say."""
 
-    def __init__(self) -> None:
-        self.health = Health()
-        self.server = grpc_server(echo.handlers(), self.health, 1)
-        self.address = listen(self.server, "127.0.0.1", 0)
-        self.server.start()
+    def __init__(self, health: Health, address: str) -> None:
+        self.health, self.address = health, address
 
     def stub(self, *options: tuple[str, int]) -> tuple[grpc.Channel, Any]:
         """A connection of its own."""
@@ -49,9 +45,9 @@ class Running:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    started = Running()
-    yield started
-    started.server.stop(0).wait()
+    health = Health()
+    with echo.serving(health=health, threads=1) as address:
+        yield Running(health, address)
 
 
 def test_a_watch_hears_the_status_and_each_change(running: Running) -> None:

@@ -22,12 +22,11 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
 from server.errors import Degradation
 from server.impressions.recorder import Recorded, Recorder
-from server.rpc.grpc_server import grpc_server, listen
-from server.rpc.health import Health
 from server.rpc.observers import RANK, Observers
 from server.settings import Settings
 from server.telemetry.meter import Meter
 from server.telemetry.tracing import Traced, note_answer
+from tests.server import echo
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGRADED = Degradation.left_out("user_features", "age: got 'secret'")
@@ -57,17 +56,12 @@ def meter() -> Meter:
 
 
 def call(handlers: grpc.GenericRpcHandler[Any, Any], request: bytes, **options: Any) -> grpc.StatusCode:
-    server = grpc_server(handlers, Health(), 2)
-    address = listen(server, "127.0.0.1", 0)
-    server.start()
-    try:
-        with grpc.insecure_channel(address) as channel:
+    with echo.serving(handlers) as address, grpc.insecure_channel(address) as channel:
+        try:
             channel.unary_unary(RANK)(request, timeout=20, **options)
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    finally:
-        server.stop(0).wait()
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
     return grpc.StatusCode.OK
 
 

@@ -1,10 +1,11 @@
-"""Rank over a real channel, on a real store: what is answered, and where each feature comes from."""
+"""Rank over a real channel, on a real store: what is answered, where each feature comes from, and how it follows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 import structlog
 
 from ftrie.client.client import Client, RankFailed
+from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server
@@ -263,3 +265,47 @@ def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, ser
     fault = next(line for line in logs if line["event"] == "rank failed")
     assert fault["request_id"] == "r-18"
     assert isinstance(fault["exc_info"], AttributeError)
+
+
+def score_alone(client: Client, item: str, cookie: str = "") -> float:
+    return client.rank(cookie=cookie, candidates=[item], variant="base").items[0].score
+
+
+def has_score(client: Client, item: str, expected: float) -> bool:
+    return score_alone(client, item) == pytest.approx(expected)
+
+
+def test_items_are_followed_whoever_changes_them(client: Client, store: Store) -> None:
+    changed = shop.expected_score({**shop.ITEMS["item-1"], "brand": "b3"}, 0)
+    assert score_alone(client, "item-1") != pytest.approx(changed)
+    store.client.hset("ftrie:item:item-1", "brand", "b3")  # another system, which gives notice
+    store.client.xadd(ITEMS_CHANGES, {"id": "item-1"})
+    eventually(partial(has_score, client, "item-1", changed))
+    store.records.put_items([("item-1", {"brand": "b2"})])
+    eventually(partial(has_score, client, "item-1", shop.expected_score({"brand": "b2"}, 0)))
+    store.records.put_items([("item-1", {})])
+    eventually(lambda: client.rank(candidates=["item-1"]).unknown_items == ("item-1",))
+
+
+def test_users_are_read_from_their_own_store_once_within_the_time_to_live(
+    shop_store: Store, store_url: str, start: Callable[..., Server]
+) -> None:
+    users = f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=2"
+    with Store.open(users) as own:
+        own.records.put_users([("u1", {"age": "40"})])
+    server = start(user_store=users)
+    assert server.ready.wait(180)
+
+    def reads() -> int:
+        return int(shop_store.client.info("commandstats")["cmdstat_hmget"]["calls"])
+
+    fields = {"device": "u1", "age": "40", **shop.ITEMS["item-1"]}
+    with Client(server.address, timeout_s=20.0) as client:
+        for _ in range(5):
+            assert score_alone(client, "item-1", "u1") == pytest.approx(shop.expected_score(fields, 0))
+            client.rank(cookie="nobody", candidates=["item-1"])
+        before = reads()
+        for cookie in ("u1", "nobody"):
+            client.rank(cookie=cookie, candidates=["item-1"])
+        assert before >= 2
+        assert reads() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -78,13 +79,20 @@ def test_half_a_pair_and_a_missing_authority_are_refused(tmp_path: Path) -> None
         Access(ca=str(tmp_path / "nowhere.pem")).channel("127.0.0.1:1")
 
 
-def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
+def test_a_secret_that_others_may_read_is_warned_of(server_pem: Pem, tmp_path: Path) -> None:
     Path(server_pem.key).chmod(0o644)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('rank = ["rank-0123456789abcdef"]')
+    tokens.chmod(0o640)
+    settings = Settings(("shop",), "unix:///x", tokens=str(tokens))
     with structlog.testing.capture_logs() as logs:
-        check(Settings(("shop",), "unix:///x", tls_cert=server_pem.cert, tls_key=server_pem.key))
-    assert [(entry["event"], entry["file"]) for entry in logs] == [
-        ("other users can read this secret", server_pem.key)
-    ]
+        check(replace(settings, tls_cert=server_pem.cert, tls_key=server_pem.key))
+    told = {(line["event"], line["file"], line["mode"], line["remedy"]) for line in logs}
+    assert told == {
+        ("other users can read this secret", str(tokens), "0640", f"chmod 600 {tokens}"),
+        ("other users can read this secret", server_pem.key, "0644", f"chmod 600 {server_pem.key}"),
+    }
+    assert {line["log_level"] for line in logs} == {"warning"}
 
 
 def test_a_door_that_stands_open_is_warned_of() -> None:

@@ -22,8 +22,7 @@ from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.errors import ServerError
 from model_store.store import Store
 from server.rpc import security as tokens_module
-from server.rpc.security import Tokens, check
-from server.settings import Settings
+from server.rpc.security import Tokens
 from server.telemetry.families import REFUSED
 from server.telemetry.meter import Meter
 from tests.server import echo, shop
@@ -147,26 +146,12 @@ def test_a_file_that_is_no_token_file_is_refused_without_a_word_of_it(path: Path
         Tokens(str(path.with_name("nowhere.toml")))
 
 
-def test_a_file_that_others_may_read_is_warned_of(path: Path) -> None:
-    path.chmod(0o640)
-    with structlog.testing.capture_logs() as logs:
-        check(Settings(("shop",), "unix:///x", tokens=str(path)))
-    (warning,) = logs
-    assert (warning["log_level"], warning["mode"], warning["remedy"]) == (
-        "warning",
-        "0640",
-        f"chmod 600 {path}",
-    )
-
-
 LOUD = """
 import logging, sys
 logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
 from server.telemetry.log import log_to_stderr
 log_to_stderr(logging.DEBUG)
 from ftrie.client.access import Access
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback, ReportFailed
 from server.rpc.security import Tokens
 from tests.server import echo
 tokens = Tokens(sys.argv[1])
