@@ -14,7 +14,6 @@ from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from model_store.store import Store
 from server.telemetry.families import SHADOW_LOGGED
-from tests.integration.processes import serving
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -110,16 +109,3 @@ def test_an_order_by_an_objective_is_shadowed_by_scores_and_without_shadows_noth
 
     eventually(is_logged_again)  # lines come in the order of the answers, and a moment after them
     assert '"without"' not in log.read_text()
-
-
-@pytest.mark.slow
-def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: str, log: Path) -> None:
-    shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
-    flags = ["--workers", "2", "--shadow-log", str(log)]
-    requests = [f"r{n}" for n in range(40)]
-    with serving(shop.NAME, store_url, *flags) as address:
-        for request_id in requests:  # a connection each, so that the kernel deals them to both workers
-            with Client(address, timeout_s=20.0) as client:
-                client.rank(**ASKED, request_id=request_id, variant="base")
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert sorted(line["request_id"] for line in lines) == sorted(requests)

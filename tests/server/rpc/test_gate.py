@@ -177,9 +177,11 @@ def silent_calls(address: str, *methods: str) -> Iterator[list[Any]]:
         over.set()
 
 
+@pytest.mark.parametrize("asks", [True, False])
 def test_callers_who_send_no_message_hold_no_thread_for_long(
-    running: Running, monkeypatch: pytest.MonkeyPatch
+    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
+    monkeypatch.setattr(pools, "_ASKS", asks)
     monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
     monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
     computing = running.wait.future(b"long", timeout=60)
