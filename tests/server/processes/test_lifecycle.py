@@ -20,11 +20,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
+from server.processes.takeover import Inherited
 from server.rpc.ranking_service import SERVICE
-from server.sync.state_folder import Process
+from server.settings import Settings
+from server.sync.state_folder import Process, StateFolder
 from tests.degradation.system import Running, serving
 from tests.integration.processes import FTRIE
 from tests.server import shop
@@ -287,3 +290,55 @@ def test_a_drain_under_load_loses_no_impression(store: Store, store_url: str, tm
     shadowed = [json.loads(line)["request_id"] for line in log.read_text().splitlines()]
     assert len(shadowed) == len(set(shadowed)) > len(ids) / 2
     assert set(shadowed) <= set(ids)
+
+
+class HungDisk:
+    """`os.fsync` does not return before `answers` is set; `asked` is set by its first call."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def fsync(self, descriptor: int) -> None:
+        """In place of `os.fsync`."""
+        self.asked.set()
+        self.answers.wait()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDisk]:
+    hung = HungDisk()
+    monkeypatch.setattr(os, "fsync", hung.fsync)
+    yield hung
+    hung.answers.set()
+
+
+def test_a_server_ends_within_its_drain_time_and_logs_what_is_not_on_disk(
+    shop_store: Store, store_url: str, tmp_path: Path, disk: HungDisk
+) -> None:
+    server = Server(Settings((shop.NAME,), store_url, drain_s=0.3, state=str(tmp_path)))
+    server.startup()
+    assert server.ready.wait(180)
+    assert disk.asked.wait(20)
+    with capture_logs() as logged:
+        server.drain()
+        server.shutdown()
+    [line] = [line for line in logged if line["event"].startswith("the disk does not answer")]
+    assert (line["log_level"], line["folder"]) == ("error", str(tmp_path))
+
+
+def test_the_workers_are_written_down_once_the_disk_answers_and_nobody_waits_for_it(
+    tmp_path: Path, disk: HungDisk
+) -> None:
+    state, inherited = StateFolder(tmp_path), Inherited((), 0)
+    with capture_logs() as logged:
+        inherited.remember(state, "127.0.0.1:1", [])
+        inherited.remember(state, "127.0.0.1:2", [])  # returns at once: one thread waits already
+    assert [line["event"].partition(":")[0] for line in logged] == ["the disk does not answer"]
+    disk.answers.set()
+
+    def written_down() -> bool:
+        inherited.remember(state, "127.0.0.1:2", [])
+        return state.left_behind()[0] == "127.0.0.1:2"
+
+    eventually(written_down)
+    state.close()

@@ -27,7 +27,7 @@ from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
 from server.rpc.admin_service import page_token
-from tests.degradation.system import Running, serving
+from tests.degradation.system import COMPILE_S, Running, serving
 from tests.server import shop
 from tests.server.certificates import identity
 from tests.waiting import eventually
@@ -328,7 +328,8 @@ def test_a_worker_that_takes_the_place_of_a_dead_one_divides_and_logs_as_it_did(
     eventually(lambda: set(before) <= set(logged()))
     [worker] = admin.status().workers
     os.kill(worker.pid, signal.SIGKILL)
-    eventually(lambda: admin.status().workers[0].restart_count == 1 and admin.status().ready)
+    eventually(lambda: admin.status().workers[0].restart_count == 1, "another worker")
+    eventually(lambda: admin.status().ready, "which serves", within_s=COMPILE_S)
     eventually(lambda: admin.status().workers[0].state == pb.WORKER_STATE_SERVING)
     with Client(served.running.address, timeout_s=20.0) as client:
         assert {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(20)} == {"plain"}
