@@ -11,8 +11,6 @@ import grpc
 from ftrie.client.access import OPEN, Access
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
-from server.rpc.security import Tokens
-from server.telemetry.meter import Meter
 
 METHOD = "/test.Echo/Echo"
 
@@ -25,15 +23,18 @@ def handlers() -> grpc.GenericRpcHandler[Any, Any]:
 
 @contextmanager
 def serving(
+    service: grpc.GenericRpcHandler[Any, Any] | None = None,
     *,
-    tokens: Tokens | None = None,
+    health: Health | None = None,
     credentials: grpc.ServerCredentials | None = None,
-    meter: Meter | None = None,
+    threads: int = 2,
+    **more: Any,
 ) -> Iterator[str]:
-    """An echo that listens on this machine; yields its address."""
-    health = Health()
-    health.say(serving=True)
-    server = grpc_server(handlers(), health, 2, meter=meter, tokens=tokens)
+    """A server of an echo, or of `service`, that listens on this machine; yields its address."""
+    if health is None:
+        health = Health()
+        health.say(serving=True)
+    server = grpc_server(service or handlers(), health, threads, **more)
     address = listen(server, "127.0.0.1", 0, credentials)
     server.start()
     try:

@@ -53,12 +53,9 @@ def test_items_are_fragments_with_position_and_numbers(
     assert found == expected
 
 
-def test_what_is_no_rate_is_null() -> None:
+def test_what_is_no_rate_is_null_and_there_is_room_for_the_longest_item() -> None:
     assert written([b'"id":"a"'], [], [0] * 3, [np.nan, -0.1, 1.1], []) == [
         {"id": "a", "position": place, "ctr": None} for place in (1, 2, 3)
     ]
-
-
-def test_there_is_room_for_the_longest_item() -> None:
     longest = b'{,"position":2147483647,"ctr":0.123456789012345,"propensity":0.123456789012345},'
     assert len(longest) <= AROUND_AN_ITEM

@@ -1,16 +1,19 @@
-"""Impressions of a running server: what each call leaves in a store and in a file, and what it does not."""
+"""Impressions of a running server: what each call leaves in a store and in a file; and the queue before the writer."""
 
 from __future__ import annotations
 
+import gc
 import json
 import stat
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.cli import run
@@ -18,9 +21,16 @@ from ftrie.client.calls import METHOD
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import AnyOf, Thompson
 from model_store.store import Store
+from server.impressions import lines as lines_module
+from server.impressions import log as log_module
+from server.impressions import sinks
+from server.impressions.lines import Lines, Shown
+from server.impressions.log import ImpressionLog
 from server.settings import Settings
 from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
+from server.telemetry.meter import Meter
 from tests.server import shop
+from tests.server.impressions import whole_spec
 from tests.server.one_process import Server
 from tests.stalling import stalled
 from tests.waiting import eventually
@@ -54,6 +64,13 @@ def logging(shop_store: Store, start: Start, file: Path) -> Server:
     return server
 
 
+def ended(server: Server) -> Server:
+    """The server, once everything is written."""
+    server.drain(refuse=False)
+    server.shutdown()
+    return server
+
+
 def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file: Path) -> None:
     before = time.time()
     with Client(logging.address) as client:
@@ -64,7 +81,8 @@ def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file
             top_k=3,
             request_id="r1",
         )
-    eventually(lambda: len(in_store(store)) == 1 and file.exists() and len(in_file(file)) == 1)
+    ended(logging)
+    assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0, "it is for its owner and its group"
     (event,) = in_store(store)
     assert in_file(file) == [event]
     assert before <= event.pop("ts") <= time.time()
@@ -92,19 +110,25 @@ def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file
     }
 
 
-def test_nothing_is_lost_by_a_drain(shop_store: Store, start: Start, file: Path) -> None:
-    server = start(impressions=("store", f"file:{file}"))
+def test_nothing_is_lost_by_a_drain_and_a_stream_is_trimmed_by_length_and_age(
+    shop_store: Store, start: Start, file: Path
+) -> None:
+    server = start(impressions=("store", f"file:{file}"), impressions_length=100, impressions_age_s=3600.0)
     assert server.ready.wait(180)
+    shop_store.client.xadd("ftrie:{shop}:impressions", {"json": "{}"}, id="1-1")
     with Client(server.address) as client:
-        for n in range(500):
+        for n in range(400):
             client.rank(cookie="u1", candidates=["item-1", "item-2"], request_id=f"r{n}")
     server.drain()
     server.shutdown()
-    expected = [f"r{n}" for n in range(500)]
-    assert [event["request_id"] for event in in_store(shop_store)] == expected
+    expected = [f"r{n}" for n in range(400)]
     assert [event["request_id"] for event in in_file(file)] == expected
-    logged = {("shop", "store"): 500, ("shop", "file"): 500}
-    assert counted(server, IMPRESSIONS_LOGGED) == logged
+    in_stream = [event["request_id"] for event in in_store(shop_store)]
+    assert in_stream == expected[-len(in_stream) :]
+    assert 100 <= len(in_stream) < 400
+    first = shop_store.impressions(shop.NAME).info().first_id
+    assert first is not None and first > (1, 1)
+    assert counted(server, IMPRESSIONS_LOGGED) == {("shop", "store"): 400, ("shop", "file"): 400}
     assert counted(server, IMPRESSIONS_DROPPED) == {}
 
 
@@ -122,10 +146,9 @@ def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, sta
 
         eventually(is_logged)
         with stalled(shop_store):  # some lines are on their way, twenty wait
-            answered += [client.rank(candidates=["item-1"]).request_id for _ in range(200)]
+            answered += [client.rank(candidates=["item-1"]).request_id for _ in range(60)]
         eventually(is_logged)  # nearly: what is on its way has arrived before the end
-    server.drain()
-    server.shutdown()
+    ended(server)
     logged = sum(counted(server, IMPRESSIONS_LOGGED).values())
     dropped = sum(counted(server, IMPRESSIONS_DROPPED).values())
     entries = {
@@ -145,9 +168,7 @@ def test_explanations_failed_calls_and_warming_leave_nothing(logging: Server, st
         version = shop.publish(store, seed=2)  # warmed with the recent questions before it is served
         eventually(lambda: client.explain(candidates=["item-1"]).version == version)
         client.rank(candidates=["item-1"], request_id="the only one")
-    eventually(lambda: bool(in_store(store)))
-    logging.drain()
-    logging.shutdown()
+    ended(logging)
     assert [event["request_id"] for event in in_store(store)] == ["the only one"]
 
 
@@ -161,40 +182,30 @@ def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, store_
         with stalled(shop_store):
             gone = rank.future(RankRequest(cookie="u1", item_ids=["item-1"]).SerializeToString())
             gone.cancel()
-            client.rank(
-                candidates=["item-1"], request_id="still there"
-            )  # without a cookie: the store is not asked
-    server.drain()
-    server.shutdown()
+            client.rank(candidates=["item-1"], request_id="still there")  # no cookie: nothing is read
+    ended(server)
     assert [event["request_id"] for event in in_file(file)] == ["still there"]
 
 
-def test_an_answer_that_shows_nothing_is_logged_too(logging: Server, store: Store) -> None:
-    with Client(logging.address) as client:
-        assert client.rank(candidates=["item-1"], filters=[AnyOf("brand", ["none"])]).items == ()
-    eventually(lambda: [event["items"] for event in in_store(store)] == [[]])
-
-
-def test_an_item_that_only_the_store_has_yet_is_logged_with_its_record(logging: Server, store: Store) -> None:
+def test_what_is_logged_of_items_late_unknown_drawn_and_left_out(logging: Server, store: Store) -> None:
     store.client.hset("ftrie:item:late", mapping={"brand": "b2", "price": "6", "colour": "red"})
     with Client(logging.address) as client:
-        client.rank(candidates=["late", "item-1", "nowhere"])
-    eventually(lambda: len(in_store(store)) == 1)
-    features = {item["id"]: item["features"] for item in in_store(store)[0]["items"]}
-    assert features == {
+        client.rank(candidates=["late", "item-1", "nowhere"], items={"spelled": {}})
+        drawn = client.rank(candidates=list(shop.ITEMS), top_k=4, exploration=Thompson(1.0))
+        assert client.rank(candidates=["item-1"], filters=[AnyOf("brand", ["none"])]).items == ()
+    ended(logging)
+    first, second, nothing = (event["items"] for event in in_store(store))
+    assert {item["id"]: item["features"] for item in first} == {
         "late": {"brand": "b2", "price": 6.0},
         "item-1": {"brand": "b1", "tags": ["blue", "green"], "price": 3.0},
         "nowhere": {},
+        "spelled": {},
     }
-
-
-def test_an_item_of_which_nothing_is_known_is_marked(logging: Server, store: Store) -> None:
-    with Client(logging.address) as client:
-        client.rank(candidates=["item-1", "nobody knows it"], items={"spelled": {}}, request_id="r1")
-    eventually(lambda: len(in_store(store)) == 1)
-    (event,) = in_store(store)
-    marks = {item["id"]: item.get("unknown") for item in event["items"]}
-    assert marks == {"item-1": None, "nobody knows it": 1, "spelled": None}
+    assert [item["id"] for item in first if item.get("unknown") == 1] == ["nowhere"]
+    assert [item["propensity"] for item in second] == pytest.approx(
+        [item.propensity for item in drawn.items], abs=1e-15
+    )
+    assert nothing == []
 
 
 def test_a_changed_item_is_logged_as_it_is_served(logging: Server, store: Store) -> None:
@@ -218,8 +229,7 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     state = str(tmp_path / "state")
     without = start(state=state)
     assert without.ready.wait(180)
-    without.drain()
-    without.shutdown()
+    ended(without)
     server = start(state=state, impressions=("store",))
     assert server.ready.wait(180)
 
@@ -231,34 +241,6 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     eventually(is_logged)
     assert in_store(shop_store)[0]["items"][0]["features"]["brand"] == "b1"
     assert {labels[2] for labels in counted(server, IMPRESSIONS_DROPPED)} <= {"catalogue"}
-
-
-def test_what_was_drawn_is_logged_with_its_propensity(logging: Server, store: Store) -> None:
-    with Client(logging.address) as client:
-        answer = client.rank(candidates=list(shop.ITEMS), top_k=4, exploration=Thompson(1.0))
-    eventually(lambda: len(in_store(store)) == 1)
-    logged = [item["propensity"] for item in in_store(store)[0]["items"]]
-    assert logged == pytest.approx([item.propensity for item in answer.items], abs=1e-15)
-
-
-def test_a_stream_is_trimmed_by_length_and_age(shop_store: Store, start: Start) -> None:
-    server = start(impressions=("store",), impressions_length=100, impressions_age_s=3600.0)
-    assert server.ready.wait(180)
-    shop_store.client.xadd("ftrie:{shop}:impressions", {"json": "{}"}, id="1-1")
-    with Client(server.address) as client:
-        for _ in range(400):
-            client.rank(candidates=["item-1"])
-    eventually(lambda: counted(server, IMPRESSIONS_LOGGED).get(("shop", "store")) == 400)
-    info = shop_store.impressions(shop.NAME).info()
-    assert info.length < 400
-    assert info.first_id is not None and info.first_id > (1, 1)
-
-
-def test_a_file_is_for_its_owner_and_its_group(logging: Server, file: Path) -> None:
-    with Client(logging.address) as client:
-        client.rank(candidates=["item-1"])
-    eventually(file.exists)
-    assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0
 
 
 def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
@@ -274,10 +256,91 @@ def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
         client.rank(candidates=["item-1"], variant="base")
         client.rank(candidates=["item-1"], variant="base", no_log=True)
         client.rank(candidates=["item-1"], request_id="the only one")
-    logging.drain()
-    logging.shutdown()
+    ended(logging)
     assert [event["request_id"] for event in in_store(store)] == ["the only one"]
     assert replayed > 0
     skipped = {("shop", "no_log"): replayed + 2, ("shop", "variant"): 1}
     assert counted(logging, IMPRESSIONS_SKIPPED) == skipped
     assert counted(logging, IMPRESSIONS_DROPPED) == {}
+
+
+@pytest.fixture
+def meter() -> Meter:
+    return Meter()
+
+
+def counts_of(meter: Meter) -> dict[tuple[str, ...], float]:
+    return {(name, *labels): number for name, labels, number in meter.take()["counts"]}
+
+
+def offered(log: ImpressionLog, count: int, message_bytes: int = 0) -> None:
+    served = whole_spec.served()
+    request = RankRequest(item_ids=["i1", "x" * message_bytes] if message_bytes else ["i1"])
+    query = whole_spec.query(served, request, None, plain=True)
+    for n in range(count):
+        log.offer(served, query._replace(request_id=f"r{n}"), served.ranker.rank(query))
+
+
+def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_once(
+    file: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "LINGER_S", 60.0)  # it is busy until the end
+    with capture_logs() as told:
+        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
+        offered(log, 40)
+        log.close()
+    counts = counts_of(meter)
+    logged = counts.pop((IMPRESSIONS_LOGGED, "whole", "file"))
+    assert logged == len(in_file(file)) == 5
+    assert logged + sum(counts.values()) == 40
+    assert counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] == 35
+    assert "impressions dropped: too many wait for the writer" in [line["event"] for line in told]
+    file.unlink()
+    monkeypatch.setattr(log_module, "MOST_BYTES", 10_000)  # few long ones wait where many short ones may
+    log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=1000)
+    offered(log, 40, message_bytes=1000)
+    log.close()
+    assert 8 <= len(in_file(file)) <= 9
+
+
+def test_an_impression_that_waits_keeps_no_version_in_memory() -> None:
+    served = whole_spec.served()
+    request = RankRequest(item_ids=["i1", "new"], cookie="c1")
+    left = whole_spec.shown(served, whole_spec.query(served, request, None, plain=True))
+    model = weakref.ref(served.model)
+    del served
+    gc.collect()
+    assert model() is None
+    assert json.loads(left.lines.line(left))["version"] == 7
+
+
+def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path, meter: Meter) -> None:
+    with capture_logs() as told:
+        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=5)
+        served = whole_spec.served(with_fragments=False)
+        query = whole_spec.query(served, RankRequest(item_ids=["i1"]), None, plain=True)
+        for _ in range(3):
+            log.offer(served, query, served.ranker.rank(query))
+        log.close()
+    assert counts_of(meter) == {(IMPRESSIONS_DROPPED, "whole", "file", "catalogue"): 3}
+    assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
+
+
+def test_a_line_that_cannot_be_made_costs_itself_only(
+    file: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Lines.line
+
+    def fails(self: Lines, left: Shown) -> bytes:
+        if left.query.request_id == "r1":
+            raise ValueError("a fault")
+        return make(self, left)
+
+    monkeypatch.setattr(lines_module.Lines, "line", fails)
+    with capture_logs() as told:
+        log = ImpressionLog([sinks.FileSink(str(file), 1 << 30, 1)], meter, most=50)
+        offered(log, 3)
+        log.close()
+    assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
+    assert [event["request_id"] for event in in_file(file)] == ["r0", "r2"]
+    assert counts_of(meter)[IMPRESSIONS_DROPPED, "whole", "file", "failed"] == 1

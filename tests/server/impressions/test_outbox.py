@@ -1,7 +1,8 @@
-"""Lines that wait for a sink: bounded, tried again, counted, none lost while there is time."""
+"""Lines that wait for a sink, and the background writer below: bounded, in order, tried again, counted, drained."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -14,20 +15,21 @@ from structlog.testing import capture_logs
 from model_store.errors import StoreUnavailable
 from server.impressions import log as log_module
 from server.impressions.log import Outbox
+from server.impressions.writer import BackgroundWriter
 from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
 from server.telemetry.meter import Meter
 from tests.waiting import eventually
 
 
 class Slow:
-    """A sink that takes a batch for each permit, or fails while `away`."""
+    """A sink that takes a batch for each permit, or fails by its `fault`."""
 
     kind, shown = "slow", "nowhere"
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, bytes]] = []
         self.batches: list[int] = []
-        self.away = False
+        self.fault: Exception | None = None
         self.closed = Event()
         self.permits = Semaphore(0)
         self.asked = Semaphore(0)
@@ -35,8 +37,8 @@ class Slow:
     def append(self, model: str, lines: Sequence[bytes]) -> None:
         self.asked.release()
         self.permits.acquire()
-        if self.away:
-            raise StoreUnavailable("nobody there")
+        if self.fault is not None:
+            raise self.fault
         self.taken += [(model, line) for line in lines]
         self.batches.append(len(lines))
 
@@ -117,8 +119,11 @@ def test_long_lines_are_bounded_by_their_bytes(
     waiting.close(time.monotonic() + 20)
 
 
-def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(sink: Slow, meter: Counted) -> None:
-    sink.away = True
+@pytest.mark.parametrize("fault", [StoreUnavailable("nobody there"), ValueError("a fault")])
+def test_a_sink_that_fails_is_tried_again_and_nothing_is_lost(
+    sink: Slow, meter: Counted, fault: Exception
+) -> None:
+    sink.fault = fault
     sink.permits.release(2)
     with capture_logs() as told:
         waiting = Outbox(sink, "slow", 100, meter)
@@ -126,7 +131,7 @@ def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(sink: Slow, mete
         eventually(lambda: meter.read()[IMPRESSIONS_FAILED, "slow"] == 2)
         waiting.put(lines(2, 4))
         sink.asked.acquire()
-        sink.away = False
+        sink.fault = None
         sink.permits.release(100)
         eventually(partial(sink.taken.__eq__, lines(0, 4)))
         waiting.close(time.monotonic() + 20)
@@ -137,19 +142,9 @@ def test_a_sink_that_is_away_is_tried_again_and_nothing_is_lost(sink: Slow, mete
     ]
 
 
-def test_at_the_end_what_a_sink_that_is_away_does_not_take_in_time_is_counted(
+def test_what_is_not_taken_in_time_is_counted_once_even_if_it_is_taken_later(
     sink: Slow, meter: Counted
 ) -> None:
-    sink.away = True
-    sink.permits.release(10_000)
-    waiting = Outbox(sink, "slow", 100, meter)
-    waiting.put(lines(0, 5))
-    waiting.close(time.monotonic() + 0.2)
-    assert meter.read()[IMPRESSIONS_DROPPED, "ads", "slow", "closed"] == 5
-    assert sink.taken == []
-
-
-def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(sink: Slow, meter: Counted) -> None:
     waiting = Outbox(sink, "slow", 100, meter)
     waiting.put(lines(0, 5))
     sink.asked.acquire()  # the sink has them in hand, and answers only when they were given up
@@ -157,20 +152,80 @@ def test_what_a_sink_takes_after_it_was_given_up_is_counted_once(sink: Slow, met
     sink.permits.release(1)
     eventually(sink.closed.is_set)
     assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "closed"): 5}
+    away = Slow()
+    away.fault = StoreUnavailable("nobody there")
+    away.permits.release(10_000)
+    waiting = Outbox(away, "slow", 100, meter)
+    waiting.put(lines(0, 5))
+    waiting.close(time.monotonic() + 0.2)
+    assert meter.read()[IMPRESSIONS_DROPPED, "ads", "slow", "closed"] == 10
+    assert away.taken == []
 
 
-def test_a_fault_of_a_sink_is_tried_again_too(meter: Counted) -> None:
-    faults = [ValueError("a fault")]
+class Gate:
+    """Writes batches once it is open."""
 
-    class Faulty(Slow):
-        def append(self, model: str, lines: Sequence[bytes]) -> None:
-            if faults:
-                raise faults.pop()
-            super().append(model, lines)
+    def __init__(self) -> None:
+        self.open, self.entered = threading.Event(), threading.Event()
+        self.batches: list[list[int]] = []
 
-    sink = Faulty()
-    sink.permits.release(1)
-    waiting = Outbox(sink, "slow", 100, meter)
-    waiting.put(lines(0, 1))
-    eventually(lambda: sink.taken == lines(0, 1))
-    waiting.close(time.monotonic() + 20)
+    def write(self, batch: Sequence[int]) -> bool:
+        self.entered.set()
+        self.open.wait(20)
+        self.batches.append(list(batch))
+        return True
+
+
+def test_items_are_written_in_order_and_those_without_room_are_refused() -> None:
+    gate, full = Gate(), list[bool]()
+    writer = BackgroundWriter("test", gate.write, most=3, on_full=full.append)
+    assert [writer.offer(n) for n in range(5)] == [True, True, True, False, False]
+    assert (writer.waiting, full) == (3, [True])
+    gate.open.set()
+    assert writer.close(time.monotonic() + 20) == []
+    assert gate.batches == [[0], [1], [2]]
+    assert full == [True, False]
+    assert not writer.offer(9)
+
+
+def test_what_waits_and_batches_are_bounded_by_items_bytes_and_group() -> None:
+    gate = Gate()
+    writer = BackgroundWriter("test", gate.write, most=100, most_bytes=10)
+    assert writer.offer_all([(1, 6), (2, 4), (3, 1)]) == 2
+    gate.open.set()
+    assert writer.close(time.monotonic() + 20) == []
+    gate.batches.clear()
+    writer = BackgroundWriter(
+        "test", gate.write, most=100, batch=3, batch_bytes=10, group=lambda n: n >= 6, linger_s=0.05
+    )
+    writer.offer_all([(n, 1) for n in range(1, 8)] + [(8, 9), (9, 99)])
+    writer.close(time.monotonic() + 20)
+    assert gate.batches == [[1, 2, 3], [4, 5], [6, 7], [8], [9]]
+
+
+def test_what_is_not_written_in_time_is_returned_and_not_counted_as_written() -> None:
+    gate, written, ended = Gate(), list[int](), threading.Event()
+    writer = BackgroundWriter("test", gate.write, most=9, on_written=written.extend, on_end=ended.set)
+    writer.offer_all([(1, 0), (2, 0)])
+    assert gate.entered.wait(20)
+    assert writer.close(time.monotonic()) == [1, 2]
+    gate.open.set()
+    assert ended.wait(20)
+    assert written == []
+
+
+def test_a_fault_of_the_owner_costs_its_batch_only() -> None:
+    written: list[int] = []
+
+    def write(batch: Sequence[int]) -> bool:
+        if 1 in batch:
+            raise ValueError("a fault")
+        written.extend(batch)
+        return True
+
+    with capture_logs() as logs:
+        writer = BackgroundWriter("test", write, most=9)
+        writer.offer_all([(n, 0) for n in range(3)])
+        writer.close(time.monotonic() + 20)
+    assert written == [0, 2]
+    assert [line["event"] for line in logs] == ["a batch could not be written"]

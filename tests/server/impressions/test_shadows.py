@@ -1,27 +1,31 @@
-"""Shadow variants of a running server: scored from the same walk as the answer, and only logged."""
+"""Shadow variants: scored from the same walk as the answer, and only logged, in whole lines that no call waits for."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from model_store.errors import OutputError
 from model_store.store import Store
-from server.settings import Settings
-from server.telemetry.families import SHADOW_LOGGED
-from tests.integration.processes import FTRIE, ROOT, serving
+from server.impressions.shadows import Seen, ShadowLog
+from server.ranking.query import ShadowRanking
+from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 
-ASKED = {"cookie": "u1", "candidates": list(shop.ITEMS), "context": {"hour": shop.HOURS[0]}}
+ASKED: dict[str, Any] = {"cookie": "u1", "candidates": list(shop.ITEMS), "context": {"hour": shop.HOURS[0]}}
 
 
 @pytest.fixture
@@ -30,19 +34,14 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def client(shop_store: Store, store_url: str, log: Path) -> Iterator[Client]:
+def client(shop_store: Store, start: Callable[..., Server], log: Path) -> Iterator[Client]:
     """A client of a server with a shadow log, whose shop has `plain` as a shadow."""
     stored = shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
-    server = Server(Settings((shop.NAME,), store_url, drain_s=1.0, store_budget_s=0.2, shadow_log=str(log)))
-    server.startup()
-    try:
-        assert server.ready.wait(180)
-        eventually(lambda: server.current.assignment.experiment == stored)
-        with Client(server.address, timeout_s=20.0) as connected:
-            yield connected
-    finally:
-        server.drain()
-        server.shutdown()
+    server = start(shadow_log=str(log))
+    assert server.ready.wait(180)
+    eventually(lambda: server.current.assignment.experiment == stored)
+    with Client(server.address, timeout_s=20.0) as connected:
+        yield connected
     counted = {name: n for name, _, n in server.totals.counts()}
     assert counted.get(SHADOW_LOGGED, 0) <= len(log.read_text().splitlines())
 
@@ -57,106 +56,167 @@ def scores(ranking: Ranking) -> dict[str, float]:
     return {item.id: item.score for item in ranking.items}
 
 
-@pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"candidates": ["item-1", "nobody knows", "item-2"]}])
-def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered(
-    client: Client, log: Path, more: dict[str, object]
+def test_a_shadow_is_logged_bit_for_bit_as_it_had_answered_and_the_answer_stays_the_same(
+    client: Client, log: Path
 ) -> None:
-    asked = {**ASKED, **more}
-    answer = client.rank(**asked, request_id="r1", variant="base")  # type: ignore[arg-type]
-    forced = client.rank(**asked, request_id="r2", variant="plain")  # type: ignore[arg-type]
-    whole = scores(client.rank(**{**asked, "top_k": None}, request_id="r3", variant="plain"))  # type: ignore[arg-type]
-    [line] = logged(log)
-    ids = [item.id for item in answer.items]
-    assert line == {
-        "time": line["time"],
-        "request_id": "r1",
-        "model": "shop",
-        "version": 1,
-        "variant": "base",
-        "ids": ids,
-        "scores": [item.score for item in answer.items],
-        "shadows": {
-            "plain": {
-                "ids": [item.id for item in forced.items],
-                "scores": [item.score for item in forced.items],
-                "shown_scores": [whole[item] for item in ids],
-            }
-        },
-    }
+    others: dict[str, Any] = {"candidates": ["item-1", "nobody knows", "item-2"]}
+    for n, asked in enumerate((ASKED, ASKED | {"top_k": 3}, ASKED | others)):
+        answer = client.rank(**asked, request_id=f"r{n}", variant="base")
+        forced = client.rank(**asked, request_id="forced", variant="plain")
+        whole = scores(client.rank(**{**asked, "top_k": None}, request_id="whole", variant="plain"))
+        line = logged(log, n + 1)[-1]
+        ids = [item.id for item in answer.items]
+        assert line == {
+            "time": line["time"],
+            "request_id": f"r{n}",
+            "model": "shop",
+            "version": 1,
+            "variant": "base",
+            "ids": ids,
+            "scores": [item.score for item in answer.items],
+            "shadows": {
+                "plain": {
+                    "ids": [item.id for item in forced.items],
+                    "scores": [item.score for item in forced.items],
+                    "shown_scores": [whole[item] for item in ids],
+                }
+            },
+        }
+        example = {"device": "u1", **shop.USERS["u1"], "hour": shop.HOURS[0]}
+        for item in answer.items:
+            expected = shop.expected_score({**example, **shop.ITEMS.get(item.id, {})}, 0)
+            assert item.score == pytest.approx(expected, abs=1e-5)
+    assert len(logged(log)) == 3
 
 
-def test_the_answer_is_the_same_with_and_without_shadows(client: Client, shop_store: Store) -> None:
-    shadowed = client.rank(**ASKED, request_id="r", variant="base")  # type: ignore[arg-type]
-    example = {"device": "u1", **shop.USERS["u1"], "hour": shop.HOURS[0]}
-    for item in shadowed.items:
-        expected = shop.expected_score({**example, **shop.ITEMS[item.id]}, 0)
-        assert item.score == pytest.approx(expected, abs=1e-5)
-    assert [item.id for item in shadowed.items] == sorted(
-        scores(shadowed), key=lambda item: (-scores(shadowed)[item], list(shop.ITEMS).index(item))
-    )
-
-
-def test_an_order_by_an_objective_is_shadowed_by_scores(client: Client, shop_store: Store, log: Path) -> None:
-    plain = client.rank(**ASKED, variant="plain", top_k=2)  # type: ignore[arg-type]
-    best = client.rank(**ASKED, variant="base", top_k=1).items[0].id  # type: ignore[arg-type]
-    shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, objective="-score"))
-
-    def worst_first() -> bool:
-        return client.rank(**ASKED, variant="base").items[-1].id == best  # type: ignore[arg-type]
-
-    eventually(worst_first)
-    answer = client.rank(**ASKED, request_id="r", variant="base", top_k=2)  # type: ignore[arg-type]
-    eventually(lambda: '"r"' in log.read_text())
-    line = next(line for line in logged(log) if line["request_id"] == "r")
-    assert line["ids"] == [item.id for item in answer.items]
-    assert line["shadows"]["plain"]["ids"] == [item.id for item in plain.items]  # type: ignore[index]
-
-
-def test_once_the_experiment_has_no_shadows_nothing_is_logged(
+def test_an_order_by_an_objective_is_shadowed_by_scores_and_without_shadows_nothing_is_logged(
     client: Client, shop_store: Store, log: Path
 ) -> None:
-    client.rank(**ASKED, variant="base")  # type: ignore[arg-type]
-    logged(log)
     experiments = shop_store.model(shop.NAME).experiments
+    plain = client.rank(**ASKED, variant="plain", top_k=2)
+    best = client.rank(**ASKED, variant="base", top_k=1).items[0].id
+    experiments.change(lambda e: replace(e, objective="-score"))
+    eventually(lambda: client.rank(**ASKED, variant="base").items[-1].id == best)
+    answer = client.rank(**ASKED, request_id="r", variant="base", top_k=2)
+    eventually(lambda: '"r"' in log.read_text())
+    line: Any = next(line for line in logged(log) if line["request_id"] == "r")
+    assert line["ids"] == [item.id for item in answer.items]
+    assert line["shadows"]["plain"]["ids"] == [item.id for item in plain.items]
+
     experiments.change(lambda e: replace(e, shadows=(), shares={"plain": 1.0}))
     eventually(
         lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain"
     )  # by the spec: base
-    client.rank(**ASKED, variant="base", request_id="without")  # type: ignore[arg-type]
+    client.rank(**ASKED, variant="base", request_id="without")
     experiments.change(lambda e: replace(e, shadows=("plain",)))
 
     def is_logged_again() -> bool:
-        client.rank(**ASKED, variant="base", request_id="with")  # type: ignore[arg-type]
+        client.rank(**ASKED, variant="base", request_id="with")
         return '"with"' in log.read_text()
 
     eventually(is_logged_again)  # lines come in the order of the answers, and a moment after them
     assert '"without"' not in log.read_text()
 
 
-@pytest.mark.slow
-def test_two_workers_write_one_log_of_whole_lines(shop_store: Store, store_url: str, log: Path) -> None:
-    shop_store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
-    flags = ["--workers", "2", "--shadow-log", str(log)]
-    requests = [f"r{n}" for n in range(40)]
-    with serving(shop.NAME, store_url, *flags) as address:
-        for request_id in requests:  # a connection each, so that the kernel deals them to both workers
-            with Client(address, timeout_s=20.0) as client:
-                client.rank(**ASKED, request_id=request_id, variant="base")  # type: ignore[arg-type]
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert sorted(line["request_id"] for line in lines) == sorted(requests)
+def seen(request_id: str = "r1") -> Seen:
+    """An answer of two items, with one shadow."""
+    shadow = ShadowRanking(1, ["b", "\udcff"], [0.25, -1.5], [0.1, 0.25])
+    return Seen(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
 
 
-@pytest.mark.slow
-def test_a_log_that_cannot_be_written_is_told_at_the_start(
-    shop_store: Store, store_url: str, tmp_path: Path
-) -> None:
-    flags = ["serve", shop.NAME, "--store", store_url, "--port", "0"]
-    ended = subprocess.run(
-        [*FTRIE, *flags, "--shadow-log", str(tmp_path / "no" / "log")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == OutputError.exit_code
-    assert "cannot write the shadow log" in ended.stderr and "Traceback" not in ended.stderr
+class Counts(Counter[str]):
+    """Counts as the meter does."""
+
+    def __call__(self, metric: str, model: str) -> None:
+        assert model == "ads"
+        self[metric] += 1
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_holds_the_answer_and_what_each_shadow_makes_of_it(tmp_path: Path) -> None:
+    counts = Counts()
+    log = ShadowLog(tmp_path / "shadows.jsonl", counts)
+    log.offer(seen())
+    log.close()
+    assert read(tmp_path / "shadows.jsonl") == [
+        {
+            "time": "2001-09-09T01:46:40.000Z",
+            "request_id": "r1",
+            "model": "ads",
+            "version": 7,
+            "variant": "base",
+            "ids": ["a", "b"],
+            "scores": [0.5, 1 / 3],
+            "shadows": {
+                "plain": {"ids": ["b", "\udcff"], "scores": [0.25, -1.5], "shown_scores": [0.1, 0.25]}
+            },
+        }
+    ]
+    assert counts == {SHADOW_LOGGED: 1}
+
+
+def test_a_disk_that_hangs_costs_lines_that_are_counted_and_no_caller_waits(tmp_path: Path) -> None:
+    fifo = tmp_path / "hanging"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # nobody reads: the pipe fills, and the writer hangs
+    counts = Counts()
+    log = ShadowLog(fifo, counts, waiting=3)
+    offered = 2000
+    for n in range(offered):
+        log.offer(seen(f"r{n}"))
+    assert counts[SHADOW_DROPPED] > 0
+    os.close(reader)
+    log.close()
+
+
+def test_what_a_full_disk_does_not_take_is_counted_told_once_and_got_over(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    counts = Counts()
+    log = ShadowLog(folder / "shadows.jsonl", counts)
+    (folder / "shadows.jsonl").unlink()
+    folder.rmdir()
+    with capture_logs() as told:
+        for n in range(3):
+            log.offer(seen())
+            eventually(lambda n=n: counts[SHADOW_DROPPED] == n + 1)  # type: ignore[misc]
+    assert [line["event"] for line in told] == ["shadow log not written"]
+    folder.mkdir()
+    log.offer(seen())
+    log.close()
+    assert len(read(folder / "shadows.jsonl")) == 1
+    assert counts == {SHADOW_DROPPED: 3, SHADOW_LOGGED: 1}
+
+
+def test_many_threads_offer_at_once(tmp_path: Path) -> None:
+    counts = Counts()
+    log = ShadowLog(tmp_path / "log", counts, waiting=10_000, max_bytes=50_000, kept=100)
+
+    def offer(name: str) -> None:
+        for n in range(100):
+            log.offer(seen(f"{name}{n}"))
+
+    threads = [threading.Thread(target=offer, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    written = [line["request_id"] for path in tmp_path.iterdir() for line in read(path)]
+    assert sorted(written) == sorted(f"{name}{n}" for name in "abcd" for n in range(100))  # type: ignore[type-var]
+
+
+def test_the_sample_is_a_fraction_of_requests_chosen_by_their_ids(tmp_path: Path) -> None:
+    ids = [f"request {n}" for n in range(2_000)]
+    for sample in (0.0, 0.25, 1.0):
+        one, other = (ShadowLog(tmp_path / "log", Counts(), sample=sample) for _ in range(2))
+        wanted = [one.wants(each) for each in ids]
+        assert wanted == [other.wants(each) for each in ids]
+        assert abs(sum(wanted) - sample * len(ids)) <= 70  # 3.5 standard deviations
+        one.close()
+        other.close()
+    with pytest.raises(OutputError, match=r"cannot write the shadow log .*nowhere"):
+        ShadowLog(tmp_path / "nowhere" / "log", Counts())

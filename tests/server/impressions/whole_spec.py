@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
+from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import ModelSpec, parse_spec
 from server.impressions.lines import Lines, Shown
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
 from server.ranking.candidates import LateItems
+from server.ranking.explain import item_tokens, request_tokens
 from server.ranking.features import StoredUser
 from server.ranking.query import Query
 from server.ranking.ranker import Ranker
 from server.ranking.request import Received
 from server.ranking.resolve import Call, Resolver
+from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.served import ModelHandle, ServedVersion
+from trainer.events.columns import Wanted
+from trainer.events.events import IMPRESSION
+from trainer.events.parse import parse
+from trainer.examples.hashing import ExampleMaker
+from trainer.logs.batch import Position, RowBatch
+
+Keys = list[tuple[bytes, float, int]]
+Hashed = list[tuple[int, float]]
 
 SPEC = """
 [model]
@@ -75,18 +88,23 @@ def spec() -> ModelSpec:
     return parsed.resolve(["click", "request", "when", "device", "sku", *columns])
 
 
-def served(with_fragments: bool = True) -> ServedVersion:
-    """What serves it: a model that knows no key, over the items."""
+def bias_alone(of: ModelSpec) -> Model:
+    """A model that knows no key."""
     made = Artefact.from_columns(
         key_data=np.frombuffer(b"bias", np.uint8),
         key_offsets=np.array([0, 4], np.int64),
         weight=np.ones(1, np.float32),
         variants=np.ones(1, np.uint32),
         rate=np.ones(1, np.float32),
-        spec=spec(),
+        spec=of,
         metrics={},
     )
-    model = Model.build(made, 7)
+    return Model.build(made, 7)
+
+
+def served(with_fragments: bool = True) -> ServedVersion:
+    """What serves it: a model that knows no key, over the items."""
+    model = bias_alone(spec())
     form = Form(model.spec, model.plan) if with_fragments else None
     catalogue = Catalogue.build(model.plan, ITEMS.items(), form)
     return ServedVersion("whole", 7, "", model, catalogue, Ranker(model, catalogue), 0)
@@ -144,3 +162,43 @@ def joined(event: Mapping[str, Any], item: Mapping[str, Any], spec: ModelSpec) -
         field.name: next((value for value in places(field.column) if value is not None), None)
         for field in plan.fields
     }
+
+
+def scored_keys(served: ServedVersion, asked: Query, places: Sequence[int]) -> list[Keys]:
+    """The keys that each of these candidates was scored on, by the tokens in the ranker's hands."""
+    plan, candidates = served.model.plan, asked.candidates
+    of_request = request_tokens(plan, asked.features.tokens)
+    found = []
+    for place in places:
+        row = int(candidates.rows[place])
+        under = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
+        own = item_tokens(served.model, served.catalogue, candidates.ids[place], under)
+        found.append([(key, x, mask) for _, key, x, mask in plan.keys_of(of_request | own)])
+    return found
+
+
+def hashed(keys: Keys) -> Hashed:
+    """Each key's hash and x."""
+    texts = np.frombuffer(b"".join(key for key, _, _ in keys), np.uint8).copy()
+    hashes = np.empty(len(keys), np.uint64)
+    hash_keys(texts, np.cumsum([0, *(len(key) for key, _, _ in keys)]), hashes)
+    return list(zip(hashes.tolist(), [x for _, x, _ in keys], strict=True))
+
+
+def learned_keys(of: ModelSpec, lines: Sequence[bytes]) -> list[Hashed]:
+    """The keys that a trainer hashes of the rows of some lines, read as one block."""
+    data = b"".join(line + b"\n" for line in lines)
+    starts = np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64)
+    events = parse(data, starts, Wanted.of(of))
+    assert events.bad == {}
+    assert (events.kind == IMPRESSION).all()
+    rows = events.items.size
+    columns = {**events.columns, "click": pa.array([1] * rows)}
+    made = ExampleMaker(of).make(RowBatch(columns, np.arange(rows), "join", (), rows, Position("join")))
+    assert made.rejects == ()
+    hashes, x = made.hashed.hashes.tolist(), made.hashed.x.tolist()
+    x = x or [1.0] * len(hashes)
+    return [
+        list(zip(hashes[first:stop], x[first:stop], strict=True))
+        for first, stop in pairwise(made.hashed.starts.tolist())
+    ]

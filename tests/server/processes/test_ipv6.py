@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -22,19 +23,17 @@ from tests.server.one_process import Server
 
 
 def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
+    with socket.socket(socket.AF_INET6) as probe, suppress(OSError):
+        probe.bind(("::1", 0))
+        return True
+    return False
 
 
 pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback address")
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_the_metrics_page_listens(host: str) -> None:
+def test_every_port_of_a_server_listens(host: str) -> None:
     page = MetricsPage(host, 0, registry(Totals()), lambda: {"ready": True})
     try:
         assert page.address.startswith("[::1]:")
@@ -42,11 +41,7 @@ def test_the_metrics_page_listens(host: str) -> None:
             assert answered.status == 200
     finally:
         page.close()
-
-
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_workers_listen_on_the_port_that_their_supervisor_holds(host: str) -> None:
-    port = Port(host, 0, shared=False)
+    port = Port(host, 0, shared=False)  # which a supervisor holds, and its workers listen on
     server = grpc_server(echo.handlers(), Health(), 1, shares_port=True)
     try:
         assert listen(server, host, port.number) == port.address

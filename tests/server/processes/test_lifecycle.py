@@ -1,27 +1,38 @@
-"""A server process's life, from the outside: real processes, real signals, health and reflection."""
+"""A server process's life, from the outside: real processes, real signals, and what they leave behind.
+
+What happens when they are killed is in tests/degradation too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Semaphore
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from structlog.testing import capture_logs
 
 from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
+from server.processes.takeover import Inherited
 from server.rpc.ranking_service import SERVICE
-from server.settings import DEFAULT_THREADS, Settings
+from server.settings import Settings
+from server.sync.state_folder import Process, StateFolder
+from tests.degradation.system import Running, serving
+from tests.integration.processes import FTRIE
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.waiting import eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -34,27 +45,18 @@ def health_of(address: str, service: str = "") -> int:
 
 
 @pytest.fixture
-def serve(
-    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def serve(store_url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `ftrie serve shop` as a process of its own; ended with the test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     processes = []
 
     def started(*flags: str) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "ftrie",
-            "serve",
-            shop.NAME,
-            "--store",
-            store_url,
-            "--port",
-            "0",
-            *flags,
-        ]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
+        process = subprocess.Popen(
+            [*command, "--state", str(tmp_path / "state"), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         processes.append(process)
         return process
 
@@ -64,29 +66,15 @@ def serve(
         process.communicate(timeout=30)
 
 
-def test_health_follows_loading_serving_and_draining(start: Callable[[], Server], store: Store) -> None:
+def test_health_follows_loading_serving_and_draining_and_then_calls_are_refused(
+    start: Callable[..., Server], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.processes.worker.LEAVE_S", 2.0)
     server = start()
     assert [health_of(server.address, name) for name in ("", SERVICE)] == [NOT_SERVING, NOT_SERVING]
     shop.fill(store)
     assert server.ready.wait(180)
     assert [health_of(server.address, name) for name in ("", SERVICE)] == [SERVING, SERVING]
-    with grpc.insecure_channel(server.address) as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert next(watch).status == SERVING
-        draining = threading.Thread(target=server.drain)
-        draining.start()
-        assert next(watch).status == NOT_SERVING
-        watch.cancel()
-        draining.join()
-
-
-def test_a_draining_server_answers_while_clients_that_watch_its_health_leave(
-    shop_store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.processes.worker.LEAVE_S", 2.0)
-    server = Server(Settings((shop.NAME,), store_url, drain_s=10.0))
-    server.startup()
-    assert server.ready.wait(180)
     with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=10) as client:
         assert client.rank(candidates=["item-1"]).items
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -94,21 +82,15 @@ def test_a_draining_server_answers_while_clients_that_watch_its_health_leave(
         draining = threading.Thread(target=server.drain)
         draining.start()
         assert next(watch).status == NOT_SERVING
-        assert client.rank(candidates=["item-1"]).items
+        assert client.rank(candidates=["item-1"]).items, "while clients that watch its health leave"
         watch.cancel()
         draining.join()
-        with pytest.raises(RankFailed):
+        with pytest.raises(RankFailed) as failed:
             client.rank(candidates=["item-1"])
-    server.shutdown()
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.slow
-def test_a_server_with_one_worker_asks_clients_to_reconnect_if_it_is_told_to(
-    shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
-) -> None:
-    process = serve("--connection-age", "0.5", "--json")
-    assert process.stdout is not None
-    address = json.loads(process.stdout.readline())["address"]
+def test_a_server_asks_clients_to_reconnect_if_it_is_told_to(start: Callable[..., Server]) -> None:
     closed, was_ready = threading.Event(), threading.Event()
 
     def changed(state: grpc.ChannelConnectivity) -> None:
@@ -117,59 +99,9 @@ def test_a_server_with_one_worker_asks_clients_to_reconnect_if_it_is_told_to(
         elif was_ready.is_set():
             closed.set()
 
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(start(connection_age_s=0.2).address) as channel:
         channel.subscribe(changed, try_to_connect=True)
         assert closed.wait(30)
-    assert process.poll() is None
-
-
-def test_reflection_lists_the_services(server: Server) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        request = reflection_pb2.ServerReflectionRequest(list_services="")
-        answer = next(stub.ServerReflectionInfo(iter([request])))
-    names = {service.name for service in answer.list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health"} <= names
-
-
-def test_open_reflection_streams_keep_nobody_waiting(server: Server) -> None:
-    closing = threading.Event()
-
-    def questions() -> Iterator[Any]:
-        yield reflection_pb2.ServerReflectionRequest(list_services="")
-        closing.wait()
-
-    with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=20) as client:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        streams = [stub.ServerReflectionInfo(questions())]
-        next(streams[0])  # calls that wait for a connection may leave in any order
-        streams += [stub.ServerReflectionInfo(questions()) for _ in range(2 * DEFAULT_THREADS)]
-        assert client.rank(candidates=["item-1"]).items
-        assert health_of(server.address) == SERVING
-        closing.set()
-        for stream in streams:
-            stream.cancel()
-
-
-def test_reflection_answers_under_the_name_of_its_first_version_too(server: Server) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        ask = channel.stream_stream(
-            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-        )
-        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
-        answer = next(ask(iter([request]), timeout=20))
-    assert answer.file_descriptor_response.file_descriptor_proto
-
-
-def test_a_drained_server_refuses_calls(server: Server) -> None:
-    with Client(server.address, timeout_s=10) as client:
-        assert client.rank(candidates=["item-1"]).items
-        server.drain()
-        with pytest.raises(RankFailed) as failed:
-            client.rank(candidates=["item-1"])
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_process_says_when_it_is_ready_and_ends_on_sigterm(
@@ -191,41 +123,11 @@ def test_a_process_says_when_it_is_ready_and_ends_on_sigterm(
 
 
 @pytest.mark.slow
-def test_calls_that_have_begun_end_before_the_process_does(
-    shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
-) -> None:
-    process = serve("--json")
-    assert process.stdout is not None
-    ready = json.loads(process.stdout.readline())
-    assert (ready["model"], ready["version"]) == (shop.NAME, 1)
-    outcomes: list[grpc.StatusCode | None] = []
-
-    def load() -> None:
-        with Client(ready["address"], timeout_s=20) as client:
-            while not outcomes or outcomes[-1] is None:
-                try:
-                    client.rank(candidates=list(shop.ITEMS) * 100)
-                    outcomes.append(None)
-                    if len(outcomes) == 5:
-                        process.send_signal(signal.SIGINT)
-                except RankFailed as failed:
-                    outcomes.append(failed.code)
-
-    caller = threading.Thread(target=load)
-    caller.start()
-    caller.join()
-    assert process.wait(30) == 0
-    assert outcomes[-1] is grpc.StatusCode.UNAVAILABLE  # refused, not broken off
-    assert len(outcomes) > 5
-
-
-@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(
     shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = serve("--drain", "100", "--json")
-    assert process.stdout is not None
-    assert process.stderr is not None
+    assert process.stdout is not None and process.stderr is not None
     address = json.loads(process.stdout.readline())["address"]
     with grpc.insecure_channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -247,20 +149,196 @@ def test_a_second_signal_ends_the_process_at_once(
         endless.set()
 
 
+CANDIDATES = list(shop.ITEMS)
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def blocks_mapped(pid: int) -> int:
+    """How many blocks of models a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("memfd:ftrie")
+
+
 @pytest.mark.slow
-def test_a_taken_port_is_an_error_with_a_remedy(
-    server: Server, serve: Callable[..., subprocess.Popen[str]]
+def test_many_versions_leave_neither_files_nor_memory_behind(
+    shop_store: Store, store_url: str, tmp_path: Path
 ) -> None:
-    process = serve("--port", server.address.rpartition(":")[2])
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 6
-    assert out == ""
-    assert "is the port taken? --port 0 chooses a free one" in err
+    with serving(store_url, tmp_path, "--workers", "2") as running:
+        check_many_versions(running.await_ready(), shop_store)
+
+
+def check_many_versions(two_workers: Running, store: Store) -> None:
+    """Twenty swaps take no more open files and mapped blocks than ten."""
+    processes = [two_workers.process.pid, *two_workers.workers()]
+    versions = store.model(shop.NAME)
+    models = [shop.artefact(1), shop.artefact(2)]
+    active = versions.active_or_fail()
+    held = []
+    for turn in range(20):
+        before, after = models[turn % 2], models[(turn + 1) % 2]
+        if turn % 5:
+            active = versions.publish(after.changes_since(before), parent=active)
+        else:
+            active = versions.publish(after)
+        versions.activate(active)
+        eventually(
+            lambda version=active: all(
+                worker["versions"] == {shop.NAME: version} for worker in two_workers.status()["workers"]
+            ),
+            "a swap in every worker",
+        )
+        two_workers.client.rank(cookie="u1", candidates=CANDIDATES)
+        held.append([(open_files(pid), blocks_mapped(pid)) for pid in processes])
+    for early, late in zip(held[9], held[-1], strict=True):
+        assert late[0] <= early[0] + 4
+        assert late[1] <= early[1] + 4
 
 
 @pytest.mark.slow
-def test_a_name_that_no_model_can_have_ends_the_command_at_once(store_url: str) -> None:
-    command = [sys.executable, "-m", "ftrie", "serve", "my model", "--store", store_url, "--port", "0"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert finished.returncode == 2
-    assert "got the model name 'my model'" in finished.stderr
+def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their_supervisor(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    shop.fill(store)
+    with serving(store_url, tmp_path, "--workers", "2", "--pin") as running:
+        assert running.process.stdout is not None
+        assert json.loads(running.process.stdout.readline()) == {
+            "model": shop.NAME,
+            "version": 1,
+            "models": {shop.NAME: 1},
+            "address": running.address,
+            "workers": 2,
+        }
+        status, pids = running.status(), running.workers()
+        assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
+        assert len({*pids, running.process.pid}) == 3
+        assert {line["worker"] for line in running.logs("serving")} == {0, 1}
+        mine = sorted(os.sched_getaffinity(0))
+        cores = [sorted(os.sched_getaffinity(pid)) for pid in pids]
+        assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
+        assert sorted(os.sched_getaffinity(running.process.pid)) == mine
+        command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
+        second = subprocess.run(
+            [*command, "--state", str(tmp_path / "state")], capture_output=True, text=True, timeout=60
+        )
+        assert second.returncode == 6
+        assert "name another folder with --state" in second.stderr
+        workers = [Process.of(pid) for pid in pids]
+        running.process.send_signal(signal.SIGHUP)
+        assert running.process.wait(30) == 0
+        assert not any(worker is not None and worker.alive() for worker in workers)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_again_and_again_is_replaced_after_growing_pauses(
+    shop_store: Store, store_url: str, tmp_path: Path
+) -> None:
+    with serving(store_url, tmp_path, "--workers", "1") as running:
+        running.await_ready()
+        for deaths in range(1, 5):
+            eventually(lambda deaths=deaths: len(running.logs("worker started")) == deaths, "a new one")
+            os.kill(running.logs("worker started")[-1]["pid"], signal.SIGKILL)
+            eventually(lambda deaths=deaths: len(running.logs("worker died, replacing it")) == deaths)
+        pauses = [line["in_s"] for line in running.logs("worker died, replacing it")]
+        assert pauses == sorted(pauses)
+        assert pauses[-1] > 2 * pauses[0]
+        eventually(lambda: len(running.workers()) == 1, "a worker again", within_s=60)
+
+
+CALLERS = 4
+
+
+def logged(store: Store) -> list[str]:
+    read = store.impressions(shop.NAME).read((0, 0), 1_000_000)
+    return [json.loads(payload)["request_id"] for payload in read.payloads]
+
+
+def answered(running: Running, caller: int, many: Semaphore) -> list[str]:
+    """Call until the server is gone; the ids of the requests that were answered."""
+    shown: list[str] = []
+    with Client(running.address, timeout_s=5.0) as client, pytest.raises(RankFailed) as failed:
+        while True:
+            request_id = f"{caller}-{len(shown)}"
+            client.rank(cookie="u1", candidates=list(shop.ITEMS), request_id=request_id)
+            shown.append(request_id)
+            many.release()
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE, "refused, not broken off"
+    return shown
+
+
+@pytest.mark.slow
+def test_a_drain_under_load_loses_no_impression(store: Store, store_url: str, tmp_path: Path) -> None:
+    """Nor does any worker tear a line of the other in the shadow log."""
+    shop.fill(store)
+    store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
+    many, log = Semaphore(0), tmp_path / "shadows.jsonl"
+    flags = ("--impressions", "store", "--shadow-log", str(log), "--workers", "2")
+    with serving(store_url, tmp_path, *flags) as running:
+        running.await_ready()
+        with ThreadPoolExecutor(CALLERS) as callers:
+            calls = [callers.submit(answered, running, caller, many) for caller in range(CALLERS)]
+            for _ in range(300):
+                assert many.acquire(timeout=60)
+            running.process.send_signal(signal.SIGINT)
+            shown = {request_id for call in calls for request_id in call.result()}
+        assert running.process.wait(30) == 0
+    ids = logged(store)
+    assert len(ids) == len(set(ids))
+    assert shown <= set(ids)
+    assert len(set(ids) - shown) <= CALLERS  # answered, but the answer came too late for who had asked
+    shadowed = [json.loads(line)["request_id"] for line in log.read_text().splitlines()]
+    assert len(shadowed) == len(set(shadowed)) > len(ids) / 2
+    assert set(shadowed) <= set(ids)
+
+
+class HungDisk:
+    """`os.fsync` does not return before `answers` is set; `asked` is set by its first call."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def fsync(self, descriptor: int) -> None:
+        """In place of `os.fsync`."""
+        self.asked.set()
+        self.answers.wait()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HungDisk]:
+    hung = HungDisk()
+    monkeypatch.setattr(os, "fsync", hung.fsync)
+    yield hung
+    hung.answers.set()
+
+
+def test_a_server_ends_within_its_drain_time_and_logs_what_is_not_on_disk(
+    shop_store: Store, store_url: str, tmp_path: Path, disk: HungDisk
+) -> None:
+    server = Server(Settings((shop.NAME,), store_url, drain_s=0.3, state=str(tmp_path)))
+    server.startup()
+    assert server.ready.wait(180)
+    assert disk.asked.wait(20)
+    with capture_logs() as logged:
+        server.drain()
+        server.shutdown()
+    [line] = [line for line in logged if line["event"].startswith("the disk does not answer")]
+    assert (line["log_level"], line["folder"]) == ("error", str(tmp_path))
+
+
+def test_the_workers_are_written_down_once_the_disk_answers_and_nobody_waits_for_it(
+    tmp_path: Path, disk: HungDisk
+) -> None:
+    state, inherited = StateFolder(tmp_path), Inherited((), 0)
+    with capture_logs() as logged:
+        inherited.remember(state, "127.0.0.1:1", [])
+        inherited.remember(state, "127.0.0.1:2", [])  # returns at once: one thread waits already
+    assert [line["event"].partition(":")[0] for line in logged] == ["the disk does not answer"]
+    disk.answers.set()
+
+    def written_down() -> bool:
+        inherited.remember(state, "127.0.0.1:2", [])
+        return state.left_behind()[0] == "127.0.0.1:2"
+
+    eventually(written_down)
+    state.close()

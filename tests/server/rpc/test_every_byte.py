@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,75 +14,67 @@ from server.settings import Settings
 from tests.server.one_process import Server
 
 NAME = "bytes"
-SPEC = parse_spec(
-    f"""
+TEXT = """
 [model]
-name = "{NAME}"
+name = "bytes"
 [input]
 label = "click"
 [fields]
-a = {{ side = "user" }}
-b = {{ side = "item" }}
-others = {{ side = "user", kind = "raw" }}
+a = { side = "user" }
+b = { side = "item" }
+others = { side = "user", kind = "raw" }
 [[crosses]]
 fields = ["a", "b"]
 """
-).resolve(["click", "a", "b", "others"])
+SPEC = parse_spec(TEXT).resolve(["click", "a", "b", "others"])
 PLAN = FeaturePlan.of(SPEC)
-TEXTS = [chr(point) for point in range(256)] + [
-    "",
-    "=",
-    "a=b*c",
-    "a*b",
-    "\\",
-    "\0\0",
-    "\U0001f98a",
-    "ß\u0301",
-    "x" * 900,
-]
+ODD = ["", "=", "a=b*c", "a*b", "\\", "\0\0", "\U0001f98a", "ß\u0301", "x" * 900]
+TEXTS = [chr(point) for point in range(256)] + ODD
 RAW = [bytes([byte]) for byte in range(256)] + [b"\xff\xfe=\x00*", b"\xc3", b"\xed\xa0\x80"]
+
+
+KNOWN = sorted(
+    {
+        key
+        for n, text in enumerate(TEXTS)
+        for b in TEXTS[n % 4 :: 4]
+        for key, _, _ in PLAN.keys({"a": text, "b": b})
+    }
+    | set(RAW)
+)
+"""Those of every text beside every fourth one, and the raw ones."""
 
 
 def weight(key: bytes) -> float:
     return float(np.float32(sum((at + 1) * byte for at, byte in enumerate(key)) % 997 / 997 - 0.5))
 
 
-@pytest.fixture(scope="module")
-def keys() -> list[bytes]:
-    """Those of every text beside every fourth one, and the raw ones."""
-    found = set(RAW)
-    for number, text in enumerate(TEXTS):
-        for other in TEXTS[number % 4 :: 4]:
-            found.update(key for key, _, _ in PLAN.keys({"a": text, "b": other}))
-    return sorted(found)
-
-
-@pytest.fixture
-def client(store: Store, store_url: str, keys: list[bytes]) -> Iterator[Client]:
+def test_every_key_is_found_and_no_other(store: Store, store_url: str) -> None:
     artefact = Artefact.from_columns(
-        key_data=np.frombuffer(b"".join(keys), np.uint8),
-        key_offsets=np.cumsum([0, *map(len, keys)], dtype=np.int64),
-        weight=np.array([weight(key) for key in keys], np.float32),
-        variants=np.ones(len(keys), np.uint32),
-        rate=np.ones(len(keys), np.float32),
+        key_data=np.frombuffer(b"".join(KNOWN), np.uint8),
+        key_offsets=np.cumsum([0, *map(len, KNOWN)], dtype=np.int64),
+        weight=np.array([weight(key) for key in KNOWN], np.float32),
+        variants=np.ones(len(KNOWN), np.uint32),
+        rate=np.ones(len(KNOWN), np.float32),
         spec=SPEC,
         metrics={},
     )
-    assert artefact.key_list() == keys
-    versions = store.model(NAME)
-    versions.activate(versions.publish(artefact))
+    assert artefact.key_list() == KNOWN
+    store.model(NAME).publish_and_activate(artefact)
     server = Server(Settings((NAME,), store_url, drain_s=1.0))
     server.startup()
     assert server.ready.wait(180)
-    with Client(server.address, 30) as connected:
-        yield connected
-    server.drain()
+    with Client(server.address, 30) as client:
+        check_texts(client)
+        check_raw_keys(client)
+    server.drain(refuse=False)
     server.shutdown()
 
 
-def test_every_text_finds_its_keys_and_no_others(client: Client, keys: list[bytes]) -> None:
-    known = set(keys)
-    for text in [*TEXTS[:256:5], *TEXTS[256:]]:
+def check_texts(client: Client) -> None:
+    """Each text finds its keys and no others."""
+    known = set(KNOWN)
+    for text in [*TEXTS[:256:8], *ODD]:
         answer = client.rank(user={"a": text}, items={f"i{n}": {"b": b} for n, b in enumerate(TEXTS)})
         scores = {item.id: item.score for item in answer.items}
         for number, other in enumerate(TEXTS):
@@ -93,15 +83,9 @@ def test_every_text_finds_its_keys_and_no_others(client: Client, keys: list[byte
             assert scores[f"i{number}"] == pytest.approx(expected, abs=1e-6), (text, other)
 
 
-def test_raw_keys_of_any_text_are_found_whole(client: Client, keys: list[bytes]) -> None:
+def check_raw_keys(client: Client) -> None:
+    """Raw keys of any text are found whole."""
     base = client.rank(items={"i": {}}).items[0].score
-    for raw in [key.decode() for key in keys if _is_text(key)][:300]:
-        answer = client.rank(user={"raw_keys": [raw]}, items={"i": {}})
-        assert answer.items[0].score - base == pytest.approx(weight(raw.encode()), abs=1e-6), raw
-
-
-def _is_text(key: bytes) -> bool:
-    try:
-        return bool(key.decode())
-    except UnicodeDecodeError:
-        return False
+    for raw in [*RAW[:128], *(key for key in KNOWN[128::400] if key not in RAW)]:
+        answer = client.rank(user={"raw_keys": [raw.decode()]}, items={"i": {}})
+        assert answer.items[0].score - base == pytest.approx(weight(raw), abs=1e-6), raw

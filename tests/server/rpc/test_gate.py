@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -17,10 +18,11 @@ from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
 from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
-from server.rpc.grpc_server import REFLECTION_PLACES, grpc_server, listen
-from server.rpc.health import Health
+from server.rpc.grpc_server import REFLECTION_PLACES
 from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
 from server.telemetry.meter import Meter
+from tests.server import echo
+from tests.server.one_process import Server
 from tests.waiting import eventually
 
 THREADS, WAITING = 2, 3
@@ -47,17 +49,11 @@ class Slow:
 
 
 class Running:
-    def __init__(self) -> None:
-        self.slow, self.meter = Slow(), Meter()
-        health = Health()
-        health.say(serving=True)
-        self.server = grpc_server(
-            self.slow.handlers(), health, THREADS, max_concurrency=THREADS + WAITING, meter=self.meter
-        )
-        self.address = listen(self.server, "127.0.0.1", 0)
-        self.server.start()
-        self.channel = grpc.insecure_channel(self.address)
-        self.wait = self.channel.unary_unary("/test.Slow/Wait")
+    """A server of the slow service, with few places."""
+
+    def __init__(self, slow: Slow, meter: Meter, address: str, channel: grpc.Channel) -> None:
+        self.slow, self.meter, self.address, self.channel = slow, meter, address, channel
+        self.wait = channel.unary_unary("/test.Slow/Wait")
 
     def in_progress(self) -> float:
         gauges: dict[str, float] = {name: value for name, _, value in self.meter.take()["gauges"]}
@@ -72,13 +68,23 @@ class Running:
         return calls
 
 
+@contextmanager
+def started() -> Iterator[Running]:
+    slow, meter = Slow(), Meter()
+    with (
+        echo.serving(
+            slow.handlers(), threads=THREADS, max_concurrency=THREADS + WAITING, meter=meter
+        ) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
+        yield Running(slow, meter, address, channel)
+        slow.go.set()
+
+
 @pytest.fixture
 def running() -> Iterator[Running]:
-    made = Running()
-    yield made
-    made.slow.go.set()
-    made.channel.close()
-    made.server.stop(0).wait()
+    with started() as made:
+        yield made
 
 
 def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
@@ -87,8 +93,8 @@ def refused(running: Running, request: bytes = b"more") -> grpc.RpcError:
     return failed.value
 
 
-def test_who_finds_no_place_is_told_when_to_come_back(running: Running) -> None:
-    running.fill()
+def test_who_finds_no_place_is_told_when_to_come_back_and_who_has_one_is_answered(running: Running) -> None:
+    placed = running.fill()
     error: Any = refused(running)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details().startswith("this worker has 5 calls in progress")
@@ -97,12 +103,17 @@ def test_who_finds_no_place_is_told_when_to_come_back(running: Running) -> None:
     after_ms = round(1000 * told.retry_after_s)
     assert RETRY_AFTER_MS[0] <= after_ms <= RETRY_AFTER_MS[1]
     assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == str(after_ms)
-
-
-def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answered(running: Running) -> None:
-    placed = running.fill()
+    too_long_to_wait_for: Any = refused(running, BIG)
+    assert too_long_to_wait_for.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    stub = health_pb2_grpc.HealthStub(running.channel)
+    for _ in range(20):
+        status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+        assert status == health_pb2.HealthCheckResponse.SERVING
+    taken = running.meter.take()
+    assert [REFUSED, ["Wait", "overload"], 2] in taken["counts"]
+    assert [PLACES, [], 5] in taken["gauges"]
     with ThreadPoolExecutor(32) as callers:
-        errors = list(callers.map(lambda _: refused(running), range(200)))
+        errors = list(callers.map(lambda _: refused(running), range(60)))
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert len(running.slow.computed) == THREADS  # nobody else has come near a thread
     running.slow.go.set()
@@ -111,44 +122,25 @@ def test_many_more_callers_than_places_are_refused_and_those_with_a_place_answer
     assert running.wait(b"again", timeout=20) == b"again"
 
 
-def test_a_refused_message_is_not_waited_for(running: Running) -> None:
-    running.fill()
-    assert refused(running, BIG).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 RETRYING = {
-    "methodConfig": [
-        {
-            "name": [{}],
-            "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "600s",  # only the server's hint makes it come back sooner
-                "maxBackoff": "600s",
-                "backoffMultiplier": 1,
-                "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
-            },
-        }
-    ]
+    "maxAttempts": 5,
+    "initialBackoff": "600s",  # only the server's hint makes it come back sooner
+    "maxBackoff": "600s",
+    "backoffMultiplier": 1,
+    "retryableStatusCodes": ["RESOURCE_EXHAUSTED"],
 }
 
 
 def test_a_client_with_a_retry_policy_comes_back_when_it_is_told_to(running: Running) -> None:
     running.fill()
-    options = [("grpc.service_config", json.dumps(RETRYING))]
+    config = {"methodConfig": [{"name": [{}], "retryPolicy": RETRYING}]}
+    options = [("grpc.service_config", json.dumps(config))]
     with grpc.insecure_channel(running.address, options=options) as channel:
         call = channel.unary_unary("/test.Slow/Wait").future(b"patient", timeout=60)
         refusals: list[Any] = []
         eventually(lambda: refusals.extend(running.meter.take()["counts"]) or bool(refusals))
         running.slow.go.set()
         assert call.result(timeout=20) == b"patient"
-
-
-def test_health_answers_while_every_place_is_taken(running: Running) -> None:
-    running.fill()
-    stub = health_pb2_grpc.HealthStub(running.channel)
-    for _ in range(20):
-        status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
-        assert status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(running: Running) -> None:
@@ -171,35 +163,52 @@ def test_a_call_whose_deadline_passed_while_it_waited_is_not_computed(running: R
     assert b"late" not in running.slow.computed
 
 
-def test_refusals_and_places_are_counted(running: Running) -> None:
-    running.fill()
-    for _ in range(3):
-        refused(running)
-    taken = running.meter.take()
-    assert [REFUSED, ["Wait", "overload"], 3] in taken["counts"]
-    assert [PLACES, [], 5] in taken["gauges"]
-
-
-def test_callers_who_send_no_message_hold_no_thread_for_long(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
-    running.slow.go.set()
-    silent = threading.Event()
+@contextmanager
+def silent_calls(address: str, *methods: str) -> Iterator[list[Any]]:
+    """As many calls of each method as there are threads, which send no message."""
+    over = threading.Event()
 
     def nothing() -> Iterator[bytes]:
-        silent.wait()
+        over.wait()
         yield b""
 
-    with grpc.insecure_channel(running.address) as channel:
-        methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
-        hung = [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
-        codes = {call.exception(timeout=30).code() for call in hung}
-        silent.set()
-    assert codes == {grpc.StatusCode.CANCELLED}
+    with grpc.insecure_channel(address) as channel:
+        yield [channel.stream_unary(method).future(nothing()) for method in methods for _ in range(THREADS)]
+        over.set()
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_callers_who_send_no_message_hold_no_thread_for_long(
+    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    monkeypatch.setattr(pools, "_ASKS", asks)
+    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.1)
+    monkeypatch.setattr(pools, "LOOK_EVERY_S", 0.05)
+    computing = running.wait.future(b"long", timeout=60)
+    assert running.slow.begun.acquire(timeout=20)
+    methods = ("/test.Slow/Wait", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
+    with silent_calls(running.address, *methods) as hung:
+        assert {call.exception(timeout=30).code() for call in hung} == {grpc.StatusCode.CANCELLED}
+    running.slow.go.set()
+    assert computing.result(timeout=20) == b"long", "one that computes for long is left alone"
     assert running.wait(b"next", timeout=20) == b"next"
-    stub = health_pb2_grpc.HealthStub(running.channel)
-    stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+    health_pb2_grpc.HealthStub(running.channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
+    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    assert pools._ASKS  # of the grpc that is installed
+    monkeypatch.setattr(pools, "_ASKS", asks)
+    running.slow.go.set()
+    with silent_calls(running.address, "/test.Slow/Wait") as hung:
+        waited = running.wait.future(b"next", timeout=20)
+        if asks:
+            assert waited.result() == b"next"
+        for call in hung:
+            call.cancel()
+        assert waited.result() == b"next"
 
 
 def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Running) -> None:
@@ -210,30 +219,6 @@ def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Runni
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert error.details() == '"/test.Slow/Wait" requires exactly one request message.'
     assert running.slow.computed == []
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
-    running: Running, monkeypatch: pytest.MonkeyPatch, asks: bool
-) -> None:
-    assert pools._ASKS  # of the grpc that is installed
-    monkeypatch.setattr(pools, "_ASKS", asks)
-    silent = threading.Event()
-
-    def nothing() -> Iterator[bytes]:
-        silent.wait()
-        yield b""
-
-    running.slow.go.set()
-    with grpc.insecure_channel(running.address) as channel:
-        hung = [channel.stream_unary("/test.Slow/Wait").future(nothing()) for _ in range(THREADS)]
-        waited = running.wait.future(b"next", timeout=20)
-        if asks:
-            assert waited.result() == b"next"
-        for call in hung:
-            call.cancel()
-        assert waited.result() == b"next"
-        silent.set()
 
 
 def reflecting(channel: grpc.Channel, open_until: threading.Event) -> Any:
@@ -282,31 +267,23 @@ def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
 
 def test_a_connection_has_a_bounded_number_of_calls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_server_module, "MAX_STREAMS", 3)
-    running = Running()
-    stub = health_pb2_grpc.HealthStub(running.channel)
     request = health_pb2.HealthCheckRequest()
-    watches = [stub.Watch(request) for _ in range(3)]
-    assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
-    with pytest.raises(grpc.RpcError) as failed:
-        stub.Check(request, timeout=0.5)  # held back by the client's own library
-    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
-        health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
-    watches[0].cancel()
-    stub.Check(request, timeout=20)
-    running.channel.close()
-    running.server.stop(0).wait()
+    with started() as running:
+        stub = health_pb2_grpc.HealthStub(running.channel)
+        watches = [stub.Watch(request) for _ in range(3)]
+        assert {next(watch).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Check(request, timeout=0.5)  # held back by the client's own library
+        assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with grpc.insecure_channel(running.address, [("grpc.use_local_subchannel_pool", 1)]) as another:
+            health_pb2_grpc.HealthStub(another).Check(request, timeout=20)
+        watches[0].cancel()
+        stub.Check(request, timeout=20)
 
 
-def test_a_call_that_computes_for_long_is_left_alone(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pools, "MESSAGE_WITHIN_S", 0.0)
-    call = running.wait.future(b"long", timeout=60)
-    assert running.slow.begun.acquire(timeout=20)
-    running.server._state.thread_pool.cancel_stuck()  # type: ignore[attr-defined]
-    running.slow.go.set()
-    assert call.result(timeout=20) == b"long"
+def test_a_server_has_as_many_places_as_its_settings_say(start: Callable[..., Server]) -> None:
+    server = start(threads=1, max_concurrency=3)
+    assert [PLACES, [], 3] in server._worker._meter.take()["gauges"]
 
 
 def test_a_task_that_fails_leaves_its_place() -> None:
@@ -318,7 +295,7 @@ def test_a_task_that_fails_leaves_its_place() -> None:
     assert pool.in_progress() == 0
 
 
-def test_a_thread_leaves_a_call_to_each_idle_thread() -> None:
+def test_a_thread_leaves_a_call_to_each_idle_thread_and_ends_when_it_takes_the_end() -> None:
     ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
     for number in range(20):
         ready.put(number)
@@ -329,12 +306,9 @@ def test_a_thread_leaves_a_call_to_each_idle_thread() -> None:
     assert len(taken) == 4
     assert pools._take_more(ready, 0, taken[:1])
     assert ready.qsize() == 17 - (pools.MOST_TOGETHER - 1)
-
-
-def test_a_thread_that_takes_the_end_answers_what_it_has_and_ends() -> None:
-    ready: pools.SimpleQueue[Any] = pools.SimpleQueue()
+    ends: pools.SimpleQueue[Any] = pools.SimpleQueue()
     for each in (1, None, 2):
-        ready.put(each)
-    taken: list[Any] = [0]
-    assert not pools._take_more(ready, 0, taken)
-    assert taken == [0, 1]
+        ends.put(each)
+    taken = [0]
+    assert not pools._take_more(ends, 0, taken)
+    assert taken == [0, 1], "what it has is still answered"

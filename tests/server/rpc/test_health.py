@@ -9,11 +9,15 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from ftrie.client.client import Client
 from server.rpc import gate
-from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import SERVICES, Health
+from server.settings import DEFAULT_THREADS
 from tests.server import echo
+from tests.server.one_process import Server
 from tests.waiting import eventually
 
 SERVING, NOT_SERVING, UNKNOWN = (
@@ -25,11 +29,8 @@ ALONE = ("grpc.use_local_subchannel_pool", 1)
 class Running:
     """A server with nothing but its health to say."""
 
-    def __init__(self) -> None:
-        self.health = Health()
-        self.server = grpc_server(echo.handlers(), self.health, 1)
-        self.address = listen(self.server, "127.0.0.1", 0)
-        self.server.start()
+    def __init__(self, health: Health, address: str) -> None:
+        self.health, self.address = health, address
 
     def stub(self, *options: tuple[str, int]) -> tuple[grpc.Channel, Any]:
         """A connection of its own."""
@@ -44,9 +45,9 @@ class Running:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    started = Running()
-    yield started
-    started.server.stop(0).wait()
+    health = Health()
+    with echo.serving(health=health, threads=1) as address:
+        yield Running(health, address)
 
 
 def test_a_watch_hears_the_status_and_each_change(running: Running) -> None:
@@ -60,14 +61,11 @@ def test_a_watch_hears_the_status_and_each_change(running: Running) -> None:
             assert {running.checked(service) for service in SERVICES} == {expected}
 
 
-def test_one_that_drains_is_not_serving_whatever_is_said_then(running: Running) -> None:
+def test_one_that_drains_is_not_serving_and_an_unknown_service_is_told_so(running: Running) -> None:
     running.health.say(serving=True)
     running.health.drain()
     running.health.say(serving=True)
     assert running.checked() == NOT_SERVING
-
-
-def test_an_unknown_service_is_told_so(running: Running) -> None:
     channel, stub = running.stub()
     with channel:
         asked = health_pb2.HealthCheckRequest(service="ctr.v1.Unknown")
@@ -75,6 +73,45 @@ def test_an_unknown_service_is_told_so(running: Running) -> None:
         with pytest.raises(grpc.RpcError) as failed:
             stub.Check(asked, timeout=20)
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_health_and_reflection_know_the_services_of_a_server(shared_server: Server) -> None:
+    asked = reflection_pb2.ServerReflectionRequest
+    with grpc.insecure_channel(shared_server.address) as channel:
+        known = ProtoReflectionDescriptorDatabase(channel)
+        assert {*SERVICES[1:], "grpc.health.v1.Health"} <= {*known.get_services()}
+        for service in SERVICES[1:]:
+            check = health_pb2.HealthCheckRequest(service=service)
+            assert health_pb2_grpc.HealthStub(channel).Check(check, timeout=20).status == SERVING
+            assert known.FindFileContainingSymbol(service).package == "ctr.v1"
+        # The database asks for version 1alpha; clients of version 1 are answered too.
+        ask = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            asked.SerializeToString,
+            reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        answer = next(ask(iter([asked(file_containing_symbol=SERVICES[1])]), timeout=20))
+        assert answer.file_descriptor_response.file_descriptor_proto
+
+
+def test_open_reflection_streams_keep_nobody_waiting(shared_server: Server, shared_client: Client) -> None:
+    closing = threading.Event()
+
+    def questions() -> Iterator[Any]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        closing.wait()
+
+    with grpc.insecure_channel(shared_server.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        streams = [stub.ServerReflectionInfo(questions())]
+        next(streams[0])  # calls that wait for a connection may leave in any order
+        streams += [stub.ServerReflectionInfo(questions()) for _ in range(2 * DEFAULT_THREADS)]
+        assert shared_client.rank(candidates=["item-1"]).items
+        check = health_pb2.HealthCheckRequest()
+        assert health_pb2_grpc.HealthStub(channel).Check(check, timeout=20).status == SERVING
+        closing.set()
+        for stream in streams:
+            stream.cancel()
 
 
 def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing(running: Running) -> None:
@@ -98,7 +135,7 @@ def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing
     for thread in threads:
         thread.start()
     try:
-        for _ in range(100):
+        for _ in range(30):
             running.checked()
     finally:
         over.set()

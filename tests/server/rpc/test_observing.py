@@ -22,12 +22,11 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
 from server.errors import Degradation
 from server.impressions.recorder import Recorded, Recorder
-from server.rpc.grpc_server import grpc_server, listen
-from server.rpc.health import Health
 from server.rpc.observers import RANK, Observers
 from server.settings import Settings
 from server.telemetry.meter import Meter
 from server.telemetry.tracing import Traced, note_answer
+from tests.server import echo
 
 ROOT = Path(__file__).resolve().parents[3]
 DEGRADED = Degradation.left_out("user_features", "age: got 'secret'")
@@ -57,31 +56,27 @@ def meter() -> Meter:
 
 
 def call(handlers: grpc.GenericRpcHandler[Any, Any], request: bytes, **options: Any) -> grpc.StatusCode:
-    server = grpc_server(handlers, Health(), 2)
-    address = listen(server, "127.0.0.1", 0)
-    server.start()
-    try:
-        with grpc.insecure_channel(address) as channel:
+    with echo.serving(handlers) as address, grpc.insecure_channel(address) as channel:
+        try:
             channel.unary_unary(RANK)(request, timeout=20, **options)
-    except grpc.RpcError as error:
-        code: grpc.StatusCode = error.code()
-        return code
-    finally:
-        server.stop(0).wait()
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
     return grpc.StatusCode.OK
 
 
+Spans = tuple[TracerProvider, InMemorySpanExporter]
+
+
 @pytest.fixture
-def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
+def spans() -> Iterator[Spans]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     yield provider, exporter
     provider.shutdown()
 
 
-def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(
-    meter: Meter, spans: tuple[TracerProvider, InMemorySpanExporter]
-) -> None:
+def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(meter: Meter, spans: Spans) -> None:
     provider, exporter = spans
     meter.listeners += (note_answer,)
     request = RankRequest(request_id="r1", cookie="secret", item_ids=["secret"])
@@ -107,20 +102,16 @@ def test_a_call_is_a_span_below_its_caller_s_and_says_what_answered(
     assert "secret" not in span.to_json()
 
 
-@pytest.mark.parametrize(
-    ("status", "outcome"), [("INVALID_ARGUMENT", StatusCode.UNSET), ("UNAVAILABLE", StatusCode.ERROR)]
-)
-def test_a_span_is_an_error_where_the_server_is_to_blame(
-    meter: Meter, spans: tuple[TracerProvider, InMemorySpanExporter], status: str, outcome: StatusCode
-) -> None:
+def test_a_span_is_an_error_where_the_server_is_to_blame(meter: Meter, spans: Spans) -> None:
     provider, exporter = spans
-    request = RankRequest(model=status).SerializeToString()
-    code = call(Traced(Ranking(meter).handlers(), provider), request)
-    (span,) = exporter.get_finished_spans()
-    assert code.name == status
-    assert (span.attributes or {})["rpc.grpc.status_code"] == code.value[0]
-    assert span.status.status_code is outcome
-    assert span.events == ()
+    for status, outcome in (("INVALID_ARGUMENT", StatusCode.UNSET), ("UNAVAILABLE", StatusCode.ERROR)):
+        request = RankRequest(model=status).SerializeToString()
+        code = call(Traced(Ranking(meter).handlers(), provider), request)
+        span = exporter.get_finished_spans()[-1]
+        assert code.name == status
+        assert (span.attributes or {})["rpc.grpc.status_code"] == code.value[0]
+        assert span.status.status_code is outcome
+        assert span.events == ()
 
 
 @pytest.mark.slow
@@ -148,9 +139,7 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     request = RankRequest(cookie="ü", item_ids=["a", "b"], top_k=3)
     request.context.values["distance"].number = 2.5
     assert call(handlers, request.SerializeToString()) is grpc.StatusCode.OK
-    assert (
-        call(handlers, b"\xff") is grpc.StatusCode.INTERNAL
-    )  # this test's service has no care for such bytes
+    assert call(handlers, b"\xff") is grpc.StatusCode.INTERNAL  # which this test's service does not look for
     recorder.close()
     (line,) = path.read_text("utf-8").splitlines()
     assert json.loads(line)["request"] == {
@@ -162,7 +151,9 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_full_disk_ends_the_recording_and_nothing_else(meter: Meter) -> None:
+def test_a_full_disk_ends_the_recording_and_a_file_that_cannot_be_is_refused(
+    meter: Meter, tmp_path: Path
+) -> None:
     recorder = Recorder("/dev/full", 1.0)
     handlers = Recorded(Ranking(meter).handlers(), RANK, recorder)
     with structlog.testing.capture_logs() as logs:
@@ -170,14 +161,14 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(meter: Meter) -> None:
         recorder.close()
         assert call(handlers, b"") is grpc.StatusCode.OK
     assert [entry["event"] for entry in logs] == ["recording ends"]
-
-
-def test_a_file_that_cannot_be_recorded_to_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot record to .*: No such file"):
         Recorder(str(tmp_path / "no folder" / "requests.jsonl"), 1.0)
 
 
 def test_the_access_log_names_the_request_and_quotes_nothing_of_it(meter: Meter) -> None:
+    plain = Ranking(meter).handlers()
+    assert Observers(Settings(("shop",), "unix:///nowhere"), meter).around(plain) is plain  # without it
+    assert meter.listeners == ()
     observers = Observers(Settings(("shop",), "unix:///nowhere", access_log=1.0), meter)
     handlers = observers.around(Ranking(meter).handlers())
     with structlog.testing.capture_logs() as logs:
@@ -195,10 +186,3 @@ def test_the_access_log_names_the_request_and_quotes_nothing_of_it(meter: Meter)
         "candidates": 200,
         "degraded": ["user_features"],
     }
-
-
-def test_by_default_there_is_nobody_around_the_handlers(meter: Meter) -> None:
-    observers = Observers(Settings(("shop",), "unix:///nowhere"), meter)
-    handlers = Ranking(meter).handlers()
-    assert observers.around(handlers) is handlers
-    assert meter.listeners == ()

@@ -1,18 +1,26 @@
-"""Rank over a real channel, on a real store: what is answered, and where each feature comes from."""
+"""Rank over a real channel, on a real store: what is answered, where each feature comes from, how it follows.
+
+And what a failed call carries besides its status: ErrorInfo, BadRequest and RetryInfo.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
 import pytest
 import structlog
 
+from ftrie.client.access import CallFailed, FieldViolation
 from ftrie.client.client import Client, RankFailed
+from model_store.errors import FieldValueError, StoreError, StoreUnavailable
+from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
+from server.errors import MAX_MESSAGE_BYTES, NotReady, ObjectiveError, abort
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -26,108 +34,91 @@ def expected(cookie: str, item: str, variant: int = 0, **fields: Any) -> float:
     return shop.expected_score({**user, **CONTEXT, **shop.ITEMS.get(item, {}), **fields}, variant)
 
 
-@pytest.mark.parametrize("variant", [0, 1])
+def score(client: Client, cookie: str = "u1", item: str = "item-1", **asked: Any) -> float:
+    """The score of one item, which is asked for by its id if `asked` says nothing else of it."""
+    candidates = () if "items" in asked else [item]
+    asked = {"context": CONTEXT, "variant": "base", "candidates": candidates, **asked}
+    return client.rank(cookie=cookie, **asked).items[0].score
+
+
 @pytest.mark.parametrize("cookie", ["u1", "u2", "nobody", ""])
-def test_a_score_is_the_sum_of_the_weights_of_its_keys(client: Client, cookie: str, variant: int) -> None:
-    answer = client.rank(
-        shop.NAME, cookie=cookie, candidates=ALL, context=CONTEXT, variant=("base", "plain")[variant]
-    )
-    assert {i.id: i.score for i in answer.items} == pytest.approx(
-        {item: expected(cookie, item, variant) for item in ALL}, abs=1e-6
-    )
-    assert [i.ctr for i in answer.items] == pytest.approx(
-        [1 / (1 + math.exp(-i.score)) for i in answer.items]
-    )
+def test_a_score_is_the_sum_of_the_weights_of_its_keys(shared_client: Client, cookie: str) -> None:
+    for variant, name in enumerate(shop.VARIANTS):
+        answer = shared_client.rank(shop.NAME, cookie=cookie, candidates=ALL, context=CONTEXT, variant=name)
+        assert {i.id: i.score for i in answer.items} == pytest.approx(
+            {item: expected(cookie, item, variant) for item in ALL}, abs=1e-6
+        )
+        assert [i.ctr for i in answer.items] == pytest.approx(
+            [1 / (1 + math.exp(-i.score)) for i in answer.items]
+        )
 
 
-def test_the_best_come_first_and_top_k_cuts(client: Client) -> None:
-    every = client.rank(cookie="u1", candidates=ALL, context=CONTEXT)
-    best = client.rank(cookie="u1", candidates=ALL, context=CONTEXT, top_k=3)
+def test_the_best_come_first_equals_as_they_came_and_top_k_cuts(shared_client: Client) -> None:
+    every = shared_client.rank(cookie="u1", candidates=ALL, context=CONTEXT)
+    best = shared_client.rank(cookie="u1", candidates=ALL, context=CONTEXT, top_k=3)
     assert [i.score for i in every.items] == sorted((i.score for i in every.items), reverse=True)
     assert best.items == every.items[:3]
+    equal = shared_client.rank(candidates=["z", "item-1", "a", "m"], items={"q": {}})
+    assert [i.id for i in equal.items if i.id != "item-1"] == ["z", "a", "m", "q"]
 
 
-def test_equal_scores_keep_the_order_of_the_candidates(client: Client) -> None:
-    answer = client.rank(candidates=["z", "item-1", "a", "m"], items={"q": {}})
-    assert [i.id for i in answer.items if i.id != "item-1"] == ["z", "a", "m", "q"]
+def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_field_by_field(
+    shared_client: Client,
+) -> None:
+    def given(item: str, **features: Any) -> float:
+        return score(shared_client, items={item: features})
 
-
-def test_an_item_spelled_out_scores_as_the_same_item_by_id(client: Client) -> None:
-    features: dict[str, Any] = {"brand": "b1", "tags": ["blue", "green"], "price": 3.0}
-    answer = client.rank(cookie="u1", candidates=["item-1"], items={"my own": features}, context=CONTEXT)
-    assert {i.id for i in answer.items} == {"item-1", "my own"}
-    assert answer.items[0].score == pytest.approx(answer.items[1].score)
-
-
-def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_field_by_field(client: Client) -> None:
-    def score(item: str, **features: Any) -> float:
-        answer = client.rank(cookie="u1", items={item: features}, context=CONTEXT, variant="base")
-        assert answer.unknown_fields == answer.unknown_items == ()
-        return answer.items[0].score
-
-    assert score("item-1") == pytest.approx(expected("u1", "item-1"))
-    assert score("item-1", price=48.0) == pytest.approx(expected("u1", "item-1", price="48"))
-    assert score("item-1", tags=["red"], brand="b3") == pytest.approx(
+    assert given("my own", brand="b1", tags=["blue", "green"], price=3.0) == pytest.approx(
+        score(shared_client)
+    )
+    assert given("item-1") == pytest.approx(expected("u1", "item-1"))
+    assert given("item-1", price=48.0) == pytest.approx(expected("u1", "item-1", price="48"))
+    assert given("item-1", tags=["red"], brand="b3") == pytest.approx(
         expected("u1", "item-1", tags=["red"], brand="b3")
     )
-    assert score("item-1", brand="") == pytest.approx(expected("u1", "item-1", brand=None))
-    assert score("no such", price=48.0) == pytest.approx(expected("u1", "no such", price="48"))
+    assert given("item-1", brand="") == pytest.approx(expected("u1", "item-1", brand=None))
+    assert given("no such", price=48.0) == pytest.approx(expected("u1", "no such", price="48"))
+    answer = shared_client.rank(items={"item-1": {"price": 48.0}, "no such": {}})
+    assert answer.unknown_fields == answer.unknown_items == ()
 
 
-def test_an_item_that_only_the_store_has_is_not_asked_for_when_it_is_spelled_out(
-    client: Client, store: Store
-) -> None:
-    store.client.hset("ftrie:item:new", mapping={"brand": "b2"})
-    answer = client.rank(cookie="u1", items={"new": {"price": 6.0}}, context=CONTEXT, variant="base")
-    assert answer.items[0].score == pytest.approx(expected("u1", "new", price="6"))
-
-
-def test_a_candidate_set_is_ranked_like_its_members(client: Client) -> None:
-    by_set = client.rank(cookie="u1", candidate_set="front page", context=CONTEXT)
-    by_id = client.rank(cookie="u1", candidates=["item-3", "item-1", "item-2"], context=CONTEXT)
+def test_a_candidate_set_is_ranked_like_its_members(shared_client: Client) -> None:
+    by_set = shared_client.rank(cookie="u1", candidate_set="front page", context=CONTEXT)
+    by_id = shared_client.rank(cookie="u1", candidates=["item-3", "item-1", "item-2"], context=CONTEXT)
     assert by_set.items == by_id.items
 
 
-def test_inline_features_override_stored_ones_and_context_overrides_both(client: Client) -> None:
-    def score(**sides: Any) -> float:
-        return client.rank(cookie="u1", candidates=["item-1"], variant="base", **sides).items[0].score
-
-    assert score(user={"age": "30"}, context=CONTEXT) == pytest.approx(expected("u1", "item-1", age="30"))
-    assert score(user={"age": "30"}, context={**CONTEXT, "age": "40"}) == pytest.approx(
+def test_inline_features_override_stored_ones_and_context_overrides_both(shared_client: Client) -> None:
+    assert score(shared_client, user={"age": "30"}) == pytest.approx(expected("u1", "item-1", age="30"))
+    assert score(shared_client, user={"age": "30"}, context={**CONTEXT, "age": "40"}) == pytest.approx(
         expected("u1", "item-1", age="40")
     )
-    assert score(user={"age": ""}, context=CONTEXT) == pytest.approx(expected("u1", "item-1", age=None))
+    assert score(shared_client, user={"age": ""}) == pytest.approx(expected("u1", "item-1", age=None))
+    assert score(shared_client, user={"device": "u2"}) == pytest.approx(
+        expected("u1", "item-1", device="u2")
+    ), "the cookie is the value of the cookie's own field"
 
 
-def test_the_cookie_is_the_value_of_the_cookie_s_own_field(client: Client) -> None:
-    answer = client.rank(cookie="u1", candidates=["item-1"], variant="base", user={"device": "u2"})
-    known = client.rank(cookie="u1", candidates=["item-1"], variant="base")
-    difference = shop.expected_score({"device": "u2"}, 0) - shop.expected_score({"device": "u1"}, 0)
-    assert answer.items[0].score - known.items[0].score == pytest.approx(difference)
-
-
-def test_the_members_of_a_weighted_set_count_as_much_as_their_x(client: Client, store: Store) -> None:
-    def score(cookie: str, item: str, **sides: Any) -> float:
-        answer = client.rank(cookie=cookie, candidates=[item], context=CONTEXT, variant="base", **sides)
-        return answer.items[0].score
-
+def test_the_members_of_a_weighted_set_count_as_much_as_their_x(
+    shared_client: Client, shared_store: Store
+) -> None:
     likes = {"red": 0.5, "blue": -2.0, "green": 0.0}
     wanted = expected("u1", "item-1", likes=likes)
     assert wanted != pytest.approx(expected("u1", "item-1", likes=["red", "blue"]))
-    assert score("u1", "item-1", user={"likes": likes}) == pytest.approx(wanted)
-    store.records.put_users([("u3", {"age": "20", "likes": '{"red": 0.5, "blue": -2}'})])
-    assert score("u3", "item-1") == pytest.approx(expected("u3", "item-1", age="20", likes=likes))
-
-    tags = {"blue": 3, "red": -1.5}
-    answer = client.rank(
-        cookie="u1", items={"new": {"brand": "b1", "tags": tags}}, context=CONTEXT, variant="base"
+    assert score(shared_client, user={"likes": likes}) == pytest.approx(wanted)
+    shared_store.records.put_users([("of weights", {"age": "20", "likes": '{"red": 0.5, "blue": -2}'})])
+    assert score(shared_client, "of weights") == pytest.approx(
+        expected("of weights", "item-1", age="20", likes=likes)
     )
-    assert answer.items[0].score == pytest.approx(expected("u1", "new", brand="b1", tags=tags))
+    tags = {"blue": 3, "red": -1.5}
+    assert score(shared_client, items={"new": {"brand": "b1", "tags": tags}}) == pytest.approx(
+        expected("u1", "new", brand="b1", tags=tags)
+    )
 
 
-def test_what_the_model_does_not_know_is_listed_and_the_rest_scored(client: Client) -> None:
-    answer = client.rank(
-        cookie="u1",
+def test_what_the_model_does_not_know_is_listed_and_the_rest_scored(shared_client: Client) -> None:
+    answer = shared_client.rank(
+        cookie="u1",  # whose record has a name that the model does not use: that is nobody's fault
         candidates=["item-1", "no such"],
         context={**CONTEXT, "moon": "full"},
         user={"mood": "good"},
@@ -136,50 +127,27 @@ def test_what_the_model_does_not_know_is_listed_and_the_rest_scored(client: Clie
     assert answer.unknown_items == ("no such",)
     assert sorted(answer.unknown_fields) == ["mood", "moon"]
     assert {i.id: i.score for i in answer.items}["no such"] == pytest.approx(expected("u1", "no such"))
+    features = {"brand": "b1", "colour": "red", "age": "20"}
+    answer = shared_client.rank(items={"a": features, "b": {"colour": "blue"}}, context={"colour": "x"})
+    assert sorted(answer.unknown_fields) == ["age", "colour"]
 
 
-def test_a_stored_name_that_the_model_does_not_use_is_nobody_s_fault(client: Client) -> None:
-    assert client.rank(cookie="u1", candidates=["item-1"]).unknown_fields == ()
-
-
-def test_an_item_stored_after_the_catalogue_was_read_is_scored_at_once(
-    client: Client, store: Store, server: Server
-) -> None:
-    store.client.hset("ftrie:item:new", mapping={"brand": "b2", "price": "6"})
-    answer = client.rank(cookie="u1", candidates=["item-1", "new"], context=CONTEXT, variant="base")
-    scores = {i.id: i.score for i in answer.items}
-    assert scores["new"] == pytest.approx(expected("u1", "new", brand="b2", price="6"))
-    assert scores["item-1"] == pytest.approx(expected("u1", "item-1"))
-    assert answer.unknown_items == ()
-    eventually(lambda: server.current.served is not None and len(server.current.served.catalogue) == 13)
-
-
-def test_loading_items_renews_the_catalogue(client: Client, store: Store, server: Server) -> None:
-    def score() -> float:
-        return client.rank(cookie="u1", candidates=["item-1"], context=CONTEXT, variant="base").items[0].score
-
-    store.records.put_items([("item-1", {"brand": "b3"})])
-    changed = expected("u1", "item-1", brand="b3", tags=None, price=None)
-    eventually(lambda: score() == pytest.approx(changed))
-
-
-def test_the_answer_says_who_made_it(client: Client) -> None:
-    answer = client.rank(shop.NAME, cookie="u1", candidates=["item-1"], request_id="r-17", variant="plain")
+def test_the_answer_says_who_made_it(shared_client: Client) -> None:
+    answer = shared_client.rank(
+        shop.NAME, cookie="u1", candidates=["item-1"], request_id="r-17", variant="plain"
+    )
     assert (answer.request_id, answer.cookie, answer.model) == ("r-17", "u1", shop.NAME)
     assert (answer.version, answer.variant, answer.degraded) == (1, "plain", ())
 
 
-def test_a_request_without_an_id_gets_one(client: Client) -> None:
-    ids = {client.rank(candidates=["item-1"]).request_id for _ in range(20)}
-    assert len(ids) == 20
-    assert all(len(i) == 32 for i in ids)
-
-
-def test_a_cookie_keeps_its_variant_and_both_variants_occur(client: Client) -> None:
-    seen = {
-        f"c{n}": {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for _ in range(2)}
-        for n in range(30)
-    }
+def test_a_request_without_an_id_gets_one_and_a_cookie_keeps_its_variant(shared_client: Client) -> None:
+    ids, seen = set[str](), dict[str, set[str]]()
+    for cookie in [f"c{n}" for n in range(30)] * 2:
+        answer = shared_client.rank(cookie=cookie, candidates=["item-1"])
+        ids.add(answer.request_id)
+        seen.setdefault(cookie, set()).add(answer.variant)
+    assert len(ids) == 60
+    assert {len(each) for each in ids} == {32}
     assert all(len(variants) == 1 for variants in seen.values())
     assert set().union(*seen.values()) == {"base", "plain"}
 
@@ -212,92 +180,77 @@ def test_a_cookie_keeps_its_variant_and_both_variants_occur(client: Client) -> N
             'context.values["hour"]: hour: got',
         ),
         ({"items": {"a": {"price": "dear"}}}, "items[0].features.values[\"price\"]: price: got 'dear'"),
+        ({"model": "other", "candidates": ["a"]}, "model: this server serves 'shop', not 'other'"),
+        ({"candidate_set": "no such"}, "candidate_set: the store has no set 'no such'"),
     ],
 )
-def test_a_broken_limit_names_the_field(client: Client, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(RankFailed) as failed:
-        client.rank(**arguments)
-    assert failed.value.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert f"INVALID_ARGUMENT: {message}" in str(failed.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"model": "other", "candidates": ["a"]}, "this server serves 'shop', not 'other'"),
-        ({"candidate_set": "no such"}, "the store has no set 'no such'"),
-    ],
-)
-def test_an_unknown_model_or_set_is_not_found(
-    client: Client, arguments: dict[str, Any], message: str
+def test_what_cannot_be_answered_names_the_field(
+    shared_client: Client, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RankFailed, match=message) as failed:
-        client.rank(**arguments)
-    assert failed.value.code is grpc.StatusCode.NOT_FOUND
-
-
-def test_ten_thousand_candidates_are_allowed(client: Client) -> None:
-    assert len(client.rank(candidates=ALL * 833 + ALL[:4]).items) == 10_000
-
-
-def test_a_candidate_set_of_the_wrong_kind_is_a_failed_precondition(client: Client, store: Store) -> None:
-    store.client.set("ftrie:candidates:odd", "text")
     with pytest.raises(RankFailed) as failed:
-        client.rank(candidate_set="odd")
+        shared_client.rank(**arguments)
+    code = "NOT_FOUND" if "this server" in message or "the store" in message else "INVALID_ARGUMENT"
+    assert failed.value.code.name == code
+    assert f"{code}: {message}" in str(failed.value)
+
+
+def test_ten_thousand_candidates_are_allowed(shared_client: Client) -> None:
+    assert len(shared_client.rank(candidates=ALL * 833 + ALL[:4]).items) == 10_000
+
+
+def test_a_candidate_set_of_the_wrong_kind_is_a_failed_precondition(
+    shared_client: Client, shared_store: Store
+) -> None:
+    shared_store.client.set("ftrie:candidates:odd", "text")
+    with pytest.raises(RankFailed) as failed:
+        shared_client.rank(candidate_set="odd")
     assert failed.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_stored_value_that_does_not_fit_is_left_out_and_said(client: Client, store: Store) -> None:
-    store.client.hset("ftrie:user:u1", "age", "x" * 5000)
-    answer = client.rank(cookie="u1", candidates=["item-1"], context=CONTEXT, variant="base")
+def test_a_user_s_record_that_does_not_fit_costs_what_does_not_fit_and_is_said(
+    shared_client: Client, shared_store: Store
+) -> None:
+    shared_store.client.hset("ftrie:user:bent", mapping={"age": "x" * 5000, "likes": '["red"]'})
+    shared_store.client.set("ftrie:user:no record", "text")
+    answer = shared_client.rank(cookie="bent", candidates=["item-1"], context=CONTEXT, variant="base")
     assert str(answer.degraded[0]).startswith("user_features: left out age: the key would be")
-    assert answer.items[0].score == pytest.approx(expected("u1", "item-1", age=None))
-
-
-def test_a_user_record_of_the_wrong_kind_costs_only_the_user_s_features(client: Client, store: Store) -> None:
-    store.client.delete("ftrie:user:u1")
-    store.client.set("ftrie:user:u1", "text")
-    answer = client.rank(cookie="u1", candidates=["item-1"])
+    assert answer.items[0].score == pytest.approx(expected("bent", "item-1", likes=["red"]))
+    answer = shared_client.rank(cookie="no record", candidates=["item-1"])
     assert str(answer.degraded[0]).startswith("user_features: ")
 
 
-def test_a_late_item_with_a_misfit_loses_that_value_alone_and_the_others_nothing(
+def test_an_item_stored_after_the_catalogue_was_read_is_scored_at_once(
+    client: Client, store: Store, server: Server
+) -> None:
+    store.client.hset("ftrie:item:new", mapping={"brand": "b2", "price": "6"})
+    answer = client.rank(cookie="u1", candidates=["item-1", "new"], context=CONTEXT, variant="base")
+    scores = {i.id: i.score for i in answer.items}
+    assert scores["new"] == pytest.approx(expected("u1", "new", brand="b2", price="6"))
+    assert scores["item-1"] == pytest.approx(expected("u1", "item-1"))
+    assert answer.unknown_items == ()
+    eventually(lambda: server.current.served is not None and len(server.current.served.catalogue) == 13)
+
+
+def test_late_items_lose_what_does_not_fit_alone_and_are_not_asked_for_when_they_are_spelled_out(
     client: Client, store: Store
 ) -> None:
+    store.client.hset("ftrie:item:spelled", mapping={"brand": "b2"})
     store.client.hset("ftrie:item:bent", mapping={"brand": "b2", "price": "dear"})
     store.client.hset("ftrie:item:late", mapping={"brand": "b3", "price": "6", "stock": "9"})
+    store.client.rpush("ftrie:candidates:holed", "", "late")
+    spelled = score(client, items={"spelled": {"price": 6.0}})
+    assert spelled == pytest.approx(expected("u1", "spelled", price="6"))
     answer = client.rank(cookie="u1", candidates=["bent", "late"], context=CONTEXT, variant="base")
     scores = {i.id: i.score for i in answer.items}
-    assert scores["bent"] == pytest.approx(expected("u1", "bent", brand="b2"))
-    assert scores["late"] == pytest.approx(expected("u1", "late", brand="b3", price="6"))
+    late = expected("u1", "late", brand="b3", price="6")
+    assert scores == pytest.approx({"bent": expected("u1", "bent", brand="b2"), "late": late})
     assert tuple(map(str, answer.degraded)) == (
         "items: 'bent': left out price: got 'dear', expected a number",
     )
     assert (answer.unknown_items, answer.unknown_fields) == ((), ())
-
-
-def test_an_empty_member_of_a_candidate_set_costs_late_items_nothing(client: Client, store: Store) -> None:
-    store.client.hset("ftrie:item:late", "brand", "b3")
-    store.client.rpush("ftrie:candidates:holed", "", "late")
-    answer = client.rank(candidate_set="holed", variant="base")
-    assert {i.id: i.score for i in answer.items}["late"] == pytest.approx(
-        expected("", "late", brand="b3", hour=None, distance=None)
-    )
+    answer = client.rank(cookie="u1", candidate_set="holed", context=CONTEXT, variant="base")
+    assert {i.id: i.score for i in answer.items}["late"] == pytest.approx(late)
     assert (answer.degraded, answer.unknown_items) == ((), ("",))
-
-
-def test_a_name_that_no_item_has_is_listed(client: Client) -> None:
-    features = {"brand": "b1", "colour": "red", "age": "20"}
-    answer = client.rank(items={"a": features, "b": {"colour": "blue"}}, context={"colour": "x"})
-    assert sorted(answer.unknown_fields) == ["age", "colour"]
-
-
-@pytest.mark.parametrize("data", [b"\x2a\x02\xff\xfe", b"\xde\xad\xbe\xef"])
-def test_bytes_that_are_no_request_are_the_callers_fault(client: Client, data: bytes) -> None:
-    with grpc.insecure_channel(client.address) as channel, pytest.raises(grpc.RpcError) as failed:
-        channel.unary_unary("/ctr.v1.RankingService/Rank")(data, timeout=20)
-    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert failed.value.details().startswith("request: not a ctr.v1.RankRequest")
 
 
 def test_before_a_version_is_active_calls_are_unavailable(start: Callable[[], Server]) -> None:
@@ -318,3 +271,117 @@ def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, ser
     fault = next(line for line in logs if line["event"] == "rank failed")
     assert fault["request_id"] == "r-18"
     assert isinstance(fault["exc_info"], AttributeError)
+
+
+def score_alone(client: Client, item: str, cookie: str = "") -> float:
+    return client.rank(cookie=cookie, candidates=[item], variant="base").items[0].score
+
+
+def has_score(client: Client, item: str, expected: float) -> bool:
+    return score_alone(client, item) == pytest.approx(expected)
+
+
+def test_items_are_followed_whoever_changes_them(client: Client, store: Store) -> None:
+    changed = shop.expected_score({**shop.ITEMS["item-1"], "brand": "b3"}, 0)
+    assert score_alone(client, "item-1") != pytest.approx(changed)
+    store.client.hset("ftrie:item:item-1", "brand", "b3")  # another system, which gives notice
+    store.client.xadd(ITEMS_CHANGES, {"id": "item-1"})
+    eventually(partial(has_score, client, "item-1", changed))
+    store.records.put_items([("item-1", {"brand": "b2"})])
+    eventually(partial(has_score, client, "item-1", shop.expected_score({"brand": "b2"}, 0)))
+    store.records.put_items([("item-1", {})])
+    eventually(lambda: client.rank(candidates=["item-1"]).unknown_items == ("item-1",))
+
+
+def test_users_are_read_from_their_own_store_once_within_the_time_to_live(
+    shop_store: Store, store_url: str, start: Callable[..., Server]
+) -> None:
+    users = f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=2"
+    with Store.open(users) as own:
+        own.records.put_users([("u1", {"age": "40"})])
+    server = start(user_store=users)
+    assert server.ready.wait(180)
+
+    def reads() -> int:
+        return int(shop_store.client.info("commandstats")["cmdstat_hmget"]["calls"])
+
+    fields = {"device": "u1", "age": "40", **shop.ITEMS["item-1"]}
+    with Client(server.address, timeout_s=20.0) as client:
+        for _ in range(5):
+            assert score_alone(client, "item-1", "u1") == pytest.approx(shop.expected_score(fields, 0))
+            client.rank(cookie="nobody", candidates=["item-1"])
+        before = reads()
+        for cookie in ("u1", "nobody"):
+            client.rank(cookie=cookie, candidates=["item-1"])
+        assert before >= 2
+        assert reads() == before
+
+
+class Ends(grpc.RpcError):
+    """A call's context that keeps how the call ended, as the client's grpc raises it."""
+
+    def abort_with_status(self, status: Any) -> None:
+        self.status = status
+        raise self
+
+    def code(self) -> Any:
+        return self.status.code
+
+    def details(self) -> str:
+        return str(self.status.details)
+
+    def trailing_metadata(self) -> Any:
+        return self.status.trailing_metadata
+
+
+def failed(error: Exception, **more: Any) -> CallFailed:
+    context: Any = Ends()
+    with pytest.raises(Ends):
+        abort(context, error, **more)
+    return CallFailed.of("here", context)
+
+
+def test_each_error_has_its_reason_and_the_fields_at_fault() -> None:
+    for error, reason, fields in (
+        (ObjectiveError("objective: character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
+        (FieldValueError('user.values["a: b, c"]: x'), "INVALID_FEATURE_VALUE", ['user.values["a: b, c"]']),
+        (FieldValueError("user, context: 1025 fields"), "INVALID_FEATURE_VALUE", ["user", "context"]),
+        (FieldValueError("no path at all"), "INVALID_FEATURE_VALUE", []),
+        (StoreError("shop: WRONGTYPE"), "STORED_DATA_INVALID", []),
+        (KeyError("a secret"), "INTERNAL", []),
+    ):
+        told = failed(error, request_id="r1")
+        assert (told.reason, told.metadata, told.retry_after_s) == (reason, {"request_id": "r1"}, None)
+        assert [each.field for each in told.violations] == fields
+        assert "secret" not in str(told)
+
+
+def test_only_what_may_succeed_later_says_when_to_try_again() -> None:
+    assert failed(NotReady("draining")).retry_after_s is None
+    told = failed(StoreUnavailable("away"), retry=True)
+    assert told.retry_after_s is not None and 0.2 <= told.retry_after_s <= 1.0
+    assert failed(StoreError("damaged"), retry=True).retry_after_s is None
+
+
+def test_a_long_text_is_cut_so_that_the_details_reach_the_client() -> None:
+    for text in ("x" * 100_000, "€" * 100_000, 'user.values["' + "x" * 5_000 + '"]: no'):
+        context: Any = Ends()
+        with pytest.raises(Ends):
+            abort(context, FieldValueError(text), "r" * 100_000)
+        assert len(context.details().encode()) <= MAX_MESSAGE_BYTES + 3
+        assert sum(len(value) for _, value in context.trailing_metadata()) < 4 * MAX_MESSAGE_BYTES
+
+
+def test_a_client_gets_the_field_and_the_reason(shared_client: Client) -> None:
+    with pytest.raises(RankFailed) as wrong:
+        shared_client.rank(candidates=["a", ""], request_id="r1")
+    assert wrong.value.violations == (
+        FieldViolation("item_ids[1]", "empty; an item id has at least one character"),
+    )
+    assert (wrong.value.reason, wrong.value.metadata) == ("INVALID_REQUEST", {"request_id": "r1"})
+    with pytest.raises(RankFailed) as within:
+        shared_client.explain(candidates=["a", ""])
+    assert [each.field for each in within.value.violations] == ["request.item_ids[1]"]
+    with pytest.raises(RankFailed) as unknown:
+        shared_client.rank("other", candidates=["a"], request_id="r" * 10_000)
+    assert (unknown.value.reason, unknown.value.violations) == ("MODEL_NOT_SERVED", ())

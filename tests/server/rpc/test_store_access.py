@@ -56,13 +56,13 @@ def as_role(store: Store, valkey_url: str) -> Iterator[Callable[[str], str]]:
 
 @contextmanager
 def serving(url: str) -> Iterator[Server]:
-    server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=0.5))
+    server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=5.0))
     server.startup()
     try:
         assert server.ready.wait(180)
         yield server
     finally:
-        server.drain()
+        server.drain(refuse=False)
         server.shutdown()
 
 
@@ -133,7 +133,7 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
             training.records.put_users(shop.USERS.items())
 
 
-def test_a_loader_writes_records_by_its_rules_and_no_model(
+def test_a_loader_writes_records_by_its_rules_and_feedback_appends_to_its_streams_alone(
     store: Store, as_role: Callable[[str], str]
 ) -> None:
     store.client.execute_command("ACL", "LOG", "RESET")
@@ -144,9 +144,6 @@ def test_a_loader_writes_records_by_its_rules_and_no_model(
         assert refusals(store) == []
         with pytest.raises(StoreError, match="permission"):
             loading.model(shop.NAME).publish(shop.artefact(1))
-
-
-def test_feedback_appends_to_its_streams_alone(store: Store, as_role: Callable[[str], str]) -> None:
     with Store.open(as_role("ftrie-feedback")) as feedback:
         for stream in ("impressions", "clicks"):
             feedback.client.xadd(f"ftrie:{{shop}}:{stream}", {"request_id": "r1"})
@@ -229,15 +226,7 @@ def cluster() -> Iterator[str]:
         str(word) for name, value in {**flags, "cluster-port": bus}.items() for word in (f"--{name}", value)
     ]
     process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
-    yield f"unix://{folder / 's'}"
-    process.terminate()
-    process.wait(20)
-    shutil.rmtree(folder)
-
-
-def formed(url: str) -> redis.Redis:
-    """A client of the only node, which serves every slot by now."""
-    plain = redis.Redis(unix_socket_path=url.removeprefix("unix://"))
+    plain = redis.Redis(unix_socket_path=str(folder / "s"))
 
     def says(ask: Callable[[], object]) -> bool:
         with suppress(redis.exceptions.RedisError):
@@ -247,11 +236,14 @@ def formed(url: str) -> redis.Redis:
     eventually(lambda: says(plain.ping))
     plain.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
     eventually(lambda: says(lambda: plain.set("any", "key")))
-    return plain
+    yield f"unix://{folder / 's'}"
+    process.terminate()
+    process.wait(20)
+    shutil.rmtree(folder)
 
 
 def test_a_cluster_is_read_over_tls_by_name_and_password(cluster: str, tmp_path: Path) -> None:
-    plain, pem = formed(cluster), identity(tmp_path, "redis")
+    plain, pem = redis.Redis(unix_socket_path=cluster.removeprefix("unix://")), identity(tmp_path, "redis")
     more = re.findall(
         r"`(\+[^`]+)`", (ROOT / "docs/operating.md").read_text("utf-8").partition("With ACLs, each")[2]
     )[:2]
@@ -285,7 +277,6 @@ def test_a_cluster_is_read_over_tls_by_name_and_password(cluster: str, tmp_path:
 
 
 def test_a_model_is_published_and_served_on_a_cluster_s_node(cluster: str) -> None:
-    formed(cluster)
     with Store.open(cluster) as store:
         for user, record in shop.USERS.items():
             store.client.hset(f"ftrie:user:{user}", mapping=record)

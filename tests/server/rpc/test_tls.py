@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -27,20 +28,14 @@ def credentials(pem: Pem, client_ca: str = "") -> grpc.ServerCredentials:
     return TlsFiles(pem.cert, pem.key, client_ca).credentials()
 
 
-def test_a_client_that_knows_the_authority_is_answered_and_others_are_not(
+def test_who_knows_the_authority_is_answered_and_with_mutual_tls_who_is_known_by_one(
     server_pem: Pem, tmp_path: Path
 ) -> None:
-    stranger = identity(tmp_path, "stranger")
+    stranger, ours = identity(tmp_path, "stranger"), identity(tmp_path, "ours", trustme.CA())
     with echo.serving(credentials=credentials(server_pem)) as address:
         assert echo.outcome(address, Access(ca=server_pem.ca)) is grpc.StatusCode.OK
         assert echo.outcome(address, Access(ca=stranger.ca)) is grpc.StatusCode.UNAVAILABLE
         assert echo.outcome(address, OPEN) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_with_mutual_tls_only_clients_of_the_authority_connect(server_pem: Pem, tmp_path: Path) -> None:
-    authority = trustme.CA()
-    ours = identity(tmp_path, "ours", authority)
-    stranger = identity(tmp_path, "stranger")
     with echo.serving(credentials=credentials(server_pem, ours.ca)) as address:
         outcomes = [
             echo.outcome(address, Access(server_pem.ca, *pair))
@@ -72,7 +67,7 @@ def test_files_that_do_not_fit_are_refused_at_start(server_pem: Pem, tmp_path: P
             TlsFiles(cert, key, client_ca).credentials()
 
 
-def test_half_a_pair_is_refused() -> None:
+def test_half_a_pair_and_a_missing_authority_are_refused(tmp_path: Path) -> None:
     assert TlsFiles.of("", "", "") is None
     for half in (("a", "", ""), ("", "b", ""), ("", "", "c")):
         with pytest.raises(ServerError, match="belong together"):
@@ -80,25 +75,28 @@ def test_half_a_pair_is_refused() -> None:
     for wrong in ({"ca": "a", "cert": "b"}, {"cert": "b", "key": "c"}):
         with pytest.raises(ServerError, match="--tls-c"):
             Access(**wrong)
-
-
-def test_a_missing_authority_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r"cannot read .*nowhere\.pem"):
         Access(ca=str(tmp_path / "nowhere.pem")).channel("127.0.0.1:1")
 
 
-def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
+def test_a_secret_that_others_may_read_is_warned_of(server_pem: Pem, tmp_path: Path) -> None:
     Path(server_pem.key).chmod(0o644)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('rank = ["rank-0123456789abcdef"]')
+    tokens.chmod(0o640)
+    settings = Settings(("shop",), "unix:///x", tokens=str(tokens))
     with structlog.testing.capture_logs() as logs:
-        check(Settings(("shop",), "unix:///x", tls_cert=server_pem.cert, tls_key=server_pem.key))
-    assert [(entry["event"], entry["file"]) for entry in logs] == [
-        ("other users can read this secret", server_pem.key)
-    ]
+        check(replace(settings, tls_cert=server_pem.cert, tls_key=server_pem.key))
+    told = {(line["event"], line["file"], line["mode"], line["remedy"]) for line in logs}
+    assert told == {
+        ("other users can read this secret", str(tokens), "0640", f"chmod 600 {tokens}"),
+        ("other users can read this secret", server_pem.key, "0644", f"chmod 600 {server_pem.key}"),
+    }
+    assert {line["log_level"] for line in logs} == {"warning"}
 
 
-@pytest.mark.parametrize(
-    ("host", "tls", "known", "warnings"),
-    [
+def test_a_door_that_stands_open_is_warned_of() -> None:
+    for host, tls, known, warnings in (
         ("127.0.0.1", False, False, []),
         ("::1", False, False, []),
         ("localhost", False, False, []),
@@ -106,10 +104,8 @@ def test_a_key_that_others_may_read_is_warned_of(server_pem: Pem) -> None:
         ("[::]", True, False, ["NO TOKENS"]),
         ("10.0.0.1", False, True, ["NO TLS"]),
         ("rank.example", True, True, []),
-    ],
-)
-def test_a_door_that_stands_open_is_warned_of(host: str, tls: bool, known: bool, warnings: list[str]) -> None:
-    with structlog.testing.capture_logs() as logs:
-        warn_if_exposed(host, tls=tls, callers_known=known)
-    assert [entry["event"].partition(":")[0] for entry in logs] == warnings
-    assert is_loopback(host) is (host in ("127.0.0.1", "::1", "localhost"))
+    ):
+        with structlog.testing.capture_logs() as logs:
+            warn_if_exposed(host, tls=tls, callers_known=known)
+        assert [entry["event"].partition(":")[0] for entry in logs] == warnings, host
+        assert is_loopback(host) is (host in ("127.0.0.1", "::1", "localhost"))

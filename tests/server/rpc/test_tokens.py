@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,18 +17,19 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from ftrie.cli import run
 from ftrie.client.access import Access
+from ftrie.client.client import Client
+from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.errors import ServerError
 from model_store.store import Store
 from server.rpc import security as tokens_module
-from server.rpc.security import Tokens, check
-from server.settings import Settings
+from server.rpc.security import Tokens
 from server.telemetry.families import REFUSED
 from server.telemetry.meter import Meter
 from tests.server import echo, shop
 from tests.server.one_process import Server
 
 RANK, ADMIN, BOTH = "rank-0123456789abcdef", "admin-0123456789abcdef", "both-0123456789abcdef"
-EXPLAIN = "explain-0123456789abcdef"
+EXPLAIN, FEEDBACK = "explain-0123456789abcdef", "feed-0123456789abcdef"
 FILE = f'rank = ["{RANK}", "{BOTH}"]\nadmin = ["{ADMIN}", "{BOTH}"]\n'
 
 
@@ -40,94 +41,73 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(
-    ("token", "status"),
-    [
-        (RANK, grpc.StatusCode.OK),
-        (BOTH, grpc.StatusCode.OK),
-        (ADMIN, grpc.StatusCode.PERMISSION_DENIED),
-        (RANK[:-1], grpc.StatusCode.UNAUTHENTICATED),
-        (RANK + "x", grpc.StatusCode.UNAUTHENTICATED),
-        ("", grpc.StatusCode.UNAUTHENTICATED),
-    ],
-)
-def test_a_token_opens_the_services_of_its_roles_alone(
-    path: Path, token: str, status: grpc.StatusCode
-) -> None:
-    with echo.serving(tokens=Tokens(str(path))) as address:
-        assert echo.outcome(address, Access(token=token)) is status
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        (("authorization", f"bearer {RANK}"),),
-        (("x-trace", "1"), ("authorization", f"BEARER {RANK}")),
-        (("authorization", "Basic dTpw"), ("authorization", f"Bearer {RANK}")),
-    ],
-)
-def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path: Path, metadata: Any) -> None:
-    assert Tokens(str(path)).guard("rank").refusal(metadata) is None
-
-
-def test_health_needs_no_token(path: Path) -> None:
-    with (
-        echo.serving(tokens=Tokens(str(path))) as address,
-        grpc.insecure_channel(address) as channel,
-    ):
-        stub = health_pb2_grpc.HealthStub(channel)
-        stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
-
-
-def test_a_role_without_tokens_lets_nobody_in(path: Path) -> None:
-    path.write_text(f'feedback = ["{BOTH}"]')
-    with echo.serving(tokens=Tokens(str(path))) as address:
-        assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
-
-
-def test_explaining_takes_a_role_of_its_own(
-    path: Path, shop_store: Store, start: Callable[..., Server], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its answer shows a user's stored features, which who may rank need not see."""
-    path.write_text(f'rank = ["{RANK}"]\nexplain = ["{EXPLAIN}"]')
-    server = start(tokens=str(path))
-    assert server.ready.wait(180)
-    asked = [shop.NAME, "--address", server.address, "--cookie", "u1", "--candidates", "item-1"]
-    codes = {
-        (command, role): run([command, *asked, "--token", token])
-        for command in ("rank", "explain")
-        for role, token in (("rank", RANK), ("explain", EXPLAIN))
-    }
-    assert {pair for pair, code in codes.items() if code == 0} == {("rank", "rank"), ("explain", "explain")}
-    said = capsys.readouterr().err
-    assert "PERMISSION_DENIED: token lacks the required role 'explain'" in said
-    assert "PERMISSION_DENIED: token lacks the required role 'rank'" in said
-
-
-@pytest.mark.parametrize(
-    ("token", "status"),
-    [(RANK, "OK"), (ADMIN, "OK"), (RANK + "x", "UNAUTHENTICATED"), ("", "UNAUTHENTICATED")],
-)
-def test_reflection_takes_a_token_of_any_role(path: Path, token: str, status: str) -> None:
-    access = Access(token=token)
-    with echo.serving(tokens=Tokens(str(path))) as address, access.channel(address) as channel:
+def reflection(address: str, access: Access) -> str:
+    """How a question to reflection ends."""
+    with access.channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         try:
             next(stub.ServerReflectionInfo(iter([request]), timeout=20, metadata=access.metadata()))
-            found = "OK"
         except grpc.RpcError as error:
-            found = error.code().name
-    assert found == status
+            return str(error.code().name)
+        return "OK"
 
 
-def test_refusals_are_counted_by_reason(path: Path) -> None:
+def test_a_token_opens_the_services_of_its_roles_alone_and_any_of_them_reflection(path: Path) -> None:
     meter = Meter()
     with echo.serving(tokens=Tokens(str(path)), meter=meter) as address:
-        for token in (ADMIN, "x" * 20, ""):
-            echo.outcome(address, Access(token=token))
-    counts = meter.take()["counts"]
-    assert sorted(counts) == [[REFUSED, ["Echo", "forbidden"], 1], [REFUSED, ["Echo", "unauthenticated"], 2]]
+        for token, called, reflected in (
+            (RANK, "OK", "OK"),
+            (BOTH, "OK", "OK"),
+            (ADMIN, "PERMISSION_DENIED", "OK"),
+            (RANK[:-1], "UNAUTHENTICATED", "UNAUTHENTICATED"),
+            (RANK + "x", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+            ("", "UNAUTHENTICATED", "UNAUTHENTICATED"),
+        ):
+            access = Access(token=token)
+            assert (echo.outcome(address, access).name, reflection(address, access)) == (called, reflected)
+        with grpc.insecure_channel(address) as channel:  # health needs none
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+    counts = {tuple(labels): n for name, labels, n in meter.take()["counts"] if name == REFUSED}
+    assert counts["Echo", "forbidden"] == 1
+    assert counts["Echo", "unauthenticated"] == 3
+    path.write_text(f'feedback = ["{BOTH}"]')  # a role without tokens lets nobody in
+    with echo.serving(tokens=Tokens(str(path))) as address:
+        assert echo.outcome(address, Access(token=BOTH)) is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_the_scheme_is_read_in_any_case_and_other_metadata_are_passed_over(path: Path) -> None:
+    guard = Tokens(str(path)).guard("rank")
+    for metadata in (
+        (("authorization", f"bearer {RANK}"),),
+        (("x-trace", "1"), ("authorization", f"BEARER {RANK}")),
+        (("authorization", "Basic dTpw"), ("authorization", f"Bearer {RANK}")),
+    ):
+        assert guard.refusal(metadata) is None
+
+
+def test_each_method_of_a_server_takes_a_role_of_its_own(
+    path: Path, shop_store: Store, start: Callable[..., Server], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An explanation shows a user's stored features, which who may rank need not see."""
+    tokens = {"rank": RANK, "explain": EXPLAIN, "feedback": FEEDBACK}
+    path.write_text("".join(f'{role} = ["{token}"]\n' for role, token in tokens.items()))
+    server = start(tokens=str(path))
+    assert server.ready.wait(180)
+    asked = [shop.NAME, "--address", server.address, "--cookie", "u1", "--candidates", "item-1"]
+    may: set[tuple[str, str]] = set()
+    for role, token in {**tokens, "nobody": ""}.items():
+        for command in ("rank", "explain"):
+            if run([command, *asked, "--token", token]) == 0:
+                may.add((command, role))
+        with Client(server.address, 20, Access(token=token)) as client, suppress(ReportFailed):
+            client.report("", [Feedback("r1", "item-1")])
+            may.add(("report", role))
+    assert may == {("rank", "rank"), ("explain", "explain"), ("report", "feedback")}
+    said = capsys.readouterr().err
+    assert "PERMISSION_DENIED: token lacks the required role 'explain'" in said
+    assert "PERMISSION_DENIED: token lacks the required role 'rank'" in said
+    assert "UNAUTHENTICATED" in said
 
 
 def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
@@ -147,9 +127,8 @@ def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
     assert "the-new" not in str(logs)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_file_that_is_no_token_file_is_refused_without_a_word_of_it(path: Path) -> None:
+    for text, message in (
         ("rank = [", "is not TOML"),
         ("", "expected lists of tokens under one or more of rank, explain, feedback, admin"),
         ('root = ["0123456789abcdef"]', "expected lists of tokens under"),
@@ -157,33 +136,14 @@ def test_a_changed_file_is_read_again_and_a_bad_one_is_not_believed(
         ('rank = ["secret"]', "of at least 16 printable ASCII"),
         ('rank = ["secret with a space"]', "without spaces"),
         ("rank = [1234567890123456]", "expected a list of texts"),
-    ],
-)
-def test_a_file_that_is_no_token_file_is_refused_without_a_word_of_it(
-    path: Path, text: str, message: str
-) -> None:
-    path.write_text(text)
-    with pytest.raises(ServerError, match=message) as failed:
-        Tokens(str(path))
-    assert "secret" not in str(failed.value)
-    assert failed.value.__cause__ is None
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    ):
+        path.write_text(text)
+        with pytest.raises(ServerError, match=message) as failed:
+            Tokens(str(path))
+        assert "secret" not in str(failed.value)
+        assert failed.value.__cause__ is None
     with pytest.raises(ServerError, match=r"cannot read the tokens .*nowhere\.toml: No such file"):
-        Tokens(str(tmp_path / "nowhere.toml"))
-
-
-def test_a_file_that_others_may_read_is_warned_of(path: Path) -> None:
-    path.chmod(0o640)
-    with structlog.testing.capture_logs() as logs:
-        check(Settings(("shop",), "unix:///x", tokens=str(path)))
-    (warning,) = logs
-    assert (warning["log_level"], warning["mode"], warning["remedy"]) == (
-        "warning",
-        "0640",
-        f"chmod 600 {path}",
-    )
+        Tokens(str(path.with_name("nowhere.toml")))
 
 
 LOUD = """

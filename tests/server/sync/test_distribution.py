@@ -54,7 +54,7 @@ def test_a_new_taker_gets_the_latest_of_everything(distribution: Distribution) -
     assert taker.taken[-1][0] == 3
 
 
-def test_a_buffer_is_free_once_each_taker_has_given_it_back(
+def test_a_buffer_is_free_once_each_taker_has_given_it_back_or_is_gone(
     distribution: Distribution, freed: list[tuple[str, str]]
 ) -> None:
     first, second = Taker(), Taker()
@@ -62,24 +62,18 @@ def test_a_buffer_is_free_once_each_taker_has_given_it_back(
     distribution.join(second)
     old = parts(1)
     distribution.deliver(old)
-    distribution.deliver(parts(2))
     for taker in (first, second):
-        assert freed == []
         distribution.given_back(taker, taker.taken[0][1])
+    assert freed == [], "the latest is never free"
+    distribution.deliver(late := parts(2))
     assert freed == [("shop", old.values.uid)]
-
-
-def test_the_latest_is_never_free_even_without_takers(
-    distribution: Distribution, freed: list[tuple[str, str]]
-) -> None:
-    taker = Taker()
-    distribution.join(taker)
-    latest = parts(1)
-    distribution.deliver(latest)
-    distribution.given_back(taker, taker.taken[0][1])
-    assert freed == []
-    distribution.deliver(parts(2))
-    assert freed == [("shop", latest.values.uid)]
+    distribution.deliver(parts(3))
+    distribution.given_back(first, first.taken[1][1])
+    assert len(freed) == 1
+    distribution.leave(second)  # what a taker that is gone had is free
+    assert freed[1:] == [("shop", late.values.uid)]
+    distribution.given_back(second, second.taken[1][1])
+    assert len(freed) == 2
 
 
 def test_a_buffer_that_two_versions_share_is_free_after_both(
@@ -95,19 +89,6 @@ def test_a_buffer_that_two_versions_share_is_free_after_both(
     assert freed == []
     distribution.given_back(taker, serials[1])
     assert freed == [("shop", shared.uid)]
-
-
-def test_what_a_taker_that_is_gone_had_is_free(
-    distribution: Distribution, freed: list[tuple[str, str]]
-) -> None:
-    taker, old = Taker(), parts(1)
-    distribution.join(taker)
-    distribution.deliver(old)
-    distribution.deliver(parts(2))
-    distribution.leave(taker)
-    assert freed == [("shop", old.values.uid)]
-    distribution.given_back(taker, taker.taken[0][1])
-    assert len(freed) == 1
 
 
 def test_what_is_borrowed_is_not_free(distribution: Distribution, freed: list[tuple[str, str]]) -> None:

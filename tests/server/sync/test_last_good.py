@@ -1,4 +1,4 @@
-"""The model on disk: whole or nothing, verified before use, and nothing left behind."""
+"""The model and the experiment on disk: whole or nothing, verified before use, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ftrie.client.client import Client
 from model_store.errors import ArtefactError, OutputError
+from model_store.store import Store
+from model_store.versions.experiments import Experiment
 from server.model.shared_memory import Parts, SharedBlock
-from server.sync.last_good import INDEX, LastGood
+from server.sync.last_good import INDEX, KeptExperiments, LastGood
+from tests.server import shop
+from tests.server.one_process import Server
+from tests.server.sync.served_models import asking, end
+from tests.waiting import eventually
 
 
 def block(number: int) -> SharedBlock:
@@ -30,28 +37,15 @@ def read(folder: Path) -> Parts:
     return last.load(kept)
 
 
-def test_what_was_saved_is_read_back(tmp_path: Path, parts: Parts) -> None:
+def test_what_was_saved_is_read_back_and_an_empty_folder_holds_nothing(tmp_path: Path, parts: Parts) -> None:
+    assert LastGood(tmp_path, "shop").kept() is None
+    assert LastGood(tmp_path / "new", "shop").kept() is None
     LastGood(tmp_path / "new", "shop").save(parts)
     back = read(tmp_path / "new")
-    assert (back.name, back.version, back.sha256, back.content, back.items_generation) == (
-        "shop",
-        3,
-        "ab",
-        "cd",
-        9,
-    )
-    assert [b.arrays["numbers"][0] for b in (back.base, back.values, back.items, back.catalogue)] == [
-        1,
-        2,
-        4,
-        5,
-    ]
-    assert back.fresh is None
-
-
-def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
-    assert LastGood(tmp_path, "shop").kept() is None
-    assert LastGood(tmp_path / "absent", "shop").kept() is None
+    assert (back.name, back.version, back.sha256, back.content) == ("shop", 3, "ab", "cd")
+    assert (back.items_generation, back.fresh) == (9, None)
+    blocks = (back.base, back.values, back.items, back.catalogue)
+    assert [block.arrays["numbers"][0] for block in blocks] == [1, 2, 4, 5]
 
 
 def test_blocks_that_stay_are_written_once_and_those_out_of_use_removed(tmp_path: Path, parts: Parts) -> None:
@@ -88,33 +82,76 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-@pytest.mark.parametrize("part", ["base-*", "values-*", "items-*", "catalogue-*"])
-def test_a_damaged_block_is_never_read(
-    tmp_path: Path, parts: Parts, part: str, damage: Callable[[Path], None]
-) -> None:
-    LastGood(tmp_path, "shop").save(parts)
-    damage(next(tmp_path.glob(part)))
-    with pytest.raises(ArtefactError):
-        read(tmp_path)
+def test_a_damaged_block_is_never_read(tmp_path: Path, parts: Parts, damage: Callable[[Path], None]) -> None:
+    for part in ("base", "values", "items", "catalogue"):
+        LastGood(tmp_path / part, "shop").save(parts)
+        damage(next((tmp_path / part).glob(f"{part}-*")))
+        with pytest.raises(ArtefactError):
+            read(tmp_path / part)
 
 
-@pytest.mark.parametrize("damage", [flip, cut])
-def test_a_damaged_index_is_never_followed(
-    tmp_path: Path, parts: Parts, damage: Callable[[Path], None]
-) -> None:
-    LastGood(tmp_path, "shop").save(parts)
-    damage(tmp_path / INDEX)
-    with pytest.raises(ArtefactError, match="damaged"):
-        LastGood(tmp_path, "shop").kept()
-
-
-def test_another_models_folder_is_not_taken(tmp_path: Path, parts: Parts) -> None:
+def test_an_index_that_is_damaged_or_another_models_is_never_followed(tmp_path: Path, parts: Parts) -> None:
     LastGood(tmp_path, "shop").save(parts)
     with pytest.raises(ArtefactError, match="holds the model 'shop', expected 'ads'"):
         LastGood(tmp_path, "ads").kept()
-
-
-def test_a_disk_that_takes_nothing_is_an_error_of_ours(tmp_path: Path, parts: Parts) -> None:
+    whole = (tmp_path / INDEX).read_bytes()
+    for damage in (flip, cut):
+        (tmp_path / INDEX).write_bytes(whole)
+        damage(tmp_path / INDEX)
+        with pytest.raises(ArtefactError, match="damaged"):
+            LastGood(tmp_path, "shop").kept()
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
+    with pytest.raises(OutputError):  # a disk that takes nothing
         LastGood(tmp_path / "file" / "below", "shop").save(parts)
+
+
+RECORD = Experiment(revision=3, shares={"plain": 1.0}, pins={"ü": "base"}, salt="autumn")
+
+
+def test_a_record_is_kept_replaced_and_forgotten(tmp_path: Path) -> None:
+    kept = KeptExperiments(tmp_path / "new")
+    assert kept.load("ads") is None
+    kept.save("ads", None)
+    kept.save("ads", Experiment().to_json())
+    kept.save("ads", RECORD.to_json())
+    assert KeptExperiments(tmp_path / "new").load("ads") == RECORD
+    kept.save("ads", None)
+    assert kept.load("ads") is None
+
+
+def test_a_damaged_file_is_told_and_not_used(tmp_path: Path) -> None:
+    kept, file = KeptExperiments(tmp_path), tmp_path / "ads.json"
+    kept.save("ads", RECORD.to_json())
+    flipped = file.read_bytes().replace(b"autumn", b"auturn")
+    for damage, told in (
+        (b"", r"ads\.json is damaged"),
+        (b"{}", r"ads\.json is damaged"),
+        (b'{"check": "", "experiment": 3}', r"ads\.json is damaged"),
+        (b"\xff", r"ads\.json is damaged"),
+        (flipped, "checksum"),
+    ):
+        file.write_bytes(damage)
+        with pytest.raises(ArtefactError, match=told):
+            kept.load("ads")
+    with pytest.raises(OutputError):  # a disk that takes nothing
+        KeptExperiments(file).save("ads", RECORD.to_json())
+
+
+def test_a_server_that_starts_without_its_store_divides_as_before(
+    shop_store: Store, start: Callable[..., Server], tmp_path: Path
+) -> None:
+    def variants(client: Client) -> set[str]:
+        return {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(30)}
+
+    first = start(state=str(tmp_path))
+    with asking(first) as client:
+        shop_store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain"))
+        eventually(lambda: variants(client) == {"plain"})
+    end(first)
+    shop_store.client.flushall()
+    with asking(start(state=str(tmp_path))) as client:
+        assert variants(client) == {"plain"}
+        shop.fill(shop_store)  # the store is back, and knows of no experiment: the last one stays in force
+        assert variants(client) == {"plain"}
+        shop_store.model(shop.NAME).experiments.clear()
+        eventually(lambda: variants(client) == {"base", "plain"})

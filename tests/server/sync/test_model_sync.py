@@ -1,103 +1,59 @@
-"""What a server takes from its store: deltas in their order, snapshots where these do not lead, or its own disk."""
+"""What a server takes from its store: the active version, by deltas or a snapshot; or from its own disk.
+
+And versions that cannot be taken: one log line a cause, a count by reason, and pauses between the tries.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 
+import grpc
 import numpy as np
 import pytest
 import structlog
 
 from ftrie.client.client import Client, RankFailed
-from model_store.artefact.artefact import Artefact
+from model_store.errors import ArtefactError, NewerFormat, StoreError, VersionNotFound
+from model_store.features.features import FeaturePlan
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from server.settings import Settings
 from server.sync.distribution import Distribution
 from server.sync.model_builder import ModelBuilder
 from server.sync.model_sync import ModelSync, State
+from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
 from server.telemetry.meter import Meter
-from server.telemetry.status import ModelStatus
 from tests.server import shop
 from tests.server.one_process import Server
+from tests.server.sync.served_models import (
+    CANDIDATES,
+    asking,
+    end,
+    publish,
+    publish_delta,
+    scores,
+    some_models,
+    status,
+)
 from tests.waiting import eventually
 
 Start = Callable[..., Server]
-CANDIDATES = list(shop.ITEMS)
 
 
 @pytest.fixture
-def begin(store_url: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts a server with a state folder; ended with the test, if it has not been before."""
-    running: list[Server] = []
-
-    def begun(*models: str, store: str = store_url) -> Server:
-        settings = Settings(
-            models or (shop.NAME,), store, drain_s=1.0, store_budget_s=0.2, state=str(tmp_path)
-        )
-        server = Server(settings)
-        running.append(server)
-        server.startup()
-        return server
-
-    yield begun
-    for server in running:
-        end(server)
-
-
-def end(server: Server) -> None:
-    server.drain()
-    server.shutdown()
-
-
-def part_of(whole: Artefact, rows: slice) -> Artefact:
-    """A model of some of the rows."""
-    ends = whole.key_offsets
-    first, last = int(ends[rows.start]), int(ends[rows.stop])
-    return Artefact.from_columns(
-        key_data=whole.key_data[first:last],
-        key_offsets=ends[rows.start : rows.stop + 1] - first,
-        weight=whole.weight[rows],
-        variants=whole.variants[rows],
-        rate=whole.rate[rows],
-        spec=whole.spec,
-        metrics={},
-    )
-
-
-def some_models() -> list[Artefact]:
-    """Models that differ in weights, and in which keys they have."""
-    rows = shop.artefact(1).rows
-    return [
-        part_of(shop.artefact(1), slice(0, rows - 20)),
-        part_of(shop.artefact(2), slice(0, rows - 20)),
-        part_of(shop.artefact(2), slice(10, rows - 5)),
-        part_of(shop.artefact(3), slice(0, rows)),
-    ]
-
-
-def publish(store: Store, model: Artefact, before: Artefact | None = None, parent: int = 0) -> int:
-    """Publish and activate a snapshot, or the delta that leads there."""
-    versions = store.model(shop.NAME)
-    version = versions.publish(model) if before is None else publish_delta(store, model, before, parent)
-    versions.activate(version)
-    return version
-
-
-def publish_delta(store: Store, model: Artefact, before: Artefact, parent: int) -> int:
-    """Publish the delta that leads from the version `parent` to this model, without activating it."""
-    return store.model(shop.NAME).publish(model.changes_since(before), parent=parent)
-
-
-def status(server: Server) -> ModelStatus:
-    return server.status()[0]
-
-
-def scores(client: Client, variant: str) -> list[float]:
-    answer = client.rank(cookie="u1", candidates=CANDIDATES, variant=variant)
-    by_item = {item.id: item.score for item in answer.items}
-    return [by_item[item] for item in CANDIDATES]
+def begin(start: Start, shop_store: Store, tmp_path: Path) -> Start:
+    """Starts a server of the shop with a state folder."""
+    return partial(start, state=str(tmp_path))
 
 
 def reloads(server: Server, kind: str) -> int:
@@ -109,9 +65,8 @@ def reloads(server: Server, kind: str) -> int:
 
 
 def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
-    store: Store, store_url: str, begin: Start, start: Start
+    store: Store, begin: Start, start: Start
 ) -> None:
-    shop.fill(store)
     models = some_models()
     version = publish(store, models[0])
     by_deltas = begin()
@@ -123,69 +78,60 @@ def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(
     assert reloads(by_deltas, "delta") == 3
     snapshot = store.model(shop.NAME).publish(models[-1])
     assert store.model(shop.NAME).manifest(snapshot).content == status(by_deltas).content
-    by_snapshot = start()
-    assert by_snapshot.ready.wait(180)
-    with Client(by_deltas.address) as one, Client(by_snapshot.address) as other:
+    with asking(by_deltas) as one, asking(start()) as other:
         eventually(lambda: one.rank(candidates=CANDIDATES).version == version)
         for variant in shop.VARIANTS:
-            assert scores(one, variant) == scores(other, variant)
+            assert scores(one, "u1", variant) == scores(other, "u1", variant)
 
 
-def test_a_gap_in_the_deltas_is_closed_by_the_snapshot(store: Store, begin: Start) -> None:
-    shop.fill(store)
-    models = some_models()
+def test_a_gap_in_the_deltas_is_closed_by_the_snapshot_and_a_damaged_one_refused(
+    store: Store, begin: Start
+) -> None:
+    models, versions = some_models(), store.model(shop.NAME)
     first = publish(store, models[0])
     server = begin()
-    assert server.ready.wait(180)
-    # Another line of versions, which does not go through the one served.
-    other = store.model(shop.NAME).publish(models[1])
-    version = publish(store, models[2], models[1], other)
-    eventually(lambda: status(server).version == version)
-    assert reloads(server, "snapshot") == 2
-    # From there on by deltas again, two at once.
-    versions = store.model(shop.NAME)
-    between = publish_delta(store, models[3], models[2], version)
-    version = publish(store, models[0], models[3], between)
-    eventually(lambda: status(server).version == version)
-    assert reloads(server, "delta") == 1
-    assert status(server).refused == {}
-    with Client(server.address) as client:
+    with asking(server) as client:
+        # Another line of versions, which does not go through the one served.
+        other = versions.publish(models[1])
+        version = publish(store, models[2], models[1], other)
+        eventually(lambda: status(server).version == version)
+        assert reloads(server, "snapshot") == 2
+        # From there on by deltas again, two at once, of which the first was never active: a guard refuses it.
+        between = publish_delta(store, models[3], models[2], version, refused="for the test")
+        version = publish(store, models[0], models[3], between)
+        eventually(lambda: status(server).version == version)
+        assert reloads(server, "delta") == 1
+        assert status(server).refused == {}
         eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
-        now = scores(client, "base")
+        now = scores(client, "u1")
         versions.rollback(first)
         eventually(lambda: client.rank(candidates=CANDIDATES).version == first)
-        assert scores(client, "base") == now, "the same content, whichever way it came"
+        assert scores(client, "u1") == now, "the same content, whichever way it came"
+        bad = publish_delta(store, models[1], models[0], first)
+        chunk = versions.keys.chunks(bad, 1)[0]
+        store.client.setrange(chunk, store.client.strlen(chunk) // 2, b"\x00\xff\x00")
+        with structlog.testing.capture_logs() as logs:
+            store.client.set(versions.keys.active, bad)  # activate would have refused it
+            eventually(lambda: status(server).refused.get("damaged", 0) >= 2)
+        refused = next(line for line in logs if line["event"] == "version refused")
+        assert (refused["version"], refused["still_serving"], refused["log_level"]) == (bad, first, "error")
+        assert status(server).version == first
+        assert "was refused (damaged)" in status(server).problem
+        version = publish(store, models[2])
+        eventually(lambda: status(server).version == version)
+        assert status(server).problem == ""
 
 
-def test_a_damaged_delta_is_refused_and_what_is_served_stays(store: Store, begin: Start) -> None:
-    shop.fill(store)
-    models = some_models()
-    first = publish(store, models[0])
-    server = begin()
-    assert server.ready.wait(180)
-    versions = store.model(shop.NAME)
-    bad = publish_delta(store, models[1], models[0], first)
-    chunk = versions.keys.chunks(bad, 1)[0]
-    store.client.setrange(chunk, store.client.strlen(chunk) // 2, b"\x00\xff\x00")
-    store.client.set(versions.keys.active, bad)
-    eventually(lambda: status(server).refused.get("damaged", 0) >= 2)
-    assert status(server).version == first
-    assert "was refused (damaged)" in status(server).problem
-    version = publish(store, models[2])
-    eventually(lambda: status(server).version == version)
-    assert status(server).problem == ""
-
-
-def test_one_server_serves_several_models(store: Store, begin: Start) -> None:
-    shop.fill(store)
-    server = begin(shop.NAME, "ads")
-    with Client(server.address) as client:
+def test_one_server_serves_several_models(shop_store: Store, store_url: str) -> None:
+    server = Server(Settings((shop.NAME, "ads"), store_url, drain_s=1.0))
+    server.startup()
+    with Client(server.address, timeout_s=20.0) as client:
         eventually(lambda: server.models[shop.NAME].served is not None)
         assert client.rank(shop.NAME, candidates=["item-1"]).version == 1
         with pytest.raises(RankFailed, match="'ads' is still loading"):
             client.rank("ads", candidates=["item-1"])
         assert not server.ready.is_set()
-        store.model("ads").publish_and_activate(shop.artefact(seed=2))
+        shop_store.model("ads").publish_and_activate(shop.artefact(seed=2))
         assert server.ready.wait(180)
         answers = [client.rank(name, candidates=["item-1"], variant="base") for name in (shop.NAME, "ads")]
         assert [answer.model for answer in answers] == [shop.NAME, "ads"]
@@ -193,21 +139,19 @@ def test_one_server_serves_several_models(store: Store, begin: Start) -> None:
         assert [answer.items[0].score for answer in answers] == pytest.approx(wanted)
         with pytest.raises(RankFailed, match="model: empty, and this server serves several"):
             client.rank(candidates=["item-1"])
+    end(server)
 
 
-def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
+def test_a_server_starts_from_disk_while_the_store_is_away_or_empty_and_says_so(
     store: Store, begin: Start, tmp_path: Path
 ) -> None:
-    shop.fill(store)
     first = begin()
-    assert first.ready.wait(180)
-    with Client(first.address) as client:
-        before = [scores(client, variant) for variant in shop.VARIANTS]
+    with asking(first) as client:
+        before = [scores(client, "u1", variant) for variant in shop.VARIANTS]
     end(first)
-    away = begin(store=f"unix://{tmp_path}/nobody.sock")
-    assert away.ready.wait(180)
-    assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
-    with Client(away.address) as client:
+    away = begin(f"unix://{tmp_path}/nobody.sock")
+    with asking(away) as client:
+        assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
         answer = client.rank(candidates=CANDIDATES, variant="base")
         assert tuple(map(str, answer.degraded)) == (
             "model: the store is away; version 1 is from this server's disk",
@@ -215,36 +159,23 @@ def test_a_server_starts_from_disk_while_the_store_is_away_and_says_so(
         inline = {"age": "20", "likes": ["red", "blue"], "device": "u1"}
         for variant, expected in zip(shop.VARIANTS, before, strict=True):
             again = client.rank(user=inline, candidates=CANDIDATES, variant=variant)
-            by_item = {item.id: item.score for item in again.items}
-            assert [by_item[item] for item in CANDIDATES] == expected
+            assert {item.id: item.score for item in again.items} == expected
     end(away)
     back = begin()
-    assert back.ready.wait(180)
-    with Client(back.address) as client:
+    with asking(back) as client:
         eventually(lambda: client.rank(candidates=CANDIDATES).degraded == ())
         assert reloads(back, "snapshot") == 0, (
             "what is on disk is the store's very version: nothing is fetched"
         )
         version = shop.publish(store, seed=2)
         eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
-
-
-def test_a_store_that_was_emptied_leaves_a_server_that_starts_with_its_disk(
-    store: Store, begin: Start
-) -> None:
-    shop.fill(store)
-    first = begin()
-    assert first.ready.wait(180)
-    end(first)
+    end(back)
     store.client.flushall()
-    again = begin()
-    assert again.ready.wait(180)
-    with Client(again.address) as client:
+    with asking(begin()) as client:
         assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0].detail
 
 
-def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_path: Path) -> None:
-    shop.fill(store)
+def test_a_damaged_copy_on_disk_is_not_served(begin: Start, tmp_path: Path) -> None:
     first = begin()
     assert first.ready.wait(180)
     end(first)
@@ -259,26 +190,21 @@ def test_a_damaged_copy_on_disk_is_not_served(store: Store, begin: Start, tmp_pa
     assert reloads(server, "snapshot") == 1
 
 
-def test_a_state_folder_that_takes_nothing_costs_only_the_copy(
-    store: Store, begin: Start, tmp_path: Path
-) -> None:
-    shop.fill(store)
+def test_a_state_folder_that_takes_nothing_costs_only_the_copy(begin: Start, tmp_path: Path) -> None:
     (tmp_path / "models").write_text("no folder")
     server = begin()
-    assert server.ready.wait(180)
-    eventually(lambda: status(server).disk_problem != "")
-    with Client(server.address) as client:
+    with asking(server) as client:
+        eventually(lambda: status(server).disk_problem != "")
         assert client.rank(candidates=CANDIDATES).degraded == ()
 
 
 def test_buffers_are_used_in_turns_however_many_deltas_come(store: Store, begin: Start) -> None:
-    shop.fill(store)
     one, other = shop.artefact(1), shop.artefact(2)
     version = publish(store, one)
     server = begin()
     assert server.ready.wait(180)
     seen: set[int] = set()
-    for turn in range(12):
+    for turn in range(8):
         before, after = (one, other) if turn % 2 == 0 else (other, one)
         version = publish(store, after, before, version)
         eventually(lambda version=version: server.current.served.version == version)  # type: ignore[misc, union-attr]
@@ -293,6 +219,12 @@ def test_buffers_are_used_in_turns_however_many_deltas_come(store: Store, begin:
 
 def test_a_delta_costs_one_round_trip_for_each_version_since_the_served_one(store: Store) -> None:
     """The chain behind the served version is not walked, however long it is."""
+
+    def commands() -> int:
+        """How many reads of manifests and chunks the store has answered."""
+        stats = store.client.info("commandstats")
+        return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "hgetall", "mget"))
+
     versions = store.model(shop.NAME)
     versions.activate(versions.publish(shop.artefact(1)))
     before, served = shop.artefact(1), 1
@@ -309,16 +241,10 @@ def test_a_delta_costs_one_round_trip_for_each_version_since_the_served_one(stor
             after = shop.artefact(served + 1)
             served = versions.publish(after.changes_since(before, version=served))
             before = after
-        manifest, reads = versions.manifest(served), commands(store)
+        manifest, reads = versions.manifest(served), commands()
         assert builder.bring_to(versions, manifest) == "delta"
         # One chunk each, and the manifests of those between the served version and the new one.
-        assert commands(store) - reads == deltas + (deltas - 1)
-
-
-def commands(store: Store) -> int:
-    """How many reads of manifests and chunks the store has answered."""
-    stats = store.client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "hgetall", "mget"))
+        assert commands() - reads == deltas + (deltas - 1)
 
 
 def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str) -> None:
@@ -343,3 +269,192 @@ def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str) ->
     finally:
         sync.stop()
         sync.join(20.0)
+
+
+def item_1(client: Client) -> float:
+    return client.rank(candidates=["item-1"], variant="base").items[0].score
+
+
+def wanted(seed: int) -> object:
+    return pytest.approx(shop.expected_score(shop.ITEMS["item-1"], 0, seed))
+
+
+def test_the_active_version_is_served_when_it_comes_changes_and_is_rolled_back(
+    store: Store, start: Callable[[], Server]
+) -> None:
+    store.client.set("ftrie:item:no hash", "text")  # keys that are no items keep no version from being served
+    store.client.hset("ftrie:item:", "brand", "b1")
+    server = start()
+    first = shop.fill(store)
+    assert server.ready.wait(180)
+    assert server.current.served is not None
+    assert len(server.current.served.catalogue) == len(shop.ITEMS)
+    with Client(server.address, timeout_s=20.0) as client:
+        assert client.rank(candidates=["item-1"]).version == first
+        version = shop.publish(store, seed=2)
+        eventually(lambda: client.rank(candidates=CANDIDATES).version == version)
+        assert item_1(client) == wanted(seed=2)
+        assert store.model(shop.NAME).rollback() == first
+        eventually(lambda: client.rank(candidates=CANDIDATES).version == first)
+        assert item_1(client) == wanted(seed=1)
+
+
+def test_versions_of_another_link_are_served_changed_and_rolled_back(client: Client, store: Store) -> None:
+    alpha, beta, versions = 0.4, 0.5, store.model(shop.NAME)
+    learner = f'[learner]\nalgorithm = "adpredictor"\nalpha = {alpha}\nbeta = {beta}\n'
+    parsed = parse_spec(shop.SPEC + learner)
+    spec = parsed.resolve(["click", "device", *parsed.fields])
+    first, second = (replace(shop.artefact(seed), spec=spec) for seed in (2, 3))
+    delta = second.changes_since(first, version=versions.publish_and_activate(first))
+    changed = versions.publish_and_activate(delta)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == changed)
+
+    explained = client.explain(candidates=["item-1"], variant="base").items[0].item
+    score = shop.expected_score(shop.ITEMS["item-1"], 0, seed=3)
+    keys = [key for key in FeaturePlan.of(spec).keys(shop.ITEMS["item-1"]) if key[2] & 1]
+    rate = float(shop.artefact().rate[0])
+    variance = sum((rate if key in shop.masks() else alpha) * x * x for key, x, _ in keys)
+    assert explained.score == pytest.approx(score)
+    assert explained.uncertainty == pytest.approx(math.sqrt(variance))
+    assert explained.ctr == pytest.approx(NormalDist().cdf(score / math.sqrt(beta**2 + variance)), abs=1e-9)
+    ranked = client.rank(candidates=["item-1"], variant="base").items[0]
+    assert ranked == replace(explained, uncertainty=None), "a plain answer has none"
+
+    versions.activate(1)
+    eventually(lambda: client.rank(candidates=["item-1"]).version == 1)
+    plain = client.rank(candidates=["item-1"]).items[0]
+    assert plain.ctr == pytest.approx(1 / (1 + math.exp(-plain.score)))
+
+
+def test_the_first_version_is_served_when_it_comes(store: Store, start: Callable[[], Server]) -> None:
+    server = start()
+    version = shop.fill(store)
+    assert server.ready.wait(180)
+    with Client(server.address) as client:
+        assert client.rank(candidates=["item-1"]).version == version
+
+
+def test_a_store_that_was_emptied_leaves_the_model_in_service_until_a_number_is_given_out_again(
+    client: Client, store: Store
+) -> None:
+    before = client.rank(candidates=CANDIDATES, variant="base").items
+    with structlog.testing.capture_logs() as logs:
+        store.client.flushall()
+        eventually(lambda: bool(logs))
+        assert client.rank(candidates=CANDIDATES, variant="base").items == before
+        assert shop.fill(store, seed=2) == 1
+        eventually(lambda: item_1(client) == wanted(seed=2))
+        eventually(lambda: any(line["event"] == "serving" for line in logs))
+    reports = [line for line in logs if line["event"] == "no version is active any more"]
+    assert [(line["still_serving"], line["log_level"]) for line in reports] == [(1, "error")]
+
+
+def test_a_store_that_died_is_found_again(start: Callable[..., Server]) -> None:
+    with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
+        url = f"embedded:{folder}"
+        with Store.open(url) as store:
+            shop.fill(store)
+            server = start(url)
+            assert server.ready.wait(180)
+            os.kill(store.client.info("server")["process_id"], signal.SIGKILL)
+        with Client(server.address) as client:
+            assert client.rank(cookie="u1", candidates=CANDIDATES).version == 1
+            with Store.open(url) as again:
+                version = shop.fill(again, seed=2)
+                eventually(lambda: item_1(client) == wanted(seed=2))
+                eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
+            assert client.rank(candidates=["item-1"]).version == version
+        server.drain(refuse=False)
+        server.shutdown()
+
+
+def test_a_server_waits_for_a_store_that_is_away_but_for_no_url_that_is_none(
+    start: Callable[..., Server],
+) -> None:
+    server = start("redis://127.0.0.1:1")
+    with Client(server.address) as client, pytest.raises(RankFailed) as failed:
+        client.rank(candidates=["item-1"])
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(StoreError, match="expected redis://"):
+        start("http://127.0.0.1:1")
+
+
+def test_swaps_under_load_fail_no_call_and_no_answer_mixes_versions(server: Server, store: Store) -> None:
+    versions = {server.current.served.version: 1} if server.current.served else {}
+    stop = threading.Event()
+    answers: list[tuple[int, tuple[float, ...]]] = []
+    failures: list[Exception] = []
+
+    def load() -> None:
+        with Client(server.address) as client:
+            while not stop.is_set():
+                try:
+                    answer = client.rank(cookie="u1", candidates=CANDIDATES, variant="base")
+                    scores = {item.id: item.score for item in answer.items}
+                    answers.append((answer.version, tuple(scores[item] for item in CANDIDATES)))
+                except Exception as error:
+                    failures.append(error)
+
+    clients = [threading.Thread(target=load) for _ in range(3)]
+    for thread in clients:
+        thread.start()
+    eventually(lambda: answers != [])
+    for seed in range(2, 6):
+        version = shop.publish(store, seed)
+        versions[version] = seed
+        eventually(lambda version=version: answers[-1][0] == version)  # type: ignore[misc]
+    stop.set()
+    for thread in clients:
+        thread.join()
+    assert failures == []
+    assert {version for version, _ in answers} == set(versions)
+    for version, seed in versions.items():
+        scores_of_it = tuple(
+            shop.expected_score({"device": "u1", **shop.USERS["u1"], **shop.ITEMS[item]}, 0, seed)
+            for item in CANDIDATES
+        )
+        given = {scores for answered, scores in answers if answered == version}
+        assert len(given) == 1, "two answers of one version differ"
+        assert given.pop() == pytest.approx(scores_of_it, abs=1e-6)
+
+
+def test_each_cause_has_a_word() -> None:
+    for error, reason in (
+        (ArtefactError("bad"), "damaged"),
+        (NewerFormat("new"), "newer"),
+        (VersionNotFound("none"), "gone"),
+        (MemoryError(), "memory"),
+        (OSError(28, "no space"), "memory"),
+        (StoreError("odd"), "failed"),
+        (ZeroDivisionError(), "failed"),
+    ):
+        assert reason_of(error) == reason
+
+
+def test_a_cause_is_said_once_and_counted_each_time() -> None:
+    retry = VersionRetry("shop", Meter())
+    with structlog.testing.capture_logs() as logs:
+        for error in (ArtefactError("a"), ArtefactError("a"), ArtefactError("b"), ZeroDivisionError("c")):
+            retry.refuse(7, error, still_serving=6)
+    assert [(line.get("error"), line["reason"]) for line in logs] == [
+        ("a", "damaged"),
+        ("b", "damaged"),
+        (None, "failed"),
+    ]
+    assert retry.counts == {"damaged": 3, "failed": 1}
+
+
+def test_a_refused_version_rests_and_another_one_does_not() -> None:
+    clock = [100.0]
+    retry = VersionRetry("shop", Meter(), now=lambda: clock[0])
+    retry.refuse(7, ArtefactError("bad"), still_serving=6)
+    assert retry.resting(7)
+    assert not retry.resting(8)
+    clock[0] += FIRST_PAUSE_S
+    assert not retry.resting(7)
+    for _ in range(40):
+        retry.refuse(7, ArtefactError("bad"), still_serving=6)
+    clock[0] += LONGEST_PAUSE_S / 2 - 0.01
+    assert retry.resting(7)
+    retry.forgive()
+    assert not retry.resting(7)

@@ -28,13 +28,17 @@ def idle() -> subprocess.Popen[bytes]:
 
 
 def test_a_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
-    assert not has_supervisor(str(tmp_path))
-    first = StateFolder(tmp_path)
-    assert has_supervisor(str(tmp_path))
+    folder = tmp_path / "state"
+    assert not has_supervisor(str(folder))
+    first = StateFolder(folder)
+    assert folder.stat().st_mode & 0o077 == 0, "open to its owner only"
+    assert has_supervisor(str(folder))
     with pytest.raises(ServerError, match="name another folder with --state"):
-        StateFolder(tmp_path)
+        StateFolder(folder)
     first.close()
-    StateFolder(tmp_path).close()
+    StateFolder(folder).close()
+    assert not has_supervisor("")
+    assert not os.path.exists("lock"), "nobody looks for a supervisor where there is no folder"
 
 
 def test_a_process_is_known_by_its_start_too(idle: subprocess.Popen[bytes]) -> None:
@@ -62,16 +66,12 @@ def test_a_successor_finds_the_workers_that_still_run(tmp_path: Path, idle: subp
     state.close()
 
 
-@pytest.mark.parametrize("record", ["", "{", "[]", '{"address": 1}', '{"address": "a", "workers": [1]}'])
-def test_a_record_that_cannot_be_read_leaves_nobody_behind(tmp_path: Path, record: str) -> None:
+def test_a_record_that_cannot_be_read_or_written_leaves_nobody_behind(tmp_path: Path) -> None:
     state = StateFolder(tmp_path)
-    (tmp_path / RECORD).write_text(record)
-    assert state.left_behind() == ("", [])
-    state.close()
-
-
-def test_a_disk_that_takes_nothing_costs_only_the_record(tmp_path: Path) -> None:
-    state = StateFolder(tmp_path)
+    for record in ("", "{", "[]", '{"address": 1}', '{"address": "a", "workers": [1]}'):
+        (tmp_path / RECORD).write_text(record)
+        assert state.left_behind() == ("", [])
+    (tmp_path / RECORD).unlink()
     (tmp_path / RECORD).mkdir()
     state.remember("127.0.0.1:1", [])
     state.close()
@@ -84,15 +84,9 @@ def test_a_port_is_reserved_and_shared_by_who_knows_of_it() -> None:
     Port("127.0.0.1", port.number, shared=True).close()
     port.close()
     Port("127.0.0.1", port.number, shared=False).close()
-
-
-def test_a_port_where_somebody_listens_is_taken() -> None:
     listener = socket.create_server(("127.0.0.1", 0), reuse_port=True)
     with listener, pytest.raises(ServerError, match="is the port taken"):
         Port("127.0.0.1", listener.getsockname()[1], shared=False)
-
-
-def test_a_host_that_is_none_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ServerError, match="or is the host not an address of this machine"):
         Port("192.0.2.1", 0, shared=False)
 
@@ -104,14 +98,3 @@ def test_settings_travel_as_json() -> None:
         Settings.from_json({**settings.to_json(), "of the future": 1})
     with pytest.raises(ServerError, match="one or more different names"):
         Settings(("shop", "shop"), "redis://h")
-
-
-def test_nobody_looks_for_a_supervisor_where_there_is_no_folder() -> None:
-    assert not has_supervisor("")
-    assert not os.path.exists("lock")
-
-
-def test_a_new_folder_is_open_to_its_owner_only(tmp_path: Path) -> None:
-    folder = StateFolder(tmp_path / "state")
-    folder.close()
-    assert (tmp_path / "state").stat().st_mode & 0o077 == 0
