@@ -33,7 +33,7 @@ from trainer.learn.buckets import Buckets
 from trainer.learn.collisions import any_collision, expected_rate
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, scoring_spec
-from trainer.learn.slots.layouts import Compact, CompactCounts, Full, FullCounts, Own, OwnCompact
+from trainer.learn.slots.layouts import CompactCounts, Full, Own, OwnCompact
 from trainer.learn.table import ValueTable
 
 HASHED = FTRL | {"l1": 0.05, "hash_bits": 8}
@@ -218,11 +218,10 @@ def test_a_model_warns_when_too_many_keys_collide():
         assert any("learner.hash_bits" in warning for warning in model.warnings.finish()) == warns
 
 
-@pytest.mark.parametrize("layout", [Full, FullCounts, Compact, CompactCounts, Own, OwnCompact])
-@pytest.mark.parametrize("bits", [8, 10])
+@pytest.mark.parametrize(("layout", "bits"), [(Full, 10), (CompactCounts, 8), (Own, 8), (OwnCompact, 8)])
 def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
     table = ValueTable(layout, variants=2, keep_seen=True, capacity=64, buckets=Buckets(bits, np.arange(3)))
-    for start in range(0, 60_000, 5_000):
+    for start in range(0, 30_000, 5_000):
         names = [b"f=%d" % number for number in range(start, start + 5_000)]
         offsets = np.cumsum([0, *(len(name) for name in names)]).astype(np.int64)
         slots = table.add(
@@ -230,7 +229,7 @@ def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
         )
         assert table.keys().slots[start:].tolist() == slots.tolist()
         table._check()
-    assert table.count == 60_000
+    assert table.count == 30_000
     assert table.used == 3 * 2**bits
     assert table.slots.size == 4 * 2**bits  # bits for three groups
 
