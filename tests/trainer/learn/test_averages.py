@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-
 import numpy as np
 import pytest
 
@@ -12,7 +9,7 @@ from model_store.errors import SpecError
 from model_store.spec.learner_section import Rule
 from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
-from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows, shop_spec
+from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
 from tests.trainer.learn.pairs import assert_same, gappy_rows, learned, resumed
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.scorer import first_rates
@@ -98,38 +95,10 @@ def test_deltas_carry_averages_of_keys_that_no_example_touched():
     assert delta.content == str(model.artefact().rows_content())
 
 
-@pytest.mark.parametrize(
-    ("variants", "learner", "expected"),
-    [
-        (VARIANTS, {"values": "single"}, 'values = "per_variant"'),
-        (VARIANTS, {"precision": "q2.13"}, "cannot hold an average"),
-        (VARIANTS.replace(", alpha = 0.6", ""), {"algorithm": "fobos", "l1": 0.0}, 'expected "ftrl"'),
-        (VARIANTS, {"algorithm": "ogd", "l1": 0.1, "l2": 0.0}, "ogd"),
-        (VARIANTS.replace('"base", half', '"mean", half'), {}, "expected a variant that learns: base, lean"),
-        (VARIANTS.replace('"base", half', '"nobody", half'), {}, "got 'nobody'"),
-        (VARIANTS.replace('"base" }', '"base", alpha = 0.1 }'), {}, "an average does not learn"),
-        (VARIANTS.replace('"base" }', '"base", without = ["age"] }'), {}, "leave it out"),
-        (
-            VARIANTS.replace("base = { share = 0.3 }", "base = { share = 0.3, half_life = 3 }"),
-            {},
-            "belongs to average",
-        ),
-        (VARIANTS.replace("half_life = 40", "half_life = 0.5"), {}, "half_life"),
-    ],
-)
-def test_averages_that_have_no_meaning_are_refused(variants, learner, expected):
-    document = averaging().model_dump(mode="json", exclude_unset=True)
-    document["variants"] = tomllib.loads(variants)["variants"]
-    document["learner"] |= learner
-    with pytest.raises(SpecError, match=expected):
-        spec_from_json(json.dumps(document))
-
-
 def test_an_average_takes_the_fields_of_its_variant():
     spec = averaging()
     assert spec.variants["recent"].without == ("tags", "hour")
     assert spec_from_json(spec.to_json()).sha256 == spec.sha256
-    assert "average" not in shop_spec().to_json()
     with pytest.raises(SpecError, match=r"variants\.mean\.average: --partition cannot merge"):
         check_mergeable(spec)
 

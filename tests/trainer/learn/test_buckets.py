@@ -10,7 +10,6 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import MOST_HASH_BITS, Rule
-from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
 from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows
 from tests.trainer.learn.pairs import (
@@ -238,37 +237,3 @@ def test_groups_that_would_need_too_many_bits_are_refused():
     spec = spec_of(HASHED | {"hash_bits": MOST_HASH_BITS})
     with pytest.raises(SpecError, match=f"hash_bits = {MOST_HASH_BITS - 2} or lower"):
         LearningModel(ExampleMaker(spec.resolve(list(shop_rows(1, 1)[0]))))
-
-
-BASE = '[model]\nname = "m"\n[input]\nlabel = "click"\ntimestamp = "t"\n[learner]\n'
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("hash_bits = 7", "hash_bits: got 7"),
-        ("hash_bits = 32", "hash_bits: got 32"),
-        ("hash_bits = 22\nttl = 5", "hash_bits = 22 does not go with ttl"),
-        ('hash_bits = 22\nttl = "5d"', "hash_bits = 22 does not go with ttl"),
-        (
-            'hash_bits = 22\ninclusion = { kind = "bloom", count = 2 }',
-            "hash_bits = 22 does not go with inclusion",
-        ),
-        (
-            'hash_bits = 22\n[rules."a="]\ninclusion = { kind = "poisson", p = 0.5 }',
-            'rules."a=".inclusion does not go',
-        ),
-    ],
-)
-def test_what_does_not_go_with_hash_bits_is_refused_with_a_reason(lines, said):
-    with pytest.raises(SpecError) as raised:
-        parse_spec(BASE + lines)
-    assert said in str(raised.value)
-
-
-def test_a_spec_without_hash_bits_has_the_json_it_had():
-    spec = parse_spec(BASE)
-    assert "hash_bits" not in spec.to_json()
-    assert spec_from_json(spec.to_json()).learner.hash_bits is None
-    hashed = parse_spec(BASE + "hash_bits = 22")
-    assert spec_from_json(hashed.to_json()) == hashed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.spec.learner_section import LearnerSection
 from tests.trainer.click_logs import shop_rows, shop_spec
 from tests.trainer.learn.pairs import (
     CASES,
@@ -111,16 +110,3 @@ def test_variants_are_rounded_apart():
     }
     found = weights_of(learned(spec.model_copy(update={"variants": alike}), shop_rows(100, 4)))
     assert any(len(set(of_variants)) > 1 for of_variants in found.values())
-
-
-@pytest.mark.parametrize(
-    "section",
-    [
-        {"algorithm": "rda"},
-        {"algorithm": "fobos", "rate": "global"},
-        {"algorithm": "ogd", "rate": "global", "l2": 0.1},
-    ],
-)
-def test_learners_that_keep_no_weight_refuse_16_bits(section):
-    with pytest.raises(ValueError, match=r"q2\.13"):
-        LearnerSection.model_validate(section | {"precision": "q2.13"})

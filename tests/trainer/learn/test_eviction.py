@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.click_logs import batch_of, learn, model_of, state_of
 from tests.trainer.learn.pairs import learned, resumed
@@ -203,8 +202,3 @@ def test_a_time_fields_format_holds_for_the_clock():
         '[fields]\nweekday = { kind = "time", part = "weekday", column = "hour", format = "%y%m%d%H" }\n'
     )
     assert time_format(spec) == "%y%m%d%H"
-
-
-def test_a_time_to_live_in_time_needs_a_clock():
-    with pytest.raises(SpecError, match=r"set input\.timestamp"):
-        parse_spec('[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nttl = "30d"\n')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
@@ -112,29 +112,11 @@ def test_the_published_model_has_the_margin_as_a_key_and_scores_as_the_trainer(s
     np.testing.assert_allclose(scores.latent[0], predicted.scores[0, :variants], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_of_16_bits_takes_exact_weights_and_refuses_others():
+def test_a_model_of_16_bits_takes_exact_weights():
     exact = GIVEN.replace("0.7", "1.0").replace("-12.5", "-0.5")
     artefact = learned(margin_spec(FTRL_OWN_COARSE, 3, "per_variant", exact), margin_rows(300, 5)).artefact()
     assert artefact.is_compact
     assert artefact.weight[artefact.key_list().index(b"before=")].max() == 1.0
-    for weight in ("0.7", "4.0", "1e-9"):
-        text = SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", fixed_weight = {weight} }}\n')
-        with pytest.raises(SpecError, match=r"fields\.x\.fixed_weight: .* multiple"):
-            parse_spec(text.replace("[learner]", '[learner]\nprecision = "q2.13"'))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("fixed_weight = 0.0", "other than 0"),
-        ("fixed_weight = 1e13", "other than 0"),
-        ("fixed_weight = 1.0, main = false", "main = false leaves it out"),
-        ('fixed_weight = 1.0, bucket = "log"', "bucket and missing"),
-    ],
-)
-def test_margins_without_meaning_are_refused(options, expected):
-    with pytest.raises(SpecError, match=expected):
-        parse_spec(SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", {options} }}\n'))
 
 
 def test_a_residual_model_fits_what_its_prior_missed():

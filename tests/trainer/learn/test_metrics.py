@@ -189,7 +189,7 @@ def test_one_variant_has_no_difference_and_the_same_figures():
 def test_the_histogram_auc_is_within_its_documented_error_of_exact(buckets, error):
     random = np.random.default_rng(5)
     for spread in (0.3, 1.0, 2.5):
-        scores = random.normal(-3.0, spread, 100_000)
+        scores = random.normal(-3.0, spread, 200_000)
         clicked = random.random(scores.size) < 1 / (1 + np.exp(-scores))
         places = np.clip((scores + 16.0) * buckets / 32.0, 0, buckets - 1).astype(int)
         histograms = [np.bincount(places[chosen], minlength=buckets) * 1.0 for chosen in (clicked, ~clicked)]

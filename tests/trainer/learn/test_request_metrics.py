@@ -61,7 +61,7 @@ def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(seed: int) ->
     [
         ([], (0, 0, 0, 0, 0)),
         ([([], [])], (0, 0, 0, 0, 0)),
-        ([([1], [0]), ([1], [1])], (2, 1, 2, 0, 0)),  # each in a file of its own, with which it ends
+        ([([1], [0]), ([1], [1])], (2, 1, 2, 0, 1)),  # each in a file of its own, with which it ends
         ([([1, 2, 1], [1, 1, 1])], (3, 3, 3, 0, 1)),  # one that comes again later is another one
     ],
 )

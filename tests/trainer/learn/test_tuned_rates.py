@@ -7,9 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from model_store.errors import SpecError
-from model_store.spec.learner_section import LearnerSection, Rule
-from model_store.spec.spec import parse_spec
+from model_store.spec.learner_section import Rule
 from tests.trainer.click_logs import learn, model_of, shop_rows
 from tests.trainer.learn.pairs import FTRL, assert_equal, assert_same, gappy_rows, learned, spec_of
 from tests.trainer.oracles.trial import by_kernel, weights_of
@@ -128,51 +126,6 @@ def test_the_power_of_n_is_that_of_the_c_library_to_a_few_bits():
     out = np.empty(n.size)
     powers_of(n, p, out)
     np.testing.assert_allclose(out, n**p, rtol=1e-13, atol=1e-300)
-
-
-SPEC = """
-[model]
-name = "shop"
-[input]
-label = "click"
-[fields]
-brand = {{}}
-[learner]
-{learner}
-[rules]
-{rules}
-"""
-
-
-@pytest.mark.parametrize(
-    ("learner", "rules", "expected"),
-    [
-        ('algorithm = "adpredictor"', '"brand=" = { alpha = 0.1 }', "whose rate is a variance"),
-        ('algorithm = "rda"', '"brand=" = { alpha = 0.1 }', 'got rate = "global"'),
-        ('rate = "constant"', '"brand=" = { decay = 0.3 }', 'expected "gradients" or "counts"'),
-        ("", '"brand=" = { decay = 1.5 }', "less than or equal to 1"),
-        ('algorithm = "ogd"\nl2 = 0.5', '"brand=" = { alpha = 3.0 }', "eta l2 must be below 1"),
-        ('algorithm = "adpredictor"\nwarmup = 5', "", "prior variance"),
-        ('algorithm = "rda"\nwarmup = 5', "", "all gradients so far"),
-        ('algorithm = "fobos"\nwarmup = 5', "", 'take rate = "global"'),
-        ('algorithm = "ogd"\nl1 = 0.1\nwarmup = 5', "", 'take rate = "global"'),
-        ('algorithm = "ogd"\nwarmup = 5', '"brand=" = { l1 = 0.1 }', 'take rate = "global"'),
-        ("warmup = -1", "", "greater than or equal to 0"),
-    ],
-)
-def test_rates_that_have_no_meaning_are_refused(learner, rules, expected):
-    with pytest.raises(SpecError, match=expected):
-        parse_spec(SPEC.format(learner=learner, rules=rules))
-
-
-def test_specs_without_them_keep_their_hash():
-    spec = parse_spec(SPEC.format(learner="", rules='"brand=" = { l1 = 0.5 }'))
-    for word in ("warmup", "decay", "average", "half_life"):
-        assert word not in spec.to_json()
-    tuned = parse_spec(SPEC.format(learner="warmup = 9", rules='"brand=" = { alpha = 0.5, decay = 0.2 }'))
-    assert '"warmup":9' in tuned.to_json()
-    assert '"alpha":0.5,"decay":0.2' in tuned.to_json()
-    assert LearnerSection(warmup=0) == LearnerSection()
 
 
 def test_weights_of_untouched_keys_stay_during_a_warmup():
