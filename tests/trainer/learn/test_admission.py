@@ -50,7 +50,7 @@ def random_keys(size: int, seed: int):
 @pytest.mark.parametrize("planned", [10, 2000])
 def test_a_key_enters_at_its_countth_occurrence_or_before_but_never_later(count, planned):
     admission = admission_of(f'{{ kind = "bloom", count = {count}, keys = {planned} }}')
-    keys = random_keys(300, 5)
+    keys = random_keys(100, 5)
     occurrences = np.random.default_rng(6).permutation(np.tile(keys, count))
     admitted = ask(admission, occurrences)
     seen, entered_at = Counter(), {}
@@ -61,7 +61,7 @@ def test_a_key_enters_at_its_countth_occurrence_or_before_but_never_later(count,
     assert set(entered_at) == set(keys.tolist())
     assert max(entered_at.values()) <= count
     if planned == 2000:
-        assert list(entered_at.values()).count(count) >= 299
+        assert list(entered_at.values()).count(count) >= 99
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(0.1, 2), (0.01, 3), (0.001, 5), (0.01, 17)])

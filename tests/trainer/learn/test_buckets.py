@@ -76,7 +76,11 @@ def many_keys(rows, seed):
 @pytest.mark.parametrize(
     ("section", "variants"),
     [
-        *(pytest.param(*each, id=name) for name, each in FAST.items() if "precision" not in each[0]),
+        *(
+            pytest.param(*each, id=name)
+            for name, each in FAST.items()
+            if name.startswith(("ftrl", "adpredictor")) and "coarse" not in name
+        ),
         *(
             pytest.param(sections[0] | (OWN if number % 2 else {}), 3, marks=pytest.mark.slow)
             for number, (_, _, sections) in enumerate(kinds())
@@ -84,13 +88,13 @@ def many_keys(rows, seed):
     ],
 )
 def test_buckets_equal_the_textbook_on_hashed_rows(section, variants):
-    assert_same(spec_of(section | {"hash_bits": 8}, variants), many_keys(150, 3))
+    assert_same(spec_of(section | {"hash_bits": 8}, variants), many_keys(100, 3))
 
 
-@pytest.mark.parametrize("bits", [8, 10, 12])
+@pytest.mark.parametrize("bits", [9, 12])
 def test_random_streams_equal_the_textbook_on_hashed_rows(bits):
     for seed, variants in ((bits, 1), (100 + bits, 3)):
-        assert_same(spec_of(HASHED | {"hash_bits": bits}, variants), many_keys(60, seed))
+        assert_same(spec_of(HASHED | {"hash_bits": bits}, variants), many_keys(40, seed))
 
 
 @ONE_OR_EACH
@@ -98,7 +102,7 @@ def test_random_streams_equal_the_textbook_on_hashed_rows(bits):
 def test_keys_with_another_l1_share_no_bucket(algorithm, more):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7} | CASES[algorithm][0] | {"l1": 0.001}
     rules = {"brand=": Rule(l1=0.05), "tags=t1": Rule(l1=0.007), "age*brand=": Rule(l1=0.2)}
-    assert_same(spec_of(section | more | {"hash_bits": 8}, 3, rules), many_keys(150, 5))
+    assert_same(spec_of(section | more | {"hash_bits": 8}, 3, rules), many_keys(80, 5))
 
 
 @ONE_OR_EACH
@@ -118,7 +122,7 @@ def test_buckets_without_a_collision_change_no_bit(more):
 def test_batches_and_a_resume_change_no_bit_of_a_hashed_model():
     rows, spec = many_keys(150, 9), spec_of(HASHED | {"hash_bits": 9})
     whole = learned(spec, rows)
-    for other in (*(learned(spec, rows, size) for size in (1, 7, 64)), resumed(spec, rows, 90)):
+    for other in (*(learned(spec, rows, size) for size in (1, 64)), resumed(spec, rows, 90)):
         other.table._check()
         assert_same_bits(other, whole)
         assert other.table.collisions() == whole.table.collisions()
@@ -126,7 +130,7 @@ def test_batches_and_a_resume_change_no_bit_of_a_hashed_model():
 
 def test_fobos_settles_each_bucket_once_when_its_lazy_state_is_rebased():
     section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}
-    assert_same(spec_of(section | {"hash_bits": 8}, 1), many_keys(200, 8))
+    assert_same(spec_of(section | {"hash_bits": 8}, 1), many_keys(100, 8))
 
 
 @ONE_OR_EACH
