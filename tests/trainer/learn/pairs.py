@@ -16,6 +16,7 @@ import pytest
 
 from model_store.hash_kernels import hash_keys
 from model_store.spec.learner_section import LearnerSection, Rule
+from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec
 from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import Weights, by_kernel, by_textbook
@@ -138,6 +139,19 @@ def resumed(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], at: int) -> Le
     second.restore({name: array.copy() for name, array in first.state().items()})
     learn(second, rows[at:])
     return second
+
+
+def compile_fast(part: int, parts: int) -> None:
+    """Compile the loops of every `parts`-th pair from `part` on; beside FAST: a warm-up, an admission, an average."""
+    specs = [spec_of(*each) for each in FAST.values()]
+    specs += [
+        spec_of(FTRL | {"warmup": 9}, 1),
+        spec_of(FTRL | {"inclusion": {"kind": "bloom", "count": 2}}, 1),
+    ]
+    average = {"base": Variant(share=0.5), "mean": Variant(share=0.5, average="base")}
+    specs.append(spec_of(FTRL | OWN).model_copy(update={"variants": average}))
+    for spec in specs[part::parts]:
+        learned(spec, shop_rows(20, 1)).artefact()
 
 
 def gappy_rows(rows: int, seed: int) -> list[dict[str, bytes]]:

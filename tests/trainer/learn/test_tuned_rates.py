@@ -75,12 +75,12 @@ def ruled(section, variants=1):
     return spec_of(section, variants, rules)
 
 
-@pytest.mark.parametrize(("section", "variants"), quick(RULED))
+@pytest.mark.parametrize(("section", "variants"), list(quick(RULED)))
 def test_a_learner_with_rates_by_prefix_equals_its_dense_textbook(section, variants):
     assert_same(ruled(section, variants), gappy_rows(300, 11))
 
 
-@pytest.mark.parametrize(("section", "variants"), quick(WARMING))
+@pytest.mark.parametrize(("section", "variants"), list(quick(WARMING)))
 def test_a_learner_that_warms_up_equals_its_dense_textbook(section, variants):
     assert_same(spec_of(section, variants), gappy_rows(300, 11))
 
