@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,6 +33,7 @@ class Log(NamedTuple):
         return Slice.of(name, self.plan)
 
 
+@functools.cache
 def made_up(size: int, variants: int = 3, seed: int = 1, rows_per_request: int = 3) -> Log:
     """A log of `size` rows in requests of one to `rows_per_request` rows."""
     random = np.random.default_rng(seed)

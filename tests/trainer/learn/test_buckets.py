@@ -6,39 +6,37 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model_store.errors import SpecError
-from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import BIAS
-from model_store.spec.learner_section import MOST_HASH_BITS, LearnerSection, Rule
-from model_store.spec.spec import parse_spec, spec_from_json
+from model_store.spec.learner_section import MOST_HASH_BITS, Rule
 from tests.matrix import slow_except
-from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows, shop_spec
-from tests.trainer.learn.test_learners import CASES, EVERY, RATES, gappy_rows, taken
+from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows
+from tests.trainer.learn.pairs import (
+    CASES,
+    FAST,
+    FTRL,
+    OWN,
+    assert_equal,
+    assert_same_bits,
+    gappy_rows,
+    hash_of,
+    kinds,
+    learned,
+    resumed,
+    spec_of,
+)
 from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.buckets import Buckets
 from trainer.learn.collisions import any_collision, expected_rate
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, scoring_spec
-from trainer.learn.slots.layouts import Compact, CompactCounts, Full, FullCounts, Own, OwnCompact
+from trainer.learn.slots.layouts import CompactCounts, Full, Own, OwnCompact
 from trainer.learn.table import ValueTable
 
-TOLERANCE = 1e-9
-SECTION = {"algorithm": "ftrl", "alpha": 0.3, "beta": 0.7, "l1": 0.05, "l2": 0.4}
-
-
-def spec_of(section, variants=3, rules=None):
-    learner = LearnerSection.model_validate(section)
-    return shop_spec(variants).model_copy(update={"learner": learner, "rules": rules or {}})
-
-
-def hash_of(key):
-    out = np.empty(1, np.uint64)
-    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
-    return int(out[0])
+HASHED = FTRL | {"l1": 0.05, "hash_bits": 8}
+ONE_OR_EACH = pytest.mark.parametrize("more", [{}, OWN], ids=["single", "per_variant"])
 
 
 def by_buckets(spec, rows):
@@ -63,12 +61,7 @@ def by_buckets(spec, rows):
 
 
 def assert_same(spec, rows):
-    scores, weights = by_kernel(spec, rows)
-    expected_scores, expected = by_buckets(spec, rows)
-    np.testing.assert_allclose(scores, expected_scores, rtol=TOLERANCE, atol=TOLERANCE)
-    assert weights.keys() == expected.keys()
-    for key, weight in expected.items():
-        assert weights[key] == pytest.approx(weight, rel=TOLERANCE, abs=TOLERANCE), key
+    assert_equal(by_kernel(spec, rows), by_buckets(spec, rows))
 
 
 def many_keys(rows, seed):
@@ -80,98 +73,70 @@ def many_keys(rows, seed):
     return log
 
 
-def sections():
-    """Every learner with each of its rates."""
-    for algorithm, cases in CASES.items():
-        for rate in RATES.get(algorithm, EVERY):
-            section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7}
-            section |= {} if algorithm == "adpredictor" else {"l1": 0.0}
-            marks = () if (algorithm, rate) == ("ftrl", "gradients") else pytest.mark.slow
-            yield pytest.param(
-                section | taken(cases, algorithm, rate)[-1], id=f"{algorithm}-{rate}", marks=marks
-            )
+@pytest.mark.parametrize(
+    ("section", "variants"),
+    [
+        *(
+            pytest.param(*each, id=name)
+            for name, each in FAST.items()
+            if name.startswith(("ftrl", "adpredictor")) and "coarse" not in name
+        ),
+        *(
+            pytest.param(sections[0] | (OWN if number % 2 else {}), 3, marks=pytest.mark.slow)
+            for number, (_, _, sections) in enumerate(kinds())
+        ),
+    ],
+)
+def test_buckets_equal_the_textbook_on_hashed_rows(section, variants):
+    assert_same(spec_of(section | {"hash_bits": 8}, variants), many_keys(100, 3))
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("section", list(sections()))
-def test_buckets_equal_the_textbook_on_hashed_rows(section, values):
-    assert_same(spec_of(section | {"values": values, "hash_bits": 8}), many_keys(200, 3))
+@pytest.mark.parametrize("bits", [9, 12])
+def test_random_streams_equal_the_textbook_on_hashed_rows(bits):
+    for seed, variants in ((bits, 1), (100 + bits, 3)):
+        assert_same(spec_of(HASHED | {"hash_bits": bits}, variants), many_keys(40, seed))
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 10**6), variants=st.sampled_from([1, 3]), bits=st.integers(8, 12))
-def test_random_streams_equal_the_textbook_on_hashed_rows(seed, variants, bits):
-    assert_same(spec_of(SECTION | {"hash_bits": bits}, variants), many_keys(60, seed))
-
-
-@pytest.mark.parametrize("values", ["single", "per_variant"])
+@ONE_OR_EACH
 @pytest.mark.parametrize("algorithm", slow_except(["ftrl"], ["truncated_gradient", "fobos", "rda", "ftrl"]))
-def test_keys_with_another_l1_share_no_bucket(algorithm, values):
-    section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7, "l1": 0.001} | CASES[algorithm][0]
+def test_keys_with_another_l1_share_no_bucket(algorithm, more):
+    section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7} | CASES[algorithm][0] | {"l1": 0.001}
     rules = {"brand=": Rule(l1=0.05), "tags=t1": Rule(l1=0.007), "age*brand=": Rule(l1=0.2)}
-    assert_same(spec_of(section | {"values": values, "hash_bits": 8}, 3, rules), many_keys(150, 5))
+    assert_same(spec_of(section | more | {"hash_bits": 8}, 3, rules), many_keys(80, 5))
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
-def test_buckets_without_a_collision_change_no_bit(values):
-    rows, columns = many_keys(300, 8), list(shop_rows(1, 1)[0])
-    exact = model_of(spec_of(SECTION | {"values": values}), columns)
-    hashed = model_of(spec_of(SECTION | {"values": values, "hash_bits": 28}), columns)
-    for model in (exact, hashed):
+@ONE_OR_EACH
+def test_buckets_without_a_collision_change_no_bit(more):
+    rows, found = many_keys(300, 8), []
+    for bits in (None, 28):
+        model = model_of(spec_of(HASHED | more | {"hash_bits": bits}), list(rows[0]))
         model.metrics = Recorder(3)
         learn(model, rows, size=70)
-    assert hashed.table.collisions().rate == 0.0
-    assert exact.metrics.scores.tobytes() == hashed.metrics.scores.tobytes()
-    one, other = (
-        (keys.data.tobytes(), *(part.tobytes() for part in model.published(keys)))
-        for model in (exact, hashed)
-        for keys in (model.table.keys(),)
-    )
-    assert one == other
+        keys = model.table.keys()
+        published = [part.tobytes() for part in model.published(keys)]
+        found.append((model.metrics.scores.tobytes(), keys.data.tobytes(), published))
+    assert model.table.collisions().rate == 0.0
+    assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("algorithm", ["ftrl", pytest.param("fobos", marks=pytest.mark.slow)])
-def test_batch_boundaries_change_no_bit_of_a_hashed_model(algorithm):
-    rows = many_keys(150, 9)
-    spec = spec_of({"algorithm": algorithm, "alpha": 0.3, "hash_bits": 9})
-    whole = learn(model_of(spec, list(rows[0])), rows)
-    for size in (1, 7, 64):
-        assert_same_state(learn(model_of(spec, list(rows[0])), rows, size=size), whole)
+def test_batches_and_a_resume_change_no_bit_of_a_hashed_model():
+    rows, spec = many_keys(150, 9), spec_of(HASHED | {"hash_bits": 9})
+    whole = learned(spec, rows)
+    for other in (*(learned(spec, rows, size) for size in (1, 64)), resumed(spec, rows, 90)):
+        other.table._check()
+        assert_same_bits(other, whole)
+        assert other.table.collisions() == whole.table.collisions()
 
 
-def assert_same_state(one, other):
-    one, other = one.state(), other.state()
-    assert one.keys() == other.keys()
-    for name in one:
-        if not name.startswith("metrics."):
-            assert one[name].tobytes() == other[name].tobytes(), name
-
-
-@pytest.mark.slow
 def test_fobos_settles_each_bucket_once_when_its_lazy_state_is_rebased():
     section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}
-    assert_same(spec_of(section | {"hash_bits": 8}), many_keys(200, 8))
+    assert_same(spec_of(section | {"hash_bits": 8}, 1), many_keys(100, 8))
 
 
-def test_the_keys_of_a_bucket_are_published_with_its_weight():
-    rows = many_keys(300, 4)
-    model = learn(model_of(spec_of(SECTION | {"hash_bits": 8}, 1), list(rows[0])), rows)
-    artefact = model.artefact()
-    assert model.nonzero() == artefact.rows > model.table.used
-    buckets = {}
-    for key, weight, rate in zip(
-        artefact.key_array().to_pylist(), artefact.weight, artefact.rate, strict=True
-    ):
-        buckets.setdefault(hash_of(key) % 256, set()).add((float(weight), float(rate)))
-    assert all(len(values) == 1 for values in buckets.values())
-    assert len(buckets) <= model.table.used <= 256
-
-
-@pytest.mark.parametrize("values", ["single", "per_variant"])
-def test_a_served_score_is_the_trainers_for_keys_it_has_seen(values):
+@ONE_OR_EACH
+def test_a_served_score_is_the_trainers_for_keys_it_has_seen(more):
     rows = many_keys(200, 6)
-    spec = spec_of(SECTION | {"values": values, "hash_bits": 8, "l1": 0.0})
-    model = learn(model_of(spec, list(rows[0])), rows)
+    model = learned(spec_of(HASHED | more | {"l1": 0.0}), rows)
     artefact = model.artefact()
     maker = ExampleMaker(scoring_spec(artefact.spec))
     scores = Scorer(artefact).score(maker, maker.make(batch_of(rows))).score
@@ -180,42 +145,41 @@ def test_a_served_score_is_the_trainers_for_keys_it_has_seen(values):
     np.testing.assert_allclose(scores, model.metrics.scores, rtol=1e-5, atol=1e-5)
 
 
-def test_a_restored_model_learns_on_with_the_same_bits():
-    rows = many_keys(200, 2)
-    spec = spec_of(SECTION | {"hash_bits": 9})
-    whole = learn(model_of(spec, list(rows[0])), rows)
-    first, second = (model_of(spec, list(rows[0])) for _ in range(2))
-    learn(first, rows[:90])
-    second.restore({name: array.copy() for name, array in first.state().items()})
-    second.table._check()
-    assert second.table.collisions() == first.table.collisions()
-    assert_same_state(learn(second, rows[90:]), whole)
-    assert second.table.collisions() == whole.table.collisions()
+def numbers_by_bucket(artefact):
+    """The weights and rates of the keys of each bucket."""
+    found = {}
+    for key, *numbers in zip(
+        artefact.key_list(), artefact.weight.tolist(), artefact.rate.tolist(), strict=True
+    ):
+        found.setdefault(hash_of(key) % 256, []).append(tuple(numbers))
+    return found
 
 
-def test_a_model_that_starts_from_its_own_artefact_has_its_weights():
-    rows = many_keys(200, 3)
-    spec = spec_of(SECTION | {"hash_bits": 8}, 1)
-    artefact = learn(model_of(spec, list(rows[0])), rows).artefact()
-    model = model_of(spec, list(rows[0]))
-    assert model.warm_start(artefact) == artefact.rows
-    model.table._check()
-    np.testing.assert_allclose(model.artefact().weight, artefact.weight, rtol=1e-6)
-    np.testing.assert_allclose(model.artefact().rate, artefact.rate, rtol=1e-6)
+def test_the_keys_of_a_bucket_are_published_with_its_weight_and_start_with_it():
+    rows, spec = many_keys(300, 4), spec_of(HASHED, 1)
+    model = learned(spec, rows)
+    artefact = model.artefact()
+    assert model.nonzero() == artefact.rows > model.table.used
+    buckets = numbers_by_bucket(artefact)
+    assert all(len(set(numbers)) == 1 for numbers in buckets.values())
+    assert len(buckets) <= model.table.used <= 256
+    begun = model_of(spec, list(rows[0]))
+    assert begun.warm_start(artefact) == artefact.rows
+    begun.table._check()
+    np.testing.assert_allclose(begun.artefact().weight, artefact.weight, rtol=1e-6)
+    np.testing.assert_allclose(begun.artefact().rate, artefact.rate, rtol=1e-6)
 
 
 def test_a_bucket_starts_with_the_mean_of_its_keys_weights():
     rows = many_keys(200, 3)
-    exact = learn(model_of(spec_of(SECTION, 1), list(rows[0])), rows).artefact()
-    model = model_of(spec_of(SECTION | {"hash_bits": 8}, 1), list(rows[0]))
+    exact = learned(spec_of(HASHED | {"hash_bits": None}, 1), rows).artefact()
+    model = model_of(spec_of(HASHED, 1), list(rows[0]))
     model.warm_start(exact)
-    weights = {}
-    for key, weight in zip(exact.key_array().to_pylist(), exact.weight, strict=True):
-        weights.setdefault(hash_of(key) % 256, []).append(float(weight))
-    assert any(len(each) > 1 for each in weights.values())
-    started = model.artefact()
-    for key, weight in zip(started.key_array().to_pylist(), started.weight, strict=True):
-        assert weight == pytest.approx(np.mean(weights[hash_of(key) % 256]), rel=1e-5), key
+    expected, found = numbers_by_bucket(exact), numbers_by_bucket(model.artefact())
+    assert any(len(numbers) > 1 for numbers in expected.values())
+    for bucket, numbers in found.items():
+        mean = np.mean([weight for weight, _ in expected[bucket]])
+        assert all(weight == pytest.approx(mean, rel=1e-5) for weight, _ in numbers)
 
 
 def test_the_measured_rate_is_that_of_the_hashes_and_near_the_expected_one():
@@ -251,17 +215,16 @@ def test_the_probability_of_a_64_bit_collision_is_the_birthday_bound():
 
 
 def test_a_model_warns_when_too_many_keys_collide():
-    rows = many_keys(200, 3)
+    rows = many_keys(100, 3)
     for bits, warns in ((8, True), (28, False)):
-        model = learn(model_of(spec_of(SECTION | {"hash_bits": bits}), list(rows[0])), rows)
+        model = learned(spec_of(HASHED | {"hash_bits": bits}), rows)
         assert any("learner.hash_bits" in warning for warning in model.warnings.finish()) == warns
 
 
-@pytest.mark.parametrize("layout", [Full, FullCounts, Compact, CompactCounts, Own, OwnCompact])
-@pytest.mark.parametrize("bits", [8, 10])
+@pytest.mark.parametrize(("layout", "bits"), [(Full, 10), (CompactCounts, 8), (Own, 8), (OwnCompact, 8)])
 def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
     table = ValueTable(layout, variants=2, keep_seen=True, capacity=64, buckets=Buckets(bits, np.arange(3)))
-    for start in range(0, 60_000, 5_000):
+    for start in range(0, 30_000, 5_000):
         names = [b"f=%d" % number for number in range(start, start + 5_000)]
         offsets = np.cumsum([0, *(len(name) for name in names)]).astype(np.int64)
         slots = table.add(
@@ -269,46 +232,12 @@ def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
         )
         assert table.keys().slots[start:].tolist() == slots.tolist()
         table._check()
-    assert table.count == 60_000
+    assert table.count == 30_000
     assert table.used == 3 * 2**bits
     assert table.slots.size == 4 * 2**bits  # bits for three groups
 
 
 def test_groups_that_would_need_too_many_bits_are_refused():
-    spec = spec_of(SECTION | {"hash_bits": MOST_HASH_BITS})
+    spec = spec_of(HASHED | {"hash_bits": MOST_HASH_BITS})
     with pytest.raises(SpecError, match=f"hash_bits = {MOST_HASH_BITS - 2} or lower"):
         LearningModel(ExampleMaker(spec.resolve(list(shop_rows(1, 1)[0]))))
-
-
-BASE = '[model]\nname = "m"\n[input]\nlabel = "click"\ntimestamp = "t"\n[learner]\n'
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ("hash_bits = 7", "hash_bits: got 7"),
-        ("hash_bits = 32", "hash_bits: got 32"),
-        ("hash_bits = 22\nttl = 5", "hash_bits = 22 does not go with ttl"),
-        ('hash_bits = 22\nttl = "5d"', "hash_bits = 22 does not go with ttl"),
-        (
-            'hash_bits = 22\ninclusion = { kind = "bloom", count = 2 }',
-            "hash_bits = 22 does not go with inclusion",
-        ),
-        (
-            'hash_bits = 22\n[rules."a="]\ninclusion = { kind = "poisson", p = 0.5 }',
-            'rules."a=".inclusion does not go',
-        ),
-    ],
-)
-def test_what_does_not_go_with_hash_bits_is_refused_with_a_reason(lines, said):
-    with pytest.raises(SpecError) as raised:
-        parse_spec(BASE + lines)
-    assert said in str(raised.value)
-
-
-def test_a_spec_without_hash_bits_has_the_json_it_had():
-    spec = parse_spec(BASE)
-    assert "hash_bits" not in spec.to_json()
-    assert spec_from_json(spec.to_json()).learner.hash_bits is None
-    hashed = parse_spec(BASE + "hash_bits = 22")
-    assert spec_from_json(hashed.to_json()) == hashed

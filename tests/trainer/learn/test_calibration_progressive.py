@@ -77,26 +77,18 @@ def calibrated(
 
 
 @pytest.mark.parametrize("kind", ["power", "isotonic"])
-def test_batches_change_no_bit(kind: str) -> None:
+def test_batches_and_a_restored_calibrator_change_no_bit(kind: str) -> None:
     log, maker = Log(20_000, weights=True), maker_of(kind, BY_DEVICE)
     whole, cut = calibrated(log, maker), calibrated(log, maker, 777)
-    assert whole.calibration().to_json() == cut.calibration().to_json()
-    for name, array in whole.state().items():
-        assert array.tobytes() == cut.state()[name].tobytes(), name
-    assert whole.report() == cut.report()
-
-
-def test_a_calibrator_restored_goes_on_as_if_undisturbed() -> None:
-    log, maker = Log(20_000, weights=True), maker_of("isotonic", BY_DEVICE)
-    first = Calibrator.of(maker.spec)
+    first, second = Calibrator.of(maker.spec), Calibrator.of(maker.spec)
     examples = log.examples(maker, 0, 11_111)
     first.update(predictions_of(log.scores[:11_111], examples), examples)
-    second = Calibrator.of(maker.spec)
     second.restore(first.state())
-    resumed = calibrated(log, maker, begin=11_111, after=second)
-    undisturbed = calibrated(log, maker)
-    assert resumed.calibration().to_json() == undisturbed.calibration().to_json()
-    assert resumed.report() == undisturbed.report()
+    for other in (cut, calibrated(log, maker, begin=11_111, after=second)):
+        assert whole.calibration().to_json() == other.calibration().to_json()
+        assert whole.report() == other.report()
+        for name, array in whole.state().items():
+            assert array.tobytes() == other.state()[name].tobytes(), name
 
 
 def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_whole() -> None:
@@ -110,14 +102,11 @@ def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_who
     assert calibration.curve("base", b"") == calibration.curve("base") is not None
 
 
-def test_without_a_field_there_is_one_curve_a_variant_and_with_kind_none_no_calibrator() -> None:
+def test_without_a_field_there_is_one_curve_a_variant_and_of_a_short_log_none() -> None:
     calibration = calibrated(Log(5_000), maker_of("isotonic")).calibration()
     assert calibration.by is None
     assert calibration.curve("base") != calibration.curve("plain")
     assert Calibrator.of(maker_of("none").spec) is None
-
-
-def test_a_short_log_gives_no_curve() -> None:
     assert calibrated(Log(300), maker_of("power", BY_DEVICE)).calibration() is None
 
 

@@ -31,7 +31,7 @@ def learned(learner: str, importance: bytes, x: bytes, rows: int = 20) -> Learni
 
 
 def test_a_weight_beyond_a_float32_is_an_error_that_names_the_key_and_a_remedy():
-    model = learned('algorithm = "ogd"\nrate = "constant"\nalpha = 1000', b"1e24", b"1e24")
+    model = learned('algorithm = "fobos"\nrate = "global"\nalpha = 1000', b"1e24", b"1e24")
     with pytest.raises(FtrieError, match=r"diverges: key b'p=' has the weight .*; lower learner.alpha"):
         model.artefact()
 

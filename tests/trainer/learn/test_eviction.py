@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.click_logs import batch_of, learn, model_of, state_of
+from tests.trainer.learn.pairs import learned, resumed
 from trainer.learn.eviction import SWEEP_ROWS, TimeToLive
 from trainer.logs.times import NO_TIME, parse_times, time_format
 
@@ -24,23 +25,19 @@ def spec_of(ttl, extra=""):
     )
 
 
+@functools.cache
 def rows_of(size, seed, seconds_a_row=1.0, stray=False):
     """A drifting log: the values of f come and go; g has a few that stay. Times jitter; a few are nonsense."""
     random = np.random.default_rng(seed)
-    rows = []
-    for row in range(size):
-        time = int(1_700_000_000 + row * seconds_a_row + random.integers(-50, 50))
-        if stray and random.random() < 0.01:
-            time = int(random.choice([0, 4_000_000_000]))
-        rows.append(
-            {
-                "click": b"%d" % random.integers(2),
-                "ts": b"%d" % time if not stray or random.random() < 0.97 else b"",
-                "f": b"%d" % (row // 400 + random.integers(20)),
-                "g": b"%d" % random.integers(5),
-            }
-        )
-    return rows
+    times = 1_700_000_000 + (np.arange(size) * seconds_a_row).astype(int) + random.integers(-50, 50, size)
+    texts = [b"%d" % time for time in times]
+    for row in random.choice(size, size // 25, replace=False) if stray else ():
+        texts[row] = random.choice([b"0", b"4000000000", b""], p=[0.125, 0.125, 0.75])
+    drawn = random.integers([2, 20, 5], size=(size, 3)).tolist()
+    return [
+        {"click": b"%d" % click, "ts": bytes(text), "f": b"%d" % (row // 400 + f), "g": b"%d" % g}
+        for row, (text, (click, f, g)) in enumerate(zip(texts, drawn, strict=True))
+    ]
 
 
 def keys_of(row):
@@ -79,69 +76,57 @@ def kept_by_time(rows, ttl_s):
     return set(last)
 
 
-@pytest.mark.parametrize("ttl", [1, 3000, 4096, 9000, 20_000])
-def test_exactly_the_keys_that_were_not_seen_for_so_many_rows_go(ttl):
-    rows = rows_of(30_000, 1)
-    model = learn(model_of(spec_of(ttl), list(rows[0])), rows, size=7000)
-    kept = kept_by_rows(rows, ttl)
-    assert set(state_of(model)) == kept
+def assert_kept(model, rows, kept):
+    """The table has these keys alone."""
+    keys = model.table.keys()
+    data = keys.data.tobytes()
+    found = {data[a:b] for a, b in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)}
+    assert found == kept
     assert len({key for row in rows for key in keys_of(row)}) > len(kept)
     assert model.evicted > 0
     model.table._check()
 
 
-@pytest.mark.parametrize(("ttl", "seconds"), [("2h", 2 * HOUR), ("90m", 1.5 * HOUR), ("5h", 5 * HOUR)])
-@pytest.mark.parametrize("stray", [False, True])
+@pytest.mark.parametrize(
+    ("ttl", "extra"),
+    [
+        (1, ""),
+        (4096, ""),
+        (9000, ""),
+        pytest.param(6000, 'precision = "q2.13"\nrate = "counts"\n', marks=pytest.mark.slow),
+    ],
+)
+def test_exactly_the_keys_that_were_not_seen_for_so_many_rows_go(ttl, extra):
+    rows = rows_of(4 * SWEEP_ROWS + 2, 1)  # more rows after the last sweep would bring keys back
+    assert_kept(learned(spec_of(ttl, extra), rows, 7000), rows, kept_by_rows(rows, ttl))
+
+
+@pytest.mark.parametrize(("ttl", "seconds", "stray"), [("2h", 2 * HOUR, False), ("90m", 1.5 * HOUR, True)])
 def test_exactly_the_keys_that_were_not_seen_for_so_long_go(ttl, seconds, stray):
-    rows = rows_of(30_000, 2, seconds_a_row=1.3, stray=stray)
-    model = learn(model_of(spec_of(f'"{ttl}"'), list(rows[0])), rows, size=5000)
-    kept = kept_by_time(rows, seconds)
-    assert set(state_of(model)) == kept
-    assert len({key for row in rows for key in keys_of(row)}) > len(kept)
+    rows = rows_of(20_000, 2, seconds_a_row=1.3, stray=stray)
+    assert_kept(learned(spec_of(f'"{ttl}"'), rows, 5000), rows, kept_by_time(rows, seconds))
 
 
-@pytest.mark.parametrize("ttl", ["6000", '"1h"'])
-@pytest.mark.parametrize("size", [500, 4096, 10_001])
-def test_batches_change_nothing(ttl, size):
-    rows = rows_of(20_000, 3)
-    whole, parts = (model_of(spec_of(ttl), list(rows[0])) for _ in range(2))
-    learn(whole, rows), learn(parts, rows, size=size)
-    assert whole.evicted == parts.evicted > 0
-    assert parts.artefact().sha256 == whole.artefact().sha256
-
-
-@pytest.mark.parametrize("ttl", ["6000", '"1h"'])
-def test_a_run_that_goes_on_sweeps_as_if_it_had_never_stopped(ttl):
-    rows = rows_of(20_000, 4)
-    whole, first, second = (model_of(spec_of(ttl), list(rows[0])) for _ in range(3))
-    learn(whole, rows), learn(first, rows[:9999])
-    second.restore({name: array.copy() for name, array in first.state().items()})
-    learn(second, rows[9999:])
-    assert second.evicted == whole.evicted
-    assert second.artefact().sha256 == whole.artefact().sha256
+@pytest.mark.parametrize("ttl", ["5000", '"1h"'])
+def test_batches_and_a_resume_change_nothing(ttl):
+    rows, spec = rows_of(14_000, 3), spec_of(ttl)
+    whole = learned(spec, rows)
+    for other in (learned(spec, rows, 500), learned(spec, rows, 10_001), resumed(spec, rows, 9999)):
+        assert whole.evicted == other.evicted > 0
+        assert other.artefact().sha256 == whole.artefact().sha256
 
 
 def test_a_key_that_returns_starts_afresh():
     times = {"ts": b"0"}
     once = [{"click": b"1", "f": b"old", "g": b"0"} | times]
     others = [{"click": b"0", "f": b"x", "g": b"0"} | times] * (2 * SWEEP_ROWS - 1)
-    model = learn(model_of(spec_of(10), list(once[0] | times)), once + others)
+    model = learned(spec_of(10), once + others)
     assert b"f=old" not in state_of(model)
     before = state_of(model)
     learn(model, once)
     error = (state_of(model)[b"g=0"][1] - before[b"g=0"][1]) ** 0.5  # sqrt of g^2 = |p - y|
     z, n = state_of(model)[b"f=old"]
     assert (z, n) == pytest.approx((-error, error**2), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_the_compact_table_forgets_too():
-    rows = rows_of(20_000, 5)
-    extra = 'precision = "q2.13"\nrate = "counts"\n'
-    model = learn(model_of(spec_of(6000, extra), list(rows[0])), rows)
-    data, keys = model.table.keys().data.tobytes(), model.table.keys()
-    found = {data[a:b] for a, b in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)}
-    assert found == kept_by_rows(rows, 6000)
 
 
 def test_a_few_wrong_dates_do_not_move_the_clock():
@@ -201,7 +186,7 @@ def test_typed_columns_are_read():
 
 
 def test_a_bad_time_is_a_reject_where_the_time_to_live_needs_it():
-    rows = rows_of(4, 1)
+    rows = [row.copy() for row in rows_of(4, 1)]
     rows[1]["ts"] = b"yesterday"
     needed = model_of(spec_of('"1h"'), list(rows[0])).maker.make(batch_of(rows))
     assert [(r.line, r.reason) for r in needed.rejects] == [
@@ -217,8 +202,3 @@ def test_a_time_fields_format_holds_for_the_clock():
         '[fields]\nweekday = { kind = "time", part = "weekday", column = "hour", format = "%y%m%d%H" }\n'
     )
     assert time_format(spec) == "%y%m%d%H"
-
-
-def test_a_time_to_live_in_time_needs_a_clock():
-    with pytest.raises(SpecError, match=r"set input\.timestamp"):
-        parse_spec('[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nttl = "30d"\n')

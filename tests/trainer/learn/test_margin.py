@@ -5,26 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows
-from tests.trainer.learn.test_learners import assert_same
+from tests.trainer.learn.pairs import FTRL, FTRL_OWN_COARSE, assert_same, learned
 from tests.trainer.oracles.trial import by_kernel, weights_of
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics.regret import RegretRecorder
 from trainer.learn.scorer import Scorer
-from trainer.learn.warm_start import warm_start
 from trainer.publish.delta_chain import DeltaChain
 
 LEARNERS = {
-    "ftrl": {"algorithm": "ftrl", "alpha": 0.3, "beta": 0.7, "l1": 0.2, "l2": 0.3},
-    "ftrl-counts": {"algorithm": "ftrl", "rate": "counts", "alpha": 0.3, "l1": 0.2},
+    "ftrl": FTRL,
     "ogd": {"algorithm": "ogd", "alpha": 0.3},
     "fobos-global": {"algorithm": "fobos", "alpha": 0.3, "rate": "global", "l1": 0.01, "l2": 0.05},
     "rda": {"algorithm": "rda", "alpha": 0.3, "l1": 0.01},
-    "truncated_gradient": {"algorithm": "truncated_gradient", "k": 3, "theta": 0.3, "l1": 0.05},
 }
 GIVEN = (
     'before = { kind = "number", fixed_weight = 0.7 }\nlarge = { kind = "number", fixed_weight = -12.5 }\n'
@@ -56,7 +53,7 @@ def test_a_learner_with_a_margin_equals_its_textbook_with_an_offset(name, varian
     assert_same(margin_spec(LEARNERS[name], variants, values), margin_rows(300, 1))
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
+@pytest.mark.parametrize("values", slow_except(["single"], ["single", "per_variant"]))
 def test_adpredictor_adds_the_margin_to_the_mean_of_the_score(values):
     """The dense oracle has no margins: a certain weight of the margin's size is one, and changes nothing else."""
     section = {"algorithm": "adpredictor", "alpha": 0.1, "prior_ctr": 0.2}
@@ -75,64 +72,51 @@ def test_adpredictor_adds_the_margin_to_the_mean_of_the_score(values):
     assert not {b"before=", b"large="} & weights.keys()
 
 
+BLOOM = {"inclusion": {"kind": "bloom", "count": 2}}
+OWN = {"values": "per_variant"}
+
+
 @pytest.mark.parametrize(
-    "section",
+    ("section", "variants"),
     [
-        LEARNERS["ftrl"],
-        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "hash_bits": 20},
-        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "inclusion": {"kind": "bloom", "count": 2}},
-        {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "ttl": 50},
-        {"algorithm": "adpredictor"},
+        (FTRL, 3),
+        (FTRL | OWN, 3),
+        (FTRL | {"hash_bits": 20}, 3),
+        (FTRL | {"hash_bits": 20} | OWN, 3),
+        (FTRL | {"ttl": 50}, 3),
+        (FTRL | BLOOM, 1),
+        ({"algorithm": "adpredictor"}, 3),
+        pytest.param(FTRL | BLOOM | OWN, 3, marks=pytest.mark.slow),
+        pytest.param({"algorithm": "adpredictor"} | OWN, 3, marks=pytest.mark.slow),
     ],
-    ids=["exact", "hashed", "bloom", "ttl", "adpredictor"],
 )
-@pytest.mark.parametrize("values", ["single", "per_variant"])
-def test_the_published_model_has_the_margin_as_a_key_and_scores_as_the_trainer(section, values):
-    rows = margin_rows(4200 if "ttl" in section else 300, 3)
-    model = learn(model_of(margin_spec(section, 3, values), list(rows[0])), rows)
+def test_the_published_model_has_the_margin_as_a_key_and_scores_as_the_trainer(section, variants):
+    model = learned(
+        margin_spec(section, variants, section.get("values", "single")),
+        margin_rows(4200 if "ttl" in section else 300, 3),
+    )
     artefact = model.artefact()
-    found = dict(zip(artefact.key_list(), range(artefact.rows), strict=True))
     assert not {b"before=", b"large="} & weights_of(model).keys()
-    for key, expected, users in ((b"before=", np.float32(0.7), 0b101), (b"large=", np.float32(-12.5), 0b111)):
-        row = found[key]
-        assert artefact.variants[row] == users
+    users = (0b101, 0b111) if variants == 3 else (1, 1)
+    for key, expected, mask in zip((b"before=", b"large="), np.float32([0.7, -12.5]), users, strict=True):
+        row = artefact.key_list().index(key)
+        assert artefact.variants[row] == mask
         assert not artefact.rate[row].any()
-        for bit in range(3):
-            assert artefact.weights_of(bit)[row] == (expected if users >> bit & 1 else 0.0)
+        for bit in range(variants):
+            assert artefact.weights_of(bit)[row] == (expected if mask >> bit & 1 else 0.0)
     maker = ExampleMaker(artefact.spec)
     later = maker.make(batch_of(margin_rows(50, 4)))
     predicted = model.coordinates.predicted(50)
     scores = Scorer(artefact).score(maker, later)
     model.coordinates.learn(later.hashed, 0, 1, predicted)
-    np.testing.assert_allclose(scores.latent[0], predicted.scores[0, :3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(scores.latent[0], predicted.scores[0, :variants], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_of_16_bits_takes_exact_weights_and_refuses_others():
-    section = {"algorithm": "ftrl", "alpha": 0.3, "l1": 0.2, "precision": "q2.13"}
-    for values in ("single", "per_variant"):
-        spec = margin_spec(section, 3, values, GIVEN.replace("0.7", "1.0").replace("-12.5", "-0.5"))
-        rows = margin_rows(300, 5)
-        artefact = learn(model_of(spec, list(rows[0])), rows).artefact()
-        assert artefact.is_compact
-        assert artefact.weight[artefact.key_list().index(b"before=")].max() == 1.0
-    for weight in ("0.7", "4.0", "1e-9"):
-        text = SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", fixed_weight = {weight} }}\n')
-        with pytest.raises(SpecError, match=r"fields\.x\.fixed_weight: .* multiple"):
-            parse_spec(text.replace("[learner]", '[learner]\nprecision = "q2.13"'))
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("fixed_weight = 0.0", "other than 0"),
-        ("fixed_weight = 1e13", "other than 0"),
-        ("fixed_weight = 1.0, main = false", "main = false leaves it out"),
-        ('fixed_weight = 1.0, bucket = "log"', "bucket and missing"),
-    ],
-)
-def test_margins_without_meaning_are_refused(options, expected):
-    with pytest.raises(SpecError, match=expected):
-        parse_spec(SPEC.replace("[fields]\n", f'[fields]\nx = {{ kind = "number", {options} }}\n'))
+def test_a_model_of_16_bits_takes_exact_weights():
+    exact = GIVEN.replace("0.7", "1.0").replace("-12.5", "-0.5")
+    artefact = learned(margin_spec(FTRL_OWN_COARSE, 3, "per_variant", exact), margin_rows(300, 5)).artefact()
+    assert artefact.is_compact
+    assert artefact.weight[artefact.key_list().index(b"before=")].max() == 1.0
 
 
 def test_a_residual_model_fits_what_its_prior_missed():
@@ -157,22 +141,20 @@ def test_a_residual_model_fits_what_its_prior_missed():
 
 
 def test_margins_survive_a_resume_and_deltas_and_are_not_taken_over():
-    spec, rows = margin_spec(LEARNERS["ftrl"], 3, "per_variant"), margin_rows(300, 6)
-    whole = learn(model_of(spec, list(rows[0])), rows, 50)
-    first = learn(model_of(spec, list(rows[0])), rows[:150], 50)
-    second = model_of(spec, list(rows[0]))
+    spec, rows = margin_spec(FTRL, 3, "per_variant"), margin_rows(300, 6)
+    whole, first = learned(spec, rows, 50).artefact(), learned(spec, rows[:150], 50)
+    second, third = (model_of(spec, list(rows[0])) for _ in range(2))
     second.restore({name: array.copy() for name, array in first.state().items()})
     chain = DeltaChain(second, second.artefact(), 1)
     learn(second, rows[150:], 50)
-    assert second.artefact().to_bytes() == whole.artefact().to_bytes()
-    assert chain.change(last=True).delta.content == str(whole.artefact().rows_content())
-    third = model_of(spec, list(rows[0]))
-    warm_start(third.coordinates, third.maker, whole.artefact())
+    assert second.artefact().to_bytes() == whole.to_bytes()
+    assert chain.change(last=True).delta.content == str(whole.rows_content())
+    third.warm_start(whole)
     assert not {b"before=", b"large="} & weights_of(third).keys()
-    assert third.artefact().key_list() == whole.artefact().key_list()
+    assert third.artefact().key_list() == whole.key_list()
 
 
 def test_regret_is_refused_for_a_margin():
-    model = model_of(margin_spec(LEARNERS["ftrl"]), list(margin_rows(1, 1)[0]))
+    model = model_of(margin_spec(FTRL), list(margin_rows(1, 1)[0]))
     with pytest.raises(InputError, match=r"fields\.before has a fixed_weight"):
         RegretRecorder(model.spec, model.maker.rules.masks)

@@ -13,15 +13,6 @@ from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import End, Header, MetricsFile
 
 
-def test_the_first_line_says_what_is_watched(tmp_path):
-    log = made_up(10)
-    windows_of(log, 100, tmp_path / "m.jsonl")
-    header = Header.model_validate(lines_of(tmp_path / "m.jsonl")[0])
-    assert (header.format, header.version, header.model) == ("ftrie-metrics", 1, "shop")
-    assert (header.variants, header.window, header.slices) == (list(NAMES), 100, ["brand"])
-    assert header.spec_sha256 == log.maker.spec.sha256
-
-
 def test_every_line_is_on_disk_when_its_window_ends(tmp_path):
     log = made_up(100)
     path = tmp_path / "m.jsonl"
@@ -38,27 +29,27 @@ def test_every_line_is_on_disk_when_its_window_ends(tmp_path):
     assert kinds[0] == ["header", *long]
 
 
-def test_the_last_lines_hold_the_open_window_and_the_end(tmp_path):
+def test_the_first_line_says_what_is_watched_and_the_last_hold_the_open_window_and_the_end(tmp_path):
     log = made_up(50)
     windows_of(log, 40, tmp_path / "m.jsonl")
-    *_, window, detail, end = lines_of(tmp_path / "m.jsonl")
+    first, *_, window, detail, end = lines_of(tmp_path / "m.jsonl")
+    header = Header.model_validate(first)
+    assert (header.format, header.version, header.model) == ("ftrie-metrics", 1, "shop")
+    assert (header.variants, header.window, header.slices) == (list(NAMES), 40, ["brand"])
+    assert header.spec_sha256 == log.maker.spec.sha256
     assert (window["rows"], window["window"]["rows"]) == (50, 10)
     assert sum(each["rows"] for each in detail["slices"]["brand"]) <= 50
-    assert sum(each["weight"] for each in detail["reliability"]["base"]) == pytest.approx(
-        window["total"]["weight"]
-    )
+    weight = sum(each["weight"] for each in detail["reliability"]["base"])
+    assert weight == pytest.approx(window["total"]["weight"])
     assert end == End(rows=50).model_dump()
 
 
-def test_a_file_shorter_than_the_checkpoint_knows_is_refused(tmp_path):
+def test_a_file_that_is_shorter_than_the_checkpoint_knows_or_cannot_be_written_is_refused(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text("{}\n")
     with pytest.raises(OutputError, match="has 3 bytes, fewer than the 100 in the checkpoint"):
         MetricsFile(path, resume_at=100)
     assert path.read_text() == "{}\n"
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(OutputError, match="cannot write the metrics to .*nowhere.*: No such file"):
         MetricsFile(tmp_path / "nowhere" / "m.jsonl")
 

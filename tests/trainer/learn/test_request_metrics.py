@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from model_store.errors import SpecError
 from tests.trainer.learn import naive_metrics
 from trainer.examples.requests import MOST_ROWS
 from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure, RequestMetrics
 from trainer.learn.predictions_kernels import Predictions
-
-ROW = st.tuples(st.integers(0, 3), st.booleans())
-REQUESTS = st.lists(st.lists(ROW, min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def rows_of(requests: list[list[tuple[int, bool]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,10 +21,14 @@ def rows_of(requests: list[list[tuple[int, bool]]]) -> tuple[np.ndarray, np.ndar
     return ids, scores, np.array([clicked for _, clicked in rows], float)
 
 
-@given(REQUESTS, st.integers(1, 4), st.integers(1, 7))
-def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
-    requests: list[list[tuple[int, bool]]], k: int, size: int
-) -> None:
+@pytest.mark.parametrize("seed", range(40))
+def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    k, size = int(random.integers(1, 5)), int(random.integers(1, 8))
+    requests = [
+        [(int(random.integers(4)), bool(random.random() < 0.4)) for _ in range(random.integers(1, 7))]
+        for _ in range(random.integers(1, 6))
+    ]
     ids, scores, labels = rows_of(requests)
     metrics = RequestMetrics(["up", "down"], k)
     for begin in range(0, len(ids), size):
@@ -55,12 +56,23 @@ def test_metrics_are_the_mean_over_all_orders_wherever_batches_end(
         assert found.auc == pytest.approx(np.mean([naive_metrics.request_auc(*p) for p in pairs]))
 
 
-def test_a_request_ends_with_its_file() -> None:
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ([], (0, 0, 0, 0, 0)),
+        ([([], [])], (0, 0, 0, 0, 0)),
+        ([([1], [0]), ([1], [1])], (2, 1, 2, 0, 1)),  # each in a file of its own, with which it ends
+        ([([1, 2, 1], [1, 1, 1])], (3, 3, 3, 0, 1)),  # one that comes again later is another one
+    ],
+)
+def test_requests_are_counted(updates: Any, expected: tuple[int, ...]) -> None:
     metrics = RequestMetrics(["base"], 10)
-    for file, label in enumerate([0.0, 1.0]):
-        metrics.update(np.array([1], np.uint64), np.zeros((1, 1)), np.array([label]), file)
+    for file, (ids, labels) in enumerate(updates):
+        metrics.update(np.array(ids, np.uint64), np.zeros((len(ids), 1)), np.array(labels, float), file)
     report = metrics.report()
-    assert (report.requests, report.single, report.judged) == (2, 2, 0)
+    found = report.requests, report.clicked, report.single, report.judged, report.resumed
+    assert found == expected
+    assert report.orders["base"].mrr is None
 
 
 def test_a_request_without_end_is_left_out_and_keeps_few_rows_in_memory() -> None:
@@ -75,21 +87,6 @@ def test_a_request_without_end_is_left_out_and_keeps_few_rows_in_memory() -> Non
     report = metrics.report()
     assert (report.requests, report.clicked, report.judged, report.too_long) == (2, 1, 1, 1)
     assert report.orders["base"].mrr == 1.0
-
-
-def test_no_rows_make_no_requests() -> None:
-    metrics = RequestMetrics(["base"], 10)
-    metrics.update(np.empty(0, np.uint64), np.empty((0, 1)), np.empty(0))
-    report = metrics.report()
-    assert (report.requests, report.clicked) == (0, 0)
-    assert report.orders["base"].mrr is None
-
-
-def test_a_request_that_comes_again_later_is_another_one() -> None:
-    metrics = RequestMetrics(["base"], 10)
-    metrics.update(np.array([1, 2, 1], np.uint64), np.zeros((3, 1)), np.ones(3))
-    report = metrics.report()
-    assert (report.requests, report.resumed) == (3, 1)
 
 
 def test_a_request_of_many_candidates_all_alike_has_the_expected_rank_of_chance() -> None:

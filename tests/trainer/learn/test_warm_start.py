@@ -8,35 +8,53 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.sections import Variant
 from model_store.spec.spec import parse_spec
-from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
+from tests.trainer.learn.pairs import (
+    CASES,
+    FTRL,
+    FTRL_OWN_COARSE,
+    OWN,
+    TRUNCATED,
+    learned,
+    section_of,
+    spec_of,
+)
 
-LEARNERS = ["ogd", "penalized ogd", "truncation", "truncated_gradient", "fobos", "ftrl"]
-
-
-def spec_of(learner: str, values: str = "single", more: str = ""):
-    text = SPEC[: SPEC.index("[learner]")] + "[learner]\nalpha = 0.3\nbeta = 0.7\n"
-    text += f'algorithm = "{learner.removeprefix("penalized ")}"\nvalues = "{values}"\n'
-    text += {
-        "ftrl": "l1 = 0.05\nl2 = 0.4\n",
-        "fobos": "l1 = 1e-3\n",
-        "penalized ogd": "l1 = 1e-3\nl2 = 0.01\n",
-    }.get(learner, "")
-    text += "theta = 0.01\nk = 5\n" if learner.startswith("trunc") else ""
-    return parse_spec(text + more)
+ROWS = shop_rows(400, 3)
 
 
 def weights_by_key(artefact):
     return dict(zip(artefact.key_list(), artefact.weight.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
-@pytest.mark.parametrize("learner", slow_except(["ftrl"], LEARNERS))
-def test_a_model_that_was_taken_over_is_the_model_that_was_published(learner, values):
-    rows = shop_rows(400, 3)
-    spec = spec_of(learner, values)
-    published = learn(model_of(spec, list(rows[0])), rows).artefact()
-    begun = model_of(spec, list(rows[0]))
+def begun_with(spec, published):
+    """A model that begins with another's weights."""
+    model = model_of(spec, list(ROWS[0]))
+    model.warm_start(published)
+    return model
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        FTRL,
+        FTRL | OWN,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                section_of("ogd", "gradients", {}) | OWN,
+                section_of("ogd", "gradients", CASES["ogd"][-1]),
+                section_of("truncation", "gradients", CASES["truncation"][0]) | OWN,
+                section_of("fobos", "gradients", CASES["fobos"][0]) | OWN,
+                TRUNCATED,
+            )
+        ),
+    ],
+)
+def test_a_model_that_was_taken_over_is_the_model_that_was_published(section):
+    spec = spec_of(section)
+    published = learned(spec, ROWS).artefact()
+    begun = model_of(spec, list(ROWS[0]))
     assert begun.warm_start(published) == published.rows
     begun.table._check()
     again = begun.artefact()
@@ -46,25 +64,24 @@ def test_a_model_that_was_taken_over_is_the_model_that_was_published(learner, va
     assert (again.variants == published.variants).all()
 
 
-@pytest.mark.parametrize("more", ['rate = "counts"\n', 'precision = "q2.13"\nrate = "counts"\n'])
-def test_counts_begin_near_the_rate_that_was_published(more):
-    rows = shop_rows(800, 3)
-    spec = spec_of("ftrl", more=more)
-    published = learn(model_of(spec, list(rows[0])), rows).artefact()
-    begun = model_of(spec, list(rows[0]))
-    begun.warm_start(published)
-    again = weights_by_key(begun.artefact())
+@pytest.mark.parametrize(
+    "section", [FTRL_OWN_COARSE, pytest.param(FTRL | {"rate": "counts"}, marks=pytest.mark.slow)]
+)
+def test_counts_begin_near_the_rate_that_was_published(section):
+    spec = spec_of(section).model_copy(
+        update={"variants": {"a": Variant(share=0.5), "b": Variant(share=0.5)}}
+    )
+    published = learned(spec, shop_rows(800, 3)).artefact()
+    again = weights_by_key(begun_with(spec, published).artefact())
     for key, weight in weights_by_key(published).items():
-        assert again.get(key, 0.0) == pytest.approx(weight, abs=2e-3)
+        found = again.get(key, np.zeros(np.shape(weight)).tolist())
+        assert found == pytest.approx(weight, abs=2e-3)
 
 
 def test_learning_goes_on_from_where_the_model_was():
-    rows = shop_rows(1200, 3)
-    spec = spec_of("ftrl")
-    whole = learn(model_of(spec, list(rows[0])), rows)
-    first = learn(model_of(spec, list(rows[0])), rows[:600])
-    second = model_of(spec, list(rows[0]))
-    second.warm_start(first.artefact())
+    rows, spec = shop_rows(1200, 3), spec_of(FTRL)
+    whole, first = learned(spec, rows), learned(spec, rows[:600])
+    second = begun_with(spec, first.artefact())
     learn(second, rows[600:])
     expected, got = weights_by_key(whole.artefact()), weights_by_key(second.artefact())
     common = sorted(expected.keys() & got.keys())
@@ -74,10 +91,9 @@ def test_learning_goes_on_from_where_the_model_was():
 
 
 def test_keys_of_fields_that_the_spec_lacks_are_left_behind():
-    rows = shop_rows(300, 5)
-    published = learn(model_of(spec_of("ftrl"), list(rows[0])), rows).artefact()
+    published = learned(spec_of(FTRL), ROWS).artefact()
     text = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = {}\nage = {}\n'
-    begun = model_of(parse_spec(text), list(rows[0]))
+    begun = model_of(parse_spec(text), list(ROWS[0]))
     taken = begun.warm_start(published)
     names = {key.partition(b"=")[0] for key in begun.artefact().key_list()}
     assert names <= {b"bias", b"brand", b"age"}
@@ -85,53 +101,34 @@ def test_keys_of_fields_that_the_spec_lacks_are_left_behind():
 
 
 def test_a_rule_that_reaches_into_values_holds_for_keys_taken_over():
-    rows = shop_rows(300, 5)
-    published = learn(model_of(spec_of("ftrl"), list(rows[0])), rows).artefact()
-    ruled = spec_of("ftrl", more='[rules."brand=nike"]\nl1 = 1000.0\n')
-    begun = model_of(ruled, list(rows[0]))
-    begun.warm_start(published)
-    taken = weights_by_key(begun.artefact())
-    before = weights_by_key(published)
+    published = learned(spec_of(FTRL), ROWS).artefact()
+    ruled = parse_spec(SPEC + '[rules."brand=nike"]\nl1 = 1000.0\n')
+    taken, before = weights_by_key(begun_with(ruled, published).artefact()), weights_by_key(published)
     assert taken[b"brand=puma"] == pytest.approx(before[b"brand=puma"], rel=1e-5)
     assert taken[b"brand=nike"] == pytest.approx(before[b"brand=nike"], rel=1e-3)
-    learn(begun, rows[:1])
-    assert begun.coordinates.weights(begun.table.keys()).shape[1] == 1
 
 
 def test_what_a_model_cannot_tell_is_a_spec_error():
-    rows = shop_rows(200, 5)
-    shared = learn(model_of(spec_of("ftrl"), list(rows[0])), rows).artefact()
-    own = learn(model_of(spec_of("ftrl", "per_variant"), list(rows[0])), rows).artefact()
-    averaged = parse_spec(SPEC.replace("alpha = 0.3", 'algorithm = "rda"\nalpha = 0.3'))
+    shared, own = (learned(spec_of(each), ROWS).artefact() for each in (FTRL, FTRL | OWN))
     with pytest.raises(SpecError, match="rda"):
-        model_of(averaged, list(rows[0])).warm_start(shared)
+        begun_with(spec_of({"algorithm": "rda", "alpha": 0.3}), shared)
     with pytest.raises(SpecError, match="a weight for each variant"):
-        model_of(spec_of("ftrl"), list(rows[0])).warm_start(own)
-    other = parse_spec(
-        SPEC.replace("lean =", "slim =").replace("[learner]", '[learner]\nvalues = "per_variant"')
-    )
+        begun_with(spec_of(FTRL), own)
+    other = SPEC.replace("lean =", "slim =").replace("[learner]", '[learner]\nvalues = "per_variant"')
     with pytest.raises(SpecError, match=r"variants\.slim"):
-        model_of(other, list(rows[0])).warm_start(own)
+        begun_with(parse_spec(other), own)
 
 
 def test_rules_into_raw_keys_leave_the_keys_of_fields_theirs():
-    rows = shop_rows(400, 3)
-    spec = spec_of("ogd", "per_variant", '[rules."tags="]\ninclusion = { kind = "none" }\n')
-    spec = spec.model_copy(
-        update={"variants": spec.variants | {"lean": Variant(share=0.2, without=("tags", "hashes"))}}
-    )
-    published = learn(model_of(spec, list(rows[0])), rows).artefact()
-    begun = model_of(spec, list(rows[0]))
-    begun.warm_start(published)
-    assert (begun.artefact().variants == published.variants).all()
+    spec = parse_spec(SPEC + 'values = "per_variant"\n[rules."tags="]\ninclusion = { kind = "none" }\n')
+    lean = Variant(share=0.2, without=("tags", "hashes"))
+    spec = spec.model_copy(update={"variants": spec.variants | {"lean": lean}})
+    published = learned(spec, ROWS).artefact()
+    assert (begun_with(spec, published).artefact().variants == published.variants).all()
 
 
 def test_a_variant_that_does_not_use_a_key_is_given_no_weight_of_it():
-    rows = shop_rows(400, 3)
-    shared = learn(model_of(spec_of("ftrl"), list(rows[0])), rows).artefact()
-    begun = model_of(spec_of("ftrl", "per_variant"), list(rows[0]))
-    begun.warm_start(shared)
-    again = begun.artefact()
+    again = begun_with(spec_of(FTRL | OWN), learned(spec_of(FTRL), ROWS).artefact()).artefact()
     used = (again.variants[:, None] >> np.arange(3)) & 1 != 0
     assert used.all(axis=1).any() and not used.all()
     assert (again.weight[~used] == 0.0).all()
@@ -139,12 +136,9 @@ def test_a_variant_that_does_not_use_a_key_is_given_no_weight_of_it():
 
 @pytest.mark.parametrize("from_several", [True, False])
 def test_one_variant_begins_with_its_own_weights_whoever_was_learned_beside_it(from_several):
-    rows = shop_rows(400, 3)
-    several = spec_of("ftrl", "per_variant")
+    several = spec_of(FTRL | OWN)
     alone = several.model_copy(update={"variants": {"base": Variant(share=1.0)}})
-    published = learn(model_of(several if from_several else alone, list(rows[0])), rows).artefact()
-    begun = model_of(alone, list(rows[0]))
-    begun.warm_start(published)
+    published = learned(several if from_several else alone, ROWS).artefact()
     first = dict(zip(published.key_list(), published.weight[:, 0].tolist(), strict=True))
-    for key, (weight,) in weights_by_key(begun.artefact()).items():
+    for key, (weight,) in weights_by_key(begun_with(alone, published).artefact()).items():
         assert weight == pytest.approx(first[key], rel=1e-5, abs=1e-7)

@@ -19,22 +19,14 @@ def ends(windows: Windows, rows: int) -> list[int]:
     return found[1:]
 
 
-def test_a_fixed_size_is_kept():
+def test_a_fixed_size_is_kept_and_growing_windows_are_1_to_2_percent_of_the_rows_before_them():
     assert ends(Windows(700), 3000) == [700, 1400, 2100, 2800, 3500]
-
-
-def test_growing_windows_begin_with_1000_rows():
     assert ends(Windows(), 5000) == [1000, 2000, 3000, 4000, 5000]
-
-
-def test_a_growing_window_is_1_to_2_percent_of_the_rows_before_it():
     for begin, end in pairwise(ends(Windows(), 500_000_000)):
         assert begin < 100_000 or 0.01 <= (end - begin) / begin <= 0.02
 
 
-@pytest.mark.parametrize(
-    ("rows", "count"), [(10_000, 10), (16_000, 16), (500_000, 213), (500_000_000, 712), (10**10, 927)]
-)
+@pytest.mark.parametrize(("rows", "count"), [(16_000, 16), (500_000, 213), (10**10, 927)])
 def test_the_number_of_growing_windows_is_bounded(rows, count):
     assert len(ends(Windows(), rows)) == count
 
@@ -45,15 +37,15 @@ def test_every_doubling_of_the_rows_is_the_end_of_a_window():
 
 
 def test_a_short_log_has_a_curve_without_a_flag(tmp_path):
-    log = made_up(5_500, variants=1)
+    log = made_up(3_500, variants=1)
     with MetricsFile(tmp_path / "m.jsonl") as file:
         metrics = ProgressiveMetrics(["base"], file=file)
         metrics.begin(log.maker.spec)
         add_log(metrics, log, 333)
         metrics.finish()
     (run,) = read_runs([tmp_path / "m.jsonl"])
-    assert [line.rows for line in run.windows] == [1000, 2000, 3000, 4000, 5000, 5500]
-    assert [point.x for point in curves([run], logloss)[0].points] == [1000, 2000, 3000, 4000, 5000, 5500]
+    assert [line.rows for line in run.windows] == [1000, 2000, 3000, 3500]
+    assert [point.x for point in curves([run], logloss)[0].points] == [1000, 2000, 3000, 3500]
     assert len(run.windows) < MOST_POINTS
 
 

@@ -64,24 +64,19 @@ def test_a_row_without_a_chance_is_left_out_and_of_a_list_the_whole_list(propens
     assert (items(collector, DECISION_LIST), collector.rows(DECISION_LIST).unusable) == (["i2"], 2)
 
 
-def test_a_log_of_which_no_row_has_a_chance_keeps_its_rows() -> None:
+def test_rows_without_any_chance_are_kept_and_bad_rows_and_rows_without_a_request_counted() -> None:
     collector = RowCollector(SECTION, LAYOUT)
+    with pytest.raises(InputError, match="at least one"):
+        collector.rows(DECISION_ROW)
     collector.add(batch(["x", "y"], [None, None]))
     rows = collector.rows(DECISION_ROW)
     assert (len(rows), rows.has_propensity, rows.unusable) == (2, False, 0)
-
-
-def test_bad_rows_are_counted_and_left_out() -> None:
     collector = RowCollector(SECTION, LAYOUT)
     collector.add(batch(["x", "y", "z"], [0.5] * 3, click=["1", "maybe", "0"]), bad=[2])
     assert (len(collector.rows(DECISION_ROW)), collector.rows(DECISION_ROW).rejected) == (1, 2)
-
-
-def test_rows_without_a_request_are_requests_of_their_own() -> None:
-    collector = RowCollector(SECTION, LAYOUT)
     collector.add(batch(["", ""], [0.5] * 2))
     collector.add(batch(["", ""], [0.5] * 2))
-    assert collector.rows(DECISION_ROW).requests == 4
+    assert collector.rows(DECISION_ROW).requests == 5  # each a request of its own
 
 
 def test_a_column_of_numbers_here_and_text_there_is_text() -> None:
@@ -90,11 +85,6 @@ def test_a_column_of_numbers_here_and_text_there_is_text() -> None:
     collector.add(batch(["y"], [0.5], age=["old"]))
     collector.add(batch(["z"], [0.5]))
     assert collector.rows(DECISION_ROW).columns["age"].to_pylist() == [b"20", b"old", b""]
-
-
-def test_a_log_without_rows_is_refused() -> None:
-    with pytest.raises(InputError, match="at least one"):
-        RowCollector(SECTION, LAYOUT).rows(DECISION_ROW)
 
 
 def test_columns_are_found_by_their_usual_names_or_as_named() -> None:

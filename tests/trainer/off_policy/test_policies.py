@@ -88,27 +88,27 @@ def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
     return float((1 - epsilon) * (item == best) + epsilon / len(scores))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("choice", [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)])
-def test_a_models_estimates_are_those_of_scores_taken_row_by_row(
-    artefact: Artefact, choice: Choice, tmp_path: Path
-) -> None:
-    found = estimated(tmp_path, ["shop.arrow"], [choice], artefact)
+def test_a_models_estimates_are_those_of_scores_taken_row_by_row(artefact: Artefact, tmp_path: Path) -> None:
+    rows, choices = LOG[:120], [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)]
+    found = {
+        each.name: each for each in estimated(tmp_path, ["shop.arrow"], choices, artefact, rows).policies
+    }
+    assert len(found) == 6
     for number, variant in enumerate(("base", "plain")):
         slow = Slow(artefact, number)
-        weights = [slow_chance(choice, slow.scores(row), row["item"]) / row["propensity"] for row in LOG]
-        clicks = sum(w * row["click"] for w, row in zip(weights, LOG, strict=True))
-        policy = found.policies[number]
-        assert policy.name == f"shop.arrow@{variant} {choice.name}"
-        assert policy.estimates["ips"].value == pytest.approx(clicks / len(LOG))
-        assert policy.estimates["snips"].value == pytest.approx(clicks / sum(weights))
-        assert policy.support.ess == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights))
-
-
-def test_one_variant_can_be_asked_for(artefact: Artefact, tmp_path: Path) -> None:
-    both = estimated(tmp_path, ["shop.arrow"], [Greedy()], artefact)
-    one = estimated(tmp_path, ["shop.arrow@plain"], [Greedy()], artefact)
-    assert one.policies == both.policies[1:]
+        scores = [slow.scores(row) for row in rows]
+        for choice in choices:
+            weights = [
+                slow_chance(choice, of, row["item"]) / row["propensity"]
+                for of, row in zip(scores, rows, strict=True)
+            ]
+            clicks = sum(w * row["click"] for w, row in zip(weights, rows, strict=True))
+            policy = found[f"shop.arrow@{variant} {choice.name}"]
+            assert policy.estimates["ips"].value == pytest.approx(clicks / len(rows))
+            assert policy.estimates["snips"].value == pytest.approx(clicks / sum(weights))
+            assert policy.support.ess == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights))
+    (one,) = estimated(tmp_path, ["shop.arrow@plain"], [Greedy()], artefact, rows).policies
+    assert one == found[f"shop.arrow@plain {Greedy().name}"]
 
 
 def test_uniform_and_logged_are_their_definitions(tmp_path: Path) -> None:
@@ -137,24 +137,21 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
     tmp_path: Path, learner: str
 ) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
-    rows = LOG[:40]
+    rows = LOG[:24]
     text = SPEC.replace("alpha = 0.3\n", learner)
     (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows, text=text).policies
     weights = []
-    for number, row in enumerate(rows):
-        before = [each for each in rows if int(each["request"][1:]) < int(row["request"][1:])]
-        if not before:
-            scores = dict.fromkeys(ITEMS, 0.0)
-        else:
-            log = write_rows(tmp_path / f"before-{number}.csv", before)
-            model = train(parse_spec(text), Log([str(log)]), rejects=RejectLog()).model
-            scores = Slow(model.artefact(), 0).scores(row)
-        weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
+    for first in range(0, len(rows), 2):
+        if first:
+            log = write_rows(tmp_path / f"before-{first}.csv", rows[:first])
+            slow = Slow(train(parse_spec(text), Log([str(log)]), rejects=RejectLog()).model.artefact(), 0)
+        for row in rows[first : first + 2]:
+            scores = slow.scores(row) if first else dict.fromkeys(ITEMS, 0.0)
+            weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
     clicks = np.array([row["click"] for row in rows])
     expected = (np.array(weights) * clicks).mean()
-    assert policy.estimates["ips"].value == pytest.approx(
-        expected, rel=1e-6
-    )  # a model is published in float32
+    found = policy.estimates["ips"].value
+    assert found == pytest.approx(expected, rel=1e-6)  # a model is published in float32
 
 
 def test_a_better_model_is_estimated_to_be_better_than_the_log(artefact: Artefact, tmp_path: Path) -> None:
@@ -168,17 +165,14 @@ def test_a_better_model_is_estimated_to_be_better_than_the_log(artefact: Artefac
     assert greedy.difference.low is not None and greedy.difference.low > 0.0
 
 
-def test_wrong_propensities_are_told_by_the_mean_weight(tmp_path: Path) -> None:
-    rows = [{**row, "propensity": row["propensity"] / 2} for row in LOG]
-    (uniform,) = estimated(tmp_path, ["uniform"], [], rows=rows).policies
-    assert any("mean weight" in warning for warning in uniform.warnings)
-    (uniform,) = estimated(tmp_path, ["uniform"], []).policies
-    assert uniform.warnings == ()
-
-
-def test_items_that_the_log_never_shows_are_told(tmp_path: Path) -> None:
+def test_wrong_propensities_and_items_that_the_log_never_shows_are_told(tmp_path: Path) -> None:
     """Given a log without item a, when uniform is estimated, a fifth of its choices is unknown."""
-    rows = [row for row in LOG if row["item"] != "a"]
-    (uniform,) = estimated(tmp_path, ["uniform"], [], rows=rows).policies
-    assert uniform.unlogged == pytest.approx(0.2)
-    assert any("20.0%" in warning for warning in uniform.warnings)
+    halved = [{**row, "propensity": row["propensity"] / 2} for row in LOG]
+    without = [row for row in LOG if row["item"] != "a"]
+    right, wrong, lacking = (
+        estimated(tmp_path, ["uniform"], [], rows=rows).policies[0] for rows in (LOG, halved, without)
+    )
+    assert right.warnings == ()
+    assert any("mean weight" in warning for warning in wrong.warnings)
+    assert lacking.unlogged == pytest.approx(0.2)
+    assert any("20.0%" in warning for warning in lacking.warnings)

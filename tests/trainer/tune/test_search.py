@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from ftrie.cli import run
 from model_store.errors import CheckpointError, InputError, SpecError
 from model_store.spec.spec import load_spec, parse_spec
 from tests.trainer.tune.logs import SPEC, write_log
+from tests.waiting import eventually
 from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
@@ -32,6 +31,12 @@ GRID = ["alpha=0.05,0.2,0.8", "l1=0,0.5"]
 @pytest.fixture
 def log(tmp_path):
     return write_log(tmp_path / "log.csv", 1000, 3, effect=0.8)
+
+
+def spec_in(folder, text=SPEC):
+    """The path of the spec, written to a file."""
+    (folder / "spec.toml").write_text(text, encoding="utf-8")
+    return str(folder / "spec.toml")
 
 
 def found_in(log, text=SPEC, tries=GRID, hold_out="0.2", crosses=False, **compare):
@@ -55,9 +60,8 @@ def test_nothing_is_chosen_on_the_last_part(log, tmp_path):
 
 
 def test_the_best_is_judged_as_training_would_report_it(log, tmp_path):
-    spec, best = tmp_path / "spec.toml", tmp_path / "best.toml"
-    spec.write_text(SPEC, encoding="utf-8")
-    assert run(["tune", str(spec), log, "--crosses", "-o", str(best), "--json"]) == 0
+    best = tmp_path / "best.toml"
+    assert run(["tune", spec_in(tmp_path), log, "--crosses", "-o", str(best), "--json"]) == 0
     found = found_in(log, tries=[], crosses=True, widen=2)
     assert [cross.fields for cross in load_spec(best).crosses] == [("a", "b")]
     head = tmp_path / "head.csv"
@@ -140,21 +144,18 @@ def shown(log, tmp_path):
     return str(path)
 
 
-@pytest.mark.parametrize("by", ["mrr", "ndcg@3", "hit@1", "request_auc"])
-def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(by, shown):
-    found = found_in(shown, SHOWN, by=by)
-    best, *others = found.tuning.ranking
-    measures = [each.outcome.measure for each in found.tuning.ranking]
-    assert measures == sorted(measures, reverse=True)
-    for each in others:
-        assert each.difference.mean == pytest.approx(each.outcome.measure - best.outcome.measure, abs=1e-12)
-    judged = found.judged
-    assert judged.difference.mean == pytest.approx(judged.best.measure - judged.given.measure, abs=1e-12)
-    assert judged.rows == 200
-    by_loss = found_in(shown, SHOWN).tuning.ranking
-    assert {each.outcome.metrics.logloss for each in by_loss} == {
-        each.outcome.metrics.logloss for each in found.tuning.ranking
-    }
+def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(shown):
+    by_loss = {each.outcome.metrics.logloss for each in found_in(shown, SHOWN).tuning.ranking}
+    for by in ("mrr", "ndcg@3", "hit@1", "request_auc"):
+        found = found_in(shown, SHOWN, by=by)
+        ranking, judged = found.tuning.ranking, found.judged
+        measures = [each.outcome.measure for each in ranking]
+        assert measures == sorted(measures, reverse=True)
+        for each in ranking[1:]:
+            assert each.difference.mean == pytest.approx(each.outcome.measure - measures[0], abs=1e-12)
+        assert judged.difference.mean == pytest.approx(judged.best.measure - judged.given.measure, abs=1e-12)
+        assert judged.rows == 200
+        assert {each.outcome.metrics.logloss for each in ranking} == by_loss
 
 
 def test_a_best_by_order_whose_click_rates_are_worse_than_none_is_warned_of(shown):
@@ -171,44 +172,40 @@ def test_a_measure_of_requests_needs_requests(log, shown):
         found_in(log, SHOWN, by="mrr")
 
 
-def test_a_search_killed_during_a_pass_goes_on_and_finds_the_same(tmp_path):
+def test_a_search_killed_during_a_pass_goes_on_and_finds_the_same(tmp_path, capsys):
     log = write_log(tmp_path / "log.csv", 20_000, 4, effect=0.5)
-    spec, state = tmp_path / "spec.toml", tmp_path / "state.json"
-    spec.write_text(SPEC, encoding="utf-8")
-    arguments = ["tune", str(spec), log, "--crosses", "--json"]
+    state = tmp_path / "state.json"
+    arguments = ["tune", spec_in(tmp_path), log, "--crosses", "--json"]
 
     def answer(*more):
-        done = subprocess.run(
-            [sys.executable, "-m", "ftrie", *arguments, *more], capture_output=True, text=True, check=True
-        )
-        return {name: each for name, each in json.loads(done.stdout).items() if name != "seconds"}
+        assert run([*arguments, *more]) == 0
+        return {name: each for name, each in json.loads(capsys.readouterr().out).items() if name != "seconds"}
+
+    def passes():
+        return len(json.loads(state.read_bytes())["passes"]) if state.exists() else 0
 
     expected = answer()
     killed = subprocess.Popen(
         [sys.executable, "-m", "ftrie", *arguments, "--state", str(state)], stdout=subprocess.DEVNULL
     )
-    while not state.exists() or len(json.loads(state.read_bytes())["passes"]) < 2:
-        assert killed.poll() is None
-        time.sleep(0.002)
-    os.kill(killed.pid, signal.SIGKILL)
+    eventually(lambda: passes() >= 2 or killed.poll() is not None, "the second pass")
+    killed.kill()
     assert killed.wait() == -signal.SIGKILL
-    passes = len(json.loads(state.read_bytes())["passes"])
-    assert 2 <= passes < expected["passes"]
+    assert 2 <= passes() < expected["passes"]
     assert answer("--state", str(state)) == expected
-    assert len(json.loads(state.read_bytes())["passes"]) == expected["passes"]
+    assert passes() == expected["passes"]
 
 
 def test_a_state_of_another_search_is_refused_with_the_reason(log, tmp_path, capsys):
-    spec, state = tmp_path / "spec.toml", tmp_path / "state.json"
-    spec.write_text(SPEC, encoding="utf-8")
-    arguments = ["tune", str(spec), log, "--try", "alpha=0.1,0.2", "--state", str(state)]
+    state = ["--try", "alpha=0.1,0.2", "--state", str(tmp_path / "state.json")]
+    arguments = ["tune", spec_in(tmp_path), log, *state]
     assert run(arguments) == 0
     assert run([*arguments, "--try", "l1=0,1"]) == CheckpointError.exit_code
     assert "another grid" in capsys.readouterr().err
-    spec.write_text(SPEC.replace("alpha = 0.2", "alpha = 0.3"), encoding="utf-8")
-    assert run(arguments) == CheckpointError.exit_code
+    other = spec_in(tmp_path, SPEC.replace("alpha = 0.2", "alpha = 0.3"))
+    assert run(["tune", other, log, *state]) == CheckpointError.exit_code
     assert "another spec" in capsys.readouterr().err
-    spec.write_text(SPEC, encoding="utf-8")
+    spec_in(tmp_path)
     with Path(log).open("a", encoding="utf-8") as file:
         file.write("1,1800000000,a1,b1,c1,d1\n")
     assert run(arguments) == CheckpointError.exit_code
@@ -227,21 +224,14 @@ def test_a_damaged_state_is_refused(tmp_path):
         State(path, {"log": "a"})
 
 
-@pytest.mark.parametrize("name", ["page.html", "page.svg"])
-def test_the_report_draws_candidates_parameters_and_pairs(name, log, tmp_path):
-    spec, page = tmp_path / "spec.toml", tmp_path / name
-    spec.write_text(SPEC, encoding="utf-8")
-    assert run(["tune", str(spec), log, "--crosses", "--report", str(page)]) == 0
-    text = page.read_text("utf-8")
-    for each in (
-        "log-loss minus the best",
-        "logloss by alpha",
-        "l1 = 0.3",
-        "Log-loss saved by one cross",
-        "a*b",
-    ):
-        assert each in text
-    assert ("judged" in text) == (name == "page.html")
+def test_the_report_draws_candidates_parameters_and_pairs(log, tmp_path):
+    said = ("log-loss minus the best", "logloss by alpha", "l1 = 0.3", "Log-loss saved by one cross", "a*b")
+    arguments = ["tune", spec_in(tmp_path), log, "--crosses", "--state", str(tmp_path / "state.json")]
+    for name in ("page.html", "page.svg"):
+        assert run([*arguments, "--report", str(tmp_path / name)]) == 0
+        text = (tmp_path / name).read_text("utf-8")
+        assert all(each in text for each in said)
+        assert ("judged" in text) == (name == "page.html")
 
 
 @pytest.mark.parametrize(
@@ -254,7 +244,5 @@ def test_the_report_draws_candidates_parameters_and_pairs(name, log, tmp_path):
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message, log, tmp_path, capsys):
-    spec = tmp_path / "spec.toml"
-    spec.write_text(SPEC, encoding="utf-8")
-    assert run(["tune", str(spec), log, *flags]) == 2
+    assert run(["tune", spec_in(tmp_path), log, *flags]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")

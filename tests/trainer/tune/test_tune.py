@@ -22,6 +22,7 @@ from trainer.tune.halving import Comparison, tune
 from trainer.tune.passes import Repeated
 
 ONE_VARIANT = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :]
+NO_LEARNER = ONE_VARIANT[: ONE_VARIANT.index("[learner]")]
 GRID = ["alpha=0.05,0.2,0.8", "l1=0,0.5"]
 
 
@@ -78,9 +79,8 @@ def test_candidates_of_one_variants_parameters_share_a_pass_and_are_ranked(log):
 @pytest.mark.slow
 def test_algorithms_learn_side_by_side(log):
     found = by_parameters(tuned(ONE_VARIANT, log, ["algorithm=ftrl,ogd,rda", "alpha=0.1,0.4"]))
-    text = ONE_VARIANT[: ONE_VARIANT.index("[learner]")]
     for algorithm, alpha in found:
-        same = f'{text}[learner]\nalgorithm = "{algorithm}"\nalpha = {alpha}\nbeta = 0.7\n'
+        same = f'{NO_LEARNER}[learner]\nalgorithm = "{algorithm}"\nalpha = {alpha}\nbeta = 0.7\n'
         same += "l1 = 0.05\nl2 = 0.4\n" if algorithm == "ftrl" else ""
         loss = trained(same, log).report.variants["base"].logloss
         assert found[algorithm, alpha].outcome.metrics.logloss == pytest.approx(loss, rel=1e-9)
@@ -130,8 +130,7 @@ def test_a_rung_longer_than_the_log_is_the_last(log):
 def test_without_values_to_try_one_pass_of_candidates_is_tried_around_the_specs_own(
     learner, candidates, names
 ):
-    text = ONE_VARIANT[: ONE_VARIANT.index("[learner]")] + "[learner]\n" + learner
-    spec = parse_spec(text)
+    spec = parse_spec(NO_LEARNER + "[learner]\n" + learner)
     found = candidates_of(spec, [])
     assert (len(found), list(found[0])) == (candidates, names)
     assert {name: getattr(spec.learner, name) for name in names} in found
@@ -164,34 +163,30 @@ def test_a_variant_with_its_own_parameters_cannot_be_tuned(log):
         tuned(text, log, variant="b")
 
 
-def test_the_best_spec_keeps_all_that_is_not_tuned():
+@pytest.mark.parametrize(
+    ("text", "best", "expected"),
+    [
+        (
+            NO_LEARNER + "[learner]\nrate_scale = 0.5\nrate_decay = 2\nl1 = 3\n",
+            {"alpha": 0.7},
+            ("ftrl", 0.7, 0.5, 3.0),
+        ),
+        (ONE_VARIANT, {"algorithm": "ogd"}, ("ogd", 0.3, 0.7, 0.0)),
+        ('[model]\nname = "m"\n[input]\nlabel = "click"\n', {"alpha": 0.7}, ("ftrl", 0.7, 1.0, 1.0)),
+    ],
+    ids=["the other form of the rate", "another algorithm", "no learner"],
+)
+def test_the_best_spec_has_the_best_learner_and_nothing_that_it_does_not_have(text, best, expected):
+    found = parse_spec(with_best(text, parse_spec(text), best)).learner
+    assert (found.algorithm, found.alpha, found.beta, found.l1) == expected
+
+
+def test_the_best_spec_keeps_all_that_is_not_tuned_or_says_what_to_write():
     text = ONE_VARIANT.replace("[learner]", "# the learner\n[learner]  # FTRL").replace(
         "alpha = 0.3", "alpha = 0.3  # from last week"
     )
     best = with_best(text, parse_spec(text), {"alpha": 1e-05, "l1": 0})
     assert best == text.replace("alpha = 0.3  #", "alpha = 1e-05  #").replace("l1 = 0.05", "l1 = 0")
-
-
-def test_the_best_spec_takes_the_place_of_the_other_form_of_the_rate():
-    text = (
-        ONE_VARIANT[: ONE_VARIANT.index("[learner]")]
-        + "[learner]\nrate_scale = 0.5\nrate_decay = 2\nl1 = 3\n"
-    )
-    best = parse_spec(with_best(text, parse_spec(text), {"alpha": 0.7})).learner
-    assert (best.alpha, best.beta, best.l1) == (0.7, 0.5, 3.0)
-
-
-def test_a_best_spec_of_another_algorithm_drops_what_that_does_not_have():
-    best = parse_spec(with_best(ONE_VARIANT, parse_spec(ONE_VARIANT), {"algorithm": "ogd"})).learner
-    assert (best.algorithm, best.alpha, best.l1) == ("ogd", 0.3, 0.0)
-
-
-def test_a_spec_without_a_learner_gets_one():
-    text = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
-    assert parse_spec(with_best(text, parse_spec(text), {"alpha": 0.7})).learner.alpha == 0.7
-
-
-def test_a_spec_that_cannot_be_edited_says_what_to_write():
     text = 'learner.alpha = 0.2\nmodel.name = "m"\ninput.label = "click"\n'
     with pytest.raises(SpecError, match=r"set in its \[learner\]: alpha = 0\.7"):
         with_best(text, parse_spec(text), {"alpha": 0.7})
@@ -200,20 +195,8 @@ def test_a_spec_that_cannot_be_edited_says_what_to_write():
 def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
     spec, best = tmp_path / "shop.toml", tmp_path / "best.toml"
     spec.write_text(ONE_VARIANT, encoding="utf-8")
-    arguments = [
-        "tune",
-        str(spec),
-        log,
-        "--try",
-        "alpha=0.05,0.4",
-        "--judge-last",
-        "0.5",
-        "--widen",
-        "0",
-        "-o",
-        str(best),
-        "--json",
-    ]
+    flags = f"--try alpha=0.05,0.4 --judge-last 0.5 --widen 0 -o {best} --json"
+    arguments = ["tune", str(spec), log, *flags.split()]
     assert run(arguments) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [entry["judged_rows"] for entry in answer["ranking"]] == [160, 160]

@@ -1,0 +1,213 @@
+"""The learners under test: parameters, rows, comparisons, and the few kernels that the fast tests share.
+
+Numba compiles a loop for each learner with its rate, slot layout and number of variants (docs/adr/0003): 2 to 5 seconds
+each. So the fast tests of all learners use the pairs of FAST alone, which have every learner and every layout once.
+FTRL with one variant and with several that share values is compiled for most other tests anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.hash_kernels import hash_keys
+from model_store.spec.learner_section import LearnerSection, Rule
+from model_store.spec.sections import Variant
+from model_store.spec.spec import ModelSpec
+from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
+from tests.trainer.oracles.trial import Weights, by_kernel, by_textbook
+from trainer.learn.model import LearningModel
+
+TOLERANCE = 1e-9
+SEED = 5
+Section = dict[str, Any]
+
+FTRL: Section = {"algorithm": "ftrl", "alpha": 0.3, "beta": 0.7, "l1": 0.3, "l2": 0.1}
+OWN, COARSE = {"values": "per_variant"}, {"precision": "q2.13", "seed": SEED}
+FTRL_OWN_COARSE = FTRL | OWN | COARSE | {"rate": "counts"}
+TRUNCATION_COARSE = {"algorithm": "truncation", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.05} | COARSE
+FOBOS = {"algorithm": "fobos", "rate": "global", "alpha": 0.3, "l1": 0.01, "l2": 0.05}
+RDA = {"algorithm": "rda", "alpha": 0.3, "l1": 0.02, "l2": 0.1}
+OGD_OWN = {"algorithm": "ogd", "rate": "counts", "alpha": 0.3, "beta": 0.7} | OWN
+TRUNCATED = {"algorithm": "truncated_gradient", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.3, "l1": 0.05}
+FIXED = TRUNCATED | {"l1": 0.02, "shrink": "fixed"}
+
+# Name: the learner, and the number of variants. The layout of each is in the comment.
+FAST: dict[str, tuple[Section, int]] = {
+    "ftrl": (FTRL, 1),  # Full
+    "ftrl of variants": (FTRL, 3),  # Full
+    "ftrl of own values": (FTRL | OWN, 3),  # Own
+    "ftrl of own coarse values": (FTRL_OWN_COARSE, 3),  # OwnCompactCounts
+    "ogd of own values": (OGD_OWN, 3),  # OwnCounts
+    "penalized ogd of own coarse values": (
+        {"algorithm": "ogd", "rate": "constant", "alpha": 0.3, "beta": 0.7, "l1": 0.0213, "l2": 0.3} | OWN | COARSE,
+        3,
+    ),  # OwnCompact
+    "truncation of coarse values": (TRUNCATION_COARSE, 1),  # Compact
+    "truncated gradient": (TRUNCATED | {"rate": "counts"}, 1),  # FullCounts
+    "fixed truncated gradient of coarse values": (FIXED | COARSE | {"rate": "counts"}, 1),  # CompactCounts
+    "fobos": (FOBOS, 1),  # Full
+    "rda": (RDA, 1),  # Full
+    "adpredictor of variants": (
+        {"algorithm": "adpredictor", "alpha": 0.3, "beta": 0.7, "forgetting": 0.01, "prior_ctr": 0.1},
+        3,
+    ),  # Full
+}  # fmt: skip
+
+# Large enough parameters that weights are cut, come back, and are cut again within some hundred rows.
+CASES: dict[str, list[Section]] = {
+    "ogd": [{}, {"l2": 0.3}, {"l1": 0.0213}, {"l1": 0.0513, "l2": 0.9}],
+    "truncation": [{"k": 3, "theta": 0.05}, {"k": 1, "theta": 0.02}, {"k": 7, "theta": math.inf}],
+    "truncated_gradient": [
+        {"k": 3, "theta": 0.3, "l1": 0.05},
+        {"k": 3, "theta": 0.3, "l1": 0.02, "shrink": "fixed"},
+        {"k": 7, "theta": 0.05, "l1": 0.1},
+        {"k": 1, "theta": math.inf, "l1": 0.01},
+        {"k": 1, "theta": math.inf, "l1": 0.0005, "shrink": "fixed"},
+    ],
+    "fobos": [{"l1": 0.01, "l2": 0.05}, {"l1": 0.02}, {"l1": 0.3, "l2": 2.0}],
+    "rda": [{"l1": 0.02, "l2": 0.1}, {"l1": 0.01}],
+    "ftrl": [{"l1": 0.3}, {"l1": 1.0, "l2": 0.5}, {"l2": 2.0}],
+    "adpredictor": [{"forgetting": 0.01, "prior_ctr": 0.1}, {}],
+}
+EVERY = ("gradients", "counts", "global", "constant")
+RATES: dict[str, tuple[str, ...]] = {
+    "rda": ("global", "gradients", "constant"),
+    "ftrl": ("gradients", "counts", "constant"),
+    "adpredictor": ("posterior",),
+}
+SHARED, ALONE = (3, "single"), (1, "single")
+EACH = (3, "per_variant")
+
+
+def section_of(algorithm: str, rate: str, case: Mapping[str, Any]) -> Section:
+    """A learner with parameters under which its weights move."""
+    section = {"algorithm": algorithm, "rate": rate, "alpha": 0.3, "beta": 0.7}
+    return section | ({} if algorithm == "adpredictor" else {"l1": 0.0}) | dict(case)
+
+
+def kinds() -> Iterator[tuple[str, str, list[Section]]]:
+    """Every learner that has a class of its own at each rate that a spec may name, and its cases there."""
+    for algorithm, cases in CASES.items():
+        for rate in RATES.get(algorithm, EVERY):
+            of_class: dict[bool, list[Section]] = {}
+            for case in cases:
+                if (algorithm, rate) != ("ogd", "global") or not case.get("l1"):
+                    has_own_class = "shrink" in case or (algorithm == "ogd" and bool(case))
+                    of_class.setdefault(has_own_class, []).append(section_of(algorithm, rate, case))
+            yield from ((algorithm, rate, sections) for sections in of_class.values())
+
+
+def fast_and_slow() -> Iterator[Any]:
+    """A section and its number of variants: FAST, and, as slow ones, every kind with shared and with own values.
+
+    A kind of one variant is tested at its first rate, and its further cases with one of the three.
+    """
+    yield from (pytest.param(*each, id=name) for name, each in FAST.items())
+    for algorithm, rate, sections in kinds():
+        wanted = [(sections[0], *SHARED), (sections[0], *EACH)]
+        if rate == RATES.get(algorithm, EVERY)[0]:
+            wanted.append((sections[0], *ALONE))
+        for number, section in enumerate(sections[1:]):
+            wanted.append((section, *(SHARED, EACH)[number % 2]))
+        for number, (section, variants, values) in enumerate(wanted):
+            name = f"{algorithm}{'-fixed' if section.get('shrink') else ''}-{rate}-{number}"
+            yield pytest.param(section | {"values": values}, variants, id=name, marks=pytest.mark.slow)
+
+
+def spec_of(
+    section: Mapping[str, Any], variants: int = 3, rules: Mapping[str, Rule] | None = None
+) -> ModelSpec:
+    """The shop's spec with this learner."""
+    learner = LearnerSection.model_validate(dict(section))
+    return shop_spec(variants).model_copy(update={"learner": learner, "rules": dict(rules or {})})
+
+
+def learned(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], size: int = 10**9) -> LearningModel:
+    """A model of these rows, learned in batches of `size`."""
+    model: LearningModel = learn(model_of(spec, list(rows[0])), rows, size)
+    return model
+
+
+def resumed(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], at: int) -> LearningModel:
+    """A model of these rows that goes on from the state of one of the first `at`."""
+    first, second = learned(spec, rows[:at]), model_of(spec, list(rows[0]))
+    second.restore({name: array.copy() for name, array in first.state().items()})
+    learn(second, rows[at:])
+    return second
+
+
+def compile_fast(part: int, parts: int) -> None:
+    """Compile the loops of every `parts`-th pair from `part` on; beside FAST: a warm-up, an admission, an average."""
+    specs = [spec_of(*each) for each in FAST.values()]
+    specs += [
+        spec_of(FTRL | {"warmup": 9}, 1),
+        spec_of(FTRL | {"inclusion": {"kind": "bloom", "count": 2}}, 1),
+    ]
+    average = {"base": Variant(share=0.5), "mean": Variant(share=0.5, average="base")}
+    specs.append(spec_of(FTRL | OWN).model_copy(update={"variants": average}))
+    for spec in specs[part::parts]:
+        learned(spec, shop_rows(20, 1)).artefact()
+
+
+def gappy_rows(rows: int, seed: int) -> list[dict[str, bytes]]:
+    """Random rows in which most values vanish for long: a brand of each fifth, tags only at both ends."""
+    log = shop_rows(rows, seed)
+    for index, row in enumerate(log):
+        fifth = index * 5 // rows
+        if fifth not in (0, 4):
+            row["tags"] = b""
+        if row["brand"] and fifth in (1, 3):
+            row["brand"] = b"odd%d" % fifth
+        if 20 < index < rows - 20:
+            row["hashes"] = b""
+    return log
+
+
+def assert_same(
+    spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], printed: Any = None, **of: Any
+) -> Weights:
+    """The kernel's scores and weights are the textbook's."""
+    if spec.learner.precision == "q2.13":
+        of["rounding"] = luck
+    scores, weights, _ = by_textbook(spec, rows, printed, **of)
+    assert_equal(by_kernel(spec, rows), (scores, weights))
+    return weights
+
+
+def assert_equal(
+    found: tuple[Any, Weights], expected: tuple[Any, Weights], tolerance: float = TOLERANCE
+) -> None:
+    """These scores and weights, of a kernel, are those."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert found[1].keys() == expected[1].keys()
+    for key, weight in expected[1].items():
+        assert found[1][key] == pytest.approx(weight, rel=tolerance, abs=tolerance), key
+
+
+def assert_same_bits(one: LearningModel, other: LearningModel) -> None:
+    """The coordinates of both are equal to the last bit."""
+    states = one.coordinates.state(), other.coordinates.state()
+    assert states[0].keys() == states[1].keys()
+    for name, array in states[0].items():
+        assert array.tobytes() == states[1][name].tobytes(), name
+
+
+def hash_of(key: bytes) -> int:
+    """A key's hash."""
+    out = np.empty(1, np.uint64)
+    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
+    return int(out[0])
+
+
+def luck(key: bytes, t: int, place: int, seed: int = SEED) -> float:
+    """The R of a key at example t: splitmix64's finaliser of both and the seed, its upper 32 bits."""
+    word = 2**64 - 1
+    h = hash_of(key) ^ (t * 0x9E3779B97F4A7C15 & word) ^ seed ^ (place << 40)
+    h = (h ^ h >> 30) * 0xBF58476D1CE4E5B9 & word
+    h = (h ^ h >> 27) * 0x94D049BB133111EB & word
+    return ((h ^ h >> 31) >> 32) / 2**32
