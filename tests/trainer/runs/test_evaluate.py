@@ -41,7 +41,7 @@ def log(judge: Judge) -> Path:
     return judge.log(rows, "judged.csv")
 
 
-@pytest.mark.parametrize(("bit", "variant"), enumerate(["base", "plain"]))
+@pytest.mark.parametrize(("bit", "variant"), [(0, "base"), (1, "plain")])
 def test_every_row_has_the_score_of_its_definition_and_an_audit_names_the_keys_it_is_the_sum_of(
     artefact: Artefact, log: Path, judge: Judge, bit: int, variant: str
 ) -> None:

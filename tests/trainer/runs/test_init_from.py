@@ -35,7 +35,7 @@ def test_a_file_and_a_version_and_the_active_one_begin_the_same_model(
     nothing = begun_with(shop, "nothing", more)
     assert file.sha256 == version.sha256 == active.sha256 != nothing.sha256
     assert set(first.key_list()) - set(nothing.key_list())
-    assert json.loads((shop.folder / "file" / "report.json").read_text())["rows"] == 296
+    assert json.loads((shop.folder / "file" / "report.json").read_text())["rows"] == 297
 
 
 def test_a_checkpoint_wins(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
