@@ -36,19 +36,19 @@ def shop(store: Store) -> ModelVersions:
 def run(shop: ModelVersions) -> Callable[..., tuple[Publisher, list[str]]]:
     """Learn so many rows in batches of 50, publishing on the way, but not at the end."""
 
-    def learned(model: LearningModel, rows: int, publisher: Publisher) -> None:
-        while model.rows < BEFORE + rows:
-            learn(model, rows()[model.rows : min(model.rows + 50, BEFORE + rows)])
+    def learned(model: LearningModel, count: int, publisher: Publisher) -> None:
+        while model.rows < BEFORE + count:
+            learn(model, rows()[model.rows : min(model.rows + 50, BEFORE + count)])
             publisher.after_batch(model)
 
-    def begun(rows: int, **how: Any) -> tuple[Publisher, list[str]]:
+    def begun(count: int, **how: Any) -> tuple[Publisher, list[str]]:
         warnings: list[str] = []
         publisher = Publisher(
             shop, PublishOptions(**{"every": EVERY_100, "keep": None, **how}), warnings.append
         )
         model = learn(begun_model(), rows()[:BEFORE])
         publisher.begin(model)
-        learned(model, rows, publisher)
+        learned(model, count, publisher)
         publisher.model, publisher.go_on = model, lambda to: learned(model, to, publisher)  # type: ignore[attr-defined]
         return publisher, warnings
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+
+from ftrie.cli import run
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILE_S = 150.0
@@ -42,15 +47,34 @@ lateness = "10s"
 """
 
 
+def command_of(
+    folder: Path, store_url: str, state: str, flags: Sequence[str | Path], spec_end: str
+) -> list[str]:
+    """The command line of `ftrie trainer` with its spec and its checkpoints in a folder."""
+    (folder / "hotels.toml").write_text(SPEC + spec_end)
+    command = ["trainer", str(folder / "hotels.toml"), "--store", store_url, "--json", "--say-every", "0.2"]
+    return [*command, "--checkpoint", str(folder / state), *map(str, flags)]
+
+
+def once(
+    folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
+) -> dict[str, Any]:
+    """A trainer in this process, until it has read all; its last line."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert run([*command_of(folder, store_url, state, flags, spec_end), "--once"]) == 0
+    status: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
+    assert status["ended"]
+    return status
+
+
 class Trainer:
     """One process."""
 
     def __init__(
         self, folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
     ) -> None:
-        (folder / "hotels.toml").write_text(SPEC + spec_end)
-        command = [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--json"]
-        command += ["--checkpoint", state, "--say-every", "0.2", *map(str, flags)]
+        command = [sys.executable, "-m", "ftrie", *command_of(folder, store_url, state, flags, spec_end)]
         self.process = subprocess.Popen(
             command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
