@@ -37,15 +37,11 @@ def newest(folder: Path, on_note: Callable[[str], None] = pytest.fail) -> tuple[
         return description["rows"], damaged
 
 
-def test_the_newest_three_are_kept(tmp_path: Path) -> None:
-    filled(tmp_path, 5, 90, 100, 2000)
-    assert names(tmp_path) == [f"{rows:015}.checkpoint" for rows in (90, 100, 2000)]
-    assert newest(tmp_path) == (2000, 0)
-
-
-def test_an_empty_folder_is_made_and_holds_none(tmp_path: Path) -> None:
+def test_the_newest_three_are_kept_and_an_empty_folder_is_made(tmp_path: Path) -> None:
     assert newest(tmp_path / "a" / "b") is None
-    assert (tmp_path / "a" / "b").is_dir()
+    filled(tmp_path / "a" / "b", 5, 90, 100, 2000)
+    assert names(tmp_path / "a" / "b") == [f"{rows:015}.checkpoint" for rows in (90, 100, 2000)]
+    assert newest(tmp_path / "a" / "b") == (2000, 0)
 
 
 def test_a_damaged_one_is_told_of_and_set_aside(tmp_path: Path) -> None:
@@ -102,14 +98,11 @@ def test_two_processes_do_not_share_a_folder_and_a_killed_one_lets_go(tmp_path: 
     assert newest(tmp_path) is None
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
-        newest(tmp_path / "file" / "below")
-
-
 def test_a_new_folder_is_open_to_its_owner_only_and_one_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(mode=0o755)
     for name, mode in (("new", 0o700), ("shared", 0o755)):
         with CheckpointFolder(tmp_path / name, pytest.fail):
             assert (tmp_path / name).stat().st_mode & 0o777 == mode
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
+        newest(tmp_path / "file" / "below")

@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.rows import Q213_STEP
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
@@ -75,6 +77,28 @@ def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
             version += 1
             chain.mark_published(change, version)
         begin = end
+    weight = pa.ipc.open_file(served.to_bytes()).schema.field("weight").type
+    is_in_16_bits = served.spec.learner.precision == "q2.13"
+    assert (weight.value_type if served.per_variant else weight) == (
+        pa.int16() if is_in_16_bits else pa.float32()
+    )
+    if is_in_16_bits:
+        steps = served.weight / np.float32(Q213_STEP)
+        assert (steps == np.rint(steps)).all()
+        assert served.weight.reshape(served.rows, -1).any(axis=1).all()
+
+
+def test_a_calibrated_model_that_was_interrupted_publishes_the_same_bytes() -> None:
+    spec = parse_spec(SPEC + '[calibration]\nkind = "isotonic"\nby = "age"\n')
+    log = rows() + shop_rows(2000, seed=2)
+    whole = learn(model_of(spec, list(log[0])), log, size=1_000)
+    first = learn(model_of(spec, list(log[0])), log[:2300], size=700)
+    second = model_of(spec, list(log[0]))
+    second.restore(first.state())
+    learn(second, log[2300:], size=1_100)
+    assert second.artefact().to_bytes() == whole.artefact().to_bytes()
+    assert second.calibrator.report() == whole.calibrator.report()
+    assert whole.artefact().calibration.variants["lean"].values
 
 
 @pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "q2.13"]))

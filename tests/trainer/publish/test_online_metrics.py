@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
@@ -275,15 +274,6 @@ def test_a_ctr_that_is_no_probability_counts_as_none_and_requests_that_showed_no
     joined.closed.rows[1] = 0
     online.add(joined, segments)
     assert sum(sums.requests for sums in online.totals().values()) == 2
-
-
-def test_a_record_that_cannot_be_read_is_left_out_and_named(store: Store) -> None:
-    told: list[str] = []
-    ads = store.model("ads", told.append)
-    store.client.hset(ads.keys.online(7), "1:base", "damaged")
-    assert list(ads.online.read([7])) == []
-    (text,) = told
-    assert re.search(r"ftrie:\{ads\}:online:7.*damaged.*left out", text)
 
 
 def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tuple[int, int, int, int]]:

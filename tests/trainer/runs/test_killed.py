@@ -43,5 +43,6 @@ def test_read_in_other_pieces_the_model_is_the_same(tmp_path: Path, store_url: s
     saved = [tmp_path / "files.arrow", tmp_path / "folder.arrow"]
     for source, file in zip((impressions, folder), saved, strict=True):
         flags = ("--from", source, "--from", clicks, "--no-publish", "--save", file)
-        once(tmp_path, store_url, *flags, state=file.stem)
+        lags = once(tmp_path, store_url, *flags, state=file.stem)["lags"]
+        assert not any(lag["bytes"] for lag in lags.values())  # files read to their end are not behind
     assert saved[0].read_bytes() == saved[1].read_bytes()

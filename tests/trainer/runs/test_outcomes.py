@@ -50,15 +50,12 @@ THEN = [impression(5000, "plain", 0.25), feedback(5000), impression(5010, "base"
 @pytest.fixture
 def outcomes(
     tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]]:
-    """Append events to a file, learn them with `ftrie trainer --once`, and read the last line of status."""
+) -> Callable[..., dict[str, VariantOutcome]]:
+    """Learn a source with `ftrie trainer --once`; what the last line of status says of outcomes."""
     (tmp_path / "m.toml").write_text(SPEC)
-    log = tmp_path / "events.jsonl"
-    flags = ["--from", str(log), "--store", store_url, "--checkpoint", str(tmp_path / "state")]
 
-    def learned(events: list[dict[str, Any]]) -> dict[str, VariantOutcome]:
-        with log.open("a") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events)
+    def learned(source: str, state: str = "state") -> dict[str, VariantOutcome]:
+        flags = ["--from", source, "--store", store_url, "--checkpoint", str(tmp_path / state), "--force"]
         assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--once", "--json"]) == 0
         last = json.loads(capsys.readouterr().out.splitlines()[-1])
         return {name: VariantOutcome(**each) for name, each in last["outcomes"].items()}
@@ -67,28 +64,24 @@ def outcomes(
 
 
 def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
-    outcomes: Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]],
+    tmp_path: Path, outcomes: Callable[..., dict[str, VariantOutcome]]
 ) -> None:
-    assert outcomes(FIRST) == {
+    log, rows = tmp_path / "events.jsonl", tmp_path / "a.csv"
+    log.write_text("".join(json.dumps(event) + "\n" for event in FIRST))
+    assert outcomes(str(log)) == {
         "base": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=1.0),
         "plain": VariantOutcome(1, 2, 0, 0, ctr=0.0, calibration=None),
         "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
     }
-    assert outcomes(THEN) == {
+    with log.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in THEN)
+    assert outcomes(str(log)) == {
         "base": VariantOutcome(3, 5, 1, 0, ctr=0.2, calibration=2.0),
         "plain": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=None),  # an item without ctr
         "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
     }
-
-
-def test_labelled_rows_have_no_outcomes(
-    tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "m.toml").write_text(SPEC)
-    (tmp_path / "a.csv").write_text("click,site\n1,x\n0,y\n")
-    flags = ["--from", f"rows={tmp_path / 'a.csv'}", "--store", store_url, "--once", "--json", "--force"]
-    assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--checkpoint", str(tmp_path / "state")]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"] == {}
+    rows.write_text("click,site\n1,x\n0,y\n")
+    assert outcomes(f"rows={rows}", "rows") == {}  # labelled rows have none
 
 
 def test_the_metrics_have_a_series_for_each_variant() -> None:
