@@ -65,7 +65,7 @@ def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     begin, version = 1000, 1
     while begin < len(rows()):
         end = begin + draw.choice([1, 3, 40, 300])
-        learn(model, rows()[begin:end], size=draw.choice([1, 20, 1000]))
+        learn(model, rows()[begin:end], size=draw.choice([7, 20, 1000]))
         if draw.random() < 0.2:
             model.table.grow()
         if draw.random() < 0.8:

@@ -24,8 +24,7 @@ def test_killed_again_and_again_the_model_is_bit_identical(tmp_path: Path, store
     again = (*flags, "--once", "--save", "b.arrow", "--say-every", "0.05")
     for stop in sorted(chance.randrange(undisturbed["examples"]) for _ in range(KILLS)):
         killed = Trainer(tmp_path, store_url, *again)
-        while (status := killed.line())["examples"] < stop and not status["ended"]:
-            pass
+        killed.until("examples", stop)
         killed.kill()
     disturbed = Trainer(tmp_path, store_url, *again).last()
     assert {name: disturbed[name] for name in SAME} == {name: undisturbed[name] for name in SAME}

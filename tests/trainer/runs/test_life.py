@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
+from model_store.errors import Pinned
 from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.integration.processes import ftrie
 from tests.simulated import event_logs
-from tests.trainer.runs.running import NAME, Trainer, once
+from tests.trainer.runs.running import COMPILE_S, NAME, Trainer, command_of, once
 from tests.waiting import eventually
 
 
@@ -50,8 +52,7 @@ def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
     valkey.kill()
     impressions, clicks = event_logs(100).write(tmp_path)
     trainer = Trainer(tmp_path, valkey.url, "--from", impressions, "--from", clicks, "--once")
-    assert trainer.process.stderr is not None
-    assert "waiting for it" in trainer.process.stderr.readline()
+    eventually(lambda: "waiting for it" in trainer.said(), "it says so", COMPILE_S)
     valkey.start()
     try:
         assert trainer.last()["examples"] > 0
@@ -87,3 +88,26 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert counts["bad_events"] == 3 and counts["bad_rows"] == 1
     join = last["join"]
     assert join["positives"] + join["negatives"] == counts["examples"] + counts["bad_rows"]
+
+
+def test_a_rollback_holds_over_restarts_until_versions_may_go_on(
+    store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions, lines = store.model(NAME), iter(event_logs(400).impressions)
+
+    def learned() -> int:
+        store.impressions(NAME).append([next(lines) for _ in range(40)])
+        return run(command_of(tmp_path, store_url, flags=["--once"]))
+
+    assert (learned(), learned()) == (0, 0)
+    assert versions.active() == 2
+    versions.rollback(1)
+    for newest in (3, 4):
+        capsys.readouterr()
+        assert learned() == Pinned.exit_code
+        said = capsys.readouterr().err
+        assert "stays inactive: an operator has pinned version 1" in said
+        assert "ftrie store resume hotels" in said
+        assert (versions.versions()[-1].version, versions.active()) == (newest, 1)
+    versions.pin.resume()
+    assert (learned(), versions.active()) == (0, 5)

@@ -30,7 +30,7 @@ def test_a_second_trainer_is_refused_and_a_spare_takes_over_once_the_first_has_e
 ) -> None:
     first = Trainer(tmp_path, store_url)
     first.until("version", 1)
-    assert run(command_of(tmp_path, store_url, "second", (), "")) == 5
+    assert run(command_of(tmp_path, store_url, "second")) == 5
     assert f"hotels has a trainer: process {first.process.pid}" in capsys.readouterr().err
     spare = Trainer(tmp_path, store_url, "--wait", state="spare")
     first.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,50 +28,9 @@ ROUND = "10m"
 ONCE = ("--once", "--reconcile", ROUND, "--every", "1s")
 
 
-class Partition(Trainer):
-    """A trainer of one partition; its status is read as it comes, so that it never waits for a reader."""
-
-    def __init__(self, folder: Path, store_url: str, partition: str, *flags: str, state: str) -> None:
-        self.lines: list[dict[str, Any]] = []
-        super().__init__(folder, store_url, "--partition", partition, *flags, state=state)
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        self._said: list[str] = []
-        self._listener = threading.Thread(target=self._listen)
-        self._listener.start()
-
-    def _read(self) -> None:
-        for text in self._out:
-            self.lines.append(json.loads(text))
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for text in self.process.stderr:
-            self._said.append(text)
-
-    def said(self) -> str:
-        """What it has written to standard error."""
-        return "".join(self._said)
-
-    def status(self) -> dict[str, Any]:
-        """Its latest status; before the first, nothing learned."""
-        return self.lines[-1] if self.lines else {"examples": 0, "round": 0, "ended": False, "warnings": []}
-
-    def wait(self) -> int:
-        """Its exit code."""
-        code = self.process.wait(COMPILE_S)
-        self._reader.join()
-        self._listener.join()
-        return code
-
-    def last(self) -> dict[str, Any]:
-        assert self.wait() == 0, self.said()
-        assert self.status()["ended"]
-        return self.status()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.wait()
+def partition(folder: Path, store_url: str, name: str, *flags: str, state: str) -> Trainer:
+    """A trainer of one partition."""
+    return Trainer(folder, store_url, "--partition", name, *ONCE, *flags, state=state)
 
 
 def fill(store: Store, requests: int = REQUESTS, more: tuple[bytes, ...] = ()) -> None:
@@ -97,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     url = f"embedded:{folder / 'store'}"
     with Store.open(url) as store:
         fill(store)
-        both = [Partition(folder, url, f"{n}/2", *ONCE, "--save", f"{n}.arrow", state=str(n)) for n in (1, 2)]
+        both = [partition(folder, url, f"{n}/2", "--save", f"{n}.arrow", state=str(n)) for n in (1, 2)]
         last = [each.last() for each in both]
     models = [Artefact.read(folder / f"{n}.arrow").content for n in (1, 2)]
     assert models[0] == models[1]
@@ -129,9 +87,9 @@ def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
     fill(store)
     chance, rounds = random.Random(1), undisturbed["last"][0]["round"]
 
-    def start(number: int, partition: str = "", state: str = "") -> Partition:
-        flags = (*ONCE, "--save", f"{number}.arrow")
-        return Partition(tmp_path, store_url, partition or f"{number}/2", *flags, state=state or str(number))
+    def start(number: int, name: str = "", state: str = "") -> Trainer:
+        save = ("--save", f"{number}.arrow")
+        return partition(tmp_path, store_url, name or f"{number}/2", *save, state=state or str(number))
 
     both = [start(1), start(2)]
     for left, stop in zip(
@@ -139,13 +97,7 @@ def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
     ):
         number = chance.randrange(2) if left else 1
         victim = both[number]
-        eventually(
-            lambda victim=victim, stop=stop: (  # type: ignore[misc]
-                victim.status()["round"] >= stop or victim.process.poll() is not None
-            ),
-            f"round {stop}",
-            COMPILE_S,
-        )
+        victim.until("round", stop)
         victim.kill()
         both[number] = start(number + 1) if left else start(2, "any/2", "elsewhere")
     same_as(undisturbed, tmp_path, [each.last() for each in both])
@@ -157,9 +109,9 @@ def test_a_pair_that_has_ended_ends_again_one_by_one_and_what_it_cannot_merge_is
     tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 100)
-    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
     for number, before in enumerate([each.last() for each in both], 1):
-        again = once(tmp_path, store_url, *ONCE, "--partition", f"{number}/2", state=str(number))
+        again = once(tmp_path, store_url, *ONCE[1:], "--partition", f"{number}/2", state=str(number))
         assert (again["round"], again["counts"]) == (before["round"], before["counts"])
     for flags, learner, says in (
         (("1/3",), "", "hotels is learned in 2 partitions; to change it, stop all trainers"),
@@ -207,14 +159,14 @@ def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
     tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
 ) -> None:
     fill(store)
-    first = Partition(tmp_path, store_url, "1/2", *ONCE, "--save", "1.arrow", state="1")
-    sleeper = Partition(tmp_path, store_url, "2/2", *ONCE, state="2")
-    eventually(lambda: sleeper.status()["round"] >= 3, "some rounds", COMPILE_S)
+    first = partition(tmp_path, store_url, "1/2", "--save", "1.arrow", state="1")
+    sleeper = partition(tmp_path, store_url, "2/2", state="2")
+    sleeper.until("round", 3)
     sleeper.process.send_signal(signal.SIGSTOP)
     eventually(lambda: bool(first.status()["warnings"]), "a warning of the one that waits", COMPILE_S)
     assert "waiting in round" in first.status()["warnings"][0]
     assert "partition 2" in first.status()["warnings"][0]
-    spare = Partition(tmp_path, store_url, "any/2", *ONCE, "--save", "2.arrow", state="elsewhere")
+    spare = partition(tmp_path, store_url, "any/2", "--save", "2.arrow", state="elsewhere")
     same_as(undisturbed, tmp_path, [first.last(), spare.last()])
     sleeper.process.send_signal(signal.SIGCONT)
     assert sleeper.wait() == 5
@@ -232,7 +184,7 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
     cells = online_cells(store)
     assert len(letters) == one["dead_letters"] == len(bad)
     store.client.delete(store.dead_letters(NAME).key, *store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
-    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
     last = [each.last() for each in both]
     found = [letter.json for _, letter in store.dead_letters(NAME).latest(1000)]
     assert len(found) == len(bad)

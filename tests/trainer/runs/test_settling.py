@@ -13,7 +13,8 @@ from model_store.errors import SpecError, Stopped
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.simulated import event_logs
-from tests.trainer.runs.running import NAME, Trainer, command_of
+from tests.trainer.runs.running import COMPILE_S, NAME, Trainer, command_of
+from tests.waiting import eventually
 from trainer.runs.first_events import resolve_by_impressions
 from trainer.runs.signals import StopRequest
 
@@ -28,11 +29,8 @@ def test_a_field_that_the_first_impressions_lack_is_waited_for(
     stream = store.impressions(NAME)
     stream.append([json.dumps(without).encode()])
     trainer = Trainer(tmp_path, store_url)
-    assert trainer.process.stderr is not None
-    said = ""
-    while "waiting" not in said:
-        said = trainer.process.stderr.readline()
-    assert "fields.device: no impression so far has 'device'" in said
+    eventually(lambda: "waiting" in trainer.said(), "it waits", COMPILE_S)
+    assert "fields.device: no impression so far has 'device'" in trainer.said()
     stream.append(lines[1:])
     trainer.until("events", 20)
     trainer.terminate()
@@ -45,9 +43,9 @@ def test_a_field_that_a_hundred_impressions_lack_is_a_mistake_and_a_file_that_is
     for each in shown:
         del each["context"]["device"]
     store.impressions(NAME).append([json.dumps(each).encode() for each in shown])
-    assert run(command_of(tmp_path, store_url, "state", (), "")) == 2
+    assert run(command_of(tmp_path, store_url)) == 2
     assert "fields.device: no impression so far has 'device'; they have: " in capsys.readouterr().err
-    assert run(command_of(tmp_path, store_url, "state", ("--from", "typo.jsonl", "--once"), "")) == 3
+    assert run(command_of(tmp_path, store_url, flags=("--from", "typo.jsonl", "--once"))) == 3
     assert "typo.jsonl: there is no such file" in capsys.readouterr().err
 
 
