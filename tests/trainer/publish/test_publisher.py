@@ -104,23 +104,18 @@ def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(
     assert shop.materialise(16).to_bytes() == publisher.model.artefact().to_bytes()
 
 
-def test_every_version_is_activated_if_asked(run: Callable[..., Any], shop: ModelVersions) -> None:
-    publisher, _ = run(700, activate=True)
-    assert shop.active() == 7
-    publisher.go_on(750)
-    assert publisher.finish(publisher.model) == shop.active() == 8
-
-
-def test_old_versions_are_collected_with_each_snapshot_but_for_what_is_needed(
+def test_every_version_is_activated_if_asked_and_old_ones_go_with_each_snapshot_but_for_what_is_needed(
     run: Callable[..., Any], shop: ModelVersions
 ) -> None:
-    run(1400, snapshot_every=3, keep=2, activate=True)
+    publisher, _ = run(1400, snapshot_every=3, keep=2, activate=True)
+    assert shop.active() == 14
     listed = [info.version for info in shop.versions()]
-    assert listed == list(
-        range(9, 15)
-    )  # 13, a snapshot, found 12 the newest before it, a delta of 9, 10 and 11
+    # 13, a snapshot, found 12 the newest before it, a delta of 9, 10 and 11.
+    assert listed == list(range(9, 15))
     for version in listed:
         shop.materialise(version)
+    publisher.go_on(1450)
+    assert publisher.finish(publisher.model) == shop.active() == 15
 
 
 # -- when it does not go well

@@ -20,6 +20,7 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from tests.ftrie.test_report import Page
+from tests.simulated import event_logs
 from tests.trainer.oracles import diagnostics as oracle
 from tests.trainer.oracles.diagnostics import Row
 from tests.trainer.runs.judging import (
@@ -35,6 +36,7 @@ from tests.trainer.runs.judging import (
     trained,
     write,
 )
+from tests.trainer.runs.running import SPEC as EVENTS
 from trainer.learn.metrics.reliability import wilson
 from trainer.runs import diagnostics, importance
 from trainer.runs.diagnostics import expected_index, stability_index
@@ -290,13 +292,15 @@ def test_without_times_periods_are_blocks_of_rows_that_grow_with_the_log(
 def test_threads_and_files_change_nothing(timed: Artefact, judge: Judge) -> None:
     rows, model = log_rows(300, seed=8), judge.model(timed)
     parts = [judge.log(rows[begin:end], f"{begin}.csv", COLUMNS) for begin, end in ((0, 148), (148, 300))]
-    one = judge.reported(model, *parts, "--threads", 1)
-    page = (judge.folder / "page.html").read_text()
-    assert judge.reported(model, *parts, "--threads", 3) == one
-    assert (judge.folder / "page.html").read_text() == page
-    whole = judge.reported(model, judge.log(rows, "whole.csv", COLUMNS))
+    page = judge.folder / "page.html"
+    one = judge.judged(model, *parts, "--report", page, "--threads", 1)
+    text = page.read_text()
+    assert judge.judged(model, *parts, "--report", page, "--threads", 3) == one
+    assert page.read_text() == text
+    whole = judge.judged(model, judge.log(rows, "whole.csv", COLUMNS), "--report", page)
+    assert {**whole, "report": None} == {**one, "report": None}
     for name in ("total", "slices", "importance"):
-        assert flat(whole[name]) == pytest.approx(flat(one[name]))
+        assert flat(whole["report"][name]) == pytest.approx(flat(one["report"][name]))
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -335,32 +339,16 @@ def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(
 
 
 def test_events_are_reported_on_as_the_rows_that_they_are_joined_to(judge: Judge) -> None:
-    random, folder = np.random.default_rng(3), judge.folder
-    shown, clicked = [], []
-    for number in range(200):
-        ts = FIRST + number * 1800
-        items = [{"id": f"i{item}", "features": {"price": int(random.integers(1, 9))}} for item in range(4)]
-        device = str(random.choice(["phone", "tablet"]))
-        request = {"request_id": f"r{number}", "ts": ts, "cookie": "u", "context": {"device": device}}
-        shown.append(json.dumps(request | {"items": items}))
-        if random.random() < 0.6:
-            clicked.append(json.dumps({"request_id": f"r{number}", "ts": ts + 5, "item": f"i{number % 3}"}))
-    logs = folder / "impressions.jsonl", folder / "clicks.jsonl"
-    for path, lines in zip(logs, (shown, clicked), strict=True):
-        path.write_text("\n".join(lines) + "\n")
-    spec, model = folder / "hotels.toml", folder / "model.arrow"
-    spec.write_text(
-        '[model]\nname = "hotels"\n[input]\nlabel = "label"\ntimestamp = "ts"\n[fields]\ndevice = {}\n'
-        'id = { side = "item" }\nprice = { side = "item", kind = "number", bucket = "log" }\n[learner]\nalpha = 0.2\n'
-    )
+    logs, spec, model = event_logs(200).write(judge.folder), judge.folder / "s.toml", judge.folder / "m.arrow"
+    spec.write_text(EVENTS)
     judge.said("train", spec, *logs, "--save", model)
     report = judge.reported(model, *logs)
     by = {each["field"]: each["by"] for each in report["importance"]["fields"]}
-    assert by == {"device": "request", "id": "row", "price": "row"}
-    assert (report["total"]["rows"], report["importance"]["requests"]) == (800, 200)
-    assert report["importance"]["fields"][0]["field"] == "id"  # which alone decides the click
-    assert [each["group"]["rows"] for each in report["drift"]["periods"]] == [192, 192, 192, 192, 32]
-    assert {each["values"]["id"] for each in report["worst"]["base"]} <= {"i0", "i1", "i2"}
+    assert by == {"platform": "request", "device": "request", "position": "row", "price": "row"}
+    shown = sum(line.count(b'"position"') for line in event_logs(200).impressions)
+    assert (report["total"]["rows"], report["importance"]["requests"]) == (shown, 200)
+    assert sum(each["group"]["rows"] for each in report["drift"]["periods"]) == shown
+    assert report["importance"]["fields"][0]["field"] == "position"  # which decides most clicks
 
 
 def test_rows_of_weight_0_change_no_mean_and_make_no_importance(timed: Artefact, judge: Judge) -> None:

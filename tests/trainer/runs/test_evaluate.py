@@ -138,13 +138,6 @@ def test_requests_without_an_order_to_judge_are_left_out_counted_and_told(
     assert (found["requests"], found["single"], found["judged"]) == (2, 2, 0)
 
 
-def test_threads_and_files_change_nothing(single: Artefact, judge: Judge) -> None:
-    rows, model = rows_of(300, seed=3), judge.model(single)
-    parts = [judge.log(rows[begin:end], f"{begin}.csv") for begin, end in ((0, 148), (148, 300))]
-    one = judge.judged(model, judge.log(rows), "--threads", 1)
-    assert judge.judged(model, *parts, "--threads", 3) == one
-
-
 def test_a_field_left_out_counts_for_no_row_and_its_column_may_be_missing(
     artefact: Artefact, judge: Judge
 ) -> None:
@@ -164,22 +157,18 @@ def test_a_field_left_out_counts_for_no_row_and_its_column_may_be_missing(
     assert cross["variants"]["base"]["logloss"] != whole["variants"]["base"]["logloss"]
 
 
-def test_click_rates_go_through_the_curve_of_the_row_and_both_are_judged(
+def test_calibrated_click_rates_are_judged_beside_those_before_calibration(
     artefact: Artefact, log: Path, judge: Judge
 ) -> None:
-    plain, rows, definition = judge.judged(judge.model(artefact), log), read(log), Definition(artefact)
+    """Which curve a row's click rate goes through, test_diagnostics.py compares with the definition."""
+    plain, rows, file = judge.judged(judge.model(artefact), log), read(log), judge.folder / "ctr.csv"
     calibrated = judge.model(replace(artefact, calibration=CURVES), "calibrated.arrow")
     assert plain["uncalibrated"] is None
     weights = [float(row["importance"]) for row in rows]
     clicks = sum(w * float(row["click"]) for w, row in zip(weights, rows, strict=True))
     for name in ("base", "plain"):
-        file, ctr = judge.folder / f"{name}.csv", []
         answer = judge.judged(calibrated, log, "--predictions", file, "--variant", name)
-        for row, predicted in zip(rows, read(file), strict=True):
-            curve = CURVES.curve(name, row["age"].encode() or None)
-            p = np.array([definition.ctr(float(predicted["score"]), float(predicted["uncertainty"]))])
-            ctr.append((p if curve is None else curve.apply(p))[0])
-            assert float(predicted["ctr"]) == pytest.approx(ctr[-1])
+        ctr = [float(row["ctr"]) for row in read(file)]
         assert answer["variants"][name]["calibration"] == pytest.approx(np.dot(weights, ctr) / clicks)
         for metric, value in answer["uncalibrated"][name].items():
             if metric != "difference":

@@ -84,14 +84,16 @@ def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
     assert outcomes(f"rows={rows}", "rows") == {}  # labelled rows have none
 
 
-def test_the_metrics_have_a_series_for_each_variant() -> None:
+def test_the_metrics_have_a_series_for_each_variant_and_tell_of_models_that_diverge_or_are_withheld() -> None:
     collector = StatusCollector()
     collector.show(
         a_status(
+            normalized_entropy=6.8,
+            withheld="too many",
             outcomes={
                 "base": VariantOutcome(4, 8, 2, 1, ctr=0.25, calibration=1.5),
                 "plain": VariantOutcome(0, 0, 0, 0, ctr=None, calibration=None),
-            }
+            },
         )
     )
     found = {
@@ -100,15 +102,13 @@ def test_the_metrics_have_a_series_for_each_variant() -> None:
         for sample in family.samples
         if "variant" in sample.labels
     }
+    counts = ("requests_total", "impressions_total", "clicks_total", "conversions_total")
     assert found == {
-        ("requests_total", "base"): 4,
-        ("impressions_total", "base"): 8,
-        ("clicks_total", "base"): 2,
-        ("conversions_total", "base"): 1,
+        **{(name, "base"): value for name, value in zip(counts, (4, 8, 2, 1), strict=True)},
+        **{(name, "plain"): 0 for name in counts},
         ("ctr", "base"): 0.25,
         ("calibration", "base"): 1.5,
-        ("requests_total", "plain"): 0,
-        ("impressions_total", "plain"): 0,
-        ("clicks_total", "plain"): 0,
-        ("conversions_total", "plain"): 0,
     }
+    samples = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+    assert samples["ftrie_trainer_normalized_entropy"] == 6.8
+    assert samples["ftrie_trainer_withheld"] == 1

@@ -23,7 +23,6 @@ from trainer.checkpoint.folder import checkpoints_in
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.daemon import Daemon
-from trainer.runs.metrics import StatusCollector
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import TrainerOptions
@@ -73,7 +72,9 @@ def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(
     assert json.loads(err.splitlines()[-1])["warning"] == status["warnings"][0]
 
 
-def test_a_trainer_warns_of_a_model_that_diverges(tmp_path: Path, trained: Callable[..., Any]) -> None:
+def test_a_trainer_warns_of_a_model_that_diverges_and_ends_with_the_totals_of_all_rows(
+    tmp_path: Path, trained: Callable[..., Any], store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = f"rows={write_log(tmp_path / 'a.csv', log_of(1500))}"
     code, status, err = trained(source, spec=SPEC)
     assert code == 0
@@ -83,13 +84,8 @@ def test_a_trainer_warns_of_a_model_that_diverges(tmp_path: Path, trained: Calla
     assert any("'base' and 'plain'" in text for text in warnings)
     assert sorted(status["warnings"]) == sorted(warnings)
     assert status["variants"]["base"]["normalized_entropy"] > 1.5
-
-
-def test_a_trainer_ends_with_the_totals_of_all_rows(tmp_path: Path, store_url: str, capsys) -> None:
-    (tmp_path / "m.toml").write_text(PLAIN)
-    source = write_rows(tmp_path / "a.csv", ["1", "0", "0"] * 10)
     command = ["trainer", str(tmp_path / "m.toml"), "--from", source, "--store", store_url, "--once"]
-    assert run([*command, "--checkpoint", str(tmp_path / "state")]) == 0
+    assert run([*command, "--checkpoint", str(tmp_path / "state")]) == 0  # in words
     out, err = capsys.readouterr()
     assert "log-loss, all rows" in out and "base" in out
     assert "recent log-loss" in err.splitlines()[-1]
@@ -102,14 +98,6 @@ def a_status(**members: Any) -> Status:
         "m", 0, 0, 0.0, 0, None, None, failed_checkpoints=0, dead_letters=0, counts=counts, **empty
     )
     return replace(known, **members)
-
-
-def test_a_model_that_diverges_or_is_withheld_shows_in_the_metrics() -> None:
-    collector = StatusCollector()
-    collector.show(a_status(normalized_entropy=6.8, withheld="too many"))
-    samples = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
-    assert samples["ftrie_trainer_normalized_entropy"] == 6.8
-    assert samples["ftrie_trainer_withheld"] == 1
 
 
 def test_a_line_that_stays_the_same_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
