@@ -21,7 +21,7 @@ def test_killed_again_and_again_the_model_is_bit_identical(tmp_path: Path, store
     flags = (*sources, "--no-publish", "--every", "3000")
     undisturbed = once(tmp_path, store_url, *flags, "--save", str(tmp_path / "a.arrow"), state="in-peace")
     chance = random.Random(1)
-    again = (*flags, "--once", "--save", "b.arrow", "--say-every", "0.05")
+    again = (*flags, "--once", "--save", "b.arrow", "--say-every", "0.1")
     for stop in sorted(chance.randrange(undisturbed["examples"]) for _ in range(KILLS)):
         killed = Trainer(tmp_path, store_url, *again)
         killed.until("examples", stop)
