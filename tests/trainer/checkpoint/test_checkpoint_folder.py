@@ -1,4 +1,4 @@
-"""A folder of checkpoints: the newest sound one, the last three, one run at a time, whatever was left lying there."""
+"""A folder of checkpoints: the newest sound one, the last three, one run at a time; and when one is due."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.errors import CheckpointError
+from model_store.errors import CheckpointError, UsageError
 from trainer.checkpoint.folder import CheckpointFolder, checkpoints_in
+from trainer.checkpoint.schedule import Every, Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,15 +38,11 @@ def newest(folder: Path, on_note: Callable[[str], None] = pytest.fail) -> tuple[
         return description["rows"], damaged
 
 
-def test_the_newest_three_are_kept(tmp_path: Path) -> None:
-    filled(tmp_path, 5, 90, 100, 2000)
-    assert names(tmp_path) == [f"{rows:015}.checkpoint" for rows in (90, 100, 2000)]
-    assert newest(tmp_path) == (2000, 0)
-
-
-def test_an_empty_folder_is_made_and_holds_none(tmp_path: Path) -> None:
+def test_the_newest_three_are_kept_and_an_empty_folder_is_made(tmp_path: Path) -> None:
     assert newest(tmp_path / "a" / "b") is None
-    assert (tmp_path / "a" / "b").is_dir()
+    filled(tmp_path / "a" / "b", 5, 90, 100, 2000)
+    assert names(tmp_path / "a" / "b") == [f"{rows:015}.checkpoint" for rows in (90, 100, 2000)]
+    assert newest(tmp_path / "a" / "b") == (2000, 0)
 
 
 def test_a_damaged_one_is_told_of_and_set_aside(tmp_path: Path) -> None:
@@ -102,14 +99,34 @@ def test_two_processes_do_not_share_a_folder_and_a_killed_one_lets_go(tmp_path: 
     assert newest(tmp_path) is None
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
-        newest(tmp_path / "file" / "below")
-
-
 def test_a_new_folder_is_open_to_its_owner_only_and_one_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(mode=0o755)
     for name, mode in (("new", 0o700), ("shared", 0o755)):
         with CheckpointFolder(tmp_path / name, pytest.fail):
             assert (tmp_path / name).stat().st_mode & 0o777 == mode
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be used for checkpoints: Not a directory"):
+        newest(tmp_path / "file" / "below")
+
+
+def test_rows_and_times_are_told_apart_and_anything_else_is_refused() -> None:
+    for text, every in (
+        ("100000", Every(100_000, None)),
+        ("500ms", Every(None, 0.5)),
+        ("30s", Every(None, 30)),
+        ("5m", Every(None, 300)),
+        ("2h", Every(None, 7200)),
+    ):
+        assert Every.parse(text) == every
+    for text in ("", "0", "0m", "m", "5 m", "-5", "1.5h", "1d", "٣"):
+        with pytest.raises(UsageError, match="expected a number of rows such as 100000, or a time"):
+            Every.parse(text)
+
+
+def test_rows_and_time_are_counted_from_the_last_checkpoint() -> None:
+    schedule = Schedule(Every.parse("100"), 1000)
+    assert [schedule.is_due(rows) for rows in (1000, 1099, 1100, 1250)] == [False, False, True, True]
+    schedule.restart(1250)
+    assert [schedule.is_due(rows) for rows in (1349, 1350)] == [False, True]
+    assert not Schedule(Every.parse("1h"), 0).is_due(10**12)
+    assert Schedule(Every(None, 0), 0).is_due(0)

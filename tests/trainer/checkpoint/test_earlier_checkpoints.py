@@ -9,54 +9,53 @@ from __future__ import annotations
 import gzip
 import hashlib
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import pytest
+
+from ftrie.cli import run
+
 DATA = Path(__file__).parent / "data"
-TRAINED = "bc1bb4cb85f40cb2ada94427e5bd67962b41a3f420a41b753fe7692970acf06b"
-JOINED = "f6878fadb491a0214d6f056f7bcf7fe4fbd5945bc3c131884e51831e41fcef5f"
+TRAIN = "train spec.toml - --format csv --checkpoint state --resume --window 100 --save model.arrow"
+TRAINER = (
+    "trainer spec.toml --from events.jsonl --checkpoint state --once --no-publish --store embedded:store "
+    "--save model.arrow"
+)
 
 
-def unpacked(name: str, folder: Path) -> Path:
-    """Copy data/NAME into the folder, decompressed."""
-    for path in (DATA / name).rglob("*"):
-        if path.is_file():
-            target = folder / path.relative_to(DATA / name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".gz":
-                target.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
-            else:
-                shutil.copy(path, target)
-    return folder
-
-
-def ftrie(folder: Path, *words: str, stdin: Path | None = None) -> str:
-    """Run a command in the folder; return what it wrote to stderr."""
-    command = [sys.executable, "-m", "ftrie", *words]
-    sent = stdin.read_bytes() if stdin else b""
-    done = subprocess.run(command, cwd=folder, input=sent, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stderr.decode()
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_a_training_run_resumes_from_an_earlier_release(tmp_path: Path) -> None:
-    folder = unpacked("train", tmp_path)
-    flags = ["--checkpoint", "state", "--resume", "--window", "100", "--save", "model.arrow"]
-    said = ftrie(folder, "train", "spec.toml", "-", "--format", "csv", *flags, stdin=folder / "log.csv")
-    assert "145 rows learned" in said
-    assert sha256(folder / "model.arrow") == TRAINED
-
-
-def test_a_trainer_resumes_from_an_earlier_release(tmp_path: Path) -> None:
-    """Its model, its open join windows, its offset in the events file and its counts."""
-    folder = unpacked("trainer", tmp_path)
-    flags = ["--once", "--no-publish", "--store", "embedded:store", "--save", "model.arrow"]
-    said = ftrie(folder, "trainer", "spec.toml", "--from", "events.jsonl", "--checkpoint", "state", *flags)
-    assert "229 examples learned" in said
-    assert "506 examples" in said
-    assert sha256(folder / "model.arrow") == JOINED
+@pytest.mark.parametrize(
+    ("name", "command", "says", "digest"),
+    [
+        # Its learner is one that nothing else compiles.
+        pytest.param(
+            *("train", TRAIN, ["145 rows learned"]),
+            "bc1bb4cb85f40cb2ada94427e5bd67962b41a3f420a41b753fe7692970acf06b",
+            marks=pytest.mark.slow,
+        ),
+        # The model, its open join windows, its offset in the events file and its counts.
+        (
+            *("trainer", TRAINER, ["229 examples learned", "506 examples"]),
+            "f6878fadb491a0214d6f056f7bcf7fe4fbd5945bc3c131884e51831e41fcef5f",
+        ),
+    ],
+)
+def test_a_run_resumes_from_an_earlier_release(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    command: str,
+    says: list[str],
+    digest: str,
+) -> None:
+    shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
+    for path in tmp_path.rglob("*.gz"):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / ("log.csv" if name == "train" else "spec.toml")).open("rb") as file:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": file}))
+        assert run(command.split()) == 0
+    said = capsys.readouterr().err
+    assert all(text in said for text in says)
+    assert hashlib.sha256((tmp_path / "model.arrow").read_bytes()).hexdigest() == digest

@@ -98,7 +98,7 @@ def trained(folder: Path, store_url: str, spec: str, events: list[Event], *flags
 def test_what_is_counted_is_what_the_events_say(
     began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = impressions(began, 900, seed=1, version=7, ctr=0.2)
+    shown = impressions(began, 300, seed=1, version=7, ctr=0.2)
     clicked = clicks(shown, seed=2, chance=0.15)
     assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
     times = {each["request_id"]: each["ts"] for each in shown}
@@ -122,7 +122,7 @@ def test_what_is_counted_is_what_the_events_say(
     since = datetime.fromtimestamp(began, UTC).isoformat()
     assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["all"]["requests"] == 900
+    assert report["all"]["requests"] == 300
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 

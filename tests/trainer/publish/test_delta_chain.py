@@ -3,44 +3,43 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from model_store.artefact.artefact import Artefact, Delta
+from model_store.artefact.rows import Q213_STEP
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import slow_except
 from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, DeltaChain
 
-ONE = SPEC[: SPEC.index("[variants]")]
 LEARNERS = {
     "ftrl": "",
     "rates by counts": 'rate = "counts"',
     "own values": 'values = "per_variant"',
-    "own values by counts": 'values = "per_variant"\nrate = "counts"',
     "q2.13": 'precision = "q2.13"',
     "q2.13 by counts": 'precision = "q2.13"\nrate = "counts"',
     "own values in 16 bits": 'values = "per_variant"\nprecision = "q2.13"',
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
     "ogd": 'algorithm = "ogd"',
-    "ogd at a global rate": 'algorithm = "ogd"\nrate = "global"',
-    "ogd with penalties": 'algorithm = "ogd"\nl1 = 0.001\nl2 = 0.01',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
-    "fobos": 'algorithm = "fobos"\nl1 = 0.0001',
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
-    "truncation": 'algorithm = "truncation"\nk = 7\ntheta = 0.05',
     "truncated gradient": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0',
     "buckets": "hash_bits = 8",
-    "buckets of own values": 'hash_bits = 8\nvalues = "per_variant"',
-    "buckets in 16 bits": 'hash_bits = 8\nprecision = "q2.13"',
     "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
 }
-ROWS = shop_rows(3000, seed=1)
+
+
+@cache
+def rows() -> list[dict[str, bytes]]:
+    return shop_rows(2400, seed=1)
 
 
 def spec_of(name: str) -> ModelSpec:
@@ -49,8 +48,8 @@ def spec_of(name: str) -> ModelSpec:
     return parse_spec(head + text)
 
 
-def begun(spec: ModelSpec, rows: list[Any]) -> tuple[LearningModel, Artefact, DeltaChain]:
-    model = learn(model_of(spec, tuple(ROWS[0]), keep_seen=True), rows)
+def begun(spec: ModelSpec, count: int) -> tuple[LearningModel, Artefact, DeltaChain]:
+    model = learn(model_of(spec, tuple(rows()[0]), keep_seen=True), rows()[:count])
     snapshot = model.artefact()
     return model, snapshot, DeltaChain(model, snapshot, version=1)
 
@@ -59,14 +58,14 @@ def weights(artefact: Artefact) -> dict[bytes, Any]:
     return dict(zip(artefact.key_list(), artefact.weight.astype(np.float64), strict=True))
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom", "buckets"], LEARNERS))
+@pytest.mark.parametrize("name", slow_except(["ftrl"], LEARNERS))
 def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
     draw = random.Random(name)
-    model, served, chain = begun(spec_of(name), ROWS[:1000])
+    model, served, chain = begun(spec_of(name), 1000)
     begin, version = 1000, 1
-    while begin < len(ROWS):
+    while begin < len(rows()):
         end = begin + draw.choice([1, 3, 40, 300])
-        learn(model, ROWS[begin:end], size=draw.choice([1, 20, 1000]))
+        learn(model, rows()[begin:end], size=draw.choice([7, 20, 1000]))
         if draw.random() < 0.2:
             model.table.grow()
         if draw.random() < 0.8:
@@ -78,21 +77,44 @@ def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
             version += 1
             chain.mark_published(change, version)
         begin = end
+    weight = pa.ipc.open_file(served.to_bytes()).schema.field("weight").type
+    is_in_16_bits = served.spec.learner.precision == "q2.13"
+    assert (weight.value_type if served.per_variant else weight) == (
+        pa.int16() if is_in_16_bits else pa.float32()
+    )
+    if is_in_16_bits:
+        steps = served.weight / np.float32(Q213_STEP)
+        assert (steps == np.rint(steps)).all()
+        assert served.weight.reshape(served.rows, -1).any(axis=1).all()
 
 
-def test_a_delta_that_could_not_be_published_is_in_the_next_one() -> None:
-    model, served, chain = begun(shop_spec(), ROWS[:1000])
-    learn(model, ROWS[1000:1100])
+def test_a_calibrated_model_that_was_interrupted_publishes_the_same_bytes() -> None:
+    spec = parse_spec(SPEC + '[calibration]\nkind = "isotonic"\nby = "age"\n')
+    log = rows() + shop_rows(2000, seed=2)
+    whole = learn(model_of(spec, list(log[0])), log, size=1_000)
+    first = learn(model_of(spec, list(log[0])), log[:2300], size=700)
+    second = model_of(spec, list(log[0]))
+    second.restore(first.state())
+    learn(second, log[2300:], size=1_100)
+    assert second.artefact().to_bytes() == whole.artefact().to_bytes()
+    assert second.calibrator.report() == whole.calibrator.report()
+    assert whole.artefact().calibration.variants["lean"].values
+
+
+@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "q2.13"]))
+def test_a_delta_that_could_not_be_published_is_in_the_next_one(name: str) -> None:
+    model, served, chain = begun(spec_of(name), 1000)
+    learn(model, rows()[1000:1100])
     chain.change()
-    learn(model, ROWS[1100:1101])
+    learn(model, rows()[1100:1101])
     assert served.with_changes(chain.change().delta).to_bytes() == model.artefact().to_bytes()
 
 
 def test_following_a_model_does_not_change_what_it_learns() -> None:
-    alone = learn(model_of(shop_spec(), tuple(ROWS[0])), ROWS)
-    followed, _, chain = begun(shop_spec(), ROWS[:1000])
-    for begin in range(1000, len(ROWS), 100):
-        learn(followed, ROWS[begin : begin + 100])
+    alone = learn(model_of(shop_spec(), tuple(rows()[0])), rows())
+    followed, _, chain = begun(shop_spec(), 1000)
+    for begin in range(1000, len(rows()), 100):
+        learn(followed, rows()[begin : begin + 100])
         chain.mark_published(chain.change(threshold=0.01), chain.version + 1)
     assert followed.artefact().to_bytes() == alone.artefact().to_bytes()
     for name, array in alone.state().items():
@@ -101,18 +123,18 @@ def test_following_a_model_does_not_change_what_it_learns() -> None:
 
 @pytest.mark.slow
 def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() -> None:
-    model = learn(model_of(spec_of("q2.13"), tuple(ROWS[0])), ROWS[:1000])
+    model = learn(model_of(spec_of("q2.13"), tuple(rows()[0])), rows()[:1000])
     served, chain = model.artefact(), DeltaChain(model, model.artefact(), version=1)
-    learn(model, ROWS[1000:1010])
+    learn(model, rows()[1000:1010])
     assert served.with_changes(chain.change().delta).to_bytes() == model.artefact().to_bytes()
 
 
 @pytest.mark.parametrize(
     "name",
-    slow_except(["ftrl"], ["ftrl", "own values", "rates by counts", "ogd", "q2.13", "q2.13 by counts"]),
+    slow_except(["ftrl"], ["ftrl", "own values", "rates by counts", "q2.13 by counts"]),
 )
 def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, chain = begun(spec_of(name), ROWS[:2000])
+    model, _, chain = begun(spec_of(name), 2000)
     looked_at = []
     published = model.published
 
@@ -121,9 +143,9 @@ def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPa
         return published(keys)
 
     monkeypatch.setattr(model, "published", watched)
-    learn(model, ROWS[2000:2001])
+    learn(model, rows()[2000:2001])
     change = chain.change()
-    touched = int(np.diff(model.maker.make(batch_of(ROWS[2000:2001])).hashed.starts)[0])
+    touched = int(np.diff(model.maker.make(batch_of(rows()[2000:2001])).hashed.starts)[0])
     assert change.delta.rows <= sum(looked_at) <= touched < model.table.used / 2
     looked_at.clear()
     chain.mark_published(change, 2)
@@ -134,13 +156,13 @@ def test_only_touched_keys_are_looked_at(name: str, monkeypatch: pytest.MonkeyPa
 # -- held back
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "own values", "fobos"]))
+@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "own values", "fobos at a global rate"]))
 def test_no_weight_is_ever_farther_from_what_is_served_than_the_threshold(name: str) -> None:
     threshold = 0.05
-    model, served, chain = begun(spec_of(name), ROWS[:1000])
+    model, served, chain = begun(spec_of(name), 1000)
     held_back = 0
     for begin in range(1000, 2000, 50):
-        learn(model, ROWS[begin : begin + 50])
+        learn(model, rows()[begin : begin + 50])
         change = chain.change(threshold)
         served = served.with_changes(change.delta)
         chain.mark_published(change, chain.version + 1)
@@ -174,8 +196,8 @@ def test_small_moves_add_up_and_go_out() -> None:
 
 
 def test_what_was_held_back_and_not_touched_again_goes_out_at_last() -> None:
-    model, served, chain = begun(shop_spec(), ROWS[:1000])
-    learn(model, ROWS[1000:1010])
+    model, served, chain = begun(shop_spec(), 1000)
+    learn(model, rows()[1000:1010])
     held = chain.change(threshold=100.0)
     assert held.delta.rows == 0
     chain.mark_published(held, 2)
@@ -201,22 +223,21 @@ def drifting_rows(size: int, seed: int) -> list[dict[str, bytes]]:
     ]
 
 
-@pytest.mark.parametrize("every", slow_except([1000], [37, 1000, 6000, 9000]))
-@pytest.mark.parametrize(
-    "learner", slow_except([""], ["", 'values = "per_variant"\n', 'precision = "q2.13"\n'])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [37, 6000])
+@pytest.mark.parametrize("learner", ["", 'values = "per_variant"\n', 'precision = "q2.13"\n'])
 def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) -> None:
     spec = parse_spec(
         '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\ng = {}\n[variants]\na = { share = 0.5 }\n'
         f'b = {{ share = 0.5, without = ["g"] }}\n[learner]\nttl = 1500\nl1 = 0.01\n{learner}'
     )
-    rows = drifting_rows(26_000, seed=every)
-    model = learn(model_of(spec, tuple(rows[0])), rows[:5000])
+    drifting = drifting_rows(20_000, seed=every)
+    model = learn(model_of(spec, tuple(drifting[0])), drifting[:5000])
     served = model.artefact()
     chain = DeltaChain(model, served, version=1)
     taken_out = 0
-    for begin in range(5000, len(rows), every):
-        learn(model, rows[begin : begin + every])
+    for begin in range(5000, len(drifting), every):
+        learn(model, drifting[begin : begin + every])
         change = chain.change()
         taken_out += int((change.delta.variants == 0).sum())
         served = served.with_changes(change.delta)
@@ -228,7 +249,7 @@ def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) 
     assert served.to_bytes() == model.artefact().to_bytes()
 
 
-def test_a_key_evicted_and_back_before_a_publication_is_published_as_it_is_now() -> None:
+def test_an_evicted_key_is_taken_out_and_if_it_is_back_before_a_publication_published_as_it_is_now() -> None:
     spec = parse_spec(
         '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\n[learner]\nttl = 5000\nl1 = 0.0\n'
     )
@@ -238,6 +259,9 @@ def test_a_key_evicted_and_back_before_a_publication_is_published_as_it_is_now()
     chain = DeltaChain(model, served, version=1)
     learn(model, [other] * 12_000)
     assert model.evicted == 1
+    delta = chain.change().delta  # which is not published
+    assert delta.variants[delta.key_list().index(b"f=a")] == 0
+    assert served.with_changes(delta).to_bytes() == model.artefact().to_bytes()
     learn(model, [come_back] * 2)
     delta = chain.change().delta
     assert delta.key_list().count(b"f=a") == 1

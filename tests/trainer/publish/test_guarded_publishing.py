@@ -39,25 +39,52 @@ def test_sound_versions_are_served_and_say_what_they_were_judged_by(shop: ModelV
     figures = RecentFigures.from_json(shop.manifest(10).recent)
     assert figures.keys == guarded.model.nonzero()
     assert 300 <= figures.examples < 600
+    shop.activate(9, force=True)  # of a sound version an order like any other
+    guarded.learn(rows(EVERY, seed=4))
+    assert shop.active() == 9
 
 
-def test_a_version_out_of_bounds_is_kept_marked_counted_and_not_served(
-    poisoned: GuardedRun, shop: ModelVersions
+def test_a_version_out_of_bounds_is_kept_marked_counted_told_of_and_not_served(
+    poisoned: GuardedRun, shop: ModelVersions, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shop.active() == 10
     assert poisoned.refused == [11, 12, 13]
     counts = poisoned.publisher.counts
     assert (counts.refused, counts.snapshots + counts.deltas) == (3, 13)
     assert shop.guard.record().refused == 3
-    assert "log-loss of base: got " in shop.manifest(11).refused
-
-
-def test_the_warning_says_what_was_got_and_what_to_do_and_is_not_repeated_each_time(
-    poisoned: GuardedRun,
-) -> None:
-    (warning,) = poisoned.warnings
+    (warning,) = poisoned.warnings  # not repeated each time
     assert warning.startswith("VERSION 11 IS REFUSED (1 in a row): log-loss of base: got ")
     assert warning.endswith("ftrie store activate shop 11 --force")
+    assert {info.version: info.kind for info in shop.versions()}[12] == "delta"
+    for version in poisoned.refused:
+        assert shop.materialise(version).content == shop.manifest(version).content
+
+    def said(*words: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert run(["store", words[0], "shop", *words[1:], "--store", store_url]) == code
+        return "".join(capsys.readouterr())
+
+    refused = said("activate", "11", code=5)
+    assert "version 11 of shop is refused: log-loss of base: got " in refused
+    assert "ftrie store activate shop 11 --force" in refused
+    assert shop.active() == 10
+    listed = {each["version"]: each["refused"] for each in json.loads(said("versions", "--json"))}
+    assert listed[10] == ""
+    assert listed[11] == shop.manifest(11).refused and listed[11].startswith("log-loss of base: got ")
+    inspected = json.loads(said("inspect", "11", "--json"))
+    assert inspected["refused"] == listed[11]
+    assert inspected["recent"]["variants"].keys() == {"base"}
+    assert f"last {inspected['recent']['examples']} examples" in said("inspect", "11")
+    # Marking makes no version and keeps the first reason; rollback and gc pass over what is marked.
+    assert shop.guard.refuse([11, 9, 99], "another reason") == 1
+    assert (shop.manifest(11).refused, shop.manifest(9).refused) == (listed[11], "another reason")
+    assert not shop._client.exists(shop.keys.manifest(99))
+    with pytest.raises(VersionRefused):
+        shop.rollback(12)
+    assert shop.rollback() == 8
+    shop.gc(1)
+    assert shop.active() == 8
+    assert shop.materialise(8)
 
 
 def test_once_within_its_bounds_again_a_delta_over_versions_never_served_is_served(
@@ -82,13 +109,6 @@ def test_clicks_that_come_before_what_was_not_clicked_do_not_bar_the_way_for_eve
     assert shop.active() == shop.versions()[-1].version
 
 
-def test_deltas_of_refused_versions_can_be_put_together(poisoned: GuardedRun, shop: ModelVersions) -> None:
-    kinds = {info.version: info.kind for info in shop.versions()}
-    assert kinds[12] == "delta"
-    for version in poisoned.refused:
-        assert shop.materialise(version).content == shop.manifest(version).content
-
-
 def test_without_the_section_nothing_is_judged(shop: ModelVersions) -> None:
     guarded = GuardedRun(shop, SPEC[: SPEC.index("[guard]")])
     guarded.learn(SOUND)
@@ -105,16 +125,6 @@ def test_a_restart_judges_against_what_is_served(poisoned: GuardedRun, shop: Mod
     assert again.refused[-2:] == [14, 15]
 
 
-def test_activating_a_refused_version_is_refused_with_its_reasons_and_the_remedy(
-    poisoned: GuardedRun, shop: ModelVersions, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["store", "activate", "shop", "11", "--store", store_url]) == 5
-    said = capsys.readouterr().err
-    assert "version 11 of shop is refused: log-loss of base: got " in said
-    assert "ftrie store activate shop 11 --force" in said
-    assert shop.active() == 10
-
-
 def test_force_serves_it_and_the_trainer_goes_on_from_it(
     poisoned: GuardedRun, shop: ModelVersions, store_url: str
 ) -> None:
@@ -124,34 +134,6 @@ def test_force_serves_it_and_the_trainer_goes_on_from_it(
     poisoned.learn(rows(EVERY, seed=4, wrong=True))
     assert shop.active() == 14
     assert poisoned.refused == [11, 12]
-
-
-def test_force_of_a_sound_version_is_an_order_like_any_other(shop: ModelVersions) -> None:
-    guarded = GuardedRun(shop)
-    guarded.learn(SOUND)
-    shop.activate(9, force=True)
-    guarded.learn(rows(EVERY, seed=4))
-    assert shop.active() == 9
-
-
-def test_rollback_and_gc_pass_over_refused_versions(poisoned: GuardedRun, shop: ModelVersions) -> None:
-    with pytest.raises(VersionRefused):
-        shop.rollback(12)
-    shop.guard.refuse([9], "for the test")
-    assert shop.rollback() == 8
-    shop.gc(1)
-    assert shop.active() == 8
-    assert shop.materialise(8)
-
-
-def test_marking_makes_no_version_and_keeps_the_first_reason(
-    poisoned: GuardedRun, shop: ModelVersions
-) -> None:
-    before = shop.manifest(11).refused
-    assert shop.guard.refuse([11, 10, 99], "another reason") == 1
-    assert shop.manifest(11).refused == before
-    assert shop.manifest(10).refused == "another reason"
-    assert not shop._client.exists(shop.keys.manifest(99))
 
 
 def test_after_a_rollback_nothing_is_served_until_the_cooldown_is_over(shop: ModelVersions) -> None:
@@ -165,21 +147,6 @@ def test_after_a_rollback_nothing_is_served_until_the_cooldown_is_over(shop: Mod
     shop._client.hset(shop.keys.guard, "when_us", shop.guard.now_us() - 601_000_000)
     guarded.learn(SOUND[800:1000])
     assert shop.active() == 5
-
-
-def test_lists_and_inspect_show_that_a_version_is_refused(
-    poisoned: GuardedRun, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["store", "versions", "shop", "--store", store_url, "--json"]) == 0
-    listed = {each["version"]: each["refused"] for each in json.loads(capsys.readouterr().out)}
-    assert listed[10] == ""
-    assert listed[11].startswith("log-loss of base")
-    assert run(["store", "inspect", "shop", "11", "--store", store_url, "--json"]) == 0
-    inspected = json.loads(capsys.readouterr().out)
-    assert inspected["refused"] == listed[11]
-    assert inspected["recent"]["variants"].keys() == {"base"}
-    assert run(["store", "inspect", "shop", "11", "--store", store_url]) == 0
-    assert f"last {inspected['recent']['examples']} examples" in capsys.readouterr().out
 
 
 def write(path: Path, log: list[dict[str, bytes]]) -> str:

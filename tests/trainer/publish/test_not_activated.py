@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,20 +67,16 @@ def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: St
         assert publisher.finish(model) == 1
 
 
-@pytest.mark.parametrize("flags", [[], ["--publish-every", "10"]])
 def test_train_names_the_version_that_is_out(
-    flags: list[str],
-    store: Store,
-    half_url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    store: Store, half_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("shop.toml").write_text(SPEC)
     Path("log.csv").write_text("click,brand\n" + "1,a\n0,b\n" * 20)
-    assert run(["train", "shop.toml", "log.csv", "--store", half_url, "--activate", *flags]) == 5
-    err = capsys.readouterr().err
-    assert "version 1 is published and stays inactive" in err and "ftrie store activate shop 1" in err
-    assert [info.version for info in store.model("shop").versions()] == [1]
-    assert not Path("shop.unpublished.arrow").exists()
+    for version, flags in ((1, []), (2, ["--publish-every", "10"])):
+        assert run(["train", "shop.toml", "log.csv", "--store", half_url, "--activate", *flags]) == 5
+        err = capsys.readouterr().err
+        assert f"version {version} is published and stays inactive" in err
+        assert f"ftrie store activate shop {version}" in err
+        assert [info.version for info in store.model("shop").versions()][-1] == version
+        assert not Path("shop.unpublished.arrow").exists()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,13 +25,14 @@ from trainer.publish.rollback import Evidence
 MINUTE_US = 60_000_000
 NOW_US = 1_700_000_000_000_000
 Request = dict[str, Any]
+Added = Callable[..., OnlineAccumulator]
 
 
-def drawn(count: int, seed: int, minutes: int = 5) -> list[Request]:
+def drawn(number: int, seed: int, minutes: int = 5) -> list[Request]:
     """Requests of several minutes, versions and variants; some without a version, a variant or a ctr."""
     random = np.random.default_rng(seed)
     requests = []
-    for _ in range(count):
+    for _ in range(number):
         shown = int(random.integers(1, 8))
         ctr = random.random(shown).tolist()
         if random.random() < 0.1:
@@ -95,15 +97,20 @@ def by_definition(requests: list[Request]) -> dict[tuple[int, int, str], dict[st
     return cells
 
 
-def added(
-    online: OnlineAccumulator, requests: list[Request], tmp_path: Path, pieces: int = 1
-) -> OnlineAccumulator:
-    for number in range(pieces):
-        some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
-        if some:
-            segments = Segments(tmp_path / f"{id(some)}-{number}", 1 << 30)
-            online.add(closing(some, segments), segments)
-    return online
+@pytest.fixture
+def added(tmp_path: Path) -> Added:
+    """Adds requests as the join gives them out, in so many pieces."""
+    folders = (tmp_path / str(number) for number in count())
+
+    def add(online: OnlineAccumulator, requests: list[Request], pieces: int = 1) -> OnlineAccumulator:
+        for number in range(pieces):
+            some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
+            if some:
+                segments = Segments(next(folders), 1 << 30)
+                online.add(closing(some, segments), segments)
+        return online
+
+    return add
 
 
 def written(online: OnlineAccumulator, store: Store) -> dict[tuple[int, int, str], OnlineSums]:
@@ -112,9 +119,9 @@ def written(online: OnlineAccumulator, store: Store) -> dict[tuple[int, int, str
     return dict(metrics.read(range(NOW_US // MINUTE_US - 1, NOW_US // MINUTE_US + 300)))
 
 
-def test_cells_hold_the_sums_of_their_requests(tmp_path: Path, store: Store) -> None:
+def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store) -> None:
     requests = drawn(500, seed=1)
-    found = written(added(OnlineAccumulator(), requests, tmp_path), store)
+    found = written(added(OnlineAccumulator(), requests), store)
     expected = by_definition(requests)
     assert found.keys() == expected.keys()
     for cell, sums in found.items():
@@ -123,38 +130,35 @@ def test_cells_hold_the_sums_of_their_requests(tmp_path: Path, store: Store) -> 
             assert value == pytest.approx(expected[cell][name], abs=4 * rounding + 1e-6), (cell, name)
 
 
-def test_how_requests_are_cut_into_batches_changes_no_number(tmp_path: Path) -> None:
+def test_how_requests_are_cut_into_batches_changes_no_number(added: Added) -> None:
     requests = drawn(300, seed=2)
-    whole, pieces = (added(OnlineAccumulator(), requests, tmp_path / str(n), n).state() for n in (1, 17))
+    whole, pieces = (added(OnlineAccumulator(), requests, n).state() for n in (1, 17))
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_taken_back(
-    tmp_path: Path, store: Store
+    added: Added, store: Store
 ) -> None:
     first, then = drawn(200, seed=3), drawn(200, seed=4)
-    online = added(OnlineAccumulator(), first, tmp_path / "a")
+    online = added(OnlineAccumulator(), first)
     state = {name: array.copy() for name, array in online.state().items()}
-    added(online, then[:100], tmp_path / "b")
+    added(online, then[:100])
     online.flush(store.model("ads").online)  # and dies: these hundred will come again
     again = OnlineAccumulator()
     again.restore(state)
-    added(again, then, tmp_path / "c")
-    undisturbed = added(added(OnlineAccumulator(), first, tmp_path / "d"), then, tmp_path / "e")
+    added(again, then)
+    undisturbed = added(added(OnlineAccumulator(), first), then)
     assert written(again, store) == {
         cell: OnlineSums(*sums.tolist()) for cell, sums in undisturbed._cells.items()
     }
     assert again.evidence() == undisturbed.evidence()
+    empty = OnlineAccumulator()
+    empty.restore(OnlineAccumulator().state())
+    assert empty.totals() == {}
 
 
-def test_an_empty_one_can_be_kept_too() -> None:
-    again = OnlineAccumulator()
-    again.restore(OnlineAccumulator().state())
-    assert again.totals() == {}
-
-
-def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Store) -> None:
-    online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1), tmp_path / "a")
+def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
+    online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1))
     metrics = store.model("ads").online
     assert online.flush(metrics) > 0
     assert online.flush(metrics) == 0
@@ -162,9 +166,9 @@ def test_only_what_changed_is_written_and_it_expires(tmp_path: Path, store: Stor
     assert 30 * 86_400 < store.client.ttl(key) <= 31 * 86_400
 
 
-def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> None:
+def test_a_store_that_is_away_loses_nothing(added: Added, store: Store) -> None:
     requests = drawn(50, seed=6)
-    online = added(OnlineAccumulator(), requests, tmp_path)
+    online = added(OnlineAccumulator(), requests)
     with TemporaryDirectory(prefix="ftrie-") as folder:  # short enough for a socket
         with Store.open(f"embedded:{folder}") as ended:
             metrics = ended.model("ads").online
@@ -173,9 +177,9 @@ def test_a_store_that_is_away_loses_nothing(tmp_path: Path, store: Store) -> Non
     assert written(online, store).keys() == by_definition(requests).keys()
 
 
-def test_evidence_is_of_requests_whose_clicks_were_all_predicted(tmp_path: Path) -> None:
+def test_evidence_is_of_requests_whose_clicks_were_all_predicted(added: Added) -> None:
     requests = drawn(300, seed=7)
-    found = added(OnlineAccumulator(), requests, tmp_path).evidence()
+    found = added(OnlineAccumulator(), requests).evidence()
     for version in (0, 1, 2, 3):
         mine = [r for r in requests if (r["version"] or 0) == version and None not in r["ctr"]]
         assert found[version].clicks == sum(r["clicks"] for r in mine)
@@ -183,26 +187,26 @@ def test_evidence_is_of_requests_whose_clicks_were_all_predicted(tmp_path: Path)
 
 
 def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
-    tmp_path: Path, store: Store
+    added: Added, store: Store
 ) -> None:
     requests = drawn(20, seed=8, minutes=1)
-    online = added(OnlineAccumulator(), requests, tmp_path / "a")
-    added(online, later(requests, REMEMBERED_MINUTES + 1), tmp_path / "b")
+    online = added(OnlineAccumulator(), requests)
+    added(online, later(requests, REMEMBERED_MINUTES + 1))
     before = written(online, store)
-    added(online, requests[:3], tmp_path / "c")
+    added(online, requests[:3])
     assert online.too_late == 3
     assert written(online, store) == before
     assert sum(sums.requests for sums in before.values()) == 40
 
 
 def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
-    tmp_path: Path, store: Store
+    added: Added, store: Store
 ) -> None:
     (request,) = drawn(1, seed=13)
     old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
-    online = added(OnlineAccumulator(), old, tmp_path / "a")
+    online = added(OnlineAccumulator(), old)
     each = written(online, store)
-    added(online, later(old[:1], REMEMBERED_MINUTES), tmp_path / "b")
+    added(online, later(old[:1], REMEMBERED_MINUTES))
     minute = request["time_us"] // MINUTE_US
     found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
     assert len(each) == 60
@@ -211,79 +215,65 @@ def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
 
 
 def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(
-    tmp_path: Path, store: Store
+    added: Added, store: Store
 ) -> None:
     (request,) = drawn(1, seed=14)
     first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
-    online = added(OnlineAccumulator(), first, tmp_path / "a")
+    online = added(OnlineAccumulator(), first)
     state = {name: array.copy() for name, array in online.state().items()}
     rest = [first[0] | {"version": 3}, *later(first[:1], REMEMBERED_MINUTES)]
-    added(online, rest, tmp_path / "b")
+    added(online, rest)
     written(online, store)  # the three are one now, of version 3; and the trainer dies
     again = OnlineAccumulator()
     again.restore(state)
     taken_back = written(again, store)
     minute = request["time_us"] // MINUTE_US
     assert {cell[1] for cell in taken_back if cell[0] == minute} == {1, 2}
-    assert written(added(again, rest, tmp_path / "c"), store) == written(online, store)
+    assert written(added(again, rest), store) == written(online, store)
 
 
 def later(requests: list[Request], minutes: int) -> list[Request]:
     return [each | {"time_us": each["time_us"] + minutes * MINUTE_US} for each in requests]
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-@pytest.mark.parametrize("is_flushed", [False, True])
 def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(
-    tmp_path: Path, store: Store, pieces: int, is_flushed: bool
+    added: Added, store: Store
 ) -> None:
     minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
-    some = drawn(len(minutes), seed=12)
-    requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(some, minutes, strict=True)]
-    online = OnlineAccumulator()
-    for number in range(pieces):
-        some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
-        added(online, some, tmp_path / str(number))
-        if is_flushed:
-            online.flush(store.model("ads").online)
-    assert online.too_late == 2  # the second of minute 0, and the last
+    drawn_ = drawn(len(minutes), seed=12)
+    requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(drawn_, minutes, strict=True)]
+    for pieces in (1, 2, 3):
+        for is_flushed in (False, True):
+            online = OnlineAccumulator()
+            for number in range(pieces):
+                added(online, requests[6 * number // pieces : 6 * (number + 1) // pieces])
+                if is_flushed:
+                    online.flush(store.model("ads").online)
+            assert online.too_late == 2  # the second of minute 0, and the last
 
 
-def test_versions_beyond_the_most_lose_the_oldest(tmp_path: Path) -> None:
+def test_versions_beyond_the_most_lose_the_oldest(added: Added) -> None:
     (request,) = drawn(1, seed=9)
-    online = added(OnlineAccumulator(), [request | {"version": 5, "ctr": [0.5]}], tmp_path)
+    online = added(OnlineAccumulator(), [request | {"version": 5, "ctr": [0.5]}])
     online._versions.update({version: np.zeros(2, np.int64) for version in range(6, 6 + MOST_VERSIONS)})
-    added(online, [request | {"version": 6 + MOST_VERSIONS, "ctr": [0.5]}], tmp_path / "b")
+    added(online, [request | {"version": 6 + MOST_VERSIONS, "ctr": [0.5]}])
     evidence = online.evidence()
     assert (min(evidence), len(evidence)) == (7, MOST_VERSIONS)
     assert evidence[6 + MOST_VERSIONS] == Evidence(0.5e9 * CTR_UNIT, request["clicks"])
 
 
-def test_a_ctr_that_is_no_probability_counts_as_none(tmp_path: Path) -> None:
+def test_a_ctr_that_is_no_probability_counts_as_none_and_requests_that_showed_nothing_not_at_all(
+    added: Added, tmp_path: Path
+) -> None:
     (request,) = drawn(1, seed=10)
-    online = added(
-        OnlineAccumulator(), [request | {"ctr": [0.2, float(bad)]} for bad in ("nan", "inf", "7")], tmp_path
-    )
-    (sums,) = online.totals().values()
+    bad = [request | {"ctr": [0.2, float(text)]} for text in ("nan", "inf", "7")]
+    (sums,) = added(OnlineAccumulator(), bad).totals().values()
     assert (sums.requests, sums.without_ctr, sums.ctr_nano) == (3, 3, 0)
-
-
-def test_requests_that_showed_nothing_are_passed_over(tmp_path: Path) -> None:
-    segments = Segments(tmp_path, 1 << 30)
-    online = OnlineAccumulator()
+    segments, online = Segments(tmp_path / "empty", 1 << 30), OnlineAccumulator()
     joined = closing(drawn(3, seed=11), segments)
     joined.closed.rows[1] = 0
     online.add(joined, segments)
     assert sum(sums.requests for sums in online.totals().values()) == 2
-
-
-def test_a_record_that_cannot_be_read_is_left_out_and_named(store: Store) -> None:
-    told: list[str] = []
-    ads = store.model("ads", told.append)
-    store.client.hset(ads.keys.online(7), "1:base", "damaged")
-    assert list(ads.online.read([7])) == []
-    (text,) = told
-    assert re.search(r"ftrie:\{ads\}:online:7.*damaged.*left out", text)
 
 
 def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tuple[int, int, int, int]]:
@@ -301,37 +291,37 @@ def counted(sums: dict[str, OnlineSums]) -> dict[str, tuple[int, int, int, int]]
 
 
 def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(
-    tmp_path: Path, store: Store
+    added: Added, store: Store
 ) -> None:
     known = ("base", "a:b", "silent")
     first, late = drawn(200, seed=15), drawn(20, seed=16)
-    online = added(OnlineAccumulator(known), first, tmp_path / "a")
+    online = added(OnlineAccumulator(known), first)
     assert counted(online.totals()) == by_variant(first, known)
-    added(online, later(first[:1], 3 * REMEMBERED_MINUTES), tmp_path / "b")
+    added(online, later(first[:1], 3 * REMEMBERED_MINUTES))
     online.flush(store.model("ads").online)  # the minutes before are forgotten
-    added(online, late, tmp_path / "c")  # too late for a cell
+    added(online, late)  # too late for a cell
     again = OnlineAccumulator(known)
     again.restore({name: array.copy() for name, array in online.state().items()})
     requests = [*first, *first[:1], *late]
     assert counted(again.totals()) == by_variant(requests, known)
     assert counted(again.recent()) == {"": (0, 0, 0, 0)} | by_variant(first[:1], known)
-    added(again, first, tmp_path / "d")
+    added(again, first)
     assert counted(again.totals()) == by_variant([*requests, *first], known)
 
 
-def test_a_checkpoint_without_totals_starts_them_with_the_minutes_it_has(tmp_path: Path) -> None:
+def test_a_checkpoint_without_totals_starts_them_with_the_minutes_it_has(added: Added) -> None:
     requests, known = drawn(100, seed=17), ("base",)
-    state = added(OnlineAccumulator(known), requests, tmp_path).state()
+    state = added(OnlineAccumulator(known), requests).state()
     again = OnlineAccumulator(known)
     again.restore({name: array for name, array in state.items() if not name.startswith("total")})
     assert again.totals() == again.recent()
     assert counted(again.totals()) == by_variant(requests, known)
 
 
-def test_totals_stay_with_the_partition_that_closed_the_requests(tmp_path: Path) -> None:
+def test_totals_stay_with_the_partition_that_closed_the_requests(added: Added) -> None:
     requests, known = drawn(100, seed=18), ("base", "a:b", "ü")
-    first = added(OnlineAccumulator(known), requests[:60], tmp_path / "a")
-    second = added(OnlineAccumulator(known), requests[60:], tmp_path / "b")
+    first = added(OnlineAccumulator(known), requests[:60])
+    second = added(OnlineAccumulator(known), requests[60:])
     first.absorb(second.take())
     assert counted(first.totals()) == by_variant(requests[:60], known)
     assert counted(second.totals()) == by_variant(requests[60:], known)

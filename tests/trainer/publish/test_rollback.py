@@ -11,7 +11,7 @@ from tests.trainer.publish.shop import EVERY, GuardedRun, rows
 from trainer.publish.rollback import Evidence, Rollback, RollbackWatch
 
 BOUNDS = GuardSection(online_clicks=100)
-SOUND = rows(4_000, seed=1)
+SOUND = rows(2_600, seed=1)
 Known = dict[int, Evidence]
 
 
@@ -53,21 +53,17 @@ def watched(shop: ModelVersions) -> Watched:
 BAD: Known = {1: Evidence(120.0, 110.0), 3: Evidence(90.0, 20.0), 5: Evidence(60.0, 10.0)}
 
 
-def test_a_candidate_within_the_band_is_good_and_the_active_version_is_the_next(
+def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_nothing(
     watched: Watched, shop: ModelVersions
 ) -> None:
     record = shop.guard.record()
     assert (record.good, record.candidate) == (1, 3)
-    assert watched.warnings == []
-
-
-def test_too_little_evidence_decides_nothing(watched: Watched, shop: ModelVersions) -> None:
     watched.publish(2)
     assert watched.after({3: Evidence(50.0, 0.0), 5: Evidence(49.0, 0.0)}) is None
-    assert shop.active() == 5
+    assert (shop.active(), watched.warnings) == (5, [])
 
 
-def test_beyond_the_band_servers_go_back_to_what_was_good_and_all_since_is_refused(
+def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_over(
     watched: Watched, shop: ModelVersions
 ) -> None:
     watched.publish(2)
@@ -84,50 +80,22 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_and_all_since_is_refus
     (warning,) = watched.warnings
     assert warning.startswith("ROLLED BACK from version 5 to 1: online calibration since version 3: got 5")
     assert "ftrie store activate shop 5 --force" in warning
-
-
-def test_the_trainer_goes_on_publishing_and_nothing_is_served_in_the_cooldown(
-    watched: Watched, shop: ModelVersions
-) -> None:
-    watched.publish(2)
-    watched.after(BAD)
-    watched.publish(2)
+    watched.publish(2)  # the trainer goes on
     assert shop.active() == 1
     assert watched.run.refused == [3, 4, 5]
     assert watched.after(BAD | {7: Evidence(500.0, 1.0)}) is None
     assert shop.guard.record().rolled_back == 1
-
-
-def test_after_the_cooldown_the_next_version_is_served_and_watched_anew(
-    watched: Watched, shop: ModelVersions
-) -> None:
-    watched.publish(2)
-    watched.after(BAD)
-    end_cooldown(shop)
-    watched.publish(1)
-    assert shop.active() == 6
-    # The evidence of versions that were rolled back still comes in, and says nothing of the new one.
-    late = BAD | {3: Evidence(900.0, 20.0), 6: Evidence(50.0, 45.0)}
-    assert watched.after(late) is None
-    assert watched.after(late | {6: Evidence(150.0, 140.0)}) is None
-    assert shop.guard.record().good == 1
-    assert shop.guard.record().candidate == 6
-    assert shop.active() == 6
-
-
-def end_cooldown(shop: ModelVersions) -> None:
+    # After the cooldown the next version is served and watched anew. The evidence of versions that were rolled back
+    # still comes in, and says nothing of the new one.
     over = shop.guard.now_us() - BOUNDS.cooldown_s * 1_000_000 - 1
     shop._client.hset(shop.keys.guard, "when_us", over)
-
-
-def test_another_process_goes_on_watching_where_this_one_stopped(
-    watched: Watched, shop: ModelVersions
-) -> None:
-    watched.publish(2)
-    again = RollbackWatch(BOUNDS, shop, watched.warnings.append)
-    went = again.check(BAD, watched.epoch)
-    assert went is not None
-    assert went.target == 1
+    watched.publish(1)
+    assert shop.active() == 8
+    late = BAD | {3: Evidence(900.0, 20.0), 8: Evidence(50.0, 45.0)}
+    assert watched.after(late) is None
+    assert watched.after(late | {8: Evidence(150.0, 140.0)}) is None
+    record = shop.guard.record()
+    assert (record.good, record.candidate, shop.active()) == (1, 8, 8)
 
 
 def test_without_a_good_version_it_goes_to_what_was_served_before_the_candidate(shop: ModelVersions) -> None:
@@ -161,9 +129,12 @@ def test_an_operator_who_activated_since_is_not_overruled(watched: Watched, shop
     assert "another writer" in watched.warnings[0]
 
 
-def test_what_an_operator_forced_is_watched_from_then_on(watched: Watched, shop: ModelVersions) -> None:
+def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(
+    watched: Watched, shop: ModelVersions
+) -> None:
     watched.publish(2)
-    watched.after(BAD)
+    went = RollbackWatch(BOUNDS, shop, watched.warnings.append).check(BAD, watched.epoch)
+    assert went is not None and went.target == 1
     shop.activate(5, force=True)
     record = shop.guard.record()
     assert (record.candidate, record.when_us) == (5, 0)
@@ -173,20 +144,17 @@ def test_what_an_operator_forced_is_watched_from_then_on(watched: Watched, shop:
     assert shop.guard.record().good == 5
 
 
-def test_an_older_version_that_an_operator_went_back_to_is_the_next_candidate(
+def test_gc_spares_the_candidate_and_the_good_version_and_an_older_one_gone_back_to_is_the_next_candidate(
     watched: Watched, shop: ModelVersions
 ) -> None:
-    shop.rollback(2)
-    assert watched.after(BAD) is None
-    assert shop.guard.record().candidate == 2
-
-
-def test_gc_spares_the_candidate_and_the_good_version(watched: Watched, shop: ModelVersions) -> None:
     watched.publish(8)
     shop.gc(1)
-    there = {info.version for info in shop.versions()}
-    assert {1, 3, 11} <= there
+    assert {1, 3, 11} <= {info.version for info in shop.versions()}
     assert shop.materialise(3)
+    shop.rollback(3)
+    shop.activate(1)
+    assert watched.after(BAD) is None
+    assert shop.guard.record().candidate == 1
 
 
 @pytest.mark.parametrize("bounds", [None, GuardSection(online_calibration="off")])

@@ -26,16 +26,14 @@ def start(
     said: Path,
     *,
     file_bytes: int | None = None,
-    dies_of_it: bool = True,
     operation: int | None = None,
 ) -> ForkServerProcess:
     """Start `ftrie` with these arguments; what it says on stderr goes to the file `said`.
 
-    file_bytes: no file grows beyond that, as on a full disk; where it `dies_of_it`, the kernel kills the process when
-    it has written that many bytes. operation: it kills itself just before this operation, from 1, on the files of its
-    checkpoints, rejects and metrics.
+    file_bytes: the kernel kills the process when it has written that many bytes of a file. operation: it kills itself
+    just before this operation, from 1, on the files of its checkpoints, rejects and metrics.
     """
-    process = CONTEXT.Process(target=_run, args=(list(arguments), said, file_bytes, dies_of_it, operation))
+    process = CONTEXT.Process(target=_run, args=(list(arguments), said, file_bytes, operation))
     process.start()
     return process
 
@@ -48,9 +46,7 @@ def finish(arguments: Sequence[str], said: Path, **how: Any) -> int:
     return process.exitcode
 
 
-def _run(
-    arguments: list[str], said: Path, file_bytes: int | None, dies_of_it: bool, operation: int | None
-) -> None:
+def _run(arguments: list[str], said: Path, file_bytes: int | None, operation: int | None) -> None:
     from ftrie.cli import main
 
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
@@ -58,7 +54,7 @@ def _run(
     if operation is not None:
         _die_before(operation, arguments)
     if file_bytes is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL if dies_of_it else signal.SIG_IGN)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
     sys.argv = ["ftrie", *arguments]

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
-import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[3]
+from ftrie.cli import run
+from tests.waiting import eventually
+
 COMPILE_S = 150.0
 NAME = "hotels"
+BEFORE = {
+    "events": 0,
+    "examples": 0,
+    "version": None,
+    "active": None,
+    "round": 0,
+    "dead_letters": 0,
+    "warnings": [],
+}
 SPEC = """
 [model]
 name = "hotels"
@@ -42,54 +55,69 @@ lateness = "10s"
 """
 
 
+def command_of(
+    folder: Path, store_url: str, state: str = "state", flags: Sequence[str | Path] = (), spec_end: str = ""
+) -> list[str]:
+    """The command line of `ftrie trainer` with its spec and its checkpoints in a folder."""
+    (folder / "hotels.toml").write_text(SPEC + spec_end)
+    command = ["trainer", str(folder / "hotels.toml"), "--store", store_url, "--json", "--say-every", "0.2"]
+    return [*command, "--checkpoint", str(folder / state), *map(str, flags)]
+
+
+def once(folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> dict[str, Any]:
+    """A trainer in this process, until it has read all; its last line."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert run([*command_of(folder, store_url, state, flags), "--once"]) == 0
+    status: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
+    assert status["ended"]
+    return status
+
+
 class Trainer:
-    """One process."""
+    """One process; what it says goes to files, so that it never waits for a reader."""
 
-    def __init__(
-        self, folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
-    ) -> None:
-        (folder / "hotels.toml").write_text(SPEC + spec_end)
-        command = [sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", store_url, "--json"]
-        command += ["--checkpoint", state, "--say-every", "0.2", *map(str, flags)]
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        self._out = self.process.stdout
+    def __init__(self, folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> None:
+        command = [sys.executable, "-m", "ftrie", *command_of(folder, store_url, state, flags)]
+        self._out, self._err = folder / f"{state}.out", folder / f"{state}.err"
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err)
 
-    def line(self) -> dict[str, Any]:
-        """The next line of its status."""
-        text = self._out.readline()
-        assert text, self.process.communicate()[1][-3000:]
-        status: dict[str, Any] = json.loads(text)
+    def said(self) -> str:
+        """What it has written to standard error."""
+        return self._err.read_text()
+
+    def status(self) -> dict[str, Any]:
+        """Its latest status; before the first, nothing learned."""
+        whole = self._out.read_text().rpartition("\n")[0]
+        status: dict[str, Any] = json.loads(whole.rpartition("\n")[2]) if whole else BEFORE
         return status
 
     def until(self, member: str, least: int) -> dict[str, Any]:
-        """Read lines until a member is as great."""
-        while ((status := self.line())[member] or 0) < least:
-            assert not status["ended"], status
-        return status
+        """Wait until a member of its status is as great, or it has ended; its status then."""
+
+        def is_there() -> bool:
+            return (self.status()[member] or 0) >= least or self.process.poll() is not None
+
+        eventually(is_there, f"{member} {least}", COMPILE_S)
+        return self.status()
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(COMPILE_S)
 
     def last(self) -> dict[str, Any]:
-        """Its last line, once it has ended well."""
-        out, err = self.process.communicate(timeout=COMPILE_S)
-        assert self.process.returncode == 0, err
-        status: dict[str, Any] = json.loads(out.splitlines()[-1])
-        assert status["ended"]
-        return status
-
-    def failed(self) -> tuple[int, str]:
-        """Its exit code and what it said, once it has ended badly."""
-        _, err = self.process.communicate(timeout=COMPILE_S)
-        assert self.process.returncode != 0
-        return self.process.returncode, err
+        """Its last status, once it has ended well."""
+        assert self.wait() == 0, self.said()
+        assert self.status()["ended"]
+        return self.status()
 
     def kill(self) -> None:
         """At once."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.communicate()
+        self.process.kill()
+        self.wait()
 
     def terminate(self) -> dict[str, Any]:
-        """Ask it to end; its last line."""
+        """Ask it to end; its last status."""
         self.process.terminate()
         return self.last()

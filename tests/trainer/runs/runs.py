@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,10 @@ import pyarrow.parquet as pq
 
 from ftrie.cli import run
 from tests.trainer.click_logs import SPEC, shop_rows
+from trainer.examples import blocks
 
-TEXT_COLUMNS = (
-    "click",
-    "importance",
-    "age",
-    "tags",
-    "brand",
-    "price",
-    "size",
-    "hour",
-    "hashes",
-    "ts",
-    "request",
-)
+TEXT_COLUMNS = [*shop_rows(1, seed=0)[0], "ts", "request"]
+Rows = Sequence[dict[str, bytes]]
 
 SPECS = {
     "ftrl": "",
@@ -57,8 +48,20 @@ def write_spec(path: Path, name: str = "ftrl") -> Path:
     return path
 
 
+_made: dict[int, list[dict[str, bytes]]] = {}
+
+
 def rows(count: int, seed: int) -> list[dict[str, bytes]]:
-    """Rows in the order of time, one to four a request, some of them bad; keys come and go."""
+    """Rows in the order of time, one to four a request, some of them bad; keys come and go.
+
+    The first rows of a seed are the same however many are made; they are kept, as they take long to make.
+    """
+    if len(_made.get(seed, ())) < count:
+        _made[seed] = _rows(count, seed)
+    return [dict(row) for row in _made[seed][:count]]
+
+
+def _rows(count: int, seed: int) -> list[dict[str, bytes]]:
     found = shop_rows(count, seed)
     for i, row in enumerate(found):
         row["ts"] = b"%d" % (1_700_000_000 + seed * 100_000 + 20 * i)
@@ -69,7 +72,7 @@ def rows(count: int, seed: int) -> list[dict[str, bytes]]:
     return found
 
 
-def write_log(path: Path, content: Sequence[dict[str, bytes]]) -> Path:
+def write_log(path: Path, content: Rows) -> Path:
     """Write rows in the format that the file's name tells."""
     name = path.name.removesuffix(".gz")
     lines = [[row[column] for column in TEXT_COLUMNS] for row in content]
@@ -112,15 +115,8 @@ class Training:
 
     def arguments(self, logs: Sequence[Path], *flags: str) -> list[str]:
         """The command line without `ftrie`."""
-        outputs = [
-            f"--{name}={self.folder / name}.{kind}"
-            for name, kind in (
-                ("save", "arrow"),
-                ("report", "json"),
-                ("rejects", "jsonl"),
-                ("metrics", "jsonl"),
-            )
-        ]
+        kinds = {"save": "arrow", "report": "json", "rejects": "jsonl", "metrics": "jsonl"}
+        outputs = [f"--{name}={self.folder / name}.{kind}" for name, kind in kinds.items()]
         watched = ["--window=250", "--slice=age"]
         return ["train", str(self.spec), *map(str, logs), *outputs, *watched, *flags]
 
@@ -157,3 +153,54 @@ def undisturbed(folder: Path, spec: Path, logs: Sequence[Path], *flags: str) -> 
     training = Training(folder, spec)
     assert run(training.arguments(logs, *flags)) == 0
     return training.outcome()
+
+
+class Shared:
+    """Logs, and what undisturbed runs over them leave behind: made once a session."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._outcomes: dict[tuple[object, ...], Outcome] = {}
+
+    def log(self, count: int, seed: int = 1, kind: str = "csv") -> Path:
+        path = self.folder / f"{seed}-{count}.{kind}"
+        return path if path.exists() else write_log(path, rows(count, seed))
+
+    def outcome(self, learner: str, logs: Sequence[Path], *flags: str) -> Outcome:
+        key = (learner, *logs, *flags, blocks.BLOCK_ROWS)
+        if key not in self._outcomes:
+            folder = self.folder / str(len(self._outcomes))
+            spec = write_spec(self.folder / "shop.toml", learner)
+            self._outcomes[key] = undisturbed(folder, spec, logs, *flags)
+        return deepcopy(self._outcomes[key])
+
+
+class Shop:
+    """The shop's spec with a learner in a folder of a test's own, logs to learn from, and runs over them."""
+
+    def __init__(self, folder: Path, shared: Shared) -> None:
+        self.folder, self._shared = folder, shared
+        self.use("ftrl")
+
+    def use(self, learner: str) -> None:
+        """Take another learner of SPECS."""
+        self.learner, self.spec = learner, write_spec(self.folder / "shop.toml", learner)
+
+    def log(self, count: int, seed: int = 1, kind: str = "csv") -> Path:
+        """A log that no test changes."""
+        return self._shared.log(count, seed, kind)
+
+    def own_log(self, content: Rows, name: str = "a.csv") -> Path:
+        """A log of this test alone."""
+        return write_log(self.folder / name, content)
+
+    def expected(self, logs: Sequence[Path], *flags: str) -> Outcome:
+        """What an undisturbed run over logs that no test changes leaves behind."""
+        return self._shared.outcome(self.learner, logs, *flags)
+
+    def training(self, name: str = "resumed") -> Training:
+        return Training(self.folder / name, self.spec)
+
+    def learned(self, name: str, logs: Sequence[Path], *flags: str) -> Outcome:
+        """The outcome of a run of this test's own."""
+        return undisturbed(self.folder / name, self.spec, logs, *flags)

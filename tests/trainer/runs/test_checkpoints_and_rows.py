@@ -1,4 +1,4 @@
-"""Each checkpoint that is kept can be gone on from: the rows that it names are still on the disk."""
+"""Runs over events, step by step: each checkpoint can be gone on from; rows of unknown items are left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from model_store.errors import CheckpointError
-from model_store.spec.sections import FieldSpec, InputSection, ModelSection
+from model_store.spec.sections import FieldSpec, InputSection, JoinSection, ModelSection
 from model_store.spec.spec import ModelSpec
 from trainer.checkpoint import Checkpoints, Every
 from trainer.checkpoint.folder import checkpoints_in
@@ -116,3 +116,57 @@ def test_a_name_of_the_lease_that_cannot_be_read_is_told(tmp_path: Path, content
     (tmp_path / OWNER).write_bytes(content)
     with pytest.raises(CheckpointError, match="delete the file"):
         lease_owner(tmp_path)
+
+
+# -- rows of items of which the server knew nothing
+
+LEARNS = SPEC.model_copy(update={"join": JoinSection(unknown_items="learn")})
+
+
+def shown_unknown(request: str, ts: int, *unknown: str) -> dict[str, Any]:
+    items = [{"id": i, "features": {} if i in unknown else {"f": i}} for i in "abc"]
+    return {
+        "request_id": request,
+        "ts": ts,
+        "items": [item | ({"unknown": 1} if item["id"] in unknown else {}) for item in items],
+    }
+
+
+def balanced(counts: dict[str, int], join: dict[str, int]) -> bool:
+    learned = counts["examples"] + counts["bad_rows"] + counts["subsampled"] + counts["unknown_items"]
+    return join["positives"] + join["negatives"] + join["corrections"] == learned
+
+
+def test_rows_of_unknown_items_are_left_out_and_counted(tmp_path: Path) -> None:
+    with running(tmp_path) as now:
+        now.learn(shown_unknown("r", 1_700_000_000, "a", "b"))
+        now.learn(clicked("r", "a", 1_700_000_001))
+        now.learn(clicked("r", "c", 1_700_000_002))
+        now.learn(shown_unknown("s", 1_700_000_003))
+        now.run.finish()
+        status = now.run.status(None, ended=True)
+        assert now.run.model.rows == status.examples == 4
+        assert status.counts["unknown_items"] == 2
+        assert balanced(status.counts, status.join)
+        assert "2 rows of UNKNOWN ITEMS skipped" in status.line()
+
+
+def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
+    with running(tmp_path) as now:
+        now.learn(shown_unknown("r", 1_700_000_000, "a", "b", "c"))
+        now.take(clicked("r", "a", 1_700_000_001))
+    with running(tmp_path) as now:
+        now.run.finish()
+        status = now.run.status(None, ended=True)
+        assert (status.examples, status.counts["unknown_items"]) == (0, 3)
+        assert balanced(status.counts, status.join)
+
+
+def test_a_spec_may_ask_for_them_and_has_the_hash_of_earlier_ones_if_it_does_not(tmp_path: Path) -> None:
+    with running(tmp_path, spec=LEARNS) as now:
+        now.learn(shown_unknown("r", 1_700_000_000, "a", "b"))
+        now.run.finish()
+        status = now.run.status(None, ended=True)
+        assert (status.examples, status.counts["unknown_items"]) == (3, 0)
+    assert "unknown_items" not in SPEC.model_copy(update={"join": JoinSection(window="1h")}).to_json()
+    assert '"unknown_items":"learn"' in LEARNS.to_json()

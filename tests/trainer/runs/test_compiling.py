@@ -38,8 +38,8 @@ HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nf = {}\ng = {}\n'
 )
 def test_a_run_compiles_nothing_once_its_kernels_are_ready(more, loop, tmp_path):
     spec = parse_spec(HEAD + more)
-    compile_kernels(spec)
-    assert kernels_are_ready(spec)
+    compile_kernels(spec, ["csv", "vw"], slices=True)
+    assert kernels_are_ready(spec) and kernels_are_ready(spec, ["csv", "vw"], slices=True)
     compiled = set(loop.overloads)
     log = tmp_path / "log.csv"
     log.write_text("y,f,g\n" + "1,a,b\n0,c,d\n" * 50)
@@ -94,10 +94,8 @@ def write_maps(path: Path) -> None:
     ("spec", "name", "rows", "slices"),
     [
         (HEAD + CALIBRATED, "log.csv", 'y,f,g\n1,a,"b"\n' + "0,c,d\n" * 2 * ROWS, ("f", "f*g=")),
-        (SETS, "log.jsonl", '{"y": 1, "f": {"a": 0.5}}\n{"y": 0, "f": {"b": 2}}\n' * ROWS, ()),
         (SETS, "log.parquet", None, ()),
         (TEXT, "log.vw", "1 1.5 't|f a:2 a |g:0.5 b\n-1 |f c\n" * ROWS, ("f",)),
-        (TEXT, "log.libsvm", "1 3:1 5:0.5\n-1 qid:3 4:1e-3\n" * ROWS, ()),
         (TEXT, "log.ffm", "1 0:3:1 1:5:0.5\n0 0:4:1\n" * ROWS, ()),
         (VISITS, "log.csv", "y,f,g\n" + "1,a,q\n0,c,\n0,b,r\n" * ROWS, ()),
     ],
@@ -118,13 +116,6 @@ def test_a_name_that_does_not_tell_its_format_may_be_of_any(tmp_path):
     assert formats_of([str(tmp_path / "*")]) == {"csv", "vw"}
     assert formats_of(["-"]) > {"csv", "parquet", "libffm"}
     assert formats_of(["-"], "tsv") == {"tsv"}
-
-
-@pytest.mark.slow
-def test_each_format_is_compiled_for_itself():
-    spec = parse_spec(HEAD)
-    compile_kernels(spec, ["csv", "vw"], slices=True)
-    assert kernels_are_ready(spec, ["csv", "vw"], slices=True)
 
 
 def test_the_warmup_of_a_trainer_joins_by_every_rule_for_late_clicks() -> None:

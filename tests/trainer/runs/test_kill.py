@@ -6,93 +6,79 @@ import json
 import random
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
 from tests.trainer.runs.children import finish, start
-from tests.trainer.runs.runs import Outcome, Training, rows, undisturbed, write_log, write_spec
+from tests.trainer.runs.runs import Shop
+from tests.waiting import eventually
 from trainer.checkpoint.file import read_description
 from trainer.checkpoint.folder import checkpoints_in
 
-
-def logs_and_outcome(tmp_path: Path, name: str, count: int, *flags: str) -> tuple[Path, list[Path], Outcome]:
-    spec = write_spec(tmp_path / "shop.toml", name)
-    logs = [
-        write_log(tmp_path / f"a.{kind}", rows(count, seed))
-        for seed, kind in enumerate(("csv", "jsonl.gz", "parquet"), 1)
-    ]
-    return spec, logs, undisturbed(tmp_path / "whole", spec, logs, *flags)
+ROOT = Path(__file__).resolve().parents[3]
 
 
-def kill_at_random(tmp_path: Path, name: str, count: int, kills: int, seed: int, *more: str) -> None:
-    """Kill a run at random moments and go on, run after run, until so many were killed."""
-    spec, logs, expected = logs_and_outcome(tmp_path, name, count, *more)
-    draw = random.Random(seed)
-    training = Training(tmp_path / "timed", spec)
+def logs_of(shop: Shop, count: int) -> list[Path]:
+    """One of each format."""
+    return [shop.log(count, seed, kind) for seed, kind in enumerate(("csv", "jsonl.gz", "parquet"), 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "kills", "more"),
+    [
+        ("ftrl", 10, ()),
+        ("subsample", 8, ()),
+        ("bloom", 8, ()),
+        ("own values in 16 bits by counts", 8, ()),
+        ("subsample", 6, ("--passes=3", "--tolerance=0")),
+    ],
+)
+def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
+    shop: Shop, name: str, kills: int, more: tuple[str, ...]
+) -> None:
+    """Killed at random moments and gone on with, run after run, until so many were killed."""
+    shop.use(name)
+    logs, said, draw = logs_of(shop, 900), shop.folder / "said", random.Random(name)
+    expected, training = shop.expected(logs, *more), shop.training("timed")
     began = time.monotonic()
-    assert finish(training.keeping(logs, *more), tmp_path / "said") == 0
+    assert finish(training.keeping(logs, *more), said) == 0
     whole_s = time.monotonic() - began
     assert training.outcome() == expected
     killed = runs = 0
     while killed < kills:
         runs += 1
-        training = Training(tmp_path / str(runs), spec)
-        while True:
+        training, ended = shop.training(str(runs)), None
+        while ended != 0:
             flags = [f"--threads={draw.randint(1, 3)}", *more]
-            process = start(
-                training.keeping(logs, *flags, batch_bytes=draw.randint(4000, 9000)), tmp_path / "said"
-            )
+            process = start(training.keeping(logs, *flags, batch_bytes=draw.randint(4000, 9000)), said)
             process.join(draw.uniform(0, 0.8 * whole_s))
             if process.exitcode is None:
                 number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
                 (process.kill if number == signal.SIGKILL else process.terminate)()
                 process.join()
-            if process.exitcode == 0:
-                break
+            ended = process.exitcode
             # SIGTERM ends it at once before its handlers are there, and when Python has taken them down.
-            ended = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM)
-            assert process.exitcode in ended, (tmp_path / "said").read_text()
-            killed += 1
+            assert ended in (0, -signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM), said.read_text()
+            killed += ended != 0
         assert training.outcome() == expected
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    kill_at_random(tmp_path, "ftrl", 1200, kills=20, seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "name",
-    ["subsample", "bloom", "fobos, rows to live", "own values in 16 bits by counts", "poisson", "buckets"],
-)
-def test_runs_of_other_learners_killed_at_random_moments(tmp_path: Path, name: str) -> None:
-    kill_at_random(tmp_path, name, 2000, kills=40, seed=2)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", ["ftrl", "subsample"])
-def test_runs_of_several_passes_killed_at_random_moments(tmp_path: Path, name: str) -> None:
-    kill_at_random(tmp_path, name, 1200, 10, 3, "--passes=4", "--tolerance=0")
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(tmp_path: Path) -> None:
-    spec, logs, expected = logs_and_outcome(tmp_path, "ftrl", 600)
-    training = Training(tmp_path / "resumed", spec)
-    said = tmp_path / "said"
+def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(shop: Shop) -> None:
+    logs, training, said = logs_of(shop, 600), shop.training(), shop.folder / "said"
+    expected = shop.expected(logs)
     assert finish(training.keeping(logs[:1]), said) == 0
     before = checkpoints_in(training.checkpoints)
     size = before[0].stat().st_size
     listed = max(expected.metrics.find(b'"detail"'), len(expected.rejects))
-    begins = [listed + 100, 64 << 10, (64 << 10) + 1, size // 3, size // 2, size - 5000]
-    ends = [size - back for back in (1000, 49, 48, 41, 40, 9, 8, 7, 1)]
-    for at in (*begins, *ends):
+    for at in (listed + 100, 64 << 10, size // 2, size - 5000, size - 48, size - 8, size - 1):
         assert finish(training.keeping(logs), said, file_bytes=at) == -signal.SIGXFSZ, said.read_text()
         (half,) = training.checkpoints.glob("*.begun")
         assert half.stat().st_size == at
@@ -102,30 +88,35 @@ def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(tm
 
 
 @pytest.mark.slow
-def test_a_run_killed_before_any_operation_on_its_files_goes_on(tmp_path: Path) -> None:
-    spec, logs, expected = logs_and_outcome(tmp_path, "ftrl", 300)
-    training = Training(tmp_path / "resumed", spec)
-    said = tmp_path / "said"
+def test_a_run_killed_before_any_operation_on_its_files_goes_on(shop: Shop) -> None:
+    logs, training, said = logs_of(shop, 300), shop.training(), shop.folder / "said"
     for operation in range(1, 200):
         code = finish(training.keeping(logs, every="200"), said, operation=operation)
         if code == 0:
             break
         assert code == -signal.SIGKILL, said.read_text()
     assert operation >= 12
-    assert training.outcome() == expected
+    assert training.outcome() == shop.expected(logs)
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
-    spec, logs, expected = logs_and_outcome(tmp_path, "ftrl", 600)
-    training = Training(tmp_path / "resumed", spec)
-    said = tmp_path / "said"
-    assert finish(training.keeping(logs[:1]), said) == 0
+def test_a_full_disk_costs_checkpoints_and_nothing_else(
+    shop: Shop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No file of this process grows beyond a limit meanwhile; Python ignores the signal of that."""
+    logs, training = logs_of(shop, 600), shop.training()
+    expected = shop.expected(logs)
+    assert run(training.keeping(logs[:1])) == 0
     before = checkpoints_in(training.checkpoints)
-    full = before[0].stat().st_size - 5000
-    assert finish(training.keeping(logs), said, file_bytes=full, dies_of_it=False) == 0
+    capsys.readouterr()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before[0].stat().st_size - 5000, limits[1]))
+    try:
+        assert run(training.keeping(logs)) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert checkpoints_in(training.checkpoints) == before
     assert not list(training.checkpoints.glob("*.begun"))
-    warnings = [line for line in said.read_text().splitlines() if "warning" in line]
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     outcome = training.outcome()
     failed = outcome.report.pop("checkpoints")["failed"]
     assert failed == len(warnings) > 5
@@ -135,23 +126,22 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_a_signal_stops_says_so_and_keeps_all_it_learned(tmp_path: Path) -> None:
-    spec, logs, expected = logs_and_outcome(tmp_path, "subsample", 3000)
-    training = Training(tmp_path / "resumed", spec)
-    said = tmp_path / "said"
-    process = start(training.keeping(logs, batch_bytes=4000), said)
-    while len(checkpoints_in(training.checkpoints)) < 2:
-        assert process.is_alive(), said.read_text()
-    process.terminate()
-    process.join()
-    assert process.exitcode == 128 + signal.SIGTERM
+def test_a_stop_does_not_wait_for_the_pipe_and_says_what_was_learned(shop: Shop) -> None:
+    log, training = shop.log(1500), shop.training()
+    command = [sys.executable, "-m", "ftrie", *training.keeping([Path("-")])]
+    data = log.read_bytes()
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(data[: len(data) // 2 + 7])
+        process.stdin.flush()
+        eventually(lambda: len(checkpoints_in(training.checkpoints)) >= 2, "two checkpoints", 120)
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read().decode()
+        assert process.wait(60) == 128 + signal.SIGTERM
     learned = json.loads((training.folder / "report.json").read_text())["rows"]
     assert read_description(checkpoints_in(training.checkpoints)[0])["rows"] == learned
-    assert f"stopped by SIGTERM after {learned:,} rows were learned; --resume continues" in said.read_text()
+    assert f"stopped by SIGTERM after {learned:,} rows were learned; --resume continues" in said
     assert not (training.folder / "save.arrow").exists()
-    assert finish(training.keeping(logs), said) == 0
-    assert training.outcome() == expected
-
-
-def test_limits_of_children_do_not_reach_the_tests() -> None:
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    subprocess.run(command, cwd=ROOT, input=data, check=True, capture_output=True)
+    outcome, expected = training.outcome(), shop.expected([log])
+    assert (outcome.model, outcome.report) == (expected.model, expected.report)

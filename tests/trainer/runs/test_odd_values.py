@@ -26,35 +26,30 @@ def run_on(path: Path, rows: list[dict[str, Any]]) -> Run:
         return train(SPEC, Log([str(path)]), rejects=rejects)
 
 
-@pytest.mark.parametrize("column", list(ROW))
-@pytest.mark.parametrize("others", [{}, {"y": "0"}], ids=["typed", "text"])
-def test_a_list_in_a_column_of_scalars_is_a_bad_row(
-    tmp_path: Path, column: str, others: dict[str, Any]
+@pytest.mark.parametrize(
+    ("column", "rows", "learned", "rejected"),
+    [
+        # A list in a column of scalars is a bad row; of numbers, or of text.
+        *((column, [{}, {column: ["x"]}, {}, {column: []}], 2, 2) for column in ROW),
+        *((column, [{}, {column: ["x"]}, {"y": "0"}, {column: []}], 2, 2) for column in ROW),
+        # A column of lists holds no label and no weight.
+        *((column, [{column: [1]}, {column: []}], 0, 2) for column in ("y", "w")),
+        # True is no number whatever else the column holds.
+        *((column, [{column: True}], 0, 1) for column in ("w", "real", "size")),
+        *(
+            (column, [{column: True}, {"w": "1", "real": "2", "size": "3"}], 1, 1)
+            for column in ("w", "real", "size")
+        ),
+        # A number that would overflow costs its row and not the model.
+        *((column, [{}, {column: 1e300}, {column: 1e24}, {"y": 0}], 3, 1) for column in ("w", "real")),
+    ],
+)
+def test_an_odd_value_costs_its_row_and_not_the_model(
+    tmp_path: Path, column: str, rows: list[dict[str, Any]], learned: int, rejected: int
 ) -> None:
-    run = run_on(tmp_path / "log.jsonl", [{}, {column: ["x"]}, others, {column: []}])
-    assert (run.report.rows, run.report.rejected) == (2, 2)
+    run = run_on(tmp_path / "log.jsonl", rows)
+    assert (run.report.rows, run.report.rejected) == (learned, rejected)
     assert run.failure is None
-
-
-@pytest.mark.parametrize("column", ["y", "w"])
-def test_a_column_of_lists_holds_no_label_and_no_weight(tmp_path: Path, column: str) -> None:
-    run = run_on(tmp_path / "log.jsonl", [{column: [1]}, {column: []}])
-    assert (run.report.rows, run.report.rejected) == (0, 2)
-
-
-@pytest.mark.parametrize("column", ["w", "real", "size"])
-@pytest.mark.parametrize("rest", [[], [{"w": "1", "real": "2", "size": "3"}]], ids=["typed", "text"])
-def test_true_is_no_number_whatever_else_the_column_holds(
-    tmp_path: Path, column: str, rest: list[dict[str, Any]]
-) -> None:
-    run = run_on(tmp_path / "log.jsonl", [{column: True}, *rest])
-    assert (run.report.rows, run.report.rejected) == (len(rest), 1)
-
-
-@pytest.mark.parametrize("column", ["w", "real"])
-def test_a_number_that_would_overflow_costs_its_row_and_not_the_model(tmp_path: Path, column: str) -> None:
-    run = run_on(tmp_path / "log.jsonl", [{}, {column: 1e300}, {column: 1e24}, {"y": 0}])
-    assert (run.report.rows, run.report.rejected) == (3, 1)
     run.report.write(tmp_path / "report.json")
     run.model.artefact()
 

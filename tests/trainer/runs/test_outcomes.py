@@ -50,15 +50,12 @@ THEN = [impression(5000, "plain", 0.25), feedback(5000), impression(5010, "base"
 @pytest.fixture
 def outcomes(
     tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]]:
-    """Append events to a file, learn them with `ftrie trainer --once`, and read the last line of status."""
+) -> Callable[..., dict[str, VariantOutcome]]:
+    """Learn a source with `ftrie trainer --once`; what the last line of status says of outcomes."""
     (tmp_path / "m.toml").write_text(SPEC)
-    log = tmp_path / "events.jsonl"
-    flags = ["--from", str(log), "--store", store_url, "--checkpoint", str(tmp_path / "state")]
 
-    def learned(events: list[dict[str, Any]]) -> dict[str, VariantOutcome]:
-        with log.open("a") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events)
+    def learned(source: str, state: str = "state") -> dict[str, VariantOutcome]:
+        flags = ["--from", source, "--store", store_url, "--checkpoint", str(tmp_path / state), "--force"]
         assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--once", "--json"]) == 0
         last = json.loads(capsys.readouterr().out.splitlines()[-1])
         return {name: VariantOutcome(**each) for name, each in last["outcomes"].items()}
@@ -67,38 +64,36 @@ def outcomes(
 
 
 def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
-    outcomes: Callable[[list[dict[str, Any]]], dict[str, VariantOutcome]],
+    tmp_path: Path, outcomes: Callable[..., dict[str, VariantOutcome]]
 ) -> None:
-    assert outcomes(FIRST) == {
+    log, rows = tmp_path / "events.jsonl", tmp_path / "a.csv"
+    log.write_text("".join(json.dumps(event) + "\n" for event in FIRST))
+    assert outcomes(str(log)) == {
         "base": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=1.0),
         "plain": VariantOutcome(1, 2, 0, 0, ctr=0.0, calibration=None),
         "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
     }
-    assert outcomes(THEN) == {
+    with log.open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in THEN)
+    assert outcomes(str(log)) == {
         "base": VariantOutcome(3, 5, 1, 0, ctr=0.2, calibration=2.0),
         "plain": VariantOutcome(2, 3, 1, 0, ctr=1 / 3, calibration=None),  # an item without ctr
         "": VariantOutcome(2, 2, 1, 1, ctr=0.5, calibration=1.0),
     }
+    rows.write_text("click,site\n1,x\n0,y\n")
+    assert outcomes(f"rows={rows}", "rows") == {}  # labelled rows have none
 
 
-def test_labelled_rows_have_no_outcomes(
-    tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "m.toml").write_text(SPEC)
-    (tmp_path / "a.csv").write_text("click,site\n1,x\n0,y\n")
-    flags = ["--from", f"rows={tmp_path / 'a.csv'}", "--store", store_url, "--once", "--json", "--force"]
-    assert run(["trainer", str(tmp_path / "m.toml"), *flags, "--checkpoint", str(tmp_path / "state")]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["outcomes"] == {}
-
-
-def test_the_metrics_have_a_series_for_each_variant() -> None:
+def test_the_metrics_have_a_series_for_each_variant_and_tell_of_models_that_diverge_or_are_withheld() -> None:
     collector = StatusCollector()
     collector.show(
         a_status(
+            normalized_entropy=6.8,
+            withheld="too many",
             outcomes={
                 "base": VariantOutcome(4, 8, 2, 1, ctr=0.25, calibration=1.5),
                 "plain": VariantOutcome(0, 0, 0, 0, ctr=None, calibration=None),
-            }
+            },
         )
     )
     found = {
@@ -107,15 +102,13 @@ def test_the_metrics_have_a_series_for_each_variant() -> None:
         for sample in family.samples
         if "variant" in sample.labels
     }
+    counts = ("requests_total", "impressions_total", "clicks_total", "conversions_total")
     assert found == {
-        ("requests_total", "base"): 4,
-        ("impressions_total", "base"): 8,
-        ("clicks_total", "base"): 2,
-        ("conversions_total", "base"): 1,
+        **{(name, "base"): value for name, value in zip(counts, (4, 8, 2, 1), strict=True)},
+        **{(name, "plain"): 0 for name in counts},
         ("ctr", "base"): 0.25,
         ("calibration", "base"): 1.5,
-        ("requests_total", "plain"): 0,
-        ("impressions_total", "plain"): 0,
-        ("clicks_total", "plain"): 0,
-        ("conversions_total", "plain"): 0,
     }
+    samples = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+    assert samples["ftrie_trainer_normalized_entropy"] == 6.8
+    assert samples["ftrie_trainer_withheld"] == 1

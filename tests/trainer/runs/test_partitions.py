@@ -5,74 +5,32 @@ from __future__ import annotations
 import json
 import random
 import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from tests.simulated import event_logs
-from tests.trainer.runs.running import NAME, SPEC, Trainer
+from tests.trainer.runs.running import COMPILE_S, NAME, SPEC, Trainer, command_of, once
 from tests.waiting import eventually
 from trainer.events.share import Share
 from trainer.output import SILENT
 from trainer.runs.rounds import Partners, WaitsForPartner
 
-REQUESTS = 3000
+REQUESTS = 1000
 ROUND = "10m"
 ONCE = ("--once", "--reconcile", ROUND, "--every", "1s")
-COMPILE_S = 150.0
 
 
-class Partition(Trainer):
-    """A trainer of one partition; its status is read as it comes, so that it never waits for a reader."""
-
-    def __init__(self, folder: Path, store_url: str, partition: str, *flags: str, state: str) -> None:
-        self.lines: list[dict[str, Any]] = []
-        super().__init__(folder, store_url, "--partition", partition, *flags, state=state)
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        self._said: list[str] = []
-        self._listener = threading.Thread(target=self._listen)
-        self._listener.start()
-
-    def _read(self) -> None:
-        for text in self._out:
-            self.lines.append(json.loads(text))
-
-    def _listen(self) -> None:
-        assert self.process.stderr is not None
-        for text in self.process.stderr:
-            self._said.append(text)
-
-    def said(self) -> str:
-        """What it has written to standard error."""
-        return "".join(self._said)
-
-    def status(self) -> dict[str, Any]:
-        """Its latest status; before the first, nothing learned."""
-        return self.lines[-1] if self.lines else {"examples": 0, "round": 0, "ended": False, "warnings": []}
-
-    def wait(self) -> int:
-        """Its exit code."""
-        code = self.process.wait(COMPILE_S)
-        self._reader.join()
-        self._listener.join()
-        return code
-
-    def last(self) -> dict[str, Any]:
-        assert self.wait() == 0, self.said()
-        assert self.status()["ended"]
-        return self.status()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.wait()
+def partition(folder: Path, store_url: str, name: str, *flags: str, state: str) -> Trainer:
+    """A trainer of one partition."""
+    return Trainer(folder, store_url, "--partition", name, *ONCE, *flags, state=state)
 
 
 def fill(store: Store, requests: int = REQUESTS, more: tuple[bytes, ...] = ()) -> None:
@@ -97,10 +55,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     url = f"embedded:{folder / 'store'}"
     with Store.open(url) as store:
         fill(store)
-        both = [Partition(folder, url, f"{n}/2", *ONCE, "--save", f"{n}.arrow", state=str(n)) for n in (1, 2)]
+        both = [partition(folder, url, f"{n}/2", "--save", f"{n}.arrow", state=str(n)) for n in (1, 2)]
         last = [each.last() for each in both]
     models = [Artefact.read(folder / f"{n}.arrow").content for n in (1, 2)]
     assert models[0] == models[1]
+    for name in ("impressions", "feedback"):  # each request is in one of them
+        counts = [status["counts"][name] for status in last]
+        assert sum(counts) == REQUESTS
+        assert min(counts) > 0.4 * REQUESTS
+    for status in last:
+        assert status["join"]["joined"] == status["counts"]["feedback"]  # a click is where its impression is
+        assert status["join"]["orphans"] == status["join"]["waiting"] == 0
     return {"content": models[0], "last": last}
 
 
@@ -114,57 +79,50 @@ def same_as(undisturbed: dict[str, Any], folder: Path, last: list[dict[str, Any]
 
 
 @pytest.mark.slow
-def test_both_learn_the_same_model_and_each_request_is_in_one(undisturbed: dict[str, Any]) -> None:
-    first, second = (status["counts"] for status in undisturbed["last"])
-    assert first["impressions"] + second["impressions"] == REQUESTS
-    assert first["feedback"] + second["feedback"] == REQUESTS
-    assert min(first["impressions"], second["impressions"]) > 0.4 * REQUESTS
-    for status in undisturbed["last"]:
-        assert status["join"]["joined"] == status["counts"]["feedback"]  # a click is where its impression is
-        assert status["join"]["orphans"] == status["join"]["waiting"] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.timeout(600)
 def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
-    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any], seed: int
+    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
 ) -> None:
+    """Of the last that is killed, a spare on another machine takes the partition over."""
     fill(store)
-    chance, rounds = random.Random(seed), undisturbed["last"][0]["round"]
+    chance, rounds = random.Random(1), undisturbed["last"][0]["round"]
 
-    def start(number: int) -> Partition:
-        flags = (*ONCE, "--save", f"{number}.arrow")
-        return Partition(tmp_path, store_url, f"{number}/2", *flags, state=str(number))
+    def start(number: int, name: str = "", state: str = "") -> Trainer:
+        save = ("--save", f"{number}.arrow")
+        return partition(tmp_path, store_url, name or f"{number}/2", *save, state=state or str(number))
 
     both = [start(1), start(2)]
-    for stop in sorted(chance.randrange(1, rounds) for _ in range(5)):
-        number = chance.randrange(2)
+    for left, stop in zip(
+        (3, 2, 1, 0), sorted(chance.randrange(1, rounds // 2) for _ in range(4)), strict=True
+    ):
+        number = chance.randrange(2) if left else 1
         victim = both[number]
-        eventually(
-            lambda victim=victim, stop=stop: (  # type: ignore[misc]
-                victim.status()["round"] >= stop or victim.process.poll() is not None
-            ),
-            f"round {stop}",
-            COMPILE_S,
-        )
+        victim.until("round", stop)
         victim.kill()
-        both[number] = start(number + 1)
+        both[number] = start(number + 1) if left else start(2, "any/2", "elsewhere")
     same_as(undisturbed, tmp_path, [each.last() for each in both])
+    assert [each.name for each in (tmp_path / "elsewhere").glob("partition-*")] == ["partition-2"]
 
 
 @pytest.mark.slow
-def test_one_that_was_killed_after_its_end_ends_again_without_the_others(
-    tmp_path: Path, store: Store, store_url: str
+def test_a_pair_that_has_ended_ends_again_one_by_one_and_what_it_cannot_merge_is_refused_by_name(
+    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 100)
-    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
-    before = [each.last() for each in both]
-    for number, status in enumerate(before, 1):
-        again = Partition(tmp_path, store_url, f"{number}/2", *ONCE, state=str(number)).last()
-        assert {name: again[name] for name in ("round", "counts")} == {
-            name: status[name] for name in ("round", "counts")
-        }
+    both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
+    for number, before in enumerate([each.last() for each in both], 1):
+        again = once(tmp_path, store_url, *ONCE[1:], "--partition", f"{number}/2", state=str(number))
+        assert (again["round"], again["counts"]) == (before["round"], before["counts"])
+    for flags, learner, says in (
+        (("1/3",), "", "hotels is learned in 2 partitions; to change it, stop all trainers"),
+        (("1/2", "--reconcile", "5m"), "", "are merged every 600s"),
+        (("1/2",), "[learner]\nalpha = 0.5\n", "learner.alpha was 0.1, is 0.5"),
+        (("1/2",), '[learner]\nttl = "7d"\n', "ttl = 7d"),
+        (("3/2",), "", "expected I/N or any/N"),
+    ):
+        command = command_of(tmp_path, store_url, "other", (*ONCE, "--partition", *flags), learner)
+        assert run(command) in (2, 3, 7)
+        assert says in capsys.readouterr().err
 
 
 def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store) -> None:
@@ -197,32 +155,18 @@ def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store)
 
 
 @pytest.mark.slow
-def test_a_spare_on_another_machine_takes_a_partition_over(
-    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
-) -> None:
-    fill(store)
-    first = Partition(tmp_path, store_url, "1/2", *ONCE, "--save", "1.arrow", state="1")
-    second = Partition(tmp_path, store_url, "2/2", *ONCE, state="2")
-    eventually(lambda: second.status()["round"] >= 12, "some rounds", COMPILE_S)
-    second.kill()
-    spare = Partition(tmp_path, store_url, "any/2", *ONCE, "--save", "2.arrow", state="elsewhere")
-    same_as(undisturbed, tmp_path, [first.last(), spare.last()])
-    assert [each.name for each in (tmp_path / "elsewhere").glob("partition-*")] == ["partition-2"]
-
-
-@pytest.mark.slow
 def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
     tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
 ) -> None:
     fill(store)
-    first = Partition(tmp_path, store_url, "1/2", *ONCE, "--save", "1.arrow", state="1")
-    sleeper = Partition(tmp_path, store_url, "2/2", *ONCE, state="2")
-    eventually(lambda: sleeper.status()["round"] >= 3, "some rounds", COMPILE_S)
+    first = partition(tmp_path, store_url, "1/2", "--save", "1.arrow", state="1")
+    sleeper = partition(tmp_path, store_url, "2/2", state="2")
+    sleeper.until("round", 3)
     sleeper.process.send_signal(signal.SIGSTOP)
     eventually(lambda: bool(first.status()["warnings"]), "a warning of the one that waits", COMPILE_S)
     assert "waiting in round" in first.status()["warnings"][0]
     assert "partition 2" in first.status()["warnings"][0]
-    spare = Partition(tmp_path, store_url, "any/2", *ONCE, "--save", "2.arrow", state="elsewhere")
+    spare = partition(tmp_path, store_url, "any/2", "--save", "2.arrow", state="elsewhere")
     same_as(undisturbed, tmp_path, [first.last(), spare.last()])
     sleeper.process.send_signal(signal.SIGCONT)
     assert sleeper.wait() == 5
@@ -234,13 +178,13 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
     tmp_path: Path, store: Store, store_url: str
 ) -> None:
     bad = tuple(b'{"request_id": "bad-%d", "ts": "never"}' % n for n in range(40)) + (b"no event", b"[]")
-    fill(store, 500, bad)
-    one = Trainer(tmp_path, store_url, "--once", state="one").last()
+    fill(store, 300, bad)
+    one = once(tmp_path, store_url, state="one")
     letters = {letter.json for _, letter in store.dead_letters(NAME).latest(1000)}
     cells = online_cells(store)
     assert len(letters) == one["dead_letters"] == len(bad)
     store.client.delete(store.dead_letters(NAME).key, *store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
-    both = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
+    both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
     last = [each.last() for each in both]
     found = [letter.json for _, letter in store.dead_letters(NAME).latest(1000)]
     assert len(found) == len(bad)
@@ -261,28 +205,3 @@ def online_cells(store: Store) -> dict[bytes, Any]:
     keys = sorted(store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
     assert keys
     return {key: store.client.hgetall(key) for key in keys}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "learner", "says"),
-    [
-        (("--partition", "1/3"), "", "hotels is learned in 2 partitions; to change it, stop all trainers"),
-        (("--partition", "1/2", "--reconcile", "5m"), "", "are merged every 600s"),
-        (("--partition", "1/2"), "[learner]\nalpha = 0.5\n", "learner.alpha was 0.1, is 0.5"),
-        (("--partition", "1/2"), '[learner]\nttl = "7d"\n', "ttl = 7d"),
-        (("--partition", "3/2"), "", "expected I/N or any/N"),
-    ],
-)
-def test_what_cannot_be_merged_is_refused_by_name(
-    tmp_path: Path, store: Store, store_url: str, flags: tuple[str, ...], learner: str, says: str
-) -> None:
-    fill(store, 20)
-    pair = [Partition(tmp_path, store_url, f"{n}/2", *ONCE, state=str(n)) for n in (1, 2)]
-    for each in pair:
-        each.last()
-    (tmp_path / "other").mkdir()
-    refused = Trainer(tmp_path / "other", store_url, *ONCE, *flags, spec_end=learner)
-    code, said = refused.failed()
-    assert code in (2, 3, 7)
-    assert says in said

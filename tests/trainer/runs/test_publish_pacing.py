@@ -6,95 +6,90 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from model_store.versions.model_versions import ModelVersions
 from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
 from trainer.checkpoint.schedule import Every
-from trainer.learn.model import LearningModel
 from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.stream import Counts
 
 SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
-COLUMNS = ("click", "brand", "user")
 
 
-def pacer_of(versions: ModelVersions, earlier_rows: int) -> PublishPacer:
-    options = PublishOptions(every=Every(1, None), activate=True)
-    return PublishPacer(Publisher(versions, options), earlier_rows)
+class Paced:
+    """A model that learns, and the pacer that publishes it."""
+
+    def __init__(self, store: Store) -> None:
+        self.versions = store.model("shop")
+        self.model = model_of(parse_spec(SPEC), ("click", "brand", "user"), keep_seen=True)
+        self._seed = 0
+
+    def begin(self, earlier_rows: int = 0, through_us: int = 0) -> None:
+        options = PublishOptions(every=Every(1, None), activate=True)
+        self.pacer = PublishPacer(Publisher(self.versions, options), earlier_rows)
+        self.pacer.begin(self.model, through_us=through_us)
+
+    def learn(self) -> None:
+        """50 rows."""
+        self._seed += 1
+        learn(self.model, rows(50, seed=self._seed))
+
+    def step(self, counts: Counts) -> int | None:
+        """Learn, and publish if it is time; the version."""
+        self.learn()
+        self.pacer.after_step(self.model, counts, behind=False)
+        return self.pacer.version
 
 
-def learner() -> LearningModel:
-    return model_of(parse_spec(SPEC), COLUMNS, keep_seen=True)
+@pytest.fixture
+def paced(store: Store) -> Paced:
+    return Paced(store)
 
 
-def test_a_model_that_goes_on_stays_in_until_it_has_learned_again_what_is_out(store: Store) -> None:
-    versions, model = store.model("shop"), learner()
-    learn(model, rows(50, seed=1))
-    pacer = pacer_of(versions, earlier_rows=100)
-    pacer.begin(model)
-    learn(model, rows(50, seed=2))
-    pacer.after_step(model, Counts(through_us=1), behind=False)
-    assert pacer.finish(model, Counts(through_us=1)) is not None  # 100 rows: what is out, and not less
-    assert len(versions.versions()) == 1
+def test_a_model_that_goes_on_stays_in_until_it_has_learned_again_what_is_out(paced: Paced) -> None:
+    paced.learn()
+    paced.begin(earlier_rows=100)
+    paced.step(Counts(through_us=1))
+    # 100 rows: what is out, and not less.
+    assert paced.pacer.finish(paced.model, Counts(through_us=1)) is not None
+    assert len(paced.versions.versions()) == 1
 
 
-def test_a_model_that_begins_anew_goes_out_however_much_an_earlier_one_had_learned(store: Store) -> None:
+def test_a_model_that_begins_anew_goes_out_however_much_an_earlier_one_had_learned(paced: Paced) -> None:
     """As where somebody has deleted the checkpoints of a folder, but not the name that its lease is held under."""
-    versions, model = store.model("shop"), learner()
-    pacer = pacer_of(versions, earlier_rows=1_000)
-    pacer.begin(model)
-    learn(model, rows(50, seed=1))
-    pacer.after_step(model, Counts(through_us=1), behind=False)
-    assert pacer.version is not None
+    paced.begin(earlier_rows=1_000)
+    assert paced.step(Counts(through_us=1)) is not None
 
 
-def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(store: Store) -> None:
-    versions, model = store.model("shop"), learner()
-    pacer = pacer_of(versions, earlier_rows=0)
-    pacer.begin(model)
-    learn(model, rows(50, seed=1))
-    pacer.after_step(model, Counts(), behind=False)
-    assert pacer.version is not None
+def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(paced: Paced) -> None:
+    paced.begin()
+    assert paced.step(Counts()) is not None
 
 
 @pytest.mark.parametrize(("rejected", "goes_out"), [(10, True), (11, False)])
 def test_rejected_rows_are_counted_among_rows_of_which_each_may_be_two_examples(
-    store: Store, rejected: int, goes_out: bool
+    paced: Paced, rejected: int, goes_out: bool
 ) -> None:
-    versions, model = store.model("shop"), learner()
-    pacer = pacer_of(versions, earlier_rows=0)
-    pacer.begin(model)
-    learn(model, rows(50, seed=1))
-    pacer.after_step(model, Counts(rows=100, examples=180, bad_rows=rejected), behind=False)
-    assert (pacer.version is not None) is goes_out
+    paced.begin()
+    assert (paced.step(Counts(rows=100, examples=180, bad_rows=rejected)) is not None) is goes_out
 
 
-def test_what_is_older_than_the_newest_version_stays_in(store: Store) -> None:
-    versions, model = store.model("shop"), learner()
-    learn(model, rows(50, seed=1))
-    pacer = pacer_of(versions, earlier_rows=0)
-    pacer.begin(model, through_us=1_000)
-    learn(model, rows(50, seed=2))
-    pacer.after_step(model, Counts(through_us=1_000), behind=False)
-    assert pacer.version is None
-    learn(model, rows(50, seed=3))
-    pacer.after_step(model, Counts(through_us=1_001), behind=False)
-    assert pacer.version is not None
+def test_what_is_older_than_the_newest_version_stays_in(paced: Paced) -> None:
+    paced.learn()
+    paced.begin(through_us=1_000)
+    assert paced.step(Counts(through_us=1_000)) is None
+    assert paced.step(Counts(through_us=1_001)) is not None
 
 
-def test_a_store_that_lost_its_data_gets_all_again_at_once_and_whole(store: Store) -> None:
-    versions, model = store.model("shop"), learner()
-    pacer = pacer_of(versions, earlier_rows=0)
-    pacer.begin(model)
-    learn(model, rows(50, seed=1))
-    pacer.after_step(model, Counts(through_us=1), behind=False)
-    learn(model, rows(50, seed=2))
-    pacer.after_step(model, Counts(through_us=2), behind=False)
+def test_a_store_that_lost_its_data_gets_all_again_at_once_and_whole(paced: Paced, store: Store) -> None:
+    paced.begin()
+    for step in (1, 2):
+        paced.step(Counts(through_us=step))
     store.client.flushall()
-    pacer.store_lost_its_data()
-    assert pacer.finish(model, Counts(through_us=2)) is not None  # though nothing was learned since
-    (only,) = versions.versions()
+    paced.pacer.store_lost_its_data()
+    # Though nothing was learned since.
+    assert paced.pacer.finish(paced.model, Counts(through_us=2)) is not None
+    (only,) = paced.versions.versions()
     assert (only.kind, only.parent) == ("snapshot", None)
-    assert versions.active() == only.version
-    assert versions.materialise(only.version).content == model.artefact().content
+    assert paced.versions.active() == only.version
+    assert paced.versions.materialise(only.version).content == paced.model.artefact().content

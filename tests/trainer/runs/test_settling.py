@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
 from model_store.errors import SpecError, Stopped
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.simulated import event_logs
-from tests.trainer.runs.running import NAME, Trainer
+from tests.trainer.runs.running import COMPILE_S, NAME, Trainer, command_of
+from tests.waiting import eventually
 from trainer.runs.first_events import resolve_by_impressions
 from trainer.runs.signals import StopRequest
 
@@ -27,36 +29,24 @@ def test_a_field_that_the_first_impressions_lack_is_waited_for(
     stream = store.impressions(NAME)
     stream.append([json.dumps(without).encode()])
     trainer = Trainer(tmp_path, store_url)
-    assert trainer.process.stderr is not None
-    said = ""
-    while "waiting" not in said:
-        said = trainer.process.stderr.readline()
-    assert "fields.device: no impression so far has 'device'" in said
+    eventually(lambda: "waiting" in trainer.said(), "it waits", COMPILE_S)
+    assert "fields.device: no impression so far has 'device'" in trainer.said()
     stream.append(lines[1:])
     trainer.until("events", 20)
     trainer.terminate()
 
 
-@pytest.mark.slow
-def test_a_field_that_a_hundred_impressions_lack_is_a_mistake(
-    store: Store, store_url: str, tmp_path: Path
+def test_a_field_that_a_hundred_impressions_lack_is_a_mistake_and_a_file_that_is_not_there_is_named(
+    store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = [json.loads(line) for line in event_logs(120).impressions]
     for each in shown:
         del each["context"]["device"]
     store.impressions(NAME).append([json.dumps(each).encode() for each in shown])
-    code, said = Trainer(tmp_path, store_url).failed()
-    assert code == 2
-    assert "fields.device: no impression so far has 'device'; they have: " in said
-
-
-@pytest.mark.slow
-def test_a_file_that_is_not_there_is_named_where_nothing_is_waited_for(
-    store_url: str, tmp_path: Path
-) -> None:
-    code, said = Trainer(tmp_path, store_url, "--from", "typo.jsonl", "--once").failed()
-    assert code == 3
-    assert "typo.jsonl: there is no such file" in said
+    assert run(command_of(tmp_path, store_url)) == 2
+    assert "fields.device: no impression so far has 'device'; they have: " in capsys.readouterr().err
+    assert run(command_of(tmp_path, store_url, flags=("--from", "typo.jsonl", "--once"))) == 3
+    assert "typo.jsonl: there is no such file" in capsys.readouterr().err
 
 
 def test_long_impressions_are_enough_before_they_are_a_hundred(store: Store, tmp_path: Path) -> None:
