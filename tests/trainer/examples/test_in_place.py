@@ -277,8 +277,8 @@ def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> 
 # --- Sparse text ---
 
 
-FEATURES = st.sampled_from(["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "w:1e30", "", "x" * 5000])
-    ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "w:1e30", "a:1.5"] + ["", "x" * 5000]
+FEATURES = st.sampled_from(
+    ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "w:1e30", "", "x" * 5000]
 )
 
 
