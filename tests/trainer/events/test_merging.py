@@ -105,34 +105,24 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
 
 
 @examples(60)
-@given(held=streams(), data=st.data())
-def test_any_split_into_reads_gives_the_same_order(held: Any, data: st.DataObject) -> None:
-    whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
-    split = [
-        Listed(f"s{n}", lines, came, steps=data.draw(st.lists(st.integers(1, 3), max_size=12)))
-        for n, (lines, came) in enumerate(held)
-    ]
-    assert merged_by(split, read_ahead=data.draw(st.sampled_from((1, 2_000, 1 << 20)))) == whole
-
-
-@examples(40)
 @given(
     held=streams(),
     stops=st.lists(st.integers(0, 3), max_size=3),
-    sizes=st.lists(st.integers(1, 4), max_size=6),
+    sizes=st.lists(st.lists(st.integers(1, 4), max_size=8), min_size=3, max_size=3),
+    read_ahead=st.sampled_from((1, 2_000, 1 << 20)),
 )
-def test_stopping_anywhere_and_going_on_from_the_places_gives_the_same_order(
-    held: Any, stops: list[int], sizes: list[int]
+def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(
+    held: Any, stops: list[int], sizes: list[list[int]], read_ahead: int
 ) -> None:
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
     events, bad, positions = [], [], list[SourcePosition]()
     for polls in (*stops, None):
         tables = Tables()
         sources = [
-            Listed(f"s{n}", lines, came, steps=sizes, position=positions[n] if positions else None)
+            Listed(f"s{n}", lines, came, steps=sizes[n], position=positions[n] if positions else None)
             for n, (lines, came) in enumerate(held)
         ]
-        with merging(sources, tables, positions=positions, once=True, read_ahead=1) as merger:
+        with merging(sources, tables, positions=positions, once=True, read_ahead=read_ahead) as merger:
             out = drained(merger, polls)
             positions = merger.positions()
         events += [event for merged in out for event in flat(merged, tables)]

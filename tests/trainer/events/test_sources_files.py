@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
@@ -153,16 +153,6 @@ def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.Monkey
         reading.step()
 
 
-def test_reading_goes_on_in_a_file_that_was_renamed_and_then_in_the_new_one(log: Path) -> None:
-    append(log, *events(2))
-    reading = Reading(log)
-    reading.step(1)
-    log.rename(f"{log}.1")
-    append(log, event(3))
-    append(Path(f"{log}.1"), event(2))  # a writer that has it open still
-    assert reading.all() == events(4)
-
-
 def test_files_rotated_before_the_first_read_are_read_oldest_first(log: Path, tmp_path: Path) -> None:
     for number, name in enumerate((".2026-01-01", "-20260131", ".12", ".2", ".1", "")):
         append(Path(f"{log}{name}"), event(number))
@@ -177,40 +167,12 @@ def test_files_rotated_before_the_first_read_are_read_oldest_first(log: Path, tm
     assert Reading(folder).all() == events(6)
 
 
-@pytest.mark.parametrize("packing", ["gzip", "zstd"])
-@pytest.mark.parametrize("reopens", [True, False])
-def test_a_rotated_file_that_was_compressed_is_read_on(log: Path, packing: str, reopens: bool) -> None:
-    append(log, *events(5))
-    reading = Reading(log)
-    reading.step(2)
-    log.rename(f"{log}.1")
-    append(log, event(5))
-    pack(Path(f"{log}.1"), packing)
-    if reopens:
-        reading.reopen()
-    assert reading.all() == events(6)
-    reading.reopen()
-    assert reading.all() == events(6)
-    assert not reading.notes
-
-
 def pack(path: Path, packing: str = "gzip", *, keep: bool = False) -> None:
     data, suffix = path.read_bytes(), {"gzip": "gz", "zstd": "zst"}[packing]
     packed = gzip.compress(data) if packing == "gzip" else pa.compress(data, "zstd", asbytes=True)
     Path(f"{path}.{suffix}").write_bytes(packed)
     if not keep:
         path.unlink()
-
-
-def test_a_compressed_copy_beside_its_original_is_not_read_twice(log: Path) -> None:
-    append(log, *events(5))
-    log.rename(f"{log}.1")
-    pack(Path(f"{log}.1"), keep=True)
-    reading = Reading(log)
-    assert reading.all() == events(5)
-    Path(f"{log}.1").unlink()
-    reading.reopen()
-    assert reading.all() == events(5)
 
 
 def test_the_half_line_at_the_end_of_a_compressed_file_is_a_line(log: Path) -> None:
@@ -233,31 +195,6 @@ def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes_and_said(log: Pat
     assert [note for note in reading.notes if "cut short" in note]
     whole.write_bytes(packed)  # and once it is whole, all of it, in position
     assert reading.all() == lines
-
-
-def test_a_file_that_was_copied_and_cut_back_is_read_on_in_the_copy(log: Path) -> None:
-    append(log, *events(3))
-    reading = Reading(log)
-    reading.step(1)
-    shutil.copy(log, f"{log}.1")
-    assert reading.step() and reading.lines == events(3)
-    append(log, event(3))
-    assert reading.step()  # the copy stands there by now, but the original is still whole
-    shutil.copy(log, f"{log}.1")
-    os.truncate(log, 0)
-    append(log, *events(4, 9))
-    assert reading.all() == events(9)
-    assert reading.source.lost == 0
-
-
-def test_what_was_not_read_when_a_file_was_copied_and_cut_back_is_read_in_the_copy(log: Path) -> None:
-    append(log, *events(9))
-    reading = Reading(log)
-    reading.step(2)
-    copy_and_cut_back(log)
-    append(log, event(9))
-    reading.reopen()
-    assert reading.all() == events(10)
 
 
 def copy_and_cut_back(log: Path) -> None:
@@ -499,12 +436,15 @@ class Life:
         self.written: list[bytes] = []
         self._half = b""
 
-    def append(self, count: int) -> None:
+    def append(self, count: int, path: Path | None = None) -> None:
         for _ in range(count):
             line = event(len(self.written))
-            append(self.log, line[len(self._half) :])
+            append(path or self.log, line[len(self._half) :])
             self._half = b""
             self.written.append(line)
+
+    def late(self, count: int) -> None:
+        self.append(count, self.old(1))
 
     def half(self, size: int) -> None:
         if not self._half:
@@ -513,20 +453,35 @@ class Life:
 
     def rotate(self, _: int) -> None:
         if self._make_room():
-            self.log.rename(f"{self.log}.1")
+            self.log.rename(self.old(1))
             self.log.touch()
 
     def copytruncate(self, _: int) -> None:
         if self._make_room():
-            copy_and_cut_back(self.log)
+            self.copy(1)
+            self.cut(0)
 
-    def gzip(self, number: int, packing: str = "gzip") -> None:
-        path = Path(f"{self.log}.{number}")
-        if path.exists():
-            pack(path, packing)
+    def copy(self, number: int) -> None:
+        shutil.copy(self.log, self.old(number))
+
+    def cut(self, _: int) -> None:
+        os.truncate(self.log, 0)
+
+    def gzip(self, number: int, packing: str = "gzip", *, keep: bool = False) -> None:
+        if self.old(number).exists():
+            pack(self.old(number), packing, keep=keep)
 
     def zstd(self, number: int) -> None:
         self.gzip(number, "zstd")
+
+    def keep(self, number: int) -> None:
+        self.gzip(number, keep=True)
+
+    def unlink(self, number: int) -> None:
+        self.old(number).unlink()
+
+    def old(self, number: int, end: str = "") -> Path:
+        return Path(f"{self.log}.{number}{end}")
 
     def _make_room(self) -> bool:
         """Move all numbers on, unless nothing is to be rotated, or half a line."""
@@ -534,16 +489,28 @@ class Life:
             return False
         for number in range(60, 0, -1):
             for end in ("", ".gz", ".zst"):
-                path = Path(f"{self.log}.{number}{end}")
-                if path.exists():
-                    path.rename(f"{self.log}.{number + 1}{end}")
+                if self.old(number, end).exists():
+                    self.old(number, end).rename(self.old(number + 1, end))
         return True
+
+
+def script(text: str) -> list[tuple[str, int]]:
+    return [(name, int(value or 0)) for name, _, value in (each.partition(" ") for each in text.split(", "))]
 
 
 @examples(60)
 @given(steps=STEPS)
+@example(script("append 2, read 1, rotate, late 1, append 1"))  # by a writer that has the old file open still
+@example(script("append 5, read 2, rotate, append 1, gzip 1"))
+@example(script("append 5, read 2, rotate, append 1, gzip 1, reopen"))
+@example(script("append 5, read 2, rotate, append 1, zstd 1"))
+@example(script("append 5, read 2, rotate, append 1, zstd 1, reopen"))
+@example(script("append 5, rotate, keep 1, read 9, unlink 1, reopen"))  # compressed beside its original
+@example(script("append 9, read 2, copytruncate, append 1, reopen"))
+# A copy stands there, but the original is still whole; then it is cut back.
+@example(script("append 3, read 1, copy 1, read 9, append 1, read 9, copy 1, cut, append 5"))
 def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
-    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     life = Life(tmp_path_factory.mktemp("life"))
     reading = Reading(life.log)
@@ -553,6 +520,8 @@ def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
         else:
             (reading.step if name == "read" else getattr(life, name))(value)
         assert reading.lines == life.written[: len(reading.lines)]
+    assert reading.all() == life.written
+    reading.reopen()
     assert reading.all() == life.written
     assert reading.source.lost == 0
     reading.source.close()

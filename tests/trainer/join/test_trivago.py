@@ -125,23 +125,6 @@ def all_of(replay: Replay) -> list[Example]:
     return examples + replay.finish()
 
 
-def test_each_impression_and_click_is_learned_exactly_once(logs, tmp_path):
-    impressions, clicks = map(read, logs)
-    replay = Replay(tmp_path, logs)
-    assert Counter(all_of(replay)) == joined_at_once(impressions, clicks)
-    counts = replay.join.counts
-    shown = sum(len(each["items"]) for each in impressions)
-    assert counts.impressions == counts.closed == len(impressions)
-    assert counts.clicks == counts.joined == counts.positives == len(clicks)
-    assert (counts.rows, counts.negatives) == (shown, shown - len(clicks))
-
-
-def delayed(clicks: list[Event]) -> list[Event]:
-    """Each click some time after its impression, up to a quarter of an hour; every tenth comes twice."""
-    later = [{**click, "ts": click["ts"] + 7 * number % 900} for number, click in enumerate(clicks)]
-    return sorted(later + later[::10], key=lambda click: click["ts"])
-
-
 def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(logs, tmp_path):
     impressions, clicks = read(logs[0]), delayed(read(logs[1]))
     logs = [logs[0], written(tmp_path / "clicks.jsonl", clicks)]
@@ -150,7 +133,10 @@ def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(logs
     in_order = all_of(undisturbed)
     assert Counter(in_order) == expected
     counts = undisturbed.join.counts
-    in_time = sum(example[-1] for example in expected.elements())
+    in_time, shown = sum(example[-1] for example in in_order), sum(len(each["items"]) for each in impressions)
+    assert counts.impressions == counts.closed == len(impressions)
+    assert (counts.clicks, counts.joined, counts.positives) == (len(clicks), in_time, in_time)
+    assert (counts.rows, counts.negatives) == (shown, shown - in_time)
     assert 0 < counts.late == len(impressions) - in_time
     assert counts.duplicate_feedback == len(clicks) - len(impressions)
 
@@ -163,3 +149,9 @@ def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(logs
         replay = Replay(tmp_path / "killed", logs, state)
     assert examples + replay.finish() == in_order
     assert replay.join.counts == counts
+
+
+def delayed(clicks: list[Event]) -> list[Event]:
+    """Each click some time after its impression, up to a quarter of an hour; every tenth comes twice."""
+    later = [{**click, "ts": click["ts"] + 7 * number % 900} for number, click in enumerate(clicks)]
+    return sorted(later + later[::10], key=lambda click: click["ts"])
