@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -69,12 +70,20 @@ def drained(merger: Merger, polls: int | None = None) -> list[Merged]:
 
 def merged_by(sources: Sequence[Listed], **options: Any) -> tuple[list[tuple[Any, ...]], list[Any]]:
     tables = Tables()
-    merger = Merger(sources, WANTED, tables, once=True, **options)
-    try:
+    with merging(sources, tables, once=True, **options) as merger:
         out = drained(merger)
+    assert len(tables.tables) <= len(out)  # a poll adds one at most
+    return [event for merged in out for event in flat(merged, tables)], [bad for m in out for bad in m.bad]
+
+
+@contextmanager
+def merging(sources: Sequence[Listed], tables: Tables, **options: Any) -> Iterator[Merger]:
+    merger = Merger(sources, WANTED, tables, **options)
+    try:
+        yield merger
     finally:
         merger.close()
-    return [event for merged in out for event in flat(merged, tables)], [bad for m in out for bad in m.bad]
+    assert all(source.closed for source in sources)
 
 
 def requests(events: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -87,10 +96,8 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
     found = []
     for source in range(draw(st.integers(1, 3))):
         seconds = draw(st.lists(st.integers(0, 12), max_size=12))
-        lines = [
-            lines_of([draw(st.sampled_from((impression(source * 100 + n, s), click(n, s), b"no event")))])[0]
-            for n, s in enumerate(seconds)
-        ]
+        kinds = [(impression(100 * source + n, s), click(n, s), b"no event") for n, s in enumerate(seconds)]
+        lines = lines_of(draw(st.sampled_from(each)) for each in kinds)
         gaps = draw(st.lists(st.integers(0, 2), min_size=len(lines), max_size=len(lines)))
         came = [at(sum(gaps[: n + 1])) for n in range(len(lines))]
         found.append((lines, came if draw(st.booleans()) else None))
@@ -98,128 +105,73 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
 
 
 @examples(60)
-@given(held=streams(), data=st.data())
-def test_any_split_into_reads_gives_the_same_order(held: Any, data: st.DataObject) -> None:
-    whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
-    split = [
-        Listed(f"s{n}", lines, came, steps=data.draw(st.lists(st.integers(1, 3), max_size=12)))
-        for n, (lines, came) in enumerate(held)
-    ]
-    assert merged_by(split, read_ahead=data.draw(st.sampled_from((1, 2_000, 1 << 20)))) == whole
-
-
-@examples(40)
 @given(
     held=streams(),
     stops=st.lists(st.integers(0, 3), max_size=3),
-    sizes=st.lists(st.integers(1, 4), max_size=6),
+    sizes=st.lists(st.lists(st.integers(1, 4), max_size=8), min_size=3, max_size=3),
+    read_ahead=st.sampled_from((1, 2_000, 1 << 20)),
 )
-def test_stopping_anywhere_and_going_on_from_the_places_gives_the_same_order(
-    held: Any, stops: list[int], sizes: list[int]
+def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(
+    held: Any, stops: list[int], sizes: list[list[int]], read_ahead: int
 ) -> None:
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
     events, bad, positions = [], [], list[SourcePosition]()
     for polls in (*stops, None):
         tables = Tables()
         sources = [
-            Listed(f"s{n}", lines, came, steps=sizes, position=positions[n] if positions else None)
+            Listed(f"s{n}", lines, came, steps=sizes[n], position=positions[n] if positions else None)
             for n, (lines, came) in enumerate(held)
         ]
-        merger = Merger(sources, WANTED, tables, positions=positions, once=True, read_ahead=1)
-        out = drained(merger, polls)
-        positions = merger.positions()
-        merger.close()
+        with merging(sources, tables, positions=positions, once=True, read_ahead=read_ahead) as merger:
+            out = drained(merger, polls)
+            positions = merger.positions()
         events += [event for merged in out for event in flat(merged, tables)]
         bad += [each for merged in out for each in merged.bad]
     assert (events, bad) == whole
 
 
-def test_order_is_by_arrival_then_source_then_place() -> None:
-    came = [at(second) for second in (1, 3, 3)]
-    events, _ = merged_by(
-        [
-            Listed("a", lines_of([impression(1, 50), impression(2, 51), impression(3, 52)]), came),
-            Listed("b", lines_of([click(1, 60), click(2, 61), click(3, 62)]), [at(2), at(3), at(4)]),
-        ]
-    )
+def test_order_is_by_arrival_then_source_then_place_and_without_a_clock_by_time() -> None:
+    shown = lines_of([impression(1, 50), impression(2, 51), impression(3, 52)])
+    clicks = lines_of([click(1, 60), click(2, 61), click(3, 62)])
+    came = [[at(second) for second in seconds] for seconds in ((1, 3, 3), (2, 3, 4))]
+    events, _ = merged_by([Listed("a", shown, came[0]), Listed("b", clicks, came[1])])
     assert requests(events) == [50, 60, 51, 52, 61, 62]
-
-
-def test_without_a_clock_an_event_that_is_out_of_order_stays_behind_those_before_it() -> None:
-    events, _ = merged_by(
-        [
-            Listed("a", lines_of([impression(1, 5), impression(2, 2), impression(3, 9)])),
-            Listed("b", lines_of([click(1, 4), click(2, 6)])),
-        ]
-    )
+    # One that is out of order stays behind those before it.
+    shown = lines_of([impression(1, 5), impression(2, 2), impression(3, 9)])
+    events, _ = merged_by([Listed("a", shown), Listed("b", lines_of([click(1, 4), click(2, 6)]))])
     assert requests(events) == [4, 5, 2, 6, 9]
 
 
 def test_bad_events_come_in_order_with_their_source_their_place_there_and_line() -> None:
     events, bad = merged_by([Listed("a", [b"?", *lines_of([click(1, 1)]), b'{"ts": 1}'])])
     assert [event[0] for event in events].count(BAD) == 2
-    assert [(each.source, each.where, each.line) for each in bad] == [
-        ("a", "0", b"?"),
-        ("a", "2", b'{"ts": 1}'),
-    ]
-
-
-def test_one_poll_adds_one_table() -> None:
-    tables = Tables()
-    first, second = threading.Event(), threading.Event()
-    sources = [
-        Listed("a", lines_of([impression(1, 1), impression(2, 2)]), steps=[1], on_read=first.set),
-        Listed("b", lines_of([impression(3, 1)]), on_read=second.set),
-    ]
-    merger = Merger(sources, WANTED, tables, once=True)
-    polls = len(drained(merger))
-    merger.close()
-    assert len(tables.tables) <= polls
-    assert sum(len(table["brand"]) for table in tables.tables) == 6
-
-
-def with_merger(sources: Sequence[Listed], check: Callable[[Merger, Tables], None], **options: Any) -> None:
-    tables = Tables()
-    merger = Merger(sources, WANTED, tables, **options)
-    try:
-        check(merger, tables)
-    finally:
-        merger.close()
-    assert all(source.closed for source in sources)
+    told = [(each.source, each.where, each.line) for each in bad]
+    assert told == [("a", "0", b"?"), ("a", "2", b'{"ts": 1}')]
 
 
 def test_a_file_that_stands_still_holds_nobody_up_for_longer_than_idle() -> None:
     sources = [Listed("still", []), Listed("busy", lines_of([click(1, 1), click(2, 2)]))]
-
-    def check(merger: Merger, tables: Tables) -> None:
+    with merging(sources, Tables(), idle_s=0.01) as merger:
         merged = merger.poll(LONG_S)
-        assert merged is not None
-        assert len(merged) == 2
+        assert merged is not None and len(merged) == 2
         assert not merger.ended
 
-    with_merger(sources, check, idle_s=0.01)
 
-
-def test_a_clock_that_stands_holds_back_what_came_after_it() -> None:
-    reads, asked = threading.Condition(), [0]
+@pytest.mark.parametrize("away", [None, StoreUnavailable("gone")])
+def test_a_clock_that_stands_or_is_away_holds_back_only_what_came_after_it(away: Exception | None) -> None:
+    reads, asked, tables = threading.Condition(), [0], Tables()
 
     def read() -> None:
         with reads:
             asked[0] += 1
             reads.notify_all()
 
+    lines, later = lines_of([click(1, 1), click(2, 2)]), lines_of([click(3, 3), click(4, 4)])
     sources = [
-        Listed(
-            "a",
-            lines_of([click(1, 1), click(2, 2)]),
-            [at(3600), at(10800)],
-            steps=[1] + 10_000 * [0],
-            on_read=read,
-        ),
-        Listed("b", lines_of([click(3, 3), click(4, 4)]), [at(7200), at(14400)]),
+        Listed("a", lines, [at(3600), at(10800)], steps=[1, *(10_000 * [away or 0])], on_read=read),
+        Listed("b", later, [at(7200), at(14400)]),
     ]
-
-    def check(merger: Merger, tables: Tables) -> None:
+    with merging(sources, tables, idle_s=0.01 if away else 1000.0) as merger:
         events = list[tuple[Any, ...]]()
         while len(events) < 2:
             merged = merger.poll(LONG_S)
@@ -227,105 +179,67 @@ def test_a_clock_that_stands_holds_back_what_came_after_it() -> None:
             events += flat(merged, tables)
         assert requests(events) == [1, 3]
         with reads:  # what b has, was read long ago; a is asked again and again
-            assert reads.wait_for(lambda: asked[0] > 5, LONG_S)
-        assert merger.poll() is None
-
-    with_merger(sources, check, idle_s=1000.0)
+            assert reads.wait_for(lambda: away or asked[0] > 5, LONG_S)
+        assert away or merger.poll() is None
 
 
-def test_a_store_that_is_away_is_asked_again_and_said_once() -> None:
-    said = list[str]()
+def test_a_store_that_is_away_is_asked_again_and_said_once_as_json_where_that_was_asked_for() -> None:
+    said, as_json = list[str](), list[bool]()
+
+    def note(text: str) -> None:
+        said.append(text)
+        as_json.append(json_output())
+
     away = [StoreUnavailable("connection refused")] * 3
-    events, _ = merged_by(
-        [Listed("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, *away])], on_note=said.append
-    )
-    assert requests(events) == [1, 2]
-    assert [text.split(":")[0] for text in said] == ["a", "a"]
-    assert "connection refused" in said[0]
-    assert "answers again" in said[1]
-
-
-def test_what_is_said_of_a_source_is_json_where_the_command_was_asked_for_json() -> None:
-    asked: list[bool] = []
+    set_json_output(True)
     try:
-        set_json_output(True)
-        merged_by(
-            [Listed("a", lines_of([click(1, 1)]), steps=[StoreUnavailable("connection refused")])],
-            on_note=lambda text: asked.append(json_output()),
+        events, _ = merged_by(
+            [Listed("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, *away])], on_note=note
         )
     finally:
         set_json_output(False)
-    assert asked
-    assert all(asked)
-
-
-def test_a_source_that_is_away_does_not_hold_up_what_came_before_its_watermark() -> None:
-    away = [StoreUnavailable("gone")] * 1000
-    sources = [
-        Listed("a", lines_of([click(1, 1), click(2, 2)]), [at(3600), at(10800)], steps=[1, *away]),
-        Listed("b", lines_of([click(3, 3), click(4, 4)]), [at(7200), at(14400)]),
-    ]
-
-    def check(merger: Merger, tables: Tables) -> None:
-        seen = list[int]()
-        while len(seen) < 2:
-            merged = merger.poll(LONG_S)
-            assert merged is not None
-            seen += requests(flat(merged, tables))
-        assert seen == [1, 3]
-
-    with_merger(sources, check, idle_s=0.01)
+    assert requests(events) == [1, 2]
+    assert [text.split(":")[0] for text in said] == ["a", "a"]
+    assert "connection refused" in said[0] and "answers again" in said[1]
+    assert as_json == [True, True]
 
 
 def test_what_a_source_cannot_get_over_is_raised() -> None:
-    def check(merger: Merger, tables: Tables) -> None:
-        with pytest.raises(InputError, match="damaged"):
-            drained(merger)
+    damaged = Listed("a", lines_of([click(1, 1)]), steps=[InputError("damaged")])
+    with (
+        merging([damaged], Tables(), once=True) as merger,
+        pytest.raises(InputError, match="damaged"),
+    ):
+        drained(merger)
 
-    with_merger([Listed("a", lines_of([click(1, 1)]), steps=[InputError("damaged")])], check, once=True)
 
+class Growing(Listed):
+    """Says that one more event is unread whenever it is asked, up to five."""
 
-class Behind(Listed):
-    """Says that five more events are unread, whenever it is asked."""
+    unread = 0
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.asked_often = threading.Event()
 
     def lag(self) -> Lag:
-        return Lag(events=5)
+        self.unread += 1
+        if self.unread > 5:
+            self.asked_often.set()
+        return Lag(events=min(self.unread, 5))
 
 
-def test_lags_count_what_waits_to_be_handed_out() -> None:
-    done = threading.Event()
-    reads = iter(range(1000))
-
-    def read() -> None:
-        if next(reads) > 2:
-            done.set()
-
-    source = Behind("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, 1, 0, 0, 0], on_read=read)
-
-    def check(merger: Merger, tables: Tables) -> None:
-        assert done.wait(LONG_S)
+def test_lags_count_what_waits_to_be_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_LAG_EVERY_S", 0.0)
+    source = Growing("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, 1, *(10_000 * [0])])
+    with merging([source], Tables()) as merger:
+        assert source.asked_often.wait(LONG_S)
         assert merger.lags() == [Lag(events=7)]
-
-    with_merger([source], check)
 
 
 def test_lags_are_looked_at_while_there_is_no_room_to_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that is behind is the one whose lag is asked for."""
     monkeypatch.setattr(reading, "_LAG_EVERY_S", 0.01)
-    again = threading.Event()
-
-    class Growing(Listed):
-        unread = 0
-
-        def lag(self) -> Lag:
-            self.unread += 1
-            if self.unread > 3:
-                again.set()
-            return Lag(events=self.unread)
-
     source = Growing("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, 1])
-
-    def check(merger: Merger, tables: Tables) -> None:
-        assert again.wait(LONG_S)
-
-    with_merger([source], check, read_ahead=1)
+    with merging([source], Tables(), read_ahead=1):
+        assert source.asked_often.wait(LONG_S)

@@ -8,12 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
@@ -78,6 +77,16 @@ def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_tracker, "GONE_S", 0.0)
+
+
+def events(*numbers: int) -> list[bytes]:
+    """The lines from one number to before another, as of range."""
+    return [event(n) for n in range(*numbers)]
+
+
+@pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "events.jsonl"
 
@@ -91,38 +100,35 @@ def test_a_file_that_is_not_there_yet_is_waited_for_and_that_is_said_once(log: P
     reading = Reading(log)
     assert reading.all() == [] and reading.all() == []
     assert len(reading.notes) == 1 and "waiting for it" in reading.notes[0]
-    append(log, event(1))
-    assert reading.all() == [event(1)]
+    append(log, event(0))
+    assert reading.all() == events(1)
     assert reading.source.watermark_us() == 0
 
 
-def test_a_line_is_read_once_it_is_ended(log: Path) -> None:
-    append(log, event(1), event(2)[:10])
+def test_a_line_is_read_once_it_is_ended_or_with_once_by_the_end_of_the_file(log: Path) -> None:
+    append(log, event(0), event(1)[:10])
     reading = Reading(log)
-    assert reading.all() == [event(1)]
+    assert reading.all() == events(1)
     reading.reopen()
-    assert reading.all() == [event(1)]
-    append(log, event(2)[10:])
-    assert reading.all() == [event(1), event(2)]
+    assert reading.all() == events(1)
+    append(log, event(1)[10:-1])
+    assert reading.all() == events(1)
+    once = Reading(log, once=True)
+    assert once.all() == events(2)
+    assert once.source.watermark_us() == NEVER_US
+    append(log, b"\n", event(2))
+    once.reopen()
+    assert once.all() == reading.all() == events(3)
 
 
-def test_with_once_the_end_of_the_file_ends_the_last_line_and_the_source(log: Path) -> None:
-    append(log, event(1), event(2)[:-1])
-    reading = Reading(log, once=True)
-    assert reading.all() == [event(1), event(2)]
-    assert reading.source.watermark_us() == NEVER_US
-    append(log, b"\n", event(3))
-    reading.reopen()
-    assert reading.all() == [event(1), event(2), event(3)]
-
-
-def test_blank_lines_and_a_byte_order_mark_are_passed_over(log: Path) -> None:
-    append(log, b"\xef\xbb\xbf", b"\n", event(1), b"\r\n", b"\n", event(2))
+def test_blank_lines_and_a_byte_order_mark_are_passed_over_and_long_lines_read_whole(log: Path) -> None:
+    long = json.dumps({"pad": "x" * 3_000_000}).encode() + b"\n"
+    append(log, b"\xef\xbb\xbf", b"\n", event(1), b"\r\n", b"\n", long, event(2))
     reading = Reading(log)
-    assert reading.all() == [event(1), event(2)]
+    assert reading.all() == [event(1), long, event(2)]
     reading.reopen()
     append(log, b"\n\n", event(3))
-    assert reading.all() == [event(1), event(2), event(3)]
+    assert reading.all() == [event(1), long, event(2), event(3)]
 
 
 def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
@@ -138,12 +144,6 @@ def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
     assert again.where(rest, 0) == f"{log}:5"
 
 
-def test_long_lines_are_read_whole(log: Path) -> None:
-    long = json.dumps({"pad": "x" * 3_000_000}).encode() + b"\n"
-    append(log, event(1), long, event(2))
-    assert Reading(log).all() == [event(1), long, event(2)]
-
-
 def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.events.files.MAX_ROW_BYTES", 1 << 20)
     append(log, event(1), b"x" * (3 << 20))
@@ -153,76 +153,39 @@ def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.Monkey
         reading.step()
 
 
-def test_reading_goes_on_in_a_file_that_was_renamed_and_then_in_the_new_one(log: Path) -> None:
-    append(log, event(1), event(2))
-    reading = Reading(log)
-    reading.step(1)
-    log.rename(f"{log}.1")
-    append(log, event(4))
-    append(Path(f"{log}.1"), event(3))  # a writer that has it open still
-    assert reading.all() == [event(n) for n in (1, 2, 3, 4)]
-
-
-def test_files_rotated_before_the_first_read_are_read_oldest_first(log: Path) -> None:
-    for number, name in enumerate((".2026-01-01", "-20260131", ".12", ".2", ".1", ""), 1):
+def test_files_rotated_before_the_first_read_are_read_oldest_first(log: Path, tmp_path: Path) -> None:
+    for number, name in enumerate((".2026-01-01", "-20260131", ".12", ".2", ".1", "")):
         append(Path(f"{log}{name}"), event(number))
     append(log.with_name("events.jsonl.1.idx"), b"not one of them\n")
     # by date: both marks as they sort; then by number, falling
-    assert sorted(Reading(log).all()) == [event(n) for n in range(1, 7)]
-    assert Reading(log).all()[2:] == [event(n) for n in range(3, 7)]
+    assert sorted(Reading(log).all()) == sorted(events(6))
+    assert Reading(log).all()[2:] == events(2, 6)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, name in enumerate(("a.jsonl.2", "a.jsonl.1", "a.jsonl", "b.jsonl", "part.1", "part.2")):
+        append(folder / name, event(number))
+    assert Reading(folder).all() == events(6)
 
 
-@pytest.mark.parametrize("packing", ["gzip", "zstd"])
-@pytest.mark.parametrize("reopens", [True, False])
-def test_a_rotated_file_that_was_compressed_is_read_on(log: Path, packing: str, reopens: bool) -> None:
-    append(log, *(event(n) for n in range(5)))
-    reading = Reading(log)
-    reading.step(2)
-    log.rename(f"{log}.1")
-    append(log, event(5))
-    pack(Path(f"{log}.1"), packing)
-    if reopens:
-        reading.reopen()
-    assert reading.all() == [event(n) for n in range(6)]
-    reading.reopen()
-    assert reading.all() == [event(n) for n in range(6)]
-    assert not reading.notes
-
-
-def pack(path: Path, packing: str, *, keep: bool = False) -> None:
-    data = path.read_bytes()
-    if packing == "gzip":
-        packed = Path(f"{path}.gz")
-        packed.write_bytes(gzip.compress(data))
-    else:
-        packed = Path(f"{path}.zst")
-        packed.write_bytes(pa.compress(data, "zstd", asbytes=True))
+def pack(path: Path, packing: str = "gzip", *, keep: bool = False) -> None:
+    data, suffix = path.read_bytes(), {"gzip": "gz", "zstd": "zst"}[packing]
+    packed = gzip.compress(data) if packing == "gzip" else pa.compress(data, "zstd", asbytes=True)
+    Path(f"{path}.{suffix}").write_bytes(packed)
     if not keep:
         path.unlink()
 
 
-def test_a_compressed_copy_beside_its_original_is_not_read_twice(log: Path) -> None:
-    append(log, *(event(n) for n in range(5)))
-    log.rename(f"{log}.1")
-    pack(Path(f"{log}.1"), "gzip", keep=True)
-    reading = Reading(log)
-    assert reading.all() == [event(n) for n in range(5)]
-    Path(f"{log}.1").unlink()
-    reading.reopen()
-    assert reading.all() == [event(n) for n in range(5)]
-
-
 def test_the_half_line_at_the_end_of_a_compressed_file_is_a_line(log: Path) -> None:
-    append(log, event(1), event(2)[:-1])
+    append(log, event(0), event(1)[:-1])
     reading = Reading(log)
-    assert reading.all() == [event(1)]
+    assert reading.all() == events(1)
     log.rename(f"{log}.1")
-    pack(Path(f"{log}.1"), "gzip")
-    assert reading.all() == [event(1), event(2)]
+    pack(Path(f"{log}.1"))
+    assert reading.all() == events(2)
 
 
 def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes_and_said(log: Path) -> None:
-    lines = [event(n) for n in range(20_000)]
+    lines = events(20_000)
     packed = gzip.compress(b"".join(lines))
     whole = Path(f"{log}.1.gz")
     whole.write_bytes(packed[: len(packed) // 2])
@@ -234,35 +197,25 @@ def test_a_compressed_file_cut_short_is_read_as_far_as_it_goes_and_said(log: Pat
     assert reading.all() == lines
 
 
-def test_a_file_that_was_copied_and_cut_back_is_read_on_in_the_copy(log: Path) -> None:
-    append(log, event(1), event(2), event(3))
-    reading = Reading(log)
-    reading.step(1)
-    shutil.copy(log, f"{log}.1")
-    assert reading.step() and reading.lines == [event(n) for n in (1, 2, 3)]
-    append(log, event(4))
-    assert reading.step()  # the copy stands there by now, but the original is still whole
+def copy_and_cut_back(log: Path) -> None:
     shutil.copy(log, f"{log}.1")
     os.truncate(log, 0)
-    append(log, event(5), event(6), event(7), event(8), event(9))
-    assert reading.all() == [event(n) for n in range(1, 10)]
-    assert reading.source.lost == 0
 
 
 @pytest.mark.parametrize("reopens", [True, False])
 def test_a_copy_that_is_still_being_written_is_not_another_file(log: Path, reopens: bool) -> None:
-    append(log, *(event(n) for n in range(6)))
+    append(log, *events(6))
     reading = Reading(log)
     reading.all()
     copy = Path(f"{log}.1")
-    append(copy, event(0), event(1))
+    append(copy, *events(2))
     if reopens:
         reading.reopen()
-    assert reading.all() == [event(n) for n in range(6)]
-    append(copy, *(event(n) for n in range(2, 6)))
+    assert reading.all() == events(6)
+    append(copy, *events(2, 6))
     os.truncate(log, 0)
     append(log, event(6))
-    assert reading.all() == [event(n) for n in range(7)]
+    assert reading.all() == events(7)
 
 
 def test_a_file_that_begins_like_another_for_some_lines_is_another(tmp_path: Path) -> None:
@@ -271,49 +224,30 @@ def test_a_file_that_begins_like_another_for_some_lines_is_another(tmp_path: Pat
     assert Reading(tmp_path).all() == [event(n) for n in (1, 2, 3, 1, 4)]
 
 
-def test_what_was_not_read_when_a_file_was_copied_and_cut_back_is_read_in_the_copy(log: Path) -> None:
-    append(log, *(event(n) for n in range(9)))
-    reading = Reading(log)
-    reading.step(2)
-    shutil.copy(log, f"{log}.1")
-    os.truncate(log, 0)
-    append(log, event(9))
-    reading.reopen()
-    assert reading.all() == [event(n) for n in range(10)]
-
-
-def test_a_file_that_was_cut_back_is_read_from_its_start_and_that_is_said(log: Path) -> None:
-    append(log, event(1), event(2))
+def test_a_file_that_was_cut_back_or_overwritten_is_read_from_its_start_and_that_is_said(log: Path) -> None:
+    append(log, *events(2))
     reading = Reading(log)
     reading.all()
     os.truncate(log, 0)
-    append(log, event(3))
-    assert reading.all() == [event(1), event(2), event(3)]
+    append(log, event(2))
+    assert reading.all() == events(3)
     assert "cut back" in reading.notes[0] and reading.source.lost == 0
-
-
-def test_a_file_overwritten_by_a_longer_one_is_read_from_its_start(log: Path) -> None:
-    append(log, event(1))
-    reading = Reading(log)
-    reading.all()
     with log.open("wb") as file:  # same inode
-        file.write(b"".join(event(n) for n in range(2, 9)))
-    assert reading.all() == [event(n) for n in range(1, 9)]
+        file.write(b"".join(events(3, 9)))
+    assert reading.all() == events(9)
 
 
 def test_the_unread_rest_of_a_deleted_file_is_read_while_it_is_open(log: Path) -> None:
-    append(log, *(event(n) for n in range(60_000)))
+    append(log, *events(30_000))
     reading = Reading(log)
     reading.step()
+    assert len(reading.lines) < 30_000
     log.unlink()
-    append(log, event(60_000))
-    assert reading.all() == [event(n) for n in range(60_001)]
+    append(log, event(30_000))
+    assert reading.all() == events(30_001)
 
 
-def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_tracker, "GONE_S", 0.0)
+def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(log: Path, lost_soon: None) -> None:
     append(log, *(event(40 * n) for n in range(100, 110)))
     reading = Reading(log)
     reading.step(4)
@@ -324,13 +258,15 @@ def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(
     reading.reopen()
     assert reading.all()[4:] == [event(1)]
     assert reading.source.lost == 6 and "about 6 events" in reading.notes[-1]
-    reading.step()
+    append(log, event(2))
+    reading.all()
+    assert reading.at["lost"] == 6
     reading.reopen()
-    assert reading.all()[4:] == [event(1)]
+    assert reading.all()[4:] == [event(1), event(2)]
+    assert reading.source.lost == 6
 
 
-def test_the_count_of_what_was_lost_is_in_the_place(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_tracker, "GONE_S", 0.0)
+def test_what_was_cut_off_before_it_was_read_is_counted(log: Path, lost_soon: None) -> None:
     append(log, event(40), event(80))
     reading = Reading(log)
     reading.step(1)
@@ -338,61 +274,44 @@ def test_the_count_of_what_was_lost_is_in_the_place(log: Path, monkeypatch: pyte
     append(log, event(1))
     reading.reopen()
     assert reading.all() == [event(40), event(1)]
-    append(log, event(2))
-    reading.all()
-    assert reading.at["lost"] == 1
-    reading.reopen()
     assert reading.source.lost == 1
 
 
 def test_a_folder_is_read_in_the_order_of_names_and_new_files_join(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
-    reading = Reading(folder)
-    assert reading.all() == []
+    reading, matching = Reading(folder), Reading(folder / "*.jsonl")
+    assert reading.all() == matching.all() == []
     folder.mkdir()
     append(folder / "b.jsonl", event(2))
     append(folder / "a.jsonl", event(1))
     append(folder / ".hidden", b"not this\n")
     append(folder / "c.jsonl.tmp", b"nor this\n")
-    assert reading.all() == [event(1), event(2)]
+    assert reading.all() == matching.all() == [event(1), event(2)]
     reading.reopen()
     append(folder / "c.jsonl", event(3))
     append(folder / "b.jsonl", event(4))
-    assert reading.all() == [event(1), event(2), event(4), event(3)]
-
-
-def test_a_glob_takes_what_matches(tmp_path: Path) -> None:
-    reading = Reading(tmp_path / "*.jsonl")
-    append(tmp_path / "a.jsonl", event(1))
-    append(tmp_path / "a.txt", event(2))
-    append(tmp_path / "b.jsonl", event(3))
-    assert reading.all() == [event(1), event(3)]
-
-
-def test_rotated_files_in_a_folder_come_before_the_one_they_were_rotated_from(tmp_path: Path) -> None:
-    for number, name in enumerate(("a.jsonl.2", "a.jsonl.1", "a.jsonl", "b.jsonl", "part.1", "part.2"), 1):
-        append(tmp_path / name, event(number))
-    assert Reading(tmp_path).all() == [event(n) for n in range(1, 7)]
+    append(folder / "d.txt", event(5))
+    assert reading.all() == [event(1), event(2), event(4), event(3), event(5)]
+    assert matching.all() == [event(1), event(2), event(4), event(3)]
 
 
 def test_a_new_file_with_the_inode_of_a_deleted_one_is_new(log: Path) -> None:
-    append(log, event(1), event(2))
+    append(log, *events(2))
     reading = Reading(log)
     reading.all()
     reading.source.close()
-    inode = log.stat().st_ino
     log.unlink()
-    append(log, event(3), event(4), event(5))
+    append(log, *events(2, 5))
     # Where the file system gave another inode, the position is made to know the new file by it.
     reading.at["files"][0][1] = log.stat().st_ino
     reading.reopen()
-    assert reading.all() == [event(n) for n in range(1, 6)], inode
+    assert reading.all() == events(5)
 
 
 def test_lag_is_the_bytes_that_are_not_read(log: Path) -> None:
-    append(log, event(1), event(2))
+    append(log, *events(2))
     reading = Reading(log)
-    assert reading.source.lag().bytes == len(event(1) + event(2))
+    assert reading.source.lag().bytes == len(event(0) + event(1))
     reading.all()
     assert reading.source.lag().bytes == 0
 
@@ -401,7 +320,7 @@ def test_lag_is_the_bytes_that_are_not_read(log: Path) -> None:
 def test_a_file_that_is_replaced_while_it_is_recognized_is_not_taken_for_its_successor(
     log: Path, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(log, event(0), event(1))
+    append(log, *events(2))
     reading = Reading(log)
     reading.step(taken)
     append(log, event(2))
@@ -410,13 +329,12 @@ def test_a_file_that_is_replaced_while_it_is_recognized_is_not_taken_for_its_suc
     def replaced_after(file: PlainFile) -> bytes:
         monkeypatch.setattr(PlainFile, "head", head)
         was = head(file)
-        shutil.copyfile(log, f"{log}.1")
-        os.truncate(log, 0)
-        append(log, *(event(number) for number in range(3, 9)))
+        copy_and_cut_back(log)
+        append(log, *events(3, 9))
         return was
 
     monkeypatch.setattr(PlainFile, "head", replaced_after)
-    assert reading.all() == [event(number) for number in range(9)]
+    assert reading.all() == events(9)
     assert PlainFile.head is head
 
 
@@ -446,28 +364,6 @@ for number in range(count):
 """As logrotate does it: numbers move on, and what is older than the last is compressed."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["rename", "copytruncate"])
-@pytest.mark.parametrize("named", ["file", "folder"])
-def test_every_line_is_read_once_while_another_process_moves_the_files_on(
-    log: Path, how: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_tracker, "RESTS", 5.0)
-    count = 1000
-    log.touch()
-    writer = subprocess.Popen([sys.executable, "-c", MOVING, str(log), str(count), how])
-    reading = Reading(log if named == "file" else log.parent)
-    reads = 0
-    while writer.poll() is None:
-        reading.step(7 if reads % 5 == 0 else None)
-        reads += 1
-    assert writer.returncode == 0
-    reading.reopen()  # so that it looks at once
-    monkeypatch.setattr(file_tracker, "RESTS", 0.0)
-    assert reading.all() == [event(n) for n in range(count)]
-    assert reading.source.lost == 0
-
-
 WRITER = """
 import sys
 from server.impressions.rotating_file import RotatingFile
@@ -479,14 +375,27 @@ for number in range(int(sys.argv[2])):
 
 
 @pytest.mark.slow
-def test_every_line_of_a_rotating_file_that_another_process_writes_is_read_once(log: Path) -> None:
-    count = 3000
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(log), str(count)])
-    reading = Reading(log)
+@pytest.mark.parametrize(
+    ("script", "how", "named"),
+    [(MOVING, "rename", "folder"), (MOVING, "copytruncate", "file"), (WRITER, "rotate", "file")],
+    ids=["rename", "copytruncate", "rotating file"],
+)
+def test_every_line_is_read_once_while_another_process_moves_the_files_on(
+    log: Path, script: str, how: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_tracker, "RESTS", 5.0 if script == MOVING else 0.0)
+    count = 1000
+    log.touch()
+    writer = subprocess.Popen([sys.executable, "-c", script, str(log), str(count), how])
+    reading = Reading(log if named == "file" else log.parent)
+    reads = 0
     while writer.poll() is None:
-        reading.step()
+        reading.step(7 if reads % 5 == 0 else None)
+        reads += 1
     assert writer.returncode == 0
-    assert reading.all() == [event(n) for n in range(count)]
+    reading.reopen()  # so that it looks at once
+    monkeypatch.setattr(file_tracker, "RESTS", 0.0)
+    assert reading.all() == events(count)
     assert reading.source.lost == 0
 
 
@@ -499,23 +408,22 @@ def test_reading_can_go_on_from_every_place(log: Path) -> None:
     while (chunk := source.read()) is not None:
         positions += [source.position(chunk, count) for count in range(1, len(chunk) + 1)]
     assert len(positions) == 41
-    pack(Path(f"{log}.3"), "gzip")
+    pack(Path(f"{log}.3"))
     for taken, position in enumerate(positions):
-        assert Reading(log, position=position).all() == [event(n) for n in range(taken, 40)]
+        assert Reading(log, position=position).all() == events(taken, 40)
 
 
+ACTS = {
+    "append": (1, 5),
+    "half": (1, 20),
+    "rotate": (0, 0),
+    "copytruncate": (0, 0),
+    "gzip": (1, 3),
+    "zstd": (1, 3),
+}
+ACTS |= {"read": (0, 8), "reopen": (0, 0)}
 STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), st.integers(1, 5)),
-        st.tuples(st.just("half"), st.integers(1, 20)),
-        st.tuples(st.just("rotate"), st.just(0)),
-        st.tuples(st.just("copytruncate"), st.just(0)),
-        st.tuples(st.just("gzip"), st.integers(1, 3)),
-        st.tuples(st.just("zstd"), st.integers(1, 3)),
-        st.tuples(st.just("read"), st.integers(0, 8)),
-        st.tuples(st.just("reopen"), st.just(0)),
-    ),
-    max_size=40,
+    st.one_of(st.tuples(st.just(name), st.integers(*bounds)) for name, bounds in ACTS.items()), max_size=40
 )
 
 
@@ -528,12 +436,15 @@ class Life:
         self.written: list[bytes] = []
         self._half = b""
 
-    def append(self, count: int) -> None:
+    def append(self, count: int, path: Path | None = None) -> None:
         for _ in range(count):
             line = event(len(self.written))
-            append(self.log, line[len(self._half) :])
+            append(path or self.log, line[len(self._half) :])
             self._half = b""
             self.written.append(line)
+
+    def late(self, count: int) -> None:
+        self.append(count, self.old(1))
 
     def half(self, size: int) -> None:
         if not self._half:
@@ -541,55 +452,76 @@ class Life:
             append(self.log, self._half)
 
     def rotate(self, _: int) -> None:
-        if self._half or not self.log.stat().st_size:
-            return
-        self._make_room()
-        self.log.rename(f"{self.log}.1")
-        self.log.touch()
+        if self._make_room():
+            self.log.rename(self.old(1))
+            self.log.touch()
 
     def copytruncate(self, _: int) -> None:
-        if self._half or not self.log.stat().st_size:
-            return
-        self._make_room()
-        shutil.copy(self.log, f"{self.log}.1")
+        if self._make_room():
+            self.copy(1)
+            self.cut(0)
+
+    def copy(self, number: int) -> None:
+        shutil.copy(self.log, self.old(number))
+
+    def cut(self, _: int) -> None:
         os.truncate(self.log, 0)
 
-    def gzip(self, number: int) -> None:
-        self._pack(number, "gzip")
+    def gzip(self, number: int, packing: str = "gzip", *, keep: bool = False) -> None:
+        if self.old(number).exists():
+            pack(self.old(number), packing, keep=keep)
 
     def zstd(self, number: int) -> None:
-        self._pack(number, "zstd")
+        self.gzip(number, "zstd")
 
-    def _pack(self, number: int, packing: str) -> None:
-        path = Path(f"{self.log}.{number}")
-        if path.exists():
-            pack(path, packing)
+    def keep(self, number: int) -> None:
+        self.gzip(number, keep=True)
 
-    def _make_room(self) -> None:
+    def unlink(self, number: int) -> None:
+        self.old(number).unlink()
+
+    def old(self, number: int, end: str = "") -> Path:
+        return Path(f"{self.log}.{number}{end}")
+
+    def _make_room(self) -> bool:
+        """Move all numbers on, unless nothing is to be rotated, or half a line."""
+        if self._half or not self.log.stat().st_size:
+            return False
         for number in range(60, 0, -1):
             for end in ("", ".gz", ".zst"):
-                path = Path(f"{self.log}.{number}{end}")
-                if path.exists():
-                    path.rename(f"{self.log}.{number + 1}{end}")
+                if self.old(number, end).exists():
+                    self.old(number, end).rename(self.old(number + 1, end))
+        return True
+
+
+def script(text: str) -> list[tuple[str, int]]:
+    return [(name, int(value or 0)) for name, _, value in (each.partition(" ") for each in text.split(", "))]
 
 
 @examples(60)
 @given(steps=STEPS)
+@example(script("append 2, read 1, rotate, late 1, append 1"))  # by a writer that has the old file open still
+@example(script("append 5, read 2, rotate, append 1, gzip 1"))
+@example(script("append 5, read 2, rotate, append 1, gzip 1, reopen"))
+@example(script("append 5, read 2, rotate, append 1, zstd 1"))
+@example(script("append 5, read 2, rotate, append 1, zstd 1, reopen"))
+@example(script("append 5, rotate, keep 1, read 9, unlink 1, reopen"))  # compressed beside its original
+@example(script("append 9, read 2, copytruncate, append 1, reopen"))
+# A copy stands there, but the original is still whole; then it is cut back.
+@example(script("append 3, read 1, copy 1, read 9, append 1, read 9, copy 1, cut, append 5"))
 def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
-    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     life = Life(tmp_path_factory.mktemp("life"))
     reading = Reading(life.log)
-    acts: dict[str, Callable[[int], object]] = {
-        "read": reading.step,
-        "reopen": lambda _: reading.reopen(),
-        **{
-            name: getattr(life, name) for name in ("append", "half", "rotate", "copytruncate", "gzip", "zstd")
-        },
-    }
     for name, value in steps:
-        acts[name](value)
+        if name == "reopen":
+            reading.reopen()
+        else:
+            (reading.step if name == "read" else getattr(life, name))(value)
         assert reading.lines == life.written[: len(reading.lines)]
+    assert reading.all() == life.written
+    reading.reopen()
     assert reading.all() == life.written
     assert reading.source.lost == 0
     reading.source.close()

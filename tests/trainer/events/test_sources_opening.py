@@ -50,22 +50,16 @@ def test_files_folders_and_globs_need_not_be_there_yet(tmp_path: Path) -> None:
     assert all(source.read() is None for source in sources)
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
+def test_names_that_cannot_be_understood_are_refused(tmp_path: Path) -> None:
+    for names, said in (
         ([], "no source of events: expected a file, a folder"),
         (["clicks="], "got an empty source"),
         (["s3://bucket/key"], "'s3' is no kind of source; expected"),
         (["store"], "there is none"),
         (["a.jsonl", "impressions=a.jsonl"], "named more than once"),
-    ],
-)
-def test_names_that_cannot_be_understood_are_refused(names: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        open_sources(names, SPEC, None)
-
-
-def test_a_store_that_is_none_is_refused_and_what_was_open_is_closed(tmp_path: Path) -> None:
+    ):
+        with pytest.raises(InputError, match=said):
+            open_sources(names, SPEC, None)
     with pytest.raises(StoreError):
         open_sources([str(tmp_path / "a"), "redis://127.0.0.1:1/0"], SPEC, None)
 
@@ -98,49 +92,38 @@ def test_what_the_merger_adds_to_a_place_does_no_harm(tmp_path: Path) -> None:
     assert source.read() is None
 
 
-def test_a_name_is_kept_without_what_may_change(tmp_path: Path) -> None:
-    assert (
-        known_as("redis://user:secret@host:1/0")
-        == known_as("embedded:.ftrie")
-        == known_as("store")
-        == "store"
-    )
+def test_a_name_is_kept_without_what_may_change() -> None:
+    for name in ("redis://user:secret@host:1/0", "embedded:.ftrie", "store"):
+        assert known_as(name) == "store"
     assert known_as("clicks=unix:///socket#clicks") == "store#clicks"
     assert known_as("kafka://h:1,g:2/clicks?sasl.password=secret") == "kafka clicks"
     assert known_as("impressions=logs/*.jsonl") == "logs/*.jsonl"
 
 
 def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:
-    rows, events, table = (tmp_path / name for name in ("rows.jsonl", "events.jsonl", "table.csv"))
-    rows.write_bytes(b'{"click": 1, "age": 2}\n')
-    events.write_bytes(EVENT)
-    table.write_bytes(b"click,age\n1,2\n")
-    assert kind_of([str(rows)], LABEL) == ROWS and kind_of([str(table)], LABEL) == ROWS
-    assert (
-        kind_of([str(tmp_path / "later.csv")], LABEL) == ROWS and kind_of([f"rows={tmp_path}"], LABEL) == ROWS
-    )
-    assert kind_of([str(events)], LABEL) == EVENTS and kind_of([str(tmp_path / "later")], LABEL) == EVENTS
     (tmp_path / "day=1").mkdir()
-    (tmp_path / "day=1" / "part").write_bytes(b'{"age": 2}\n{"click": 0, "age": 2}\n')
-    unlabelled, sparse = tmp_path / "unlabelled.csv", tmp_path / "sparse.log"
-    unlabelled.write_bytes(b"age,item\n1,2\n")
-    sparse.write_bytes(b"1 |user a |item b\n")
-    for path in (tmp_path / "day=1", unlabelled, sparse):
-        assert kind_of([str(path)], LABEL) == ROWS, path
-    assert kind_of(["store"], LABEL) == EVENTS and kind_of([f"clicks={rows}"], LABEL) == EVENTS
-    assert kind_of(["-"], LABEL) == ROWS and kind_of([str(events)], LABEL, "csv") == ROWS
+    for name, data in (
+        ("rows.jsonl", b'{"click": 1, "age": 2}\n'),
+        ("events.jsonl", EVENT),
+        ("table.csv", b"click,age\n1,2\n"),
+        ("day=1/part", b'{"age": 2}\n{"click": 0, "age": 2}\n'),
+        ("unlabelled.csv", b"age,item\n1,2\n"),
+        ("sparse.log", b"1 |user a |item b\n"),
+    ):
+        (tmp_path / name).write_bytes(data)
+    rows, events, table = (str(tmp_path / name) for name in ("rows.jsonl", "events.jsonl", "table.csv"))
+    for name in ("rows.jsonl", "table.csv", "later.csv", "day=1", "unlabelled.csv", "sparse.log"):
+        assert kind_of([str(tmp_path / name)], LABEL) == ROWS, name
+    for name in (f"rows={tmp_path}", "-"):
+        assert kind_of([name], LABEL) == ROWS, name
+    for name in (events, str(tmp_path / "later"), "store", f"clicks={rows}"):
+        assert kind_of([name], LABEL) == EVENTS, name
+    assert kind_of([events], LABEL, "csv") == ROWS
     with pytest.raises(InputError, match="expected logs of one kind"):
-        kind_of([str(events), str(table)], LABEL)
+        kind_of([events, table], LABEL)
 
 
-def test_only_one_source_of_rows_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name it alone"):
-        open_rows([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], SPEC)
-    with pytest.raises(InputError, match="expected a file, a folder or a glob"):
-        open_rows(["-"], SPEC)
-
-
-def test_rows_are_opened_at_their_place(tmp_path: Path) -> None:
+def test_rows_are_opened_at_their_place_and_only_of_one_source_that_grows(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_bytes(b"click,age\n1,2\n")
     source = open_rows([f"rows={log}"], SPEC)
@@ -150,5 +133,8 @@ def test_rows_are_opened_at_their_place(tmp_path: Path) -> None:
     assert open_rows([f"rows={log}"], SPEC, [rows.after]).read(("click",)) is None
     with pytest.raises(InputError, match="begin anew"):
         open_rows(["rows=other.csv"], SPEC, [rows.after])
-    with pytest.raises(InputError, match="expected a file, a folder or a glob"):
-        open_rows(["rows=kafka://h/t"], SPEC)
+    with pytest.raises(InputError, match="name it alone"):
+        open_rows([str(log), str(tmp_path / "b.csv")], SPEC)
+    for name in ("-", "rows=kafka://h/t"):
+        with pytest.raises(InputError, match="expected a file, a folder or a glob"):
+            open_rows([name], SPEC)

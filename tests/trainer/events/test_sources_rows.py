@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,13 @@ def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_tracker, "RESTS", 0.0)
 
 
-def told(batches: list[RowBatch]) -> Told:
+def told(batches: Iterable[RowBatch]) -> Told:
     """Rows with their lines, and rejects. Values as text: their Arrow types depend on where batches end."""
     rows: list[tuple[Any, ...]] = []
     rejects: list[tuple[int, str]] = []
     for batch in batches:
-        columns = [batch.columns[name].to_pylist() for name in WANTED]
-        rows += zip(
-            batch.lines.tolist(), *([_text(value) for value in column] for column in columns), strict=True
-        )
+        columns = [map(_text, batch.columns[name].to_pylist()) for name in WANTED]
+        rows += zip(batch.lines.tolist(), *columns, strict=True)
         rejects += [(reject.line, reject.reason) for reject in batch.rejects]
     return rows, rejects
 
@@ -57,24 +56,22 @@ def _text(value: Any) -> str:
         return str(value)
 
 
-def read_at_once(path: Path) -> Told:
-    with LogReader([str(path)]) as reader:
-        return told(list(reader.batches(WANTED)))
+def read_at_once(path: Path, **options: Any) -> Told:
+    with LogReader([str(path)], **options) as reader:
+        return told(reader.batches(WANTED))
 
 
 class Reading:
-    def __init__(self, name: Path, *, once: bool = False, position: SourcePosition | None = None) -> None:
+    def __init__(self, name: Path, *, position: SourcePosition | None = None, **options: Any) -> None:
         self.notes: list[str] = []
-        self.source = RowSource(
-            str(name), json.loads(json.dumps(position or {})), self.notes.append, once=once
-        )
+        self.position: SourcePosition = json.loads(json.dumps(position or {}))
+        self.source = RowSource(str(name), self.position, self.notes.append, **options)
         self.batches: list[RowBatch] = []
-        self.positions = [position or {}]
 
     def all(self) -> Told:
         while (rows := self.source.read(WANTED)) is not None:
             self.batches.append(rows.batch)
-            self.positions.append(rows.after)
+            self.position = rows.after
         return told(self.batches)
 
 
@@ -88,46 +85,45 @@ def test_a_file_gives_the_rows_that_training_reads(name: str, tmp_path: Path) ->
     assert reading.source.ended
 
 
+def grown(log: Path, data: bytes, cuts: Iterable[int], **options: Any) -> tuple[Told, list[str]]:
+    """What is read of a file that grows by these cuts, by a new reader each time, as after a kill; what was said."""
+    batches, notes, position = list[RowBatch](), list[str](), SourcePosition()
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data), len(data)]
+    for number, (start, stop) in enumerate(pairwise(bounds), 2):
+        with log.open("ab") as file:
+            file.write(data[start:stop])
+        reading = Reading(log, position=position, once=number == len(bounds), **options)
+        reading.all()
+        batches += reading.batches
+        notes += reading.notes
+        position = reading.position
+        reading.source.close()
+    return told(batches), notes
+
+
 @pytest.mark.parametrize("name", LOGS)
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(
     name: str, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     log = tmp_path_factory.mktemp("rows") / name
-    data = LOGS[name]
-    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    batches: list[RowBatch] = []
-    position: SourcePosition = {}
-    for start, stop in pairwise(bounds):
-        with log.open("ab") as file:
-            file.write(data[start:stop])
-        reading = Reading(log, position=position)  # as after a kill
-        reading.all()
-        batches += reading.batches
-        position = reading.positions[-1]
-        reading.source.close()
-    rest = Reading(log, position=position, once=True)
-    rest.all()
-    assert told(batches + rest.batches) == read_at_once(log)
+    assert grown(log, LOGS[name], cuts)[0] == read_at_once(log)
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_file_rotated_and_compressed_is_read_on_with_its_header(name: str, tmp_path: Path) -> None:
-    log, data = tmp_path / name, LOGS[name]
-    cut = len(data) - 4
-    log.write_bytes(data[:cut])
+    log, whole, data = tmp_path / name, tmp_path / f"whole{Path(name).suffix}", LOGS[name]
+    log.write_bytes(data[:-4])
     first = Reading(log)
     first.all()
-    whole = tmp_path / f"whole{log.suffix}"
     whole.write_bytes(data)
     Path(f"{log}.1.gz").write_bytes(gzip.compress(data))
     log.unlink()
     log.write_bytes(data.replace(b"25", b"26"))
-    second = Reading(log, position=first.positions[-1], once=True)
+    second = Reading(log, position=first.position, once=True)
     second.all()
-    again, _ = read_at_once(log)
     rows, _ = told(first.batches + second.batches)
-    assert rows == read_at_once(whole)[0] + again
+    assert rows == read_at_once(whole)[0] + read_at_once(log)[0]
 
 
 def test_a_header_alone_is_no_row_and_two_files_with_one_header_are_two(tmp_path: Path) -> None:
@@ -140,41 +136,32 @@ def test_a_header_alone_is_no_row_and_two_files_with_one_header_are_two(tmp_path
     assert len(reading.all()[0]) == 2
 
 
-def test_a_last_row_without_a_line_end_waits_unless_nothing_follows(tmp_path: Path) -> None:
+def test_nothing_there_has_no_columns_and_a_last_row_without_a_line_end_waits_for_it(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
+    reading = Reading(log)
+    assert reading.source.columns() is None
+    assert reading.all() == ([], [])
     log.write_bytes(b"click,age,tags\n1,2,x\n0,3,y")
-    assert len(Reading(log).all()[0]) == 1
+    assert reading.source.columns() == WANTED
+    assert len(reading.all()[0]) == 1
     assert len(Reading(log, once=True).all()[0]) == 2
 
 
-def test_nothing_there_has_no_columns_yet(tmp_path: Path) -> None:
-    reading = Reading(tmp_path / "log.csv")
-    assert reading.source.columns() is None
-    assert reading.all() == ([], [])
-    (tmp_path / "log.csv").write_bytes(CSV)
-    assert reading.source.columns() == WANTED
-
-
-def test_a_file_that_lacks_a_column_is_refused(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
+def test_a_file_that_lacks_a_column_or_is_of_a_format_that_does_not_grow_is_refused(tmp_path: Path) -> None:
+    log, sparse = tmp_path / "log.csv", tmp_path / "log.vw"
     log.write_bytes(b"click,age\n1,2\n")
     with pytest.raises(SpecError, match=r"log\.csv has no column 'tags'; it has click, age"):
         Reading(log).all()
+    sparse.write_bytes(b"1 |a b\n-1 |a c\n")
+    with pytest.raises(InputError, match="is vw: a trainer reads rows on from CSV, TSV and JSON lines"):
+        Reading(sparse).all()
 
 
 def test_a_file_may_lack_an_optional_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"click,age,tags\n1,2,x\n")
     (tmp_path / "b.csv").write_bytes(b"click,age\n0,3\n")
-    source = RowSource(str(tmp_path), {}, print, optional=frozenset({"tags"}))
-    found = [source.read(WANTED), source.read(WANTED)]
-    assert [rows.batch.columns["tags"].to_pylist() for rows in found if rows] == [[b"x"], [None]]
-
-
-def test_a_format_that_does_not_grow_is_refused_by_its_name(tmp_path: Path) -> None:
-    log = tmp_path / "log.vw"
-    log.write_bytes(b"1 |a b\n-1 |a c\n")
-    with pytest.raises(InputError, match="is vw: a trainer reads rows on from CSV, TSV and JSON lines"):
-        Reading(log).all()
+    rows, _ = Reading(tmp_path, optional=frozenset({"tags"})).all()
+    assert [row[-1] for row in rows] == ["b'x'", "None"]
 
 
 BARE = b"\xef\xbb\xbf1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n1\t25\ta b\n"
@@ -185,24 +172,9 @@ def test_a_file_without_a_header_grows_and_is_read_once(
     cuts: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Its name tells the wrong separator too; the columns are those of the spec."""
-    log = tmp_path_factory.mktemp("bare") / "log.csv"
-    header = Header(WANTED)
-    bounds = [0, *sorted(min(cut, len(BARE)) for cut in cuts), len(BARE)]
-    batches: list[RowBatch] = []
-    position: SourcePosition = {}
-    notes: list[str] = []
-    for number, (start, stop) in enumerate(pairwise(bounds), 2):
-        with log.open("ab") as file:
-            file.write(BARE[start:stop])
-        source = RowSource(str(log), position, notes.append, once=number == len(bounds), header=header)
-        while (rows := source.read(WANTED)) is not None:
-            batches.append(rows.batch)
-            position = json.loads(json.dumps(rows.after))
-        source.close()
-    assert (
-        f"{log}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"
-        in notes
-    )
-    with LogReader([str(log)], header=header) as reader:
-        assert told(batches) == told(list(reader.batches(WANTED)))
-    assert len(told(batches)[0]) == 4
+    log, header = tmp_path_factory.mktemp("bare") / "log.csv", Header(WANTED)
+    found, notes = grown(log, BARE, cuts, header=header)
+    said = f"{log}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"
+    assert said in notes
+    assert found == read_at_once(log, header=header)
+    assert len(found[0]) == 4

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +33,14 @@ def batches_of(columns: Sequence[pa.Array], *, clicked: bool = False) -> list[Ro
     return found
 
 
+def numbers(rows: int, size: int) -> list[RowBatch]:
+    whole = pa.array([b"%d" % row for row in range(rows)])
+    return batches_of([whole.slice(first, size) for first in range(0, rows, size)])
+
+
 def keep(blocks: Blocks, batches: Iterable[RowBatch]) -> None:
     for _ in blocks.keep(batches):
         pass
-
-
-def numbers(rows: int, size: int) -> list[pa.Array]:
-    whole = pa.array([b"%d" % row for row in range(rows)])
-    return [whole.slice(first, size) for first in range(0, rows, size)]
 
 
 def values(batches: Iterable[RowBatch]) -> list[object]:
@@ -48,54 +49,40 @@ def values(batches: Iterable[RowBatch]) -> list[object]:
 
 @examples(50)
 @given(sizes=st.lists(st.integers(0, 9000), max_size=6), draw=st.randoms(use_true_random=False))
-def test_blocks_come_back_in_any_order_whatever_the_batches_were(sizes: list[int], draw: object) -> None:
+def test_blocks_come_back_in_any_order_whatever_the_batches_were(sizes: list[int], draw: Random) -> None:
     parts = [pa.array(range(1000 * number, 1000 * number + size)) for number, size in enumerate(sizes)]
     whole = [value for part in parts for value in part.to_pylist()]
     with Blocks() as blocks:
         keep(blocks, batches_of(parts, clicked=True))
         assert len(blocks) == -(-len(whole) // BLOCK_ROWS)
         order = list(range(len(blocks)))
-        draw.shuffle(order)  # type: ignore[attr-defined]
+        draw.shuffle(order)
         read = list(blocks.read(order))
         rows = [row for block in order for row in range(block * BLOCK_ROWS, (block + 1) * BLOCK_ROWS)]
         rows = [row for row in rows if row < len(whole)]
         assert values(read) == [whole[row] for row in rows]
         assert [each.first_row + row for each in read for row in range(each.rows)] == rows
-        clicked = [
-            bool(each) for batch in read for each in (batch.clicked if batch.clicked is not None else [])
-        ]
+        clicked = [bool(each) for batch in read if batch.clicked is not None for each in batch.clicked]
         assert clicked == [row % 3 == 0 for row in rows]
         for done in range(len(read) + 1):
             assert values(blocks.read(order, done)) == values(read[done:])
 
 
-def test_every_batch_keeps_the_types_of_its_columns() -> None:
+def test_every_batch_keeps_the_types_of_its_columns_and_their_names() -> None:
     kinds = [
-        pa.array([1, None]),
-        pa.array([0.5, 2.0]),
-        pa.nulls(2),
-        pa.array([True, None]),
-        pa.array(["ü", ""]),
-        pa.array([b"\xff", None]),
-        pa.array([["a"], []]),
+        *(pa.array([1, None]), pa.array([0.5, 2.0]), pa.nulls(2), pa.array([True, None])),
+        *(pa.array(["ü", ""]), pa.array([b"\xff", None]), pa.array([["a"], []])),
         pa.array([[("a", 1.5)], None], pa.map_(pa.string(), pa.float64())),
     ]
+    named = {name: pa.array([name]) for name in ("", "clicked", "a b")}
     with Blocks() as blocks:
         keep(blocks, batches_of(kinds))
         assert [batch.columns["v"] for batch in blocks.read([0])] == kinds
         assert all(batch.clicked is None for batch in blocks.read([0]))
-
-
-def test_columns_may_have_any_names() -> None:
-    batch = RowBatch(
-        {name: pa.array([name]) for name in ("", "clicked", "a b")},
-        *(np.arange(1), "log", (), 1, Position("log")),
-    )
     with Blocks() as blocks:
-        keep(blocks, [batch])
+        keep(blocks, [RowBatch(named, np.arange(1), "log", (), 1, Position("log"))])
         (read,) = blocks.read([0])
-        assert read.columns == batch.columns
-        assert read.clicked is None
+        assert (read.columns, read.clicked) == (named, None)
 
 
 def test_orders_are_permutations_that_never_change() -> None:
@@ -105,16 +92,22 @@ def test_orders_are_permutations_that_never_change() -> None:
     assert all(sorted(order) == list(range(50)) for order in seen)
 
 
-def test_a_temporary_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files."""
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_temporary_file_has_no_name(temporary: Path) -> None:
     with Blocks() as blocks:
-        keep(blocks, batches_of(numbers(10_000, 3000)))
-        assert os.listdir(tmp_path) == []
+        keep(blocks, numbers(10_000, 3000))
+        assert os.listdir(temporary) == []
         assert len(values(blocks.read(range(3)))) == 10_000
 
 
 def test_a_kept_file_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
-    path, batches = tmp_path / "blocks", batches_of(numbers(10_000, 900))
+    path, batches = tmp_path / "blocks", numbers(10_000, 900)
     with Blocks(path) as blocks:
         keep(blocks, batches)
         whole, size = values(blocks.read(range(3))), path.stat().st_size
@@ -128,42 +121,31 @@ def test_a_kept_file_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
         assert path.stat().st_size == size
 
 
-@pytest.mark.parametrize("left", [0, 100])
-def test_a_kept_file_that_was_cut_short_is_refused(tmp_path: Path, left: int) -> None:
+def test_a_kept_file_that_is_damaged_cut_short_or_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "blocks"
     with Blocks(path) as blocks:
-        keep(blocks, batches_of(numbers(5000, 1000)))
+        keep(blocks, numbers(5000, 1000))
         index = blocks.index(5000)
-    with path.open("r+b") as file:
-        file.truncate(left)
-    with pytest.raises(CheckpointError, match=f"blocks has {left} bytes, but the checkpoint names"):
-        Blocks(path, index)
-    assert path.stat().st_size == left
-
-
-def test_a_damaged_piece_is_found_when_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "blocks"
-    with Blocks(path) as blocks:
-        keep(blocks, batches_of(numbers(5000, 1000)))
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
         with pytest.raises(InputError, match="is damaged: its bytes from"):
             list(blocks.read([1, 0]))
+    for left in (100, 0):
+        os.truncate(path, left)
+        with pytest.raises(CheckpointError, match=f"blocks has {left} bytes, but the checkpoint names"):
+            Blocks(path, index)
+        assert path.stat().st_size == left
+    with pytest.raises(OutputError, match="none/blocks: No such file or directory"):
+        Blocks(tmp_path / "none" / "blocks")
 
 
-def test_a_full_disk_names_the_folder_and_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+def test_a_full_disk_names_the_folder_and_the_remedy(temporary: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Blocks() as blocks:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
         try:
-            with pytest.raises(OutputError, match=f"temporary file in {tmp_path}: .*; TMPDIR names another"):
-                keep(blocks, batches_of(numbers(200_000, 5000)))
+            with pytest.raises(OutputError, match=f"temporary file in {temporary}: .*; TMPDIR names another"):
+                keep(blocks, numbers(200_000, 5000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="none/blocks: No such file or directory"):
-        Blocks(tmp_path / "none" / "blocks")

@@ -19,7 +19,7 @@ from trainer.examples.open_log import Log, open_log
 from trainer.runs.first_events import resolve_by_file
 from trainer.runs.signals import StopRequest
 
-SPEC = """
+TEXT = """
 [model]
 name = "m"
 [input]
@@ -32,11 +32,8 @@ rank = { side = "item", kind = "number", list = "rank", of = "price" }
 share = { side = "item", kind = "number", ratio = ["price", "budget"] }
 share_gap = { side = "item", kind = "number", list = "gap", of = "share", best = "max" }
 """
+SPEC = parse_spec(TEXT)
 NAMES = ("rank", "share", "share_gap")
-
-
-def spec_of(text: str = "") -> ModelSpec:
-    return parse_spec(SPEC + text)
 
 
 def rows_of(requests: int, seed: int = 0, **given: str) -> list[dict[str, str]]:
@@ -65,16 +62,17 @@ def expected(rows: list[dict[str, str]]) -> list[dict[str, float]]:
     return found
 
 
-def write(path: Path, rows: list[dict[str, str]]) -> str:
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps({k: v for k, v in row.items() if v}) + "\n" for row in rows))
+def write(folder: Path, rows: list[dict[str, str]], suffix: str = "csv", **options: Any) -> Log:
+    if suffix == "jsonl":
+        lines = [json.dumps({k: v for k, v in row.items() if v}) for row in rows]
     else:
         lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
-        path.write_text("\n".join(lines) + "\n")
-    return str(path)
+    path = folder / f"log.{suffix}"
+    path.write_text("\n".join(lines) + "\n")
+    return Log([str(path)], **options)
 
 
-def learned(log: Log, spec: ModelSpec, threads: int = 1) -> list[dict[str, float]]:
+def learned(log: Log, spec: ModelSpec = SPEC, threads: int = 1) -> list[dict[str, float]]:
     """The x of each row's keys `name=`, NaN where it has none, as the trainer hashes them."""
     keys = [f"{name}=".encode() for name in NAMES]
     hashes = np.empty(len(keys), np.uint64)
@@ -93,41 +91,32 @@ def learned(log: Log, spec: ModelSpec, threads: int = 1) -> list[dict[str, float
     return found
 
 
-def same(some: list[dict[str, float]], others: list[dict[str, float]]) -> bool:
-    return repr(some) == repr(others)
-
-
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-@pytest.mark.parametrize("batch_bytes", [200, 1000, 1 << 20])
+@pytest.mark.parametrize(("suffix", "batch_bytes"), [("csv", 200), ("jsonl", 1000), ("csv", 1 << 20)])
 def test_requests_are_compared_whole_across_batches(tmp_path: Path, suffix: str, batch_bytes: int) -> None:
-    rows = rows_of(60)
-    log = Log([write(tmp_path / f"log.{suffix}", rows)], batch_bytes=batch_bytes)
-    assert same(learned(log, spec_of(), threads=3), expected(rows))
+    rows = rows_of(20)
+    log = write(tmp_path, rows, suffix, batch_bytes=batch_bytes)
+    assert repr(learned(log, threads=3)) == repr(expected(rows))
 
 
 def test_they_are_compared_before_requests_are_sampled(tmp_path: Path) -> None:
-    rows = rows_of(80)
-    log = Log([write(tmp_path / "log.csv", rows)], batch_bytes=500)
-    sampled = learned(log, spec_of("[learner]\nsubsample = { unclicked = 0.3 }\n"))
+    rows = rows_of(40)
+    log = write(tmp_path, rows, batch_bytes=500)
+    sampled = learned(log, parse_spec(TEXT + "[learner]\nsubsample = { unclicked = 0.3 }\n"))
     assert 0 < len(sampled) < len(rows)
     assert {repr(each) for each in sampled} <= {repr(each) for each in expected(rows)}
 
 
 def test_a_value_of_the_log_wins_and_empty_ones_are_computed(tmp_path: Path) -> None:
     rows = rows_of(20, rank="")
-    for row in rows[::3]:
-        row["rank"] = "77"
-    found = learned(Log([write(tmp_path / "log.csv", rows)]), spec_of())
-    wanted = [
-        each | ({"rank": 77.0} if row["rank"] else {}) for each, row in zip(expected(rows), rows, strict=True)
-    ]
-    assert same(found, wanted)
+    wanted = expected(rows)
+    for row, each in zip(rows[::3], wanted[::3], strict=True):
+        row["rank"], each["rank"] = "77", 77.0
+    assert repr(learned(write(tmp_path, rows))) == repr(wanted)
 
 
 def test_rows_that_are_not_adjacent_are_counted(tmp_path: Path) -> None:
     rows = [row for row in rows_of(12) if row["price"]]
-    log = Log([write(tmp_path / "log.csv", [*rows[::2], *rows[1::2]])])
-    with open_log(log, spec_of()) as opened:
+    with open_log(write(tmp_path, [*rows[::2], *rows[1::2]]), SPEC) as opened:
         with opened.examples(1) as stream:
             assert sum(examples.rows.size for examples in stream) == len(rows)
         (warning,) = opened.requests.warnings()
@@ -136,32 +125,22 @@ def test_rows_that_are_not_adjacent_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_list_needs_the_rows_of_a_request(tmp_path: Path) -> None:
-    log = Log([write(tmp_path / "log.csv", rows_of(30))])
-    without = parse_spec(SPEC.replace('request = "rq"\n', ""))
-    with (
-        pytest.raises(
-            SpecError, match=r'fields.rank: list = "rank" compares the rows of a request: set input.request'
-        ),
-        open_log(log, without),
-    ):
+    log = write(tmp_path, rows_of(30))
+    bare = parse_spec(TEXT.replace('request = "rq"\n', ""))
+    said = r'fields.rank: list = "rank" compares the rows of a request: set input.request'
+    with pytest.raises(SpecError, match=said), open_log(log, bare):
         pass
     with pytest.raises(SpecError, match="fields.rank needs the rows of each request on one worker"):
-        plan_shards(spec_of(), log, 2)
+        plan_shards(SPEC, log, 2)
     source = RowSource(log.inputs[0], {}, lambda text: None, once=True)
-    with pytest.raises(
-        SpecError, match=r"fields.rank: list compares the rows of a request, and in a file that grows"
-    ):
-        resolve_by_file(spec_of(), source, StopRequest(), once=True)
+    said = r"fields.rank: list compares the rows of a request, and in a file that grows"
+    with pytest.raises(SpecError, match=said):
+        resolve_by_file(SPEC, source, StopRequest(), once=True)
 
 
 def test_a_bad_number_rejects_its_row_and_leaves_the_others_to_be_compared(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"click": "0", "rq": "a", "price": price, "budget": "2"} for price in ("3", "cheap", "1")
-    ]
-    with (
-        open_log(Log([write(tmp_path / "log.csv", rows)]), spec_of()) as opened,
-        opened.examples(1) as stream,
-    ):
+    rows = [{"click": "0", "rq": "a", "price": price, "budget": "2"} for price in ("3", "cheap", "1")]
+    with open_log(write(tmp_path, rows), SPEC) as opened, opened.examples(1) as stream:
         (examples,) = stream
     assert examples.rows.tolist() == [0, 2]
     assert [reject.reason for reject in examples.rejects] == ["price: got 'cheap', expected a number"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
+from tests.matrix import examples
 from tests.trainer.join.oracle import Event, OracleJoin
 from trainer.events.log_files import holds_events
 from trainer.examples.event_log import EventLog
@@ -26,9 +27,8 @@ from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.join.rows import Segments
 from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import Reject
 
-SPEC = """
+TEXT = """
 [model]
 name = "ads"
 [input]
@@ -42,13 +42,17 @@ window = "10s"
 lateness = "2s"
 late_within = "20s"
 """
+SPEC = parse_spec(TEXT)
+BARE = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 SHOWN = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "x"}}, {"id": "b"}]}
 CLICK = {"request_id": "r1", "ts": 1001, "item": "b"}
 Row = tuple[Any, ...]
 
 
-def spec(more: str = "", base: str = SPEC) -> ModelSpec:
-    return parse_spec(base + more)
+def spec(old: str, new: str) -> ModelSpec:
+    """The spec with other words in it."""
+    assert old in TEXT
+    return parse_spec(TEXT.replace(old, new))
 
 
 def written(path: Path, events: Sequence[Any]) -> str:
@@ -59,10 +63,16 @@ def written(path: Path, events: Sequence[Any]) -> str:
 
 
 def read(
-    inputs: Sequence[str], given: ModelSpec | None = None, more: Sequence[str] = (), **options: Any
+    inputs: Sequence[str], given: ModelSpec = SPEC, more: Sequence[str] = (), **options: Any
 ) -> list[RowBatch]:
-    with open_log(Log(inputs, **options), given or spec()) as opened:
+    with open_log(Log(inputs, **options), given) as opened:
         return list(opened.batches(more))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """An impression and its click."""
+    return written(tmp_path / "log.jsonl", [SHOWN, CLICK])
 
 
 def rows(batches: Sequence[RowBatch], *columns: str) -> list[Row]:
@@ -79,25 +89,7 @@ def _text(value: pa.Scalar) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def rejects(batches: Sequence[RowBatch]) -> list[Reject]:
-    return [reject for batch in batches for reject in batch.rejects]
-
-
 TIMES = st.integers(0, 40)
-EVENTS = st.lists(
-    st.one_of(
-        st.builds(
-            lambda time, request, shows: Event(time * 1_000_000, request, tuple(dict.fromkeys(shows))),
-            *(TIMES, st.integers(0, 4), st.lists(st.integers(0, 3), max_size=3)),
-        ),
-        st.builds(
-            lambda time, request, item: Event(time * 1_000_000, request, None, item),
-            *(TIMES, st.integers(0, 4), st.integers(0, 4)),
-        ),
-    ),
-    min_size=1,
-    max_size=30,
-)
 
 
 def as_json(event: Event) -> dict[str, Any]:
@@ -107,17 +99,24 @@ def as_json(event: Event) -> dict[str, Any]:
     return {**common, "items": [{"id": f"i{item}"} for item in event.shows]}
 
 
-@settings(max_examples=30)
+SHOWS = st.lists(st.integers(0, 3), max_size=3, unique=True).map(tuple)
+MICROS = TIMES.map(lambda second: second * 1_000_000)
+EVENTS = st.lists(
+    st.builds(Event, MICROS, st.integers(0, 4), SHOWS)
+    | st.builds(Event, MICROS, st.integers(0, 4), st.none(), st.integers(0, 4)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@examples(30)
 @given(EVENTS, st.booleans())
 def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(
     events: list[Event], packed: bool
 ) -> None:
-    section = spec().join
-    oracle = OracleJoin(section)
-    shown: dict[int, Event] = {}
+    oracle = OracleJoin(SPEC.join)
+    shown = [event for event in events if event.shows is not None]
     for event in events:
-        if event.shows is not None:
-            shown[len(shown)] = event
         oracle.take(event)
     oracle.finish()
     positive = {(row.impression, row.row) for row in oracle.rows if row.label}
@@ -130,7 +129,7 @@ def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join
         name = "events.jsonl.gz" if packed else "events.jsonl"
         first = {"request_id": "none", "ts": 1_700_000_000, "items": []}  # so that the log is one of events
         log = written(Path(folder) / name, [first, *map(as_json, events)])
-        found = read([log], spec(base=SPEC.replace("brand = { side", "item = { side")))
+        found = read([log], spec("brand = { side", "item = { side"))
     assert rows(found, "request_id", "item", "click") == expected
 
 
@@ -154,67 +153,47 @@ def test_rows_and_rejects_name_their_file_and_line(tmp_path: Path) -> None:
     clicks = written(tmp_path / "clicks.jsonl", [CLICK, {"request_id": "r2", "item": "a", "ts": "soon"}])
     found = read([shown, clicks])
     assert [(batch.file, batch.lines.tolist()) for batch in found if batch.rows] == [(shown, [1, 1, 4, 4])]
-    assert sorted((each.file, each.line, each.category) for each in rejects(found)) == [
-        (clicks, 2, "ts"),
-        (shown, 3, "malformed JSON"),
-    ]
+    rejects = sorted((each.file, each.line, each.category) for batch in found for each in batch.rejects)
+    assert rejects == [(clicks, 2, "ts"), (shown, 3, "malformed JSON")]
 
 
 def test_reserved_columns_and_those_of_the_request_can_be_had(tmp_path: Path) -> None:
     shown = SHOWN | {"cookie": "u1", "items": [{"id": "a", "position": 7}, {"id": "b"}]}
-    log = written(tmp_path / "log.jsonl", [shown, CLICK])
-    found = read([log], more=["@position", "cookie", "ts"])
-    assert rows(found, "@position", "cookie", "ts", "click") == [
-        (7, "u1", "1000", 0),
-        (None, "u1", "1000", 1),
-    ]
+    found = read([written(tmp_path / "log.jsonl", [shown, CLICK])], more=["@position", "cookie", "ts"])
+    expected = [(7, "u1", "1000", 0), (None, "u1", "1000", 1)]
+    assert rows(found, "@position", "cookie", "ts", "click") == expected
 
 
 def test_items_that_the_server_did_not_know_are_left_out_unless_the_spec_learns_them(tmp_path: Path) -> None:
     shown = SHOWN | {"items": [{"id": "a", "unknown": 1}, {"id": "b"}]}
     log = written(tmp_path / "log.jsonl", [shown, CLICK])
     assert rows(read([log]), "click") == [(1,)]
-    assert rows(read([log], spec('unknown_items = "learn"\n')), "click") == [(0,), (1,)]
+    assert rows(read([log], spec("[join]", '[join]\nunknown_items = "learn"')), "click") == [(0,), (1,)]
 
 
-def test_a_spec_without_a_request_gets_that_of_the_events(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
-    with open_log(Log([log]), spec(base=SPEC.replace('request = "request_id"\n', ""))) as opened:
+def test_a_spec_without_a_request_gets_that_of_the_events(log: str) -> None:
+    with open_log(Log([log]), spec('request = "request_id"\n', "")) as opened:
         assert opened.spec.input.request == "request_id"
         with opened.examples(1) as stream:
             (examples,) = stream
     assert np.unique(examples.requests).size == 1 and examples.hashed.labels.tolist() == [0.0, 1.0]
 
 
-def test_columns_that_events_lack_come_from_a_file_of_items(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+def test_columns_that_events_lack_come_from_a_file_of_items(log: str, tmp_path: Path) -> None:
     items = tmp_path / "items.csv"
     items.write_text("id,colour,brand\na,red,y\nb,blue,z\n")
-    given = spec("", SPEC.replace("[join]", 'colour = { side = "item" }\n[join]'))
+    given = spec("[join]", 'colour = { side = "item" }\n[join]')
     found = read([log], given, tables=side_tables(items, None, given.input))
     assert rows(found, "item", "colour", "brand") == [("a", "red", "x"), ("b", "blue", "")]
 
 
-def test_a_label_of_other_values_is_of_labelled_rows_and_means_nothing_to_the_join(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
-    given = spec(base=SPEC.replace('label = "click"', 'label = "click"\npositive = "yes"'))
-    with open_log(Log([log]), given) as opened, opened.examples(1) as stream:
-        assert [label for examples in stream for label in examples.hashed.labels.tolist()] == [0.0, 1.0]
-
-
-def test_without_fields_the_features_seen_are_the_fields(tmp_path: Path) -> None:
+def test_without_fields_the_features_seen_are_the_fields_and_one_never_seen_is_none(tmp_path: Path) -> None:
     log = written(tmp_path / "log.jsonl", [SHOWN | {"context": {"tags": ["x"]}}, CLICK])
-    bare = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
-    with open_log(Log([log]), parse_spec(bare)) as opened:
+    with open_log(Log([log]), parse_spec(BARE)) as opened:
         found = {name: (field.side, field.kind) for name, field in opened.spec.fields.items()}
     assert found == {"brand": ("item", "category"), "tags": ("context", "set")}
-
-
-def test_a_field_that_no_impression_has_is_named(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
-    given = spec("", SPEC.replace("brand =", "colour =").replace(", optional = true", ""))
     with pytest.raises(SpecError, match="no impression so far has 'colour'"):
-        read([log], given)
+        read([log], spec('brand = { side = "item", optional = true }', "colour = {}"))
 
 
 @pytest.mark.parametrize(
@@ -266,78 +245,60 @@ def pipe_of(text: str) -> Iterator[str]:
 def test_rows_from_a_pipe_are_read_from_the_first_on(format: str | None) -> None:
     with pipe_of("".join(f'{{"click": {row % 2}, "f": "v{row}"}}\n' for row in range(100))) as pipe:
         assert not holds_events([pipe], format)
-        spec = parse_spec('[model]\nname = "m"\n[input]\nlabel = "click"\n')
-        with open_log(Log([pipe], format), spec) as opened:
+        with open_log(Log([pipe], format), parse_spec(BARE)) as opened:
             first = next(opened.rows())
     assert first.columns["f"].to_pylist()[:2] == ["v0", "v1"]
 
 
-def test_a_pipe_holds_events_only_if_the_format_says_so(tmp_path: Path) -> None:
-    shown = written(tmp_path / "shown.jsonl", [SHOWN])
-    with pipe_of(json.dumps(CLICK) + "\n") as pipe:
+def test_a_pipe_holds_events_only_if_the_format_says_so_and_fields_do_not_learn_from_it(log: str) -> None:
+    with pipe_of(json.dumps(SHOWN) + "\n") as pipe:
         with pytest.raises(InputError, match=f"{pipe} must hold .*: give --format events"):
-            holds_events([shown, pipe])
-        assert holds_events([shown, pipe], "events")
+            holds_events([log, pipe])
+        assert holds_events([log, pipe], "events")
+        spec = parse_spec(BARE + '[fields]\nx = {kind = "number", scale = "standard"}\n')
+        message = "is a pipe, which can be read only once, and fields that learn"
+        with pytest.raises(InputError, match=message), open_log(Log([pipe], "events"), spec):
+            pass
 
 
-def test_fields_do_not_learn_from_events_that_can_be_read_only_once() -> None:
-    spec = parse_spec(
-        '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nx = {kind = "number", scale = "standard"}\n'
-    )
-    message = "is a pipe, which can be read only once, and fields that learn"
-    with (
-        pipe_of(json.dumps(SHOWN) + "\n") as pipe,
-        pytest.raises(InputError, match=message),
-        open_log(Log([pipe], "events"), spec),
-    ):
-        pass
-
-
-def test_a_part_of_a_log_of_events_cannot_be_read_alone(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN, CLICK])
+def test_a_part_of_a_log_of_events_cannot_be_read_alone(log: str) -> None:
     with pytest.raises(InputError, match="joined from the first to the last in one run.*`ftrie trainer`"):
         read([log], readers=2)
     with pytest.raises(InputError, match="--no-header is for CSV and TSV"):
         read([log], no_header=True)
 
 
-def notes_of(inputs: Sequence[str]) -> list[str]:
-    notes: list[str] = []
-    say: Callable[[str], None] = notes.append
-    read(inputs, on_note=say)
-    return notes
+def test_feedback_that_is_of_no_row_is_noted(log: str, tmp_path: Path) -> None:
+    def notes_of(*events: Any) -> list[str]:
+        notes: list[str] = []
+        read([written(tmp_path / "noted.jsonl", events)], on_note=notes.append)
+        return notes
 
-
-def test_feedback_that_is_of_no_row_is_noted(tmp_path: Path) -> None:
-    late, stray = CLICK | {"ts": 1011}, CLICK | {"request_id": "r9"}
-    odd = CLICK | {"item": "z"}
-    assert notes_of([written(tmp_path / "log.jsonl", [SHOWN, CLICK])]) == []
-    (note,) = notes_of([written(tmp_path / "log.jsonl", [SHOWN, odd, stray, late])])
+    late, stray, odd = (CLICK | each for each in ({"ts": 1011}, {"request_id": "r9"}, {"item": "z"}))
+    assert notes_of(SHOWN, CLICK) == []
+    (note,) = notes_of(SHOWN, odd, stray, late)
     assert "3 clicks or conversions of 3 are not of a row: 1 came after the window of 10s" in note
     assert "1 have no impression, 1 are of an item not shown" in note
-    assert "so there is no row" in notes_of([written(tmp_path / "log.jsonl", [SHOWN | {"items": []}])])[-1]
+    assert "so there is no row" in notes_of(SHOWN | {"items": []})[-1]
 
 
 def test_bytes_read_grow_to_the_size_of_the_files(tmp_path: Path) -> None:
-    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n} for n in range(20_000)]
+    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n} for n in range(10_000)]
     log = written(tmp_path / "shown.jsonl", shown)
     with EventLog([log]) as events:
         assert events.bytes_read() == 0
-        events.resolve(spec(), {})
-        seen = []
-        for _ in events.batches(["brand", "click"]):
-            seen.append(events.bytes_read())
+        events.resolve(SPEC, {})
+        seen = [events.bytes_read() for _ in events.batches(["brand", "click"])]
     assert seen == sorted(seen) and seen[-1] == events.total_bytes == Path(log).stat().st_size
 
 
 def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given more waiting rows than fit the memory, when read, they are the same and no file is left."""
-    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n // 4_000} for n in range(40_000)]
-    clicks = [{"request_id": f"r{n}", "item": "a", "ts": 1002 + n // 4_000} for n in range(0, 40_000, 7)]
+    shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + n // 1_000} for n in range(10_000)]
+    clicks = [{"request_id": f"r{n}", "item": "a", "ts": 1002 + n // 1_000} for n in range(0, 10_000, 7)]
     logs = [written(tmp_path / "shown.jsonl", shown), written(tmp_path / "clicks.jsonl", clicks)]
     expected = rows(read(logs), "request_id", "brand", "click")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "folder"))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folder"))
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr("trainer.examples.event_log.MEMORY_BYTES", 1)
     written_packs: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +18,45 @@ from model_store.errors import SpecError
 from model_store.features.cells import clicked, label_columns, parse_counts, parse_labels
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec, parse_spec
-from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, open_log
-from trainer.learn.model import LearningModel
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import Run, train
 
 FIELDS = "[fields]\nad = {}\nsites = { kind = 'set' }\n[[crosses]]\nfields = ['ad', 'sites']\n"
-LEARNER = "[learner]\nl1 = 0.1\n"
 
 
-def spec(given: str) -> ModelSpec:
-    return parse_spec(f'[model]\nname = "m"\n[input]\n{given}\n{FIELDS}{LEARNER}')
+PLAIN, WEIGHTED = 'label = "y"', 'label = "y"\nweight = "w"'
+GIVEN = 'label = "clicks"\nviews = "views"'
 
 
-def learned(log: Path, given: str, **options: Any) -> Run:
-    with RejectLog() as rejects:
-        return train(spec(given), Log([str(log)], **options), rejects=rejects, threads=2)
+def toml(given: str, learner: str = "l1 = 0.1") -> str:
+    return f'[model]\nname = "m"\n[input]\n{given}\n{FIELDS}[learner]\n{learner}\n'
+
+
+def spec(given: str, learner: str = "l1 = 0.1") -> ModelSpec:
+    return parse_spec(toml(given, learner))
+
+
+def learned(log: Path, given: str, rejected: Path | None = None) -> Run:
+    with RejectLog(rejected) as rejects:
+        return train(spec(given), Log([str(log)]), rejects=rejects, threads=2)
 
 
 def figures(ran: Run) -> tuple[Any, ...]:
     artefact = ran.model.artefact()
     weights = artefact.key_data.tobytes(), artefact.key_offsets.tolist(), artefact.weight.tolist()
     return weights, ran.report.rows, ran.report.labels, ran.report.variants
+
+
+def examples(log: Path, given: str, learner: str = "l1 = 0.1") -> list[Examples]:
+    with open_log(Log([str(log)]), spec(given, learner)) as opened, opened.examples(1) as stream:
+        return list(stream)
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n")
+    return path
 
 
 # --- Two values ---
@@ -50,32 +67,24 @@ def test_values_that_are_a_click_are_named_all_others_are_none() -> None:
     assert parse_labels(column, "clicked")[0].tolist() == [1, 0, 0, 0, 0]
     labels, bad = parse_labels(column, ("clicked", "bought"))
     assert (labels.tolist(), bad) == ([1, 0, 0, 0, 1], [])
+    assert [row for row, _ in parse_labels(pa.array([["a"], ["b"]]), "a")[1]] == [0, 1]  # a list is no label
 
 
-@pytest.mark.parametrize(
-    ("column", "positive"),
-    [
+def test_a_value_is_compared_by_its_text_in_any_type() -> None:
+    words = pa.array(["yes", "no", None, "yes"])
+    for column, positive in (
         (pa.array([2, 1, None, 2]), "2"),
         (pa.array([2.0, 1.0, None, 2.0]), "2"),
         (pa.array([True, False, None, True]), "true"),
-        (pa.array(["yes", "no", None, "yes"]), "yes"),
-        (pa.array(["yes", "no", None, "yes"]).dictionary_encode(), "yes"),
-    ],
-)
-def test_a_value_is_compared_by_its_text_in_any_type(column: Any, positive: str) -> None:
-    assert parse_labels(column, positive) == (pytest.approx([1, 0, 0, 1]), [])
-
-
-def test_a_list_is_no_label() -> None:
-    assert [row for row, _ in parse_labels(pa.array([["a"], ["b"]]), "a")[1]] == [0, 1]
+        (words, "yes"),
+        (words.dictionary_encode(), "yes"),
+    ):
+        assert parse_labels(column, positive) == (pytest.approx([1, 0, 0, 1]), [])
 
 
 def test_an_unknown_label_names_the_column_the_value_and_the_remedy(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("outcome,ad,sites\n1,a,x\nclicked,b,y\n")
-    ran = learned(log, 'label = "outcome"')
-    with RejectLog(tmp_path / "rejects") as rejects:
-        train(spec('label = "outcome"'), Log([str(log)]), rejects=rejects)
+    log = write(tmp_path / "log.csv", "outcome,ad,sites", "1,a,x", "clicked,b,y")
+    ran = learned(log, 'label = "outcome"', tmp_path / "rejects")
     (reject,) = map(json.loads, (tmp_path / "rejects").read_text().splitlines())
     assert ran.report.reasons == {"outcome": 1}
     assert reject["reason"] == (
@@ -84,28 +93,22 @@ def test_an_unknown_label_names_the_column_the_value_and_the_remedy(tmp_path: Pa
 
 
 def test_a_log_of_two_values_teaches_what_one_of_1_and_0_does(tmp_path: Path) -> None:
-    random = np.random.default_rng(3)
-    rows = [(int(random.random() < 0.3), f"a{random.integers(5)}", "x,y") for _ in range(500)]
-    plain, words = tmp_path / "plain.csv", tmp_path / "words.csv"
-    plain.write_text("y,ad,sites\n" + "".join(f'{y},{ad},"{sites}"\n' for y, ad, sites in rows))
-    words.write_text(
-        "y,ad,sites\n" + "".join(f'{"bought" if y else "viewed"},{ad},"{sites}"\n' for y, ad, sites in rows)
-    )
+    random, logs = np.random.default_rng(3), []
+    rows = [(random.random() < 0.3, f"a{random.integers(5)}") for _ in range(200)]
+    for name, words in (("plain", "01"), ("words", ("viewed", "bought"))):
+        lines = [f'{words[y]},{ad},"x,y"' for y, ad in rows]
+        logs.append(write(tmp_path / f"{name}.csv", "y,ad,sites", *lines))
     positive = 'label = "y"\npositive = ["clicked", "bought"]'
-    assert figures(learned(words, positive)) == figures(learned(plain, 'label = "y"'))
+    assert figures(learned(logs[1], positive)) == figures(learned(logs[0], PLAIN))
 
 
-def test_a_value_that_never_occurs_is_warned_of(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("y,ad,sites\nviewed,a,x\nclicked,b,y\n")
+def test_a_value_that_never_occurs_is_warned_of_and_an_empty_one_is_no_click(tmp_path: Path) -> None:
+    log = write(tmp_path / "log.csv", "y,ad,sites", "viewed,a,x", "clicked,b,y")
     (warning, *_) = learned(log, 'label = "y"\npositive = "click"').report.warnings
     assert warning == "no row is a click: input.positive = 'click' occurs in none of 2 rows of column 'y'"
-
-
-@pytest.mark.parametrize("given", ['positive = ""', "positive = []", 'positive = ["a", ""]'])
-def test_an_empty_value_is_no_click(given: str) -> None:
-    with pytest.raises(SpecError, match="positive: expected values that are not empty"):
-        spec(f'label = "y"\n{given}')
+    for empty in ('positive = ""', "positive = []", 'positive = ["a", ""]'):
+        with pytest.raises(SpecError, match="positive: expected values that are not empty"):
+            spec(f'label = "y"\n{empty}')
 
 
 # --- Clicks of views ---
@@ -118,55 +121,38 @@ def test_a_row_of_counts_is_its_clicks_and_its_other_views(
     rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Against rows written out one by one: same order, labels, weights and hashes."""
-    folder = tmp_path_factory.getbasetemp()
-    counted, written = folder / "counts.csv", folder / "written.csv"
-    with counted.open("w") as short, written.open("w") as long:
-        short.write("clicks,views,w,ad,sites\n")
-        long.write("y,w,ad,sites\n")
-        for number, (clicks, others, weight) in enumerate(rows):
-            features = f"a{number % 3},s{number % 2}"
-            short.write(f"{clicks},{clicks + others},{weight},{features}\n")
-            if clicks:
-                long.write(f"1,{clicks * weight},{features}\n")
-            if others or not clicks:
-                long.write(f"0,{others * weight},{features}\n")
-    got = examples(counted, 'label = "clicks"\nviews = "views"\nweight = "w"')
-    expected = examples(written, 'label = "y"\nweight = "w"')
-    assert [e.hashed.labels.tolist() for e in got] == [e.hashed.labels.tolist() for e in expected]
-    assert [e.hashed.weights.tolist() for e in got] == [e.hashed.weights.tolist() for e in expected]
-    assert [e.hashed.hashes.tolist() for e in got] == [e.hashed.hashes.tolist() for e in expected]
-    assert sum(e.doubled for e in got) == sum(clicks > 0 and others > 0 for clicks, others, _ in rows)
+    counted, written = counts(tmp_path_factory.getbasetemp(), rows)
+    found = examples(counted, GIVEN + '\nweight = "w"')
+    got = [each.hashed for each in found]
+    expected = [each.hashed for each in examples(written, WEIGHTED)]
+    for name in ("labels", "weights", "hashes"):
+        assert [getattr(e, name).tolist() for e in got] == [getattr(e, name).tolist() for e in expected]
+    assert sum(e.doubled for e in found) == sum(clicks > 0 and others > 0 for clicks, others, _ in rows)
 
 
-def examples(log: Path, given: str) -> list[Examples]:
-    with open_log(Log([str(log)]), spec(given)) as opened, opened.examples(1) as stream:
-        return list(stream)
+def counts(folder: Path, rows: Iterable[tuple[int, int, int]]) -> tuple[Path, Path]:
+    """Rows of clicks, other views and a weight as a log of counts, and written out as a log of weighted labels."""
+    short, long = ["clicks,views,w,ad,sites"], ["y,w,ad,sites"]
+    for number, (clicks, others, weight) in enumerate(rows):
+        features = f"a{number % 9},s{number % 4}"
+        short.append(f"{clicks},{clicks + others},{weight},{features}")
+        if clicks:
+            long.append(f"1,{clicks * weight},{features}")
+        if others or not clicks:
+            long.append(f"0,{others * weight},{features}")
+    return write(folder / "counts.csv", *short), write(folder / "written.csv", *long)
 
 
-def write_counts(folder: Path, rows: int = 300) -> tuple[Path, Path]:
+def write_counts(folder: Path) -> tuple[Path, Path]:
     random = np.random.default_rng(5)
-    counted, written = folder / "counts.csv", folder / "written.csv"
-    with counted.open("w") as short, written.open("w") as long:
-        short.write("clicks,views,ad,sites\n")
-        long.write("y,w,ad,sites\n")
-        for _ in range(rows):
-            views = int(random.integers(0, 40))
-            clicks = int(random.binomial(views, 0.2))
-            features = f"a{random.integers(9)},s{random.integers(4)}"
-            short.write(f"{clicks},{views},{features}\n")
-            if clicks:
-                long.write(f"1,{clicks},{features}\n")
-            if views > clicks or not clicks:
-                long.write(f"0,{views - clicks},{features}\n")
-    return counted, written
-
-
-GIVEN = 'label = "clicks"\nviews = "views"'
+    views = random.integers(0, 40, 200)
+    clicks = random.binomial(views, 0.2)
+    return counts(folder, [(int(c), int(v - c), 1) for c, v in zip(clicks, views, strict=True)])
 
 
 def test_counts_teach_and_are_judged_like_weighted_rows(tmp_path: Path) -> None:
     counted, written = write_counts(tmp_path)
-    assert figures(learned(counted, GIVEN)) == figures(learned(written, 'label = "y"\nweight = "w"'))
+    assert figures(learned(counted, GIVEN)) == figures(learned(written, WEIGHTED))
 
 
 def test_counts_that_cannot_be_are_rejected_with_the_reason() -> None:
@@ -183,53 +169,45 @@ def test_counts_that_cannot_be_are_rejected_with_the_reason() -> None:
 
 
 def test_rejected_counts_are_named_by_their_column(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    log.write_text("clicks,views,ad,sites\n1,3,a,x\n5,3,b,y\nmany,3,b,y\n1,x,b,y\n")
-    with RejectLog(tmp_path / "rejects") as rejects:
-        ran = train(spec(GIVEN), Log([str(log)]), rejects=rejects)
+    lines = ("clicks,views,ad,sites", "1,3,a,x", "5,3,b,y", "many,3,b,y", "1,x,b,y")
+    ran = learned(write(tmp_path / "log.csv", *lines), GIVEN)
     assert ran.report.reasons == {"clicks": 2, "views": 1}
     assert ran.withheld.startswith("3 rows were rejected, 75 % of those read")
 
 
 def test_a_run_over_counts_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     counted, _ = write_counts(tmp_path)
-    head, *lines = counted.read_text().splitlines(keepends=True)
-    toml = tmp_path / "spec.toml"
-    toml.write_text(f'[model]\nname = "m"\n[input]\n{GIVEN}\n{FIELDS}{LEARNER}')
-    begun = tmp_path / "growing.csv"
+    lines = counted.read_text().splitlines()
+    given, begun = write(tmp_path / "spec.toml", toml(GIVEN)), tmp_path / "growing.csv"
 
     def learn(checkpoints: str, save: str) -> bytes:
         flags = [f"--checkpoint={tmp_path / checkpoints}", "--resume", f"--save={tmp_path / save}"]
-        assert run(["train", str(toml), str(begun), *flags]) == 0
+        assert run(["train", str(given), str(begun), *flags]) == 0
         return (tmp_path / save).read_bytes()
 
-    begun.write_text(head + "".join(lines[:100]))
+    write(begun, *lines[:100])
     learn("parts", "part.arrow")
-    begun.write_text(head + "".join(lines))
+    write(begun, *lines)
     assert learn("parts", "resumed.arrow") == learn("whole", "whole.arrow")
 
 
 def test_predictions_have_one_line_for_each_row_of_counts(tmp_path: Path) -> None:
-    counted, written = write_counts(tmp_path)
-    for name, section, log in (("c", GIVEN, counted), ("w", 'label = "y"\nweight = "w"', written)):
-        toml = tmp_path / f"{name}.toml"
-        toml.write_text(f'[model]\nname = "m"\n[input]\n{section}\n{FIELDS}{LEARNER}')
-        model, out = tmp_path / f"{name}.arrow", tmp_path / f"{name}.csv"
-        assert run(["train", str(toml), str(log), f"--save={model}"]) == 0
+    predicted = []
+    for section, log in zip((GIVEN, WEIGHTED), write_counts(tmp_path), strict=True):
+        spec, model, out = (tmp_path / f"{log.stem}.{end}" for end in ("toml", "arrow", "out"))
+        write(spec, toml(section))
+        assert run(["train", str(spec), str(log), f"--save={model}"]) == 0
         assert run(["evaluate", str(model), str(log), f"--predictions={out}"]) == 0
-    got = [line.split(",") for line in (tmp_path / "c.csv").read_text().splitlines()]
+        predicted.append([cells(log), cells(out)])
+    (counted, got), (written, expected) = predicted
     assert got[0] == ['"file"', '"line"', '"label"', '"views"', '"score"', '"ctr"', '"uncertainty"']
-    rows = [line.split(",") for line in counted.read_text().splitlines()[1:]]
-    assert [line[2:4] for line in got[1:]] == [row[:2] for row in rows]
-    by_features = {
-        tuple(row.split(",")[2:]): line.split(",")[3]
-        for row, line in zip(
-            written.read_text().splitlines()[1:],
-            (tmp_path / "w.csv").read_text().splitlines()[1:],
-            strict=True,
-        )
-    }
-    assert all(line[4] == by_features[tuple(row[2:])] for line, row in zip(got[1:], rows, strict=True))
+    assert [line[2:4] for line in got[1:]] == [row[:2] for row in counted[1:]]
+    by_features = {tuple(row[2:]): line[3] for row, line in zip(written[1:], expected[1:], strict=True)}
+    assert [line[4] for line in got[1:]] == [by_features[tuple(row[3:])] for row in counted[1:]]
+
+
+def cells(log: Path) -> list[list[str]]:
+    return [line.split(",") for line in log.read_text().splitlines()]
 
 
 # --- Rows joined from events, whose outcome is a click or none ---
@@ -237,40 +215,27 @@ def test_predictions_have_one_line_for_each_row_of_counts(tmp_path: Path) -> Non
 ITEMS = [{"id": "p", "ad": "a1", "sites": ["x"]}, {"id": "q", "ad": "a2", "sites": ["y"]}]
 
 
-@pytest.mark.parametrize(
-    "given", ['label = "y"', 'label = "y"\npositive = ["bought", "b"]', 'label = "y"\nviews = "shown"']
-)
+@pytest.mark.parametrize("given", ["", 'positive = ["bought", "b"]', 'views = "shown"'])
 def test_joined_rows_are_labelled_as_a_log_of_the_spec_would_be(given: str, tmp_path: Path) -> None:
     impressions = [{"request_id": f"r{n}", "ts": 1000 + n, "items": ITEMS} for n in range(3)]
-    log = tmp_path / "events.jsonl"
     events = [*impressions, {"request_id": "r1", "ts": 1003, "item": "q"}]
-    log.write_text("".join(json.dumps(event) + "\n" for event in events))
-    (made,) = examples(log, given)
+    (made,) = examples(write(tmp_path / "events.jsonl", *map(json.dumps, events)), f"{PLAIN}\n{given}")
     assert made.hashed.labels.tolist() == [0, 0, 0, 1, 0, 0]
     assert made.hashed.weights.tolist() in ([], [1.0] * 6)
     assert made.doubled == 0
 
 
-@given(clicks=st.lists(st.booleans(), max_size=6), way=st.sampled_from(["plain", "positive", "views"]))
-def test_labels_are_read_as_they_are_written(clicks: list[bool], way: str) -> None:
-    ways: dict[str, dict[str, Any]] = {"positive": {"positive": ("yes", "si")}, "views": {"views": "v"}}
-    section = InputSection(label="y", **ways.get(way, {}))
-    assert clicked(label_columns(section, np.array(clicks, bool)), section).tolist() == clicks
+def test_labels_are_read_as_they_are_written() -> None:
+    for way in ({}, {"positive": ("yes", "si")}, {"views": "v"}):
+        section = InputSection(label="y", **way)
+        for clicks in ([], [True], [False, True, True, False]):
+            assert clicked(label_columns(section, np.array(clicks, bool)), section).tolist() == clicks
 
 
 def test_a_log_of_counts_may_be_sampled_by_requests(tmp_path: Path) -> None:
     """A request with any click is kept whole."""
     counted, _ = write_counts(tmp_path)
-    sampled = spec(GIVEN).model_copy(
-        update={
-            "learner": parse_spec(
-                '[model]\nname = "m"\n[input]\nlabel = "y"\n[learner]\nsubsample = { unclicked = 0.1 }\n'
-            ).learner
-        }
-    )
-    with open_log(Log([str(counted)]), sampled) as opened, opened.examples(1) as stream:
-        model = LearningModel(ExampleMaker(opened.spec))
-        for each in stream:
-            model.learn(each)
-    clicks = sum(int(line.split(",")[0]) for line in counted.read_text().splitlines()[1:])
-    assert model.metrics.total().clicks == clicks
+    sampled = examples(counted, GIVEN, "subsample = { unclicked = 0.1 }")
+    assert sum(each.subsampled for each in sampled)
+    kept = sum(float(each.hashed.weights[each.hashed.labels == 1].sum()) for each in sampled)
+    assert kept == sum(int(row[0]) for row in cells(counted)[1:])

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, spec_from_document
+from tests.matrix import examples
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.one_row import OneRowMaker
 from trainer.logs.batch import NotPlain, Position, RowBatch, plain
@@ -74,22 +75,25 @@ def by_batch(maker: ExampleMaker, row: dict[str, Any]) -> Examples | None:
 
 
 def same(one: Examples, other: Examples) -> None:
-    for name in ("labels", "weights", "starts"):
-        assert getattr(one.hashed, name).tolist() == getattr(other.hashed, name).tolist()
-    size = int(one.hashed.starts[-1])
-    assert one.hashed.hashes[:size].tolist() == other.hashed.hashes[:size].tolist()
-    assert one.hashed.features[:size].tolist() == other.hashed.features[:size].tolist()
-    assert [x.hex() for x in xs(one)] == [x.hex() for x in xs(other)]
-    assert one.requests.tolist() == other.requests.tolist()
-    assert [each.to_pylist() for each in one.texts] == [each.to_pylist() for each in other.texts]
+    assert said(one) == said(other)
 
 
-def xs(examples: Examples) -> list[float]:
-    size = int(examples.hashed.starts[-1])
-    return examples.hashed.x[:size].tolist() if examples.hashed.x.size else [1.0] * size
+def said(made: Examples) -> list[object]:
+    hashed, size = made.hashed, int(made.hashed.starts[-1])
+    arrays = (
+        hashed.labels,
+        hashed.weights,
+        hashed.starts,
+        hashed.hashes[:size],
+        hashed.features[:size],
+        made.requests,
+    )
+    x = hashed.x[:size] if hashed.x.size else np.ones(size)
+    texts = [each.to_pylist() for each in made.texts]
+    return [*(array.tolist() for array in arrays), [each.hex() for each in x.tolist()], texts]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(row=ROWS, label=st.sampled_from([0, 1, True, 0.0, 1.0, "1", -1, None, 7]), weight=NUMBERS)
 @example(row={"tags": {"a": 1, "b": 0.0}, "r": 1}, label=1, weight=1.0)
 @example(row={"cat": "x" * 2000, "tags": ["y" * 2100, "z"], "r": 1}, label=1, weight=1.0)
@@ -105,33 +109,34 @@ def test_a_row_is_a_batch_of_one(maker: ExampleMaker, row: dict[str, Any], label
             same(found, expected)
 
 
-@given(
-    row=st.fixed_dictionaries(
-        {
-            "cat": st.none() | st.text(max_size=8) | st.integers(-9, 9) | st.booleans() | st.floats(0, 9),
-            "tags": st.lists(st.text(max_size=4), max_size=3) | st.dictionaries(st.text(), st.floats(-9, 9)),
-            "size": st.none() | st.floats(-1e9, 1e9) | st.integers(-9, 9) | st.just("2.5"),
-            "lot": st.none() | st.floats(-1e9, 1e9),
-            "hour": st.none() | st.just("2026-11-23T08:00:00"),
-            "words": st.text(max_size=20),
-            "r": st.integers(0, 9) | st.text("abc", min_size=1),
-        }
-    )
-)
-def test_plain_values_take_the_fast_path(maker: ExampleMaker, row: dict[str, Any]) -> None:
-    found, expected = OneRowMaker(maker).make(row, STOP, 1, 0.5), by_batch(maker, {**row, "y": 1, "w": 0.5})
+def assert_fast(fast: OneRowMaker, maker: ExampleMaker, row: dict[str, Any]) -> None:
+    found, expected = fast.make(row, STOP, 1, 0.5), by_batch(maker, {**row, "y": 1, "w": 0.5})
     assert found is not None and expected is not None
     same(found, expected)
+
+
+SMALL = st.floats(-9, 9)
+PLAIN = {
+    "cat": st.none() | st.text(max_size=8) | st.integers(-9, 9) | st.booleans() | SMALL,
+    "tags": st.lists(st.text(max_size=4), max_size=3) | st.dictionaries(st.text(), SMALL),
+    "size": st.none() | st.floats(-1e9, 1e9) | st.integers(-9, 9) | st.just("2.5"),
+    "lot": st.none() | st.floats(-1e9, 1e9),
+    "hour": st.none() | st.just("2026-11-23T08:00:00"),
+    "words": st.text(max_size=20),
+    "r": st.integers(0, 9) | st.text("abc", min_size=1),
+}
+
+
+@given(row=st.fixed_dictionaries(PLAIN))
+def test_plain_values_take_the_fast_path(maker: ExampleMaker, row: dict[str, Any]) -> None:
+    assert_fast(OneRowMaker(maker), maker, row)
 
 
 def test_it_forgets_tokens(maker: ExampleMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.examples.one_row._REMEMBERED", 5)
     fast = OneRowMaker(maker)
-    for number in range(40):
-        row = {"cat": f"v{number % 9}", "o": "abc", "r": 1}
-        found, expected = fast.make(row, STOP, 1, 1.0), by_batch(maker, {**row, "y": 1, "w": 1.0})
-        assert found is not None and expected is not None
-        same(found, expected)
+    for number in range(20):
+        assert_fast(fast, maker, {"cat": f"v{number % 9}", "o": "abc", "r": 1})
 
 
 @pytest.mark.parametrize(

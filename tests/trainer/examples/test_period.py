@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_store.errors import SpecError
-from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.spec.spec import parse_spec
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, open_log
 
@@ -33,13 +33,12 @@ i = {}
 CLICKED = 'n = { side = "user", kind = "number", history = "clicked", measure = "count", bucket = [1] }\n'
 
 
-def examples(
-    folder: Path, spec: ModelSpec, since: str | None, until: str | None, text: str = LOG
-) -> Examples:
+def examples(folder: Path, spec: str, since: str | None, until: str | None, text: str = LOG) -> Examples:
     """The examples of the log's only batch."""
     path = folder / "log.csv"
     path.write_text(text, encoding="utf-8")
-    with open_log(Log([str(path)], since=since, until=until), spec) as opened, opened.examples(1) as stream:
+    log = Log([str(path)], since=since, until=until)
+    with open_log(log, parse_spec(spec)) as opened, opened.examples(1) as stream:
         (found,) = stream
     return found
 
@@ -53,33 +52,30 @@ def examples(
         ("2026-02-01", None, []),
     ],
 )
-def test_rows_from_one_time_on_and_before_another(
-    tmp_path: Path, since: str | None, until: str | None, labels: list[int]
-) -> None:
-    found = examples(tmp_path, parse_spec(SPEC), since, until)
+def test_rows_from_one_time_on_and_before_another(tmp_path, since, until, labels) -> None:
+    found = examples(tmp_path, SPEC, since, until)
     assert found.hashed.labels.tolist() == labels
     (reject,) = found.rejects
     assert reject.line == 4
     assert "ts: got no value" in reject.reason
 
 
-def test_bounds_may_be_written_as_the_log_writes_times(tmp_path: Path) -> None:
-    spec = parse_spec(SPEC + 'hour = { kind = "time", part = "hour", format = "%y%m%d%H", column = "ts" }\n')
+def test_bounds_may_be_written_as_the_log_writes_times_and_wrong_ones_say_what_is_right(
+    tmp_path: Path,
+) -> None:
+    spec = SPEC + 'hour = { kind = "time", part = "hour", format = "%y%m%d%H", column = "ts" }\n'
     text = "ts,u,i,c\n14102100,a,x,1\n14102101,a,x,0\n14102102,a,x,0\n"
     for bound in ("14102101", "2014-10-21T01:00:00Z"):
         assert examples(tmp_path, spec, bound, None, text).hashed.labels.size == 2
+    with pytest.raises(SpecError, match="--since: got 'noon', expected a time such as"):
+        examples(tmp_path, SPEC, "noon", None)
+    with pytest.raises(SpecError, match=r"set input\.timestamp"):
+        examples(tmp_path, SPEC.replace('timestamp = "ts"\n', ""), None, "2026-01-01")
 
 
 def test_earlier_rows_are_history(tmp_path: Path) -> None:
-    spec = parse_spec(SPEC + CLICKED)
     text = LOG.replace(",a,z,1\n", "")
-    whole, last = (examples(tmp_path, spec, since, None, text) for since in (None, "2026-01-02T00:00:00Z"))
-    kept = whole.hashed.hashes[whole.hashed.starts[2] :]
-    assert np.array_equal(last.hashed.hashes, kept)
-
-
-def test_wrong_bounds_say_what_would_be_right(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="--since: got 'noon', expected a time such as"):
-        examples(tmp_path, parse_spec(SPEC), "noon", None)
-    with pytest.raises(SpecError, match=r"set input\.timestamp"):
-        examples(tmp_path, parse_spec(SPEC.replace('timestamp = "ts"\n', "")), None, "2026-01-01")
+    whole, last = (
+        examples(tmp_path, SPEC + CLICKED, since, None, text).hashed for since in (None, "2026-01-02")
+    )
+    assert np.array_equal(last.hashes, whole.hashes[whole.starts[2] :])

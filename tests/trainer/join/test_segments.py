@@ -27,6 +27,10 @@ def asked(*rows: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     return numbers(*(segment for segment, _ in rows)), np.array([row for _, row in rows], np.int64)
 
 
+def places(segments: Segments, *rows: tuple[int, int]) -> list[str]:
+    return [row["at"] for row in gathered(segments, *rows)]
+
+
 def gathered(segments: Segments, *rows: tuple[int, int]) -> list[dict]:
     """The rows as dicts, whatever the runs."""
     found = []
@@ -48,6 +52,18 @@ def filled(folder, count: int = 4, memory_bytes: int = MANY) -> Segments:
     return segments
 
 
+def restored(folder, *segments: int) -> Segments:
+    again = Segments(folder, MANY)
+    again.restore(numbers(*segments))
+    return again
+
+
+def commit(segments: Segments) -> None:
+    """So many checkpoints that none that is kept names what was dropped before."""
+    for _ in range(KEPT):
+        segments.committed()
+
+
 def files(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -63,9 +79,8 @@ def test_rows_come_in_the_order_asked_for(tmp_path_factory, on_disk, rows):
     segments = filled(folder)
     if on_disk:
         segments.flush()
-        segments = Segments(folder, MANY)
-        segments.restore(numbers(0, 1, 2, 3))
-    assert [row["at"] for row in gathered(segments, *rows)] == [f"{segment}:{row}" for segment, row in rows]
+        segments = restored(folder, 0, 1, 2, 3)
+    assert places(segments, *rows) == [f"{segment}:{row}" for segment, row in rows]
 
 
 def test_a_column_without_values_takes_the_others_type_and_another_type_makes_another_run(tmp_path):
@@ -85,14 +100,11 @@ def test_a_column_without_values_takes_the_others_type_and_another_type_makes_an
     assert [row["price"] for row in gathered(again, (0, 1), (1, 1), (2, 0))] == [2, None, 0.5]
 
 
-def test_some_columns_may_be_asked_for(tmp_path):
+def test_some_columns_may_be_asked_for_and_nothing_is_no_run(tmp_path):
     segments = filled(tmp_path)
     ((_, columns),) = segments.gather(*asked((1, 2)), ["n"])
     assert {name: column.to_pylist() for name, column in columns.items()} == {"n": [12]}
-
-
-def test_nothing_asked_for_is_no_run(tmp_path):
-    assert list(filled(tmp_path).gather(*asked())) == []
+    assert list(segments.gather(*asked())) == []
 
 
 def test_a_long_run_is_cut(tmp_path):
@@ -103,7 +115,7 @@ def test_a_long_run_is_cut(tmp_path):
     assert [(first, len(columns["n"])) for first, columns in runs] == [(0, MOST_ROWS), (MOST_ROWS, 10)]
 
 
-def test_a_flush_writes_each_segment_once(tmp_path):
+def test_a_flush_writes_each_segment_once_and_numbers_go_on_behind_those_on_the_disk(tmp_path):
     segments = filled(tmp_path)
     segments.flush()
     before = files(tmp_path)
@@ -112,39 +124,35 @@ def test_a_flush_writes_each_segment_once(tmp_path):
     segments.flush()
     assert len(files(tmp_path)) == len(before) + 1
     assert [(tmp_path / name).stat().st_mtime_ns for name in before] == stamps
+    assert Segments(tmp_path, MANY).add(table(5)) == 5
 
 
 def test_what_is_not_needed_is_never_written(tmp_path):
     segments = filled(tmp_path)
     segments.keep(numbers(2))
     segments.flush()
-    again = Segments(tmp_path, MANY)
-    again.restore(numbers(2))
-    assert gathered(again, (2, 1))[0]["at"] == "2:1"
+    again = restored(tmp_path, 2)
+    assert places(again, (2, 1)) == ["2:1"]
     with pytest.raises(CheckpointError, match="lacks 1 segment that the checkpoint names, the first is 0"):
         again.restore(numbers(0, 2))
 
 
-def test_over_memory_rows_go_to_the_disk_and_come_back(tmp_path):
-    segments = filled(tmp_path, memory_bytes=1)
-    segments.relieve(lambda: numbers(0, 1, 2, 3))
-    assert segments.memory_used == 0
-    assert [row["at"] for row in gathered(segments, *ROWS)] == PLACES
-
-
-def test_memory_is_spared_by_dropping_before_anything_is_written(tmp_path):
-    segments = filled(tmp_path, count=4)
-    bound = segments.memory_used // 2
+def test_over_memory_rows_are_dropped_and_only_then_go_to_the_disk_and_come_back(tmp_path):
+    bound = filled(tmp_path).memory_used // 2
     segments = filled(tmp_path, 4, bound)
     segments.relieve(lambda: numbers(3))
     assert 0 < segments.memory_used <= bound
     assert files(tmp_path) == []
+    segments = filled(tmp_path, memory_bytes=1)
+    segments.relieve(lambda: numbers(0, 1, 2, 3))
+    assert segments.memory_used == 0
+    assert places(segments, *ROWS) == PLACES
 
 
 def test_random_adding_and_dropping_stays_within_memory_and_loses_nothing(tmp_path):
     random, alive, bound = np.random.default_rng(3), set[int](), 20_000
     segments = Segments(tmp_path, bound)
-    for number in range(300):
+    for number in range(150):
         alive.add(segments.add(table(number, int(random.integers(1, 60)))))
         alive = {each for each in alive if random.random() < 0.97}
         needed = numbers(*sorted(alive))
@@ -152,7 +160,8 @@ def test_random_adding_and_dropping_stays_within_memory_and_loses_nothing(tmp_pa
         assert segments.memory_used <= bound
         wanted = [(each, 0) for each in sorted(alive)]
         random.shuffle(wanted)
-        assert [row["at"] for row in gathered(segments, *wanted)] == [f"{each}:0" for each, _ in wanted]
+        assert places(segments, *wanted) == [f"{each}:0" for each, _ in wanted]
+    assert files(tmp_path)
 
 
 def test_a_file_goes_when_no_checkpoint_that_is_kept_can_name_it(tmp_path):
@@ -172,14 +181,8 @@ def test_files_that_no_checkpoint_names_go_also_after_a_crash(tmp_path):
     segments = Segments(tmp_path, MANY)
     assert len(files(tmp_path)) == 1
     segments.restore(numbers())
-    for _ in range(KEPT):
-        segments.committed()
+    commit(segments)
     assert files(tmp_path) == []
-
-
-def test_numbers_go_on_behind_those_on_the_disk(tmp_path):
-    filled(tmp_path, 4).flush()
-    assert Segments(tmp_path, MANY).add(table(4)) == 4
 
 
 @pytest.mark.parametrize("place", [0.3, 0.9, 0.9999])
@@ -190,35 +193,19 @@ def test_a_damaged_file_is_named(tmp_path, place):
     data[int(len(data) * place)] ^= 1
     path.write_bytes(data)
     with pytest.raises(CheckpointError, match=path.name):
-        segments = Segments(tmp_path, MANY)
-        segments.restore(numbers(0))
-        gathered(segments, (0, 0))
+        gathered(restored(tmp_path, 0), (0, 0))
 
 
-def test_a_damaged_file_that_nobody_needs_stops_nobody(tmp_path):
+def test_a_damaged_file_that_nobody_needs_goes_and_what_is_written_after_it_stays(tmp_path):
     filled(tmp_path).flush()
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"cut")
-    segments = Segments(tmp_path, MANY)
-    segments.restore(numbers())
-    for _ in range(KEPT):
-        segments.committed()
-    assert files(tmp_path) == []
-
-
-def test_what_is_written_after_a_damaged_file_does_not_go_with_it(tmp_path):
-    filled(tmp_path).flush()
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(b"cut")
-    segments = Segments(tmp_path, MANY)
-    segments.restore(numbers())
+    segments = restored(tmp_path)
     number = segments.add(table(7))
     segments.flush()
-    for _ in range(KEPT):
-        segments.committed()
-    again = Segments(tmp_path, MANY)
-    again.restore(numbers(number))
-    assert [row["at"] for row in gathered(again, (number, 0))] == ["7:0"]
+    commit(segments)
+    assert not path.exists()
+    assert places(restored(tmp_path, number), (number, 0)) == ["7:0"]
 
 
 def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
@@ -231,11 +218,11 @@ def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
                 attempt()
             assert raised.value.__cause__.errno == errno.EFBIG
             assert files(tmp_path) == []
-        assert [row["at"] for row in gathered(segments, *ROWS)] == PLACES
+        assert places(segments, *ROWS) == PLACES
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     segments.flush()
-    assert [row["at"] for row in gathered(Segments(tmp_path, MANY), *ROWS)] == PLACES
+    assert places(Segments(tmp_path, MANY), *ROWS) == PLACES
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):

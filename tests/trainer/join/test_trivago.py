@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.spec.spec import parse_spec
 from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import open_sources
@@ -18,7 +18,9 @@ from trainer.join.join import Join, Joined
 from trainer.join.rows import Segments
 
 WINDOW_S = 600
-SPEC = """
+
+
+SPEC = parse_spec("""
 [model]
 name = "hotels"
 [input]
@@ -31,7 +33,8 @@ price = { side = "item", kind = "number" }
 city = {}
 [join]
 window = "10m"
-"""
+""")
+NAMES = ["request_id", "id", "position", "price", "city"]
 Event = dict[str, Any]
 Example = tuple[str, str, str, float, str, int]
 """Request, hotel, position, price, city, label."""
@@ -44,13 +47,8 @@ def read(path: Path) -> list[Event]:
 
 
 @pytest.fixture
-def impressions_log(event_folder: Path) -> Path:
-    return next(event_folder.glob("impressions.jsonl*"))
-
-
-@pytest.fixture
-def clicks_log(event_folder: Path) -> Path:
-    return next(event_folder.glob("clicks.jsonl*"))
+def logs(event_folder: Path) -> list[Path]:
+    return [next(event_folder.glob(f"{kind}.jsonl*")) for kind in ("impressions", "clicks")]
 
 
 def written(path: Path, events: list[Event]) -> Path:
@@ -78,12 +76,13 @@ def joined_at_once(impressions: list[Event], clicks: list[Event]) -> Counter[Exa
 class Replay:
     """The two files through merger, join and segments, as the trainer drives them."""
 
-    def __init__(self, folder: Path, spec: ModelSpec, names: list[str], state: Any = None) -> None:
+    def __init__(self, folder: Path, logs: list[Path], state: Any = None) -> None:
         arrays, places = state or (None, ())
-        sources = open_sources(names, spec, None, places, once=True)
+        names = [f"{kind}={log}" for kind, log in zip(("impressions", "clicks"), logs, strict=True)]
+        sources = open_sources(names, SPEC, None, places, once=True)
         self.segments = Segments(folder, 1 << 20)
-        self.join = Join(spec.join)
-        self.merger = Merger(sources, Wanted.of(spec), self.segments, positions=places, once=True)
+        self.join = Join(SPEC.join)
+        self.merger = Merger(sources, Wanted.of(SPEC), self.segments, positions=places, once=True)
         if arrays is not None:
             self.join.restore(arrays)
             self.segments.restore(self.join.segments())
@@ -93,8 +92,7 @@ class Replay:
         while (merged := self.merger.poll(1.0)) is None:
             if self.merger.ended:
                 return None
-        joined = self.join.push(merged)
-        examples = self.examples(joined)
+        examples = self.examples(self.join.push(merged))
         self.segments.relieve(self.join.segments)
         return examples
 
@@ -103,9 +101,8 @@ class Replay:
 
     def examples(self, joined: Joined) -> list[Example]:
         found: list[Example] = []
-        names = ["request_id", "id", "position", "price", "city"]
-        for first, columns in self.segments.gather(joined.segment, joined.row, names):
-            values = [map(plain, columns[name].to_pylist()) for name in names]
+        for first, columns in self.segments.gather(joined.segment, joined.row, NAMES):
+            values = [map(plain, columns[name].to_pylist()) for name in NAMES]
             labels = joined.label[first : first + len(columns["id"])].tolist()
             found += zip(*values, labels, strict=True)
         return found
@@ -128,53 +125,33 @@ def all_of(replay: Replay) -> list[Example]:
     return examples + replay.finish()
 
 
-@pytest.fixture(scope="module")
-def spec() -> ModelSpec:
-    return parse_spec(SPEC)
+def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(logs, tmp_path):
+    impressions, clicks = read(logs[0]), delayed(read(logs[1]))
+    logs = [logs[0], written(tmp_path / "clicks.jsonl", clicks)]
+    expected = joined_at_once(impressions, clicks)
+    undisturbed = Replay(tmp_path / "undisturbed", logs)
+    in_order = all_of(undisturbed)
+    assert Counter(in_order) == expected
+    counts = undisturbed.join.counts
+    in_time, shown = sum(example[-1] for example in in_order), sum(len(each["items"]) for each in impressions)
+    assert counts.impressions == counts.closed == len(impressions)
+    assert (counts.clicks, counts.joined, counts.positives) == (len(clicks), in_time, in_time)
+    assert (counts.rows, counts.negatives) == (shown, shown - in_time)
+    assert 0 < counts.late == len(impressions) - in_time
+    assert counts.duplicate_feedback == len(clicks) - len(impressions)
 
-
-def test_each_impression_and_click_is_learned_exactly_once(impressions_log, clicks_log, tmp_path, spec):
-    names = [f"impressions={impressions_log}", f"clicks={clicks_log}"]
-    impressions, clicks = read(impressions_log), read(clicks_log)
-    replay = Replay(tmp_path, spec, names)
-    got = Counter(all_of(replay))
-    assert got == joined_at_once(impressions, clicks)
-    counts = replay.join.counts
-    shown = sum(len(each["items"]) for each in impressions)
-    assert (counts.impressions, counts.clicks) == (len(impressions), len(clicks))
-    assert (counts.closed, counts.joined, counts.positives) == (len(impressions), len(clicks), len(clicks))
-    assert (counts.rows, counts.negatives) == (shown, shown - len(clicks))
+    replay, examples = Replay(tmp_path / "killed", logs), list[Example]()
+    while (more := replay.step()) is not None:
+        examples += more
+        state = replay.saved()
+        replay.step()  # is lost
+        replay.merger.close()
+        replay = Replay(tmp_path / "killed", logs, state)
+    assert examples + replay.finish() == in_order
+    assert replay.join.counts == counts
 
 
 def delayed(clicks: list[Event]) -> list[Event]:
     """Each click some time after its impression, up to a quarter of an hour; every tenth comes twice."""
     later = [{**click, "ts": click["ts"] + 7 * number % 900} for number, click in enumerate(clicks)]
     return sorted(later + later[::10], key=lambda click: click["ts"])
-
-
-def test_delayed_clicks_count_within_the_window_and_a_crash_repeats_nothing(
-    impressions_log, clicks_log, tmp_path, spec
-):
-    impressions, clicks = read(impressions_log), delayed(read(clicks_log))
-    names = [
-        f"impressions={written(tmp_path / 'impressions.jsonl', impressions)}",
-        f"clicks={written(tmp_path / 'clicks.jsonl', clicks)}",
-    ]
-    expected = joined_at_once(impressions, clicks)
-    undisturbed = Replay(tmp_path / "undisturbed", spec, names)
-    in_order = all_of(undisturbed)
-    assert Counter(in_order) == expected
-    counts = undisturbed.join.counts
-    in_time = sum(example[-1] for example in expected.elements())
-    assert 0 < counts.late == len(impressions) - in_time
-    assert counts.duplicate_feedback == len(clicks) - len(impressions)
-
-    replay, examples = Replay(tmp_path / "killed", spec, names), list[Example]()
-    while (more := replay.step()) is not None:
-        examples += more
-        state = replay.saved()
-        replay.step()  # is lost
-        replay.merger.close()
-        replay = Replay(tmp_path / "killed", spec, names, state)
-    assert examples + replay.finish() == in_order
-    assert replay.join.counts == counts

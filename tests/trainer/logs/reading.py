@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+
 from trainer.logs.reader import LogReader
 
 
@@ -28,3 +30,12 @@ def read(path: Path | str, wanted: Sequence[str], **options: Any) -> Everything:
             everything.lines.extend(batch.lines.tolist())
             everything.rejects.extend((reject.line, reject.reason) for reject in batch.rejects)
     return everything
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.Codec("zstd").compress(data, asbytes=True))

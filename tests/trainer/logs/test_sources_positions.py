@@ -6,12 +6,14 @@ import gzip
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from model_store.errors import InputError
+from tests.trainer.logs.reading import write, zstd
 from trainer.logs.batch import ReadFile, RowBatch
 from trainer.logs.reader import LogReader
 
@@ -21,10 +23,6 @@ CSV = b"\xef\xbb\xbfy,site\r\n" + b"".join(
 )
 BAD_CSV = CSV.replace(b"1,s5\r\n", b"1,s5,more\r\n").replace(b"0,s8\r\n", b"\n0,s8\r\n")
 JSON = b"".join(b'{"y":%d,"site":"s%d"}\n' % (i % 2, i) if i % 50 else b"{bad\n" for i in range(ROWS))
-
-
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
 
 
 def parquet(rows: int = ROWS) -> bytes:
@@ -45,9 +43,14 @@ def rows_of(batches: Iterable[RowBatch]) -> list[tuple[object, ...]]:
     return found
 
 
-def read_on(files: list[Path], read: Iterable[ReadFile] = (), **options: object) -> list[tuple[object, ...]]:
-    with LogReader([str(path) for path in files], read=tuple(read), **options) as reader:  # type: ignore[arg-type]
-        return rows_of(reader.batches(["site"]))
+def read_on(files: list[Path], read: Iterable[ReadFile] = (), **options: Any) -> list[tuple[object, ...]]:
+    return read_all(files, read=tuple(read), **options)[0]
+
+
+def read_all(files: list[Path], **options: Any) -> tuple[list[tuple[object, ...]], tuple[ReadFile, ...]]:
+    """The rows and rejects of files, and how far they were read."""
+    with LogReader([str(path) for path in files], **options) as reader:
+        return rows_of(reader.batches(["site"])), reader.bookmarks.until(None)
 
 
 LOGS = {
@@ -69,11 +72,10 @@ LOGS = {
 
 @pytest.mark.parametrize("name", LOGS)
 def test_reading_goes_on_behind_every_batch(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(LOGS[name])
+    path = write(tmp_path / name, LOGS[name])
     whole = read_on([path])
     assert len(whole) >= ROWS - 1
-    with LogReader([str(path)], batch_bytes=600) as reader:
+    with LogReader([str(path)], batch_bytes=900) as reader:
         before: list[RowBatch] = []
         for batch in reader.batches(["site"]):
             before.append(batch)
@@ -85,12 +87,10 @@ def test_reading_goes_on_behind_every_batch(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bad.csv", "log.jsonl", "log.parquet"])
 def test_reading_goes_on_from_a_line_within_a_batch(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(LOGS[name])
+    path = write(tmp_path / name, LOGS[name])
     whole = read_on([path])
     with LogReader([str(path)], batch_bytes=2000) as reader:
-        batches = reader.batches(["site"])
-        stop = next(batches).stop
+        stop = next(reader.batches(["site"])).stop
         for line in range(stop.line, stop.line + 60, 7):
             read = reader.bookmarks.until(stop.until(line))
             expected = [each for each in whole if int(str(each[1])) >= line]
@@ -98,9 +98,7 @@ def test_reading_goes_on_from_a_line_within_a_batch(tmp_path: Path, name: str) -
 
 
 def test_files_are_skipped_read_on_and_read_from_the_start(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("log.csv", "log.jsonl", "log.csv.gz")]
-    for path in paths:
-        path.write_bytes(LOGS[path.name])
+    paths = [write(tmp_path / name, LOGS[name]) for name in ("log.csv", "log.jsonl", "log.csv.gz")]
     whole = read_on(paths)
     with LogReader(list(map(str, paths[:2])), batch_bytes=3000) as reader:
         batches = reader.batches(["site"])
@@ -110,17 +108,12 @@ def test_files_are_skipped_read_on_and_read_from_the_start(tmp_path: Path) -> No
         before.append(batch)
         read = reader.bookmarks.until(batch.stop)
     assert rows_of(before) + read_on(paths, read) == whole
-    alone = [each for each in whole if each[0] == str(paths[2])]
-    assert read_on(paths[2:], read) == alone
+    assert read_on(paths[2:], read) == [each for each in whole if each[0] == str(paths[2])]
 
 
 def test_what_was_read_of_files_that_are_not_named_now_is_kept(tmp_path: Path) -> None:
-    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
-    a.write_bytes(CSV)
-    b.write_bytes(CSV + b"0,end\n")
-    with LogReader([str(a)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
+    a, b = write(tmp_path / "a.csv", CSV), write(tmp_path / "b.csv", CSV + b"0,end\n")
+    _, read = read_all([a])
     with LogReader([str(b)], read=read) as reader:
         (batch,) = reader.batches(["site"])
         read = reader.bookmarks.until(batch.stop)
@@ -129,32 +122,31 @@ def test_what_was_read_of_files_that_are_not_named_now_is_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
-def test_a_file_that_has_grown_goes_on(tmp_path: Path, pack: type[bytes]) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(pack(CSV))
-    with LogReader([str(path)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
-    path.write_bytes(pack(CSV + b"1,new\n"))
+def test_a_file_that_has_grown_goes_on_and_one_that_was_cut_back_is_refused(
+    tmp_path: Path, pack: type[bytes]
+) -> None:
+    long = CSV + b"".join(b"0,%s%d\n" % (b"x" * 50, i) for i in range(4000))
+    path = write(tmp_path / "log", pack(long))
+    _, read = read_all([path])
+    write(path, pack(long + b"1,new\n"))
     assert [row[2] for row in read_on([path], read)] == [b"new"]
+    write(path, pack(long[:-600]))
+    with pytest.raises(InputError, match="shorter than what was read of it before"):
+        read_on([path], read)
 
 
 def test_the_line_after_a_last_line_without_an_end_has_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"site":"a"}\n{"site":"b"}')
-    with LogReader([str(path)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
-    path.write_bytes(path.read_bytes() + b'\n{"site":"c"}\n')
+    path = write(tmp_path / "log.jsonl", b'{"site":"a"}\n{"site":"b"}')
+    _, read = read_all([path])
+    write(path, path.read_bytes() + b'\n{"site":"c"}\n')
     assert read_on([path], read) == [(str(path), 3, "c")]
 
 
 def test_a_file_named_twice_is_read_twice(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_bytes(CSV)
+    path = write(tmp_path / "log.csv", CSV)
     whole = read_on([path, path])
     assert len(whole) == 2 * ROWS
-    with LogReader([str(path)] * 2, batch_bytes=600) as reader:
+    with LogReader([str(path)] * 2, batch_bytes=900) as reader:
         before: list[RowBatch] = []
         for batch in reader.batches(["site"]):
             before.append(batch)
@@ -162,53 +154,24 @@ def test_a_file_named_twice_is_read_twice(tmp_path: Path) -> None:
             assert len(rows_of(before)) + len(read_on([path, path], read)) == len(whole)
 
 
-def test_another_file_of_the_same_name_is_read_whole_and_told_of(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_bytes(CSV)
-    with LogReader([str(path)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
-    path.write_bytes(CSV.replace(b"s1", b"S1"))
-    notes: list[str] = []
-    assert len(read_on([path], read, on_note=notes.append)) == ROWS
-    assert len(notes) == 1 and "read whole, as a new file" in notes[0]
-
-
-def test_a_copy_under_another_name_is_read_whole_and_told_of(tmp_path: Path) -> None:
-    path, copy = tmp_path / "log.csv", tmp_path / "copy.csv"
-    for each in (path, copy):
-        each.write_bytes(CSV)
-    with LogReader([str(path)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
+def test_another_file_of_the_same_name_and_a_copy_are_read_whole_and_told_of(tmp_path: Path) -> None:
+    path, copy = (write(tmp_path / name, CSV) for name in ("log.csv", "copy.csv"))
+    _, read = read_all([path])
     notes: list[str] = []
     assert len(read_on([copy], read, on_note=notes.append)) == ROWS
-    assert len(notes) == 1 and f"begins like {path}" in notes[0]
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
-def test_a_file_that_was_cut_back_is_refused(tmp_path: Path, pack: type[bytes]) -> None:
-    path = tmp_path / "log"
-    long = CSV + b"".join(b"0,%s%d\n" % (b"x" * 50, i) for i in range(4000))
-    path.write_bytes(pack(long))
-    with LogReader([str(path)]) as reader:
-        rows_of(reader.batches(["site"]))
-        read = reader.bookmarks.until(None)
-    path.write_bytes(pack(long[:-600]))
-    with pytest.raises(InputError, match="shorter than what was read of it before"):
-        read_on([path], read)
+    write(path, CSV.replace(b"s1", b"S1"))
+    assert len(read_on([path], read, on_note=notes.append)) == ROWS
+    assert len(notes) == 2 and f"begins like {path}" in notes[0] and "read whole, as a new file" in notes[1]
 
 
 def test_the_same_standard_input_goes_on_and_another_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def piped(data: bytes, read: tuple[ReadFile, ...] = ()) -> list[object]:
+    def piped(data: bytes, **options: Any) -> tuple[list[object], tuple[ReadFile, ...]]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-        with LogReader(["-"], read=read) as reader:
-            sites = [row[2] for row in rows_of(reader.batches(["site"]))]
-            bookmarks.append(reader.bookmarks.until(None))
-        return sites
+        rows, read = read_all([Path("-")], **options)
+        return [row[2] for row in rows], read
 
-    bookmarks: list[tuple[ReadFile, ...]] = []
     data = b"y,site\n" + b"".join(b"0,s%d\n" % i for i in range(20_000))
-    assert len(piped(data)) == 20_000
-    assert piped(data + b"1,new\n", bookmarks[0]) == [b"new"]
-    assert piped(b"y,site\n1,other\n", bookmarks[0]) == [b"other"]
+    sites, read = piped(data)
+    assert len(sites) == 20_000
+    assert piped(data + b"1,new\n", read=read)[0] == [b"new"]
+    assert piped(b"y,site\n1,other\n", read=read)[0] == [b"other"]

@@ -10,34 +10,39 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from model_store.errors import InputError
-from tests.trainer.logs.reading import read
+from tests.trainer.logs.reading import read, write, zstd
 from trainer.logs.reader import LogReader
 
 ROOT = Path(__file__).resolve().parents[3]
-CSV = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(20_000))
 
 
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.Codec("zstd").compress(data, asbytes=True))
+ROWS = 5000
+CSV = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(ROWS))
 
 
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
-
-
-def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
+@pytest.mark.parametrize(
+    ("data", "value"), [(b"a,b\n1,2\n", b"1"), (b"a\tb\n1\t2\n", b"1"), (b' {"a":"1"}\n', "1")]
+)
+def test_standard_input_of_any_format(
+    monkeypatch: pytest.MonkeyPatch, pack: type[bytes], data: bytes, value: bytes | str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(pack(data))))
+    with LogReader(["-"]) as reader:
+        assert reader.columns()[0] == "a"
+        (batch,) = reader.batches(["a"])
+    assert (batch.columns["a"].to_pylist(), batch.file) == ([value], "-")
+    assert (reader.total_bytes, reader.bytes_read()) == (None, len(pack(data)))
 
 
 @pytest.mark.parametrize(
     ("name", "data"),
     [
         ("log.csv", CSV),
-        ("log.csv.gz", gzip.compress(CSV)),
         ("log.csv.gz", gzip.compress(CSV[:7001]) + gzip.compress(CSV[7001:]) + bytes(512)),
         ("log.CSV.ZST", zstd(CSV)),
         ("log.csv.zst", zstd(CSV[:7001]) + zstd(CSV[7001:])),
@@ -48,33 +53,16 @@ def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
 )
 def test_compression_and_format_are_told_apart(tmp_path: Path, name: str, data: bytes) -> None:
     everything = read(write(tmp_path / name, data), ["site"], batch_bytes=10_000)
-    assert everything.rows == [(b"s%d" % i,) for i in range(20_000)]
-    assert everything.lines == list(range(2, 20_002))
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
-@pytest.mark.parametrize(
-    ("data", "value"), [(b"a,b\n1,2\n", b"1"), (b"a\tb\n1\t2\n", b"1"), (b' {"a":"1"}\n', "1")]
-)
-def test_standard_input_of_any_format(
-    monkeypatch: pytest.MonkeyPatch, pack: type[bytes], data: bytes, value: bytes | str
-) -> None:
-    pipe(monkeypatch, pack(data))
-    with LogReader(["-"]) as reader:
-        assert reader.columns()[0] == "a"
-        (batch,) = reader.batches(["a"])
-    assert (batch.columns["a"].to_pylist(), batch.file) == ([value], "-")
-    assert reader.total_bytes is None
-    assert reader.bytes_read() == len(pack(data))
+    assert everything.rows == [(b"s%d" % i,) for i in range(ROWS)]
+    assert everything.lines == list(range(2, ROWS + 2))
 
 
 @pytest.mark.slow
 def test_standard_input_from_a_real_pipe() -> None:
     script = "from tests.trainer.logs.reading import read; got = read('-', ['site']); print(got.lines[-1])"
-    answer = subprocess.run(
-        [sys.executable, "-c", script], input=CSV, cwd=ROOT, capture_output=True, check=True
-    )
-    assert answer.stdout.split() == [b"20001"]
+    command = [sys.executable, "-c", script]
+    answer = subprocess.run(command, input=CSV, cwd=ROOT, capture_output=True, check=True)
+    assert answer.stdout.split() == [b"5001"]
 
 
 def test_named_format_overrides_the_name(tmp_path: Path) -> None:
@@ -87,46 +75,36 @@ def test_named_format_overrides_the_name(tmp_path: Path) -> None:
 
 
 def test_files_are_read_in_the_order_named_and_globs_sorted(tmp_path: Path) -> None:
-    for name in ("b", "a", "c"):
-        write(tmp_path / f"{name}.csv", b"x\n" + name.encode() + b"\n")
-    reader = LogReader([str(tmp_path / "c.csv"), str(tmp_path / "[ab].csv")])
-    files = [(Path(batch.file).name, batch.lines.tolist()) for batch in reader.batches(["x"])]
-    assert files == [("c.csv", [2]), ("a.csv", [2]), ("b.csv", [2])]
+    for name in ("b", "a", "c", "log[1]"):
+        write(tmp_path / f"{name}.csv", f"x\n{name}\n")
+    # One whose name looks like a glob is that file.
+    reader = LogReader([str(tmp_path / name) for name in ("c.csv", "[ab].csv", "log[1].csv")])
+    files = [(Path(batch.file).stem, batch.lines.tolist()) for batch in reader.batches(["x"])]
+    assert files == [("c", [2]), ("a", [2]), ("b", [2]), ("log[1]", [2])]
 
 
-def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "log[1].csv", b"x\n1\n")
-    assert read(path, ["x"]).rows == [(b"1",)]
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
+def test_inputs_that_are_not_there_are_refused_before_reading() -> None:
+    for inputs, message in (
         ([], "no input: expected one or more files"),
         (["nowhere.csv"], "nowhere.csv: there is no such file"),
         (["*.nothing"], r"\*.nothing matches no file"),
         (["."], r"\. is a folder; name its files"),
         (["-", "-"], "can be read only once"),
-    ],
-)
-def test_inputs_that_are_not_there_are_refused_before_reading(inputs: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        LogReader(inputs)
+    ):
+        with pytest.raises(InputError, match=message):
+            LogReader(inputs)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "message"),
-    [
+def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
+    for name, data, message in (
         ("log.csv.gz", CSV, "is not gzip, as its name says"),
         ("log.zip", b"PK\x03\x04....", "is a zip archive; expected CSV"),
         ("log", b"word\n", "cannot tell its format"),
         ("log.tsv", b"", "is empty"),
         ("log.jsonl.gz", gzip.compress(b"", mtime=0), "is empty"),
-    ],
-)
-def test_files_that_are_no_log_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read(write(tmp_path / name, data), ["x"])
+    ):
+        with pytest.raises(InputError, match=message):
+            read(write(tmp_path / name, data), ["x"])
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
@@ -137,19 +115,18 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
         read(path, ["site"])
 
 
-def damaged(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes(64) + data[middle + 64 :]
+LONG = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(20_000))
+PACKED = gzip.compress(LONG)
 
 
 @pytest.mark.parametrize(
     ("name", "data"),
     [
-        ("log.csv.gz", gzip.compress(CSV)[:-9]),
-        ("log.csv.gz", gzip.compress(CSV)[:-4]),
-        ("log.csv.gz", damaged(gzip.compress(CSV))),
-        ("log.csv.zst", zstd(CSV * 20)[:-9]),
-        ("log.csv.zst", zstd(CSV) + b"not a frame"),
+        ("log.csv.gz", PACKED[:-9]),
+        ("log.csv.gz", PACKED[:-4]),
+        ("log.csv.gz", PACKED[: len(PACKED) // 2] + bytes(64) + PACKED[len(PACKED) // 2 + 64 :]),
+        ("log.csv.zst", zstd(LONG * 20)[:-9]),
+        ("log.csv.zst", zstd(LONG) + b"not a frame"),
     ],
 )
 def test_damage_is_reported_after_the_rows_before_it(tmp_path: Path, name: str, data: bytes) -> None:
@@ -161,31 +138,22 @@ def test_damage_is_reported_after_the_rows_before_it(tmp_path: Path, name: str, 
     # Deflate has no checksum before its end, so the last rows before the damage is noticed may be wrong.
     assert len(sites) > 5000
     assert sites[:5000] == [b"s%d" % i for i in range(5000)]
+    if data == PACKED[:-4]:  # only the checksum is gone
+        assert len(sites) == 20_000
 
 
-def test_cut_off_gzip_loses_no_whole_row(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv.gz", gzip.compress(CSV)[:-8])
-    rows: list[int] = []
-    with pytest.raises(InputError):
-        rows.extend(batch.rows for batch in LogReader([str(path)]).batches(["site"]))
-    assert sum(rows) == 20_000
-
-
-def test_closing_in_the_middle_is_allowed(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv", CSV)
-    reader = LogReader([str(path)], batch_bytes=100)
+def test_progress_grows_from_file_to_file_and_closing_in_the_middle_is_allowed(tmp_path: Path) -> None:
+    write(tmp_path / "1.csv", CSV)
+    write(tmp_path / "2.csv.gz", gzip.compress(CSV))
+    reader, seen = LogReader([str(tmp_path / "*.csv*")], batch_bytes=5000), list[int]()
+    for _ in reader.batches(["site"]):
+        seen.append(reader.bytes_read())
+    assert seen == sorted(seen)
+    assert reader.bytes_read() == reader.total_bytes
+    reader = LogReader([str(tmp_path / "1.csv")], batch_bytes=100)
     next(reader.batches(["site"]))
     reader.close()
     reader.close()
-
-
-def test_progress_grows_from_file_to_file(tmp_path: Path) -> None:
-    write(tmp_path / "1.csv", CSV)
-    write(tmp_path / "2.csv.gz", gzip.compress(CSV))
-    reader = LogReader([str(tmp_path / "*.csv*")], batch_bytes=5000)
-    seen = [reader.bytes_read() for _ in reader.batches(["site"])]
-    assert seen == sorted(seen)
-    assert reader.bytes_read() == reader.total_bytes
 
 
 _PEAK = r"""
@@ -209,23 +177,20 @@ def peak_memory(path: Path) -> tuple[int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "csv.gz", "parquet", "vw"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
-    import pyarrow.parquet as pq
-
     def make(rows: int) -> Path:
         path = tmp_path / f"{rows}.{kind}"
         if kind == "parquet":
             table = pa.table({"click": [0] * rows, "site": [f"site-{i:060}" for i in range(rows)]})
             pq.write_table(table, path, row_group_size=20_000, use_dictionary=False)
-        elif kind == "jsonl":
-            path.write_bytes(b"".join(b'{"click":0,"site":"site-%060d"}\n' % i for i in range(rows)))
-        elif kind == "vw":
-            path.write_bytes(b"".join(b"0 |click a |site site-%060d\n" % i for i in range(rows)))
-        else:
-            data = b"click,site\n" + b"".join(b"0,site-%060d\n" % i for i in range(rows))
-            path.write_bytes(gzip.compress(data, 1) if kind == "csv.gz" else data)
-        return path
+            return path
+        head, line = {
+            "jsonl": (b"", b'{"click":0,"site":"site-%060d"}\n'),
+            "vw": (b"", b"0 |click a |site site-%060d\n"),
+        }.get(kind, (b"click,site\n", b"0,site-%060d\n"))
+        data = head + b"".join(line % i for i in range(rows))
+        return write(path, gzip.compress(data, 1) if kind == "csv.gz" else data)
 
     rows, peak = peak_memory(make(100_000))
-    more_rows, more_peak = peak_memory(make(1_000_000))
-    assert (rows, more_rows) == (100_000, 1_000_000)
+    more_rows, more_peak = peak_memory(make(500_000))
+    assert (rows, more_rows) == (100_000, 500_000)
     assert more_peak < 1.1 * peak

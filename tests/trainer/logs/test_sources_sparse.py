@@ -7,7 +7,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -15,16 +14,10 @@ from hypothesis import strategies as st
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.logs import sparse_text
-from tests.trainer.logs.reading import Everything, read
+from tests.trainer.logs.reading import Everything, read, write
 from trainer.logs.reader import LogReader
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "label"\n'
-
-
-def write(folder: Path, name: str, text: str | bytes) -> Path:
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
 
 
 def plain(value: Any) -> Any:
@@ -42,43 +35,25 @@ def rows_of(everything: Everything, wanted: list[str]) -> list[dict[str, Any]]:
 
 
 def test_a_vw_line_has_a_label_an_importance_a_tag_and_namespaces(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        "log.vw",
-        "1 2.5 'first|user age:25 new |ad:0.5 shoes price:3\n-1 | plain |user old\n0 1 0 second|ad x\n+1.0 |\n",
+    lines = (
+        "1 2.5 'first|user age:25 new |ad:0.5 shoes price:3\n-1 | plain |user old\n0 1 0 second|ad x\n+1.0 |\n"
+        "1 |user x:2|ad y|user z\tx\r\n"  # one may come twice and need no blank before its bar
     )
-    wanted = ["label", "importance", "tag", "features", "user", "ad"]
+    path = write(tmp_path / "log.vw", lines)
     with LogReader([str(path)]) as reader:
         assert reader.columns() == ("label", "importance", "tag", "user", "ad", "features")
-    assert rows_of(read(path, wanted), wanted) == [
-        {
-            "label": 1,
-            "importance": 2.5,
-            "tag": "first",
-            "features": [],
-            "user": [("age", 25.0), ("new", 1.0)],
-            "ad": [("shoes", 0.5), ("price", 1.5)],
-        },
-        {
-            "label": 0,
-            "importance": None,
-            "tag": "",
-            "features": [("plain", 1.0)],
-            "user": [("old", 1.0)],
-            "ad": [],
-        },
-        {"label": 0, "importance": 1.0, "tag": "second", "features": [], "user": [], "ad": [("x", 1.0)]},
-        {"label": 1, "importance": None, "tag": "", "features": [], "user": [], "ad": []},
+    wanted = ["label", "importance", "tag", "features", "user", "ad"]
+    assert [tuple(row.values()) for row in rows_of(read(path, wanted), wanted)] == [
+        (1, 2.5, "first", [], [("age", 25.0), ("new", 1.0)], [("shoes", 0.5), ("price", 1.5)]),
+        (0, None, "", [("plain", 1.0)], [("old", 1.0)], []),
+        (0, 1.0, "second", [], [], [("x", 1.0)]),
+        (1, None, "", [], [], []),
+        (1, None, "", [], [("x", 2.0), ("z", 1.0), ("x", 1.0)], [("y", 1.0)]),
     ]
 
 
-def test_a_namespace_may_come_twice_and_need_no_blank_before_its_bar(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.vw", "1 |a x:2|b y|a z\tx\r\n")
-    assert read(path, ["a", "b"]).rows == [([(b"x", 2.0), (b"z", 1.0), (b"x", 1.0)], [(b"y", 1.0)])]
-
-
 def test_a_namespace_called_like_another_column_keeps_its_bar(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.vw", "1 'id|tag a |features b |label c | d\n")
+    path = write(tmp_path / "log.vw", "1 'id|tag a |features b |label c | d\n")
     wanted = ["tag", "|tag", "|features", "|label", "features"]
     with LogReader([str(path)]) as reader:
         assert reader.columns()[3:] == ("|tag", "|features", "|label", "features")
@@ -86,100 +61,69 @@ def test_a_namespace_called_like_another_column_keeps_its_bar(tmp_path: Path) ->
     assert row == (b"id", [(b"a", 1.0)], [(b"b", 1.0)], [(b"c", 1.0)], [(b"d", 1.0)])
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("2 |a x", "bad label: got '2', expected 1, 0 or -1"),
-        ("yes |a x", "bad label: got 'yes', expected 1, 0 or -1"),
-        ("nan |a x", "bad label: got 'nan', expected 1, 0 or -1"),
-        (
-            "|a x",
-            "no label: got '' before the first |, expected 1, 0 or -1; a word that touches | is the tag",
-        ),
-        (
-            "1|a x",
-            "no label: got '1' before the first |, expected 1, 0 or -1; a word that touches | is the tag",
-        ),
-        ("1 a b c", "no namespace: got '1 a b c', expected a | before the features"),
-        (
-            "1 2 0 4 |a x",
-            "too many words: got '4', expected at most label, importance, base and 'tag before the first |",
-        ),
-        ("1 heavy |a x", "not a number: got 'heavy'"),
-        ("1 1 0.5 |a x", "initial prediction: got '0.5', which is not learned from; expected 0 or none"),
-        ("1 |a x:", "not a number: got 'x:'"),
-        ("1 |a x:nan", "not a number: got 'x:nan'"),
-        ("1 |a x:-inf", "not a number: got 'x:-inf'"),
-        ("1 |a x:1_000", "not a number: got 'x:1_000'"),
-        ("1 |a x:0x1p3", "not a number: got 'x:0x1p3'"),
-        ("1 |a x:1e", "not a number: got 'x:1e'"),
-        ("1 |a x:1:2", "not a number: got 'x:1:2'"),
-        ("1 |a:big x", "not a number: got 'a:big'"),
-        ("1 |:2 x", "not a number: got ':2'"),
-        ("1 |a :2", "no feature name: got ':2', expected a name before the colon"),
-        (b"1 |a caf\xe9", "invalid UTF-8: a NUL, or no UTF-8, at byte 9 of the line"),
-        (b"1 |a \xed\xa0\x80", "invalid UTF-8: a NUL, or no UTF-8, at byte 6 of the line"),
-        (b"1 |a x\0y", "invalid UTF-8: a NUL, or no UTF-8, at byte 7 of the line"),
-    ],
-)
-def test_a_bad_vw_line_is_rejected_with_its_line_and_reason(
-    tmp_path: Path, line: str | bytes, reason: str
-) -> None:
-    bad = line if isinstance(line, bytes) else line.encode()
-    path = write(tmp_path, "log.vw", b"1 |a caf\xc3\xa9\n\n \t\n" + bad + b"\n0 |a y:1e3\n")
-    everything = read(path, ["label", "a"])
-    assert everything.rejects == [(4, reason)]
-    assert everything.lines == [1, 5]
-    assert everything.rows == [(1, [("café".encode(), 1.0)]), (0, [(b"y", 1000.0)])]
+NO_LABEL = "before the first |, expected 1, 0 or -1; a word that touches | is the tag"
+TOO_MANY = "too many words: got '4', expected at most label, importance, base and 'tag before the first |"
+BAD_VW: list[tuple[str | bytes, str]] = [
+    *((f"{label} |a x", f"bad label: got '{label}', expected 1, 0 or -1") for label in ("2", "yes", "nan")),
+    *(
+        (f"1 |a {each}", f"not a number: got '{each}'")
+        for each in ["x:", "x:nan", "x:-inf", "x:1_000", "x:0x1p3", "x:1e", "x:1:2"]
+    ),
+    ("|a x", f"no label: got '' {NO_LABEL}"),
+    ("1|a x", f"no label: got '1' {NO_LABEL}"),
+    ("1 a b c", "no namespace: got '1 a b c', expected a | before the features"),
+    ("1 2 0 4 |a x", TOO_MANY),
+    ("1 heavy |a x", "not a number: got 'heavy'"),
+    ("1 1 0.5 |a x", "initial prediction: got '0.5', which is not learned from; expected 0 or none"),
+    ("1 |a:big x", "not a number: got 'a:big'"),
+    ("1 |:2 x", "not a number: got ':2'"),
+    ("1 |a :2", "no feature name: got ':2', expected a name before the colon"),
+    (b"1 |a caf\xe9", "invalid UTF-8: a NUL, or no UTF-8, at byte 9 of the line"),
+    (b"1 |a \xed\xa0\x80", "invalid UTF-8: a NUL, or no UTF-8, at byte 6 of the line"),
+    (b"1 |a x\0y", "invalid UTF-8: a NUL, or no UTF-8, at byte 7 of the line"),
+]
+
+
+def test_a_bad_vw_line_is_rejected_with_its_line_and_reason(tmp_path: Path) -> None:
+    for line, reason in BAD_VW:
+        bad = line if isinstance(line, bytes) else line.encode()
+        path = write(tmp_path / "log.vw", b"1 |a caf\xc3\xa9\n\n \t\n" + bad + b"\n0 |a y:1e3\n")
+        everything = read(path, ["label", "a"])
+        assert everything.rejects == [(4, reason)]
+        assert everything.lines == [1, 5]
+        assert everything.rows == [(1, [("café".encode(), 1.0)]), (0, [(b"y", 1000.0)])]
 
 
 # -- libsvm and libffm
 
 
 def test_a_libsvm_line_has_a_label_a_query_and_features(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.svm", "# made by hand\n+1 qid:7 1:0.5 0020:-2e1 # note: 9:9\n-1 3:1\n0\n")
+    path = write(tmp_path / "log.svm", "# made by hand\n+1 qid:7 1:0.5 0020:-2e1 # note: 9:9\n-1 3:1\n0\n")
     with LogReader([str(path)]) as reader:
         assert reader.columns() == ("label", "qid", "features")
     everything = read(path, ["label", "qid", "features"])
-    assert everything.rows == [
-        (1, b"7", [(b"1", 0.5), (b"20", -20.0)]),
-        (0, b"", [(b"3", 1.0)]),
-        (0, b"", []),
-    ]
-    assert everything.lines == [2, 3, 4]
+    rows = [(1, b"7", [(b"1", 0.5), (b"20", -20.0)]), (0, b"", [(b"3", 1.0)]), (0, b"", [])]
+    assert (everything.rows, everything.lines) == (rows, [2, 3, 4])
 
 
 def test_a_libffm_line_has_one_column_a_field(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.ffm", "1 0:12:0.5 11:7:1 0:13:2\n0 011:008:1\n")
+    path = write(tmp_path / "log.ffm", "1 0:12:0.5 11:7:1 0:13:2\n0 011:008:1\n")
     with LogReader([str(path)]) as reader:
         assert reader.columns() == ("label", "0", "11")
-    assert read(path, ["0", "11"]).rows == [
-        ([(b"12", 0.5), (b"13", 2.0)], [(b"7", 1.0)]),
-        ([], [(b"8", 1.0)]),
-    ]
+    rows = read(path, ["0", "11"]).rows
+    assert rows == [([(b"12", 0.5), (b"13", 2.0)], [(b"7", 1.0)]), ([], [(b"8", 1.0)])]
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "reason"),
-    [
-        ("log.svm", "2 1:1", "bad label: got '2', expected 1, 0 or -1"),
-        ("log.svm", "1 color:1", "malformed feature: got 'color:1'"),
-        ("log.svm", "1 -3:1", "malformed feature: got '-3:1'"),
-        ("log.svm", "1 3", "malformed feature: got '3'"),
-        ("log.svm", "1 qid: 3:1", "malformed feature: got 'qid:'"),
-        ("log.svm", "1 3:x", "not a number: got '3:x'"),
-        ("log.svm", "1 3:1:1", "not a number: got '3:1:1'"),
-        ("log.ffm", "1 3:1", "malformed feature: got '3:1'"),
-        ("log.ffm", "1 a:1:1", "malformed feature: got 'a:1:1'"),
-        ("log.ffm", "1 3:b:1", "malformed feature: got '3:b:1'"),
-        ("log.ffm", "1 3:1:", "not a number: got '3:1:'"),
-        ("log.ffm", "1 3:1:inf", "not a number: got '3:1:inf'"),
-    ],
-)
-def test_a_bad_line_of_indices_is_rejected(tmp_path: Path, name: str, line: str, reason: str) -> None:
-    good = {"log.svm": "1 3:1", "log.ffm": "1 3:1:1"}[name]
-    everything = read(write(tmp_path, name, f"{good}\n{line}\n{good}\n"), ["label"])
-    assert (everything.lines, everything.rejects) == ([1, 3], [(2, reason)])
+def test_a_bad_line_of_indices_is_rejected(tmp_path: Path) -> None:
+    bad = {
+        "malformed feature": ("log.svm color:1 -3:1 3 qid:", "log.ffm 3:1 a:1:1 3:b:1"),
+        "not a number": ("log.svm 3:x 3:1:1", "log.ffm 3:1: 3:1:inf"),
+    }
+    for reason, (name, *words) in ((why, each.split()) for why, formats in bad.items() for each in formats):
+        good = {"log.svm": "1 3:1", "log.ffm": "1 3:1:1"}[name]
+        for word in words:
+            everything = read(write(tmp_path / name, f"{good}\n1 {word}\n{good}\n"), ["label"])
+            assert (everything.lines, everything.rejects) == ([1, 3], [(2, f"{reason}: got '{word}'")])
 
 
 # -- every line, against the slow reading
@@ -232,7 +176,7 @@ def index_line(parts: int) -> st.SearchStrategy[str]:
     ],
 )
 def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
-    tmp_path_factory: pytest.TempPathFactory, format: str, line: st.SearchStrategy[str], wanted: list[str]
+    scratch: Path, format: str, line: st.SearchStrategy[str], wanted: list[str]
 ) -> None:
     first = {"vw": "1 | f", "libsvm": "1 1:1", "libffm": "1 1:1:1"}[format]
     parse = getattr(sparse_text, format)
@@ -240,7 +184,7 @@ def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
     @given(st.lists(line, max_size=8), st.sampled_from([1, 30, 1 << 20]), st.sampled_from(["\n", "\r\n"]))
     @example([" 1e-400 1|a"], 30, "\n")
     def check(lines: list[str], batch_bytes: int, end: str) -> None:
-        path = write(tmp_path_factory.getbasetemp(), f"log.{format}", end.join([first, *lines]))
+        path = write(scratch / f"log.{format}", end.join([first, *lines]))
         good, bad = [], []
         for number, text in enumerate([first, *lines], 1):
             try:
@@ -272,37 +216,30 @@ WRITTEN = st.fixed_dictionaries(
 
 @given(st.lists(WRITTEN, min_size=1, max_size=5), st.sampled_from([50, 1 << 20]))
 def test_rows_written_as_vw_text_are_read_back_to_the_bit(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], batch_bytes: int
+    scratch: Path, rows: list[dict[str, Any]], batch_bytes: int
 ) -> None:
-    lines = [
-        f"{row['label']} {row['importance']!r} "
-        + " ".join("|" + name + "".join(f" {member}:{x!r}" for member, x in row[name]) for name in "ab")
-        for row in rows
-    ]
-    path = write(tmp_path_factory.getbasetemp(), "written.vw", "\n".join(lines))
-    wanted = list(rows[0])
+    lines = []
+    for row in rows:
+        spaces = ["|" + name + "".join(f" {member}:{x!r}" for member, x in row[name]) for name in "ab"]
+        lines.append(f"{row['label']} {row['importance']!r} {' '.join(spaces)}")
+    path, wanted = write(scratch / "written.vw", "\n".join(lines)), list(rows[0])
     assert rows_of(read(path, wanted, batch_bytes=batch_bytes), wanted) == rows
 
 
 # -- files and columns
 
-VW_TEXT = b"".join(b"%d |site s%d |f x:%d\n" % (i % 2, i % 7, i) for i in range(5000))
+
+VW_TEXT = b"".join(b"%d |site s%d |f x:%d\n" % (i % 2, i % 7, i) for i in range(2000))
 
 
 @pytest.mark.parametrize(
     ("name", "data"),
-    [
-        ("log.vw", VW_TEXT),
-        ("log.vw.gz", gzip.compress(VW_TEXT)),
-        ("log.vw.zst", bytes(pa.Codec("zstd").compress(VW_TEXT, asbytes=True))),
-        ("log", VW_TEXT),
-        ("log.txt", b"\xef\xbb\xbf" + VW_TEXT),
-    ],
+    [("log.vw.gz", gzip.compress(VW_TEXT)), ("log", VW_TEXT), ("log.txt", b"\xef\xbb\xbf" + VW_TEXT)],
 )
 def test_compression_and_format_are_told_apart(tmp_path: Path, name: str, data: bytes) -> None:
-    everything = read(write(tmp_path, name, data), ["site"], batch_bytes=10_000)
-    assert everything.rows == [([(b"s%d" % (i % 7), 1.0)],) for i in range(5000)]
-    assert everything.lines == list(range(1, 5001))
+    everything = read(write(tmp_path / name, data), ["site"], batch_bytes=10_000)
+    assert everything.rows == [([(b"s%d" % (i % 7), 1.0)],) for i in range(2000)]
+    assert everything.lines == list(range(1, 2001))
 
 
 @pytest.mark.parametrize(
@@ -326,42 +263,34 @@ def test_standard_input_is_told_by_its_first_line(
         assert reader.columns() == columns
 
 
-def test_a_file_without_one_good_line_is_refused_with_the_reason_of_the_first(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.vw", "\nclick,site\n1,2\n")
+def test_a_file_without_a_good_line_and_a_column_that_no_row_can_have_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.vw", "\nclick,site\n1,2\n")
     with pytest.raises(InputError, match=r"found no row of vw text; line 2: no namespace: got 'click,site'"):
         read(path, ["label"])
-
-
-def test_a_column_that_no_row_can_have_is_a_spec_error(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.svm", "1 1:1\n")
+    path = write(tmp_path / "log.svm", "1 1:1\n")
     with pytest.raises(SpecError, match="has no column 'site'; it has label, qid, features"):
         read(path, ["site"])
 
 
 def test_a_namespace_that_comes_late_is_read_if_wanted_and_else_told_once(tmp_path: Path) -> None:
-    rows = ["1 |a x"] * 100 + ["0 |b y |c z", "1 |c z |d z"]
-    paths = [write(tmp_path, name, "\n".join(rows)) for name in ("1.vw", "2.vw")]
-    notes: list[str] = []
+    rows = "\n".join(["1 |a x"] * 100 + ["0 |b y |c z", "1 |c z |d z"])
+    paths, notes = [write(tmp_path / name, rows) for name in ("1.vw", "2.vw")], list[str]()
     with LogReader([str(path) for path in paths], batch_bytes=200, on_note=notes.append) as reader:
         assert reader.columns() == ("label", "importance", "tag", "a")
         assert reader.may_have("b")
-        batches = list(reader.batches(["a", "b"]))
-    assert [value for batch in batches for value in batch.columns["b"].to_pylist() if value] == [
-        [(b"y", 1.0)]
-    ] * 2
+        found = [value for batch in reader.batches(["a", "b"]) for value in batch.columns["b"].to_pylist()]
+    assert [value for value in found if value] == [[(b"y", 1.0)]] * 2
     assert notes == [
         f"{paths[0]}:101 names 'c', which the first rows do not: it is left out, and so are others that come so late; "
         "name them in [fields] to learn from them"
     ]
 
 
-def test_a_spec_without_fields_takes_every_namespace_as_a_set_and_the_importance_as_weight(
-    tmp_path: Path,
-) -> None:
-    with LogReader([str(write(tmp_path, "log.vw", "1 2 'id|a x |b y\n"))]) as reader:
-        spec = parse_spec(HEAD).resolve(reader.columns(), reader.kinds())
-        ignored = parse_spec(HEAD + 'ignore = ["importance", "b"]\n').resolve(
-            reader.columns(), reader.kinds()
+def test_a_spec_without_fields_takes_namespaces_as_sets_and_the_importance_as_weight(tmp_path: Path) -> None:
+    with LogReader([str(write(tmp_path / "log.vw", "1 2 'id|a x |b y\n"))]) as reader:
+        spec, ignored = (
+            parse_spec(HEAD + more).resolve(reader.columns(), reader.kinds())
+            for more in ("", 'ignore = ["importance", "b"]\n')
         )
     assert {name: field.kind for name, field in spec.fields.items()} == {"a": "set", "b": "set"}
     assert spec.input.weight == "importance"
@@ -369,24 +298,19 @@ def test_a_spec_without_fields_takes_every_namespace_as_a_set_and_the_importance
 
 
 def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path = write(tmp_path, "log.vw", VW_TEXT)
-    with LogReader([str(path)], batch_bytes=4096) as reader:
+    path = str(write(tmp_path / "log.vw", VW_TEXT))
+    with LogReader([path], batch_bytes=4096) as reader:
         batches = reader.batches(["site"])
         first = [next(batches) for _ in range(3)]
         read_so_far = reader.bookmarks.until(first[-1].stop)
-    with LogReader([str(path)], batch_bytes=4096, read=read_so_far) as reader:
+    with LogReader([path], batch_bytes=4096, read=read_so_far) as reader:
         rest = list(reader.batches(["site"]))
     lines = [line for batch in (*first, *rest) for line in batch.lines.tolist()]
-    assert lines == list(range(1, 5001))
+    assert lines == list(range(1, 2001))
 
 
-@pytest.mark.parametrize("base", ["0", "-0", "0.000", "0e9", "0e-400", "00000000000000000000000.0"])
-def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Path, base: str) -> None:
-    everything = read(write(tmp_path, "log.vw", f"1 1 {base} |a f"), ["label"])
-    assert [line for line, _ in everything.rejects] == []
-
-
-@pytest.mark.parametrize("base", ["1", "1e-400", "0.000000000000000000000000001", "-2e3"])
-def test_an_initial_prediction_that_is_not_zero_is_rejected(tmp_path: Path, base: str) -> None:
-    everything = read(write(tmp_path, "log.vw", f"1 1 0 |a f\n1 1 {base} |a f"), ["label"])
-    assert [line for line, _ in everything.rejects] == [2]
+def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Path) -> None:
+    zeros = ["0", "-0", "0.000", "0e9", "0e-400", "00000000000000000000000.0"]
+    others = ["1", "1e-400", "0.000000000000000000000000001", "-2e3"]
+    path = write(tmp_path / "log.vw", "".join(f"1 1 {base} |a f\n" for base in (*zeros, *others)))
+    assert [line for line, _ in read(path, ["label"]).rejects] == [7, 8, 9, 10]
