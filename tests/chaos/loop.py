@@ -23,7 +23,7 @@ from tests.waiting import eventually
 FTRIE = (sys.executable, "-m", "ftrie")
 MODEL = "market"
 SPEC = "market.toml"
-WINDOW_S = 10
+WINDOW_S = 3
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
