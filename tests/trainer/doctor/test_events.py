@@ -37,10 +37,12 @@ def test_clean_events_are_clean(tmp_path: Path) -> None:
 
 def test_every_defect_of_events_is_found_in_one_log_of_them(tmp_path: Path) -> None:
     impressions, clicks = logs()
+    clicked = {click["request_id"] for click in clicks}
+    again = [each for each in impressions if each["request_id"] not in clicked][:15]
     told = {(click["request_id"], click["item"]) for number, click in enumerate(clicks) if number % 10 > 3}
     for number, impression in enumerate(impressions):
         for item in impression["items"]:
-            item["propensity"] = 0.0 if number % 100 == 0 else 0.25
+            item["propensity"] = 0.0 if number % 50 == 0 else 0.25
             if (impression["request_id"], item["id"]) in told:
                 item["features"]["landed"] = True
     orphans, others, early, late = clicks[::10], clicks[1::10], clicks[2::10], clicks[3::10]
@@ -54,7 +56,7 @@ def test_every_defect_of_events_is_found_in_one_log_of_them(tmp_path: Path) -> N
         click["ts"] += 3600
     clicks.sort(key=lambda each: each["ts"])
     twice, no_event = clicks[56:62], {"request_id": "r1", "item": "sku1"}
-    found = diagnosis([*impressions, *impressions[50::100]], [*clicks, *twice, no_event], tmp_path)
+    found = diagnosis([*impressions, *again], [*clicks, *twice, no_event], tmp_path)
 
     def line(first: dict[str, Any]) -> str:
         return f"clicks.jsonl:{clicks.index(first) + 1}"
@@ -64,21 +66,20 @@ def test_every_defect_of_events_is_found_in_one_log_of_them(tmp_path: Path) -> N
     assert (bad.severity, bad.of, bad.unit) == ("error", every, "clicks")
     assert bad.count >= len(orphans) and bad.where.endswith(line(orphans[0]))
     bad = only(found, "clicks-not-shown")
-    assert bad.severity == "warning" and bad.count >= len(others) and bad.where.endswith(line(others[0]))
+    assert bad.severity == "error" and bad.count >= len(others) and bad.where.endswith(line(others[0]))
     bad = only(found, "early-clicks")
     assert bad.severity == "error" and bad.count >= len(early) and "by 1 min at most" in bad.message
     bad = only(found, "late-clicks")
     assert bad.severity == "warning" and bad.count >= len(late)
     assert "later than 10 min" in bad.message and "window" in bad.remedy
     bad = only(found, "duplicate-requests")
-    assert (bad.severity, bad.count, bad.of) == ("warning", REQUESTS // 100, REQUESTS + REQUESTS // 100)
-    assert bad.where.endswith(f"impressions.jsonl:{REQUESTS + 1}") and bad.example.endswith(
-        "impressions.jsonl:51"
-    )
+    assert (bad.severity, bad.count, bad.of) == ("warning", 15, REQUESTS + 15)
+    assert bad.where.endswith(f"impressions.jsonl:{REQUESTS + 1}")
+    assert bad.example.endswith(f"impressions.jsonl:{impressions.index(again[0]) + 1}")
     bad = only(found, "label-leak")
     assert bad.columns == ("landed",) and "impressions.jsonl:" in bad.where
     bad = only(found, "propensity")
-    assert (bad.severity, bad.count) == ("error", ROWS // 100)
+    assert bad.severity == "error" and bad.count >= ROWS // 50
     assert (found.rejected, only(found, "rejected-rows").where) == (1, f"{tmp_path}/clicks.jsonl:{every + 1}")
 
 
