@@ -14,32 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.cli import run
-from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
-from tests.chaos.loop import COMPILE_S, MODEL, SPEC, WINDOW_S, Process, Server, WholeLoop
+from tests.chaos.loop import COMPILE_S, MODEL, WINDOW_S, Process, Server, WholeLoop, begin, learned
 from tests.waiting import eventually
 
 RATE = 40.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[WholeLoop]:
     """The loop with a first model that both servers serve; not yet any traffic."""
     whole = WholeLoop(tmp_path, RATE)
-    spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
-    spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{WINDOW_S}s"\nlateness = "1s"\n'
-    (tmp_path / SPEC).write_text(spec)
-    market = Market(1, Tastes(), Sizes())
-    write_first_day(market, 500, 6, tmp_path / "day.csv")
     try:
         whole.valkey.start()
-        with Store.open(whole.valkey.url) as store:
-            load_records(market, store)
-        first = ["--save", str(tmp_path / "first.arrow"), "--store", whole.valkey.url, "--activate"]
-        assert run(["train", str(tmp_path / SPEC), str(tmp_path / "day.csv"), *first]) == 0
+        begin(tmp_path, whole.valkey.url, WINDOW_S)
         for process in (*whole.servers, whole.trainer):
             process.start()
         for server in whole.servers:
@@ -92,8 +81,9 @@ def test_after_random_kills_all_is_accounted_for_and_the_model_is_that_of_a_clea
     disturb(loop, seconds, chance)
     settle(loop)
 
-    disturbed = loop.last_line(*loop.trainer_command("state", "--once", "--save", "disturbed.arrow"))
-    clean = loop.last_line(*loop.trainer_command("clean", "--once", "--no-publish", "--save", "clean.arrow"))
+    where = loop.folder, loop.valkey.url
+    disturbed = learned(*where, "state", "--save", "disturbed.arrow")
+    clean = learned(*where, "clean", "--no-publish", "--save", "clean.arrow")
 
     killed = {process.name: process.kills for process in loop.everything()}
     assert min(killed.values()) >= 1 and sum(killed.values()) >= seconds / 5, killed
@@ -101,9 +91,10 @@ def test_after_random_kills_all_is_accounted_for_and_the_model_is_that_of_a_clea
     for part in ("counts", "join", "dead_letters", "lost"):
         assert disturbed[part] == clean[part], part
     assert (loop.folder / "disturbed.arrow").read_bytes() == (loop.folder / "clean.arrow").read_bytes()
+    clean_model = Artefact.read(loop.folder / "clean.arrow")
     with Store.open(loop.valkey.url) as store:
         served = store.model(MODEL)
-        assert served.materialise(served.active_or_fail()).content == content(loop, "clean.arrow")
+        assert served.materialise(served.active_or_fail()).content == clean_model.content
 
 
 def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
@@ -133,8 +124,3 @@ def published(loop: WholeLoop) -> int:
     """The version that is active."""
     with Store.open(loop.valkey.url) as store:
         return store.model(MODEL).active() or 0
-
-
-def content(loop: WholeLoop, name: str) -> str:
-    """The digest of a saved model's rows."""
-    return Artefact.read(loop.folder / name).content

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,17 +19,15 @@ import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.bench_serve import Load, LoadResult
-from ftrie.cli import run
 from ftrie.client.access import OPEN
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback, ReportFailed
-from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
+from ftrie.demo.market import Market
 from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, SPEC, Process
+from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, Process, begin, learned, trainer_command
 from tests.stores import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "200"))
 """Calls a second: as many as two cores can make, answer and learn from beside seven Valkeys and other tests."""
 PART_S = float(os.environ.get("FTRIE_CLUSTER_SECONDS", "2"))
@@ -89,19 +86,12 @@ class System:
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.folder, self.cluster, self.url = folder, cluster, f"{cluster.url}?wait=1"
-        self.market = Market(1, Tastes(), Sizes())
-        spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
-        (folder / SPEC).write_text(f'{spec[: spec.index("[join]")]}[join]\nwindow = "20s"\nlateness = "1s"\n')
-        write_first_day(self.market, 300, ITEMS, folder / "day.csv")
-        with Store.open(self.url) as store:
-            load_records(self.market, store)
-        first = ["--save", str(folder / "first.arrow"), "--store", self.url, "--activate"]
-        assert run(["train", str(folder / SPEC), str(folder / "day.csv"), *first]) == 0
+        self.market = begin(folder, self.url, window_s=20)
         self.address = f"127.0.0.1:{free_port()}"
         serve = [*FTRIE, "serve", MODEL, "--store", self.url, "--port", self.address.partition(":")[2]]
         serve += ["--impressions", "store", "--state", str(folder / "serve"), "--user-ttl", "0.5"]
         self.server = Process("server", folder, [*serve, "--drain", "20", "--json"])
-        self.trainer = Process("trainer", folder, [*FTRIE, *self.learning("state")])
+        self.trainer = Process("trainer", folder, trainer_command(self.url, "state"))
 
     def start(self) -> None:
         """Start both, and wait until they are up."""
@@ -109,19 +99,6 @@ class System:
             process.start()
         for process in (self.server, self.trainer):
             process.await_up()
-
-    def learning(self, state: str, *more: str) -> list[str]:
-        """`ftrie trainer`, keeping its state in this folder."""
-        common = ["trainer", SPEC, "--store", self.url, "--checkpoint", state, "--every", "2s", "--json"]
-        return [*common, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
-
-    def learned(self, state: str, *more: str) -> dict[str, Any]:
-        """What a trainer that reads the streams to their end says of them."""
-        command = [*FTRIE, *self.learning(state, "--once", *more)]
-        ended = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=COMPILE_S)
-        assert ended.returncode == 0, ended.stderr
-        line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-        return line
 
     def requests(self) -> Iterator[tuple[float, bytes]]:
         """The calls and when each is due."""
@@ -209,7 +186,8 @@ def test_masters_killed_under_load_fail_no_call_and_nothing_is_lost_or_learned_t
     clicks.finish(result.calls)
     for process in (system.server, system.trainer):
         process.end(COMPILE_S)
-    disturbed, clean = system.learned("state"), system.learned("clean", "--no-publish")
+    where = system.folder, system.url
+    disturbed, clean = learned(*where, "state"), learned(*where, "clean", "--no-publish")
 
     figures = {"seconds": round(result.seconds, 1), "calls": result.calls, "errors": dict(result.errors)}
     figures["slowest_ms"] = max(result.latencies_ns) / 1e6
