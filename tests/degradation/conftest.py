@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
+from tests.degradation.learning import OfFiles, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey
+from tests.degradation.system import COMPILE_S, Valkey
 from tests.degradation.whole_shop import SharedShop, WholeShop
 from tests.server import shop
 from tests.waiting import eventually
@@ -61,7 +61,7 @@ def shared_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFile
 @pytest.fixture
 def of_files(shared_of_files: OfFiles) -> OfFiles:
     """A trainer that learns from a file, and has published all that there is."""
-    eventually(shared_of_files.is_served, "all is served", LONG_S)
+    eventually(shared_of_files.is_served, "all is served", COMPILE_S)
     return shared_of_files
 
 
@@ -75,5 +75,5 @@ def shared_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfSt
 @pytest.fixture
 def of_streams(shared_of_streams: OfStreams) -> OfStreams:
     """A trainer that learns from its store's streams, and has learned and published all that there is."""
-    eventually(shared_of_streams.has_learned_all, "all is served", LONG_S)
+    eventually(shared_of_streams.has_learned_all, "all is served", COMPILE_S)
     return shared_of_streams

@@ -22,7 +22,7 @@ from trainer.guess.spec_writer import spec_text
 from trainer.logs.tables import table_of
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_clean_log_is_clean(tmp_path: Path, seed: int) -> None:
     assert diagnosed(parquet(clean(seed=seed), tmp_path)).findings == ()
 
@@ -135,13 +135,13 @@ def test_memory_does_not_grow_with_the_log() -> None:
             yield pa.table({"click": (row % 11 == 0).astype(np.int64), "a": row * 3, "b": row * 5 + 0.5})
 
     peaks = []
-    for rows in (100_000, 300_000):
+    for rows in (60_000, 160_000):
         tracemalloc.start()
         examine(Log((), table=table_of(batches(rows))), label="click")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     # The hashes of rows grow until there are a million of them: 24 bytes each, and as much while they are sorted.
-    assert peaks[1] - peaks[0] < 200_000 * 100
+    assert peaks[1] - peaks[0] < 100_000 * 100
 
 
 # --- Simulated and real logs ---
