@@ -56,8 +56,11 @@ def crew(shared: RayCrew, output: Printed) -> RayCrew:
 # --- Steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_member_gets_what_each_of_the_others_sent_to_it(crew: RayCrew) -> None:
+def test_each_member_is_a_process_and_gets_what_each_of_the_others_sent_to_it(crew: RayCrew) -> None:
+    pids = [pid for _, pid in crew.processes.values()]
+    assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
     sent = crew.ask_workers("send", 100)
+    assert sent.summaries == pids[:WORKERS]
     assert sent.bytes == 100 * 4 * WORKERS * REDUCERS
     assert crew.ask_reducers("add", inbox=sent).summaries == PARTS
 
@@ -68,12 +71,6 @@ def test_parts_may_be_absent_or_of_megabytes_and_may_be_written_to(crew: RayCrew
     got = crew.ask_reducers("add", inbox=sent).summaries
     assert got[-1] == [None] * WORKERS
     assert got[1] == [(1.0, 1_000_001, True), (11.0, 1_000_001, True)]
-
-
-def test_members_are_processes_of_their_own(crew: RayCrew) -> None:
-    pids = [pid for _, pid in crew.processes.values()]
-    assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
-    assert crew.ask_workers("send", 1).summaries == pids[:WORKERS]
 
 
 def test_an_error_of_a_member_is_the_step_s_error(crew: RayCrew) -> None:

@@ -498,11 +498,12 @@ def test_sampled_requests_of_whole_files_are_those_of_train(tmp_path: Path) -> N
     assert sum(shard.log.subsampled for shard in shards) == 1_200 - len(expected) > 300
 
 
-def test_sampled_requests_are_not_cut_into_blocks(log: str) -> None:
-    with pytest.raises(
-        SpecError, match=r"learner.subsample .* 1 files for 2 workers .* write the log as 2 files"
-    ):
+def test_logs_that_cannot_be_dealt_are_refused(log: str) -> None:
+    refusal = r"learner.subsample .* 1 files for 2 workers .* write the log as 2 files"
+    with pytest.raises(SpecError, match=refusal):  # sampled requests are not cut into blocks
         plans_of(parse_spec(SAMPLED), [log], 2)
+    with pytest.raises(InputError, match=r"several workers cannot read; write the log to a file"):
+        plan_shards(OF_ADS, Log(["-"]), 2)
 
 
 def test_files_of_very_different_sizes_are_noted(tmp_path: Path) -> None:
@@ -511,11 +512,6 @@ def test_files_of_very_different_sizes_are_noted(tmp_path: Path) -> None:
     plan_shards(OF_ADS, Log(inputs, on_note=notes.append), 2)
     assert len(notes) == 1
     assert "the other workers wait for that one" in notes[0]
-
-
-def test_standard_input_is_refused() -> None:
-    with pytest.raises(InputError, match=r"several workers cannot read; write the log to a file"):
-        plan_shards(OF_ADS, Log(["-"]), 2)
 
 
 @pytest.mark.parametrize(

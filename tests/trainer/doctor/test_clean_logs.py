@@ -107,22 +107,18 @@ def test_a_log_of_two_files_whose_columns_change_their_type(tmp_path: Path) -> N
     assert found.findings[0].where == f"{second}:1"
 
 
-def test_a_short_log_and_one_without_rows(tmp_path: Path) -> None:
+def test_a_short_log_and_those_without_rows_or_a_label(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("click,user\n1,a\n0,b\n0,c\n")
     assert [each.check for each in diagnosed(path).findings] == ["few-clicks"]
+    with pytest.raises(SpecError, match="no column 'clicked'"):
+        diagnosed(path, label="clicked")
     path.write_text("click,user\n")
     with pytest.raises(InputError):
         diagnosed(path)
-
-
-def test_a_log_without_a_label_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
     path.write_text("size,user\n1,a\n2,b\n3,c\n")
     with pytest.raises(SpecError, match="name it with --label"):
         diagnosed(path)
-    with pytest.raises(SpecError, match="no column 'clicked'"):
-        diagnosed(path, label="clicked")
 
 
 def test_memory_does_not_grow_with_the_log() -> None:

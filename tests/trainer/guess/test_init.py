@@ -295,16 +295,26 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_prints_a_spec_that_trains(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = ftrie(capsys, "init", str(log))
+def test_command_prints_a_spec_that_trains_or_writes_it_once(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed, _ = ftrie(capsys, "init", str(log))
     assert code == 0
     spec = log.with_name("shop.toml")
-    spec.write_text(out)
-    assert load_spec(spec).model.name == "shop"
+    code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
+    assert (code, out) == (0, "")
+    assert f"next: ftrie train {spec} {log}" in err
+    assert load_spec(spec) == parse_spec(printed) and load_spec(spec).model.name == "shop"
     code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
-    assert code == 0
     report = json.loads(out)
-    assert (report["rows"], report["rejected"]) == (ROWS, 0)
+    assert (code, report["rows"], report["rejected"]) == (0, ROWS, 0)
+
+    before = spec.read_text()
+    code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), "--label", "brand")
+    assert code != 0
+    assert "overwrite it with --force" in err
+    assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
+    assert spec.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -342,19 +352,6 @@ def test_logs_whose_rows_name_their_features_are_understood_and_train(
     assert {c["name"]: c["kind"] if c["role"] == "field" else c["role"] for c in columns} == roles
     code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
     assert (code, json.loads(out)["rows"]) == (0, ROWS)
-
-
-def test_command_writes_a_file_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = log.with_name("shop.toml")
-    code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
-    assert (code, out) == (0, "")
-    assert f"next: ftrie train {spec} {log}" in err
-    before = spec.read_text()
-    code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), "--label", "brand")
-    assert code != 0
-    assert "overwrite it with --force" in err
-    assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
-    assert spec.read_text() == before
 
 
 def test_command_answers_in_json(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
