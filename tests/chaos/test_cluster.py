@@ -1,4 +1,4 @@
-"""A cluster's master is killed while requests are ranked, clicks are reported and a trainer learns from the streams.
+"""A cluster's masters are killed while requests are ranked, clicks are reported and a trainer learns of the streams.
 
 No call fails, and afterwards the counts balance: every impression and every click that was acknowledged is in the
 streams, and each was learned from once.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,21 +22,22 @@ from ftrie.bench_serve import Load, LoadResult
 from ftrie.client.access import OPEN
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback, ReportFailed
-from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
+from ftrie.demo.market import Market
 from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, SPEC, Process
+from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, Process, begin, learned, trainer_command
 from tests.stores import Cluster
 
-ROOT = Path(__file__).resolve().parents[2]
-RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "300"))
+RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "200"))
 """Calls a second: as many as two cores can make, answer and learn from beside seven Valkeys and other tests."""
-CALLERS = 16
+PART_S = float(os.environ.get("FTRIE_CLUSTER_SECONDS", "2"))
+"""Of a run: before the first kill, from a kill to the repair, from there to the next one, and after all."""
+CALLERS = 8
 ITEMS = 6
 LAG = 100
 CLICKED = 5
 """Of so many requests one is clicked."""
-KILLED_AT_S, MENDED_AT_S, ENDS_AT_S = 5.0, 11.0, 18.0
+ENDS_AT_S = 7 * PART_S
 
 
 class Clicks:
@@ -86,19 +86,12 @@ class System:
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         self.folder, self.cluster, self.url = folder, cluster, f"{cluster.url}?wait=1"
-        self.market = Market(1, Tastes(), Sizes())
-        spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
-        (folder / SPEC).write_text(f'{spec[: spec.index("[join]")]}[join]\nwindow = "60s"\nlateness = "1s"\n')
-        write_first_day(self.market, 300, ITEMS, folder / "day.csv")
-        with Store.open(self.url) as store:
-            load_records(self.market, store)
-        first = ["train", SPEC, "day.csv", "--save", "first.arrow", "--store", self.url, "--activate"]
-        self.run_once(*first)
+        self.market = begin(folder, self.url, window_s=20)
         self.address = f"127.0.0.1:{free_port()}"
         serve = [*FTRIE, "serve", MODEL, "--store", self.url, "--port", self.address.partition(":")[2]]
         serve += ["--impressions", "store", "--state", str(folder / "serve"), "--user-ttl", "0.5"]
         self.server = Process("server", folder, [*serve, "--drain", "20", "--json"])
-        self.trainer = Process("trainer", folder, [*FTRIE, *self.learning("state")])
+        self.trainer = Process("trainer", folder, trainer_command(self.url, "state"))
 
     def start(self) -> None:
         """Start both, and wait until they are up."""
@@ -106,25 +99,6 @@ class System:
             process.start()
         for process in (self.server, self.trainer):
             process.await_up()
-
-    def learning(self, state: str, *more: str) -> list[str]:
-        """`ftrie trainer`, keeping its state in this folder."""
-        common = ["trainer", SPEC, "--store", self.url, "--checkpoint", state, "--every", "2s", "--json"]
-        return [*common, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
-
-    def run_once(self, *arguments: str) -> str:
-        """One command to its end; returns what it printed."""
-        command = [*FTRIE, *arguments]
-        ended = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=COMPILE_S)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    def learned(self, state: str, *more: str) -> dict[str, Any]:
-        """What a trainer that reads the streams to their end says of them."""
-        line: dict[str, Any] = json.loads(
-            self.run_once(*self.learning(state, "--once", *more)).splitlines()[-1]
-        )
-        return line
 
     def requests(self) -> Iterator[tuple[float, bytes]]:
         """The calls and when each is due."""
@@ -166,8 +140,8 @@ def system(tmp_path: Path, cluster: Cluster) -> Iterator[System]:
         cluster.mend()
 
 
-def loaded(system: System, clicks: Clicks, key: str) -> LoadResult:
-    """Call for a while; kill the master that holds the key in the middle, and start it again, as a replica by then."""
+def loaded(system: System, clicks: Clicks) -> LoadResult:
+    """Call for a while. Meanwhile kill the master of the model, then one of users alone, and start each again."""
     results: list[LoadResult] = []
     load = Load(system.address, OPEN, system.requests(), timeout_s=10.0)
 
@@ -176,10 +150,11 @@ def loaded(system: System, clicks: Clicks, key: str) -> LoadResult:
 
     calling = threading.Thread(target=call)
     calling.start()
-    time.sleep(KILLED_AT_S)
-    system.cluster.holder(key).kill()
-    time.sleep(MENDED_AT_S - KILLED_AT_S)
-    system.cluster.mend()
+    for key_of in (of_the_model, of_another_master):
+        time.sleep(PART_S)
+        system.cluster.holder(key_of(system)).kill()
+        time.sleep(PART_S)
+        system.cluster.mend()  # it is a replica by then
     calling.join()
     return results[0]
 
@@ -190,26 +165,29 @@ def streamed(store: Store, key: str) -> list[dict[str, Any]]:
     return [json.loads(payload) for payload in read.payloads]
 
 
+def of_the_model(system: System) -> str:
+    return f"ftrie:{{{MODEL}}}:active"
+
+
 def of_another_master(system: System) -> str:
     """A user of a master that does not hold the model."""
-    of_model = system.cluster.holder(f"ftrie:{{{MODEL}}}:active")
+    of_model = system.cluster.holder(of_the_model(system))
     users = (f"ftrie:user:{cookie}" for cookie in system.market.cookies)
     return next(key for key in users if system.cluster.holder(key) is not of_model)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("holds", ["the model", "users"])
-def test_a_master_killed_under_load_fails_no_call_and_nothing_is_lost_or_learned_twice(
-    system: System, holds: str, record_property: Any
+def test_masters_killed_under_load_fail_no_call_and_nothing_is_lost_or_learned_twice(
+    system: System, record_property: Any
 ) -> None:
-    key = f"ftrie:{{{MODEL}}}:active" if holds == "the model" else of_another_master(system)
     clicks = Clicks(system.address, system.market)
-    result = loaded(system, clicks, key)
+    result = loaded(system, clicks)
     clicks.finish(result.calls)
     for process in (system.server, system.trainer):
         process.end(COMPILE_S)
-    disturbed, clean = system.learned("state"), system.learned("clean", "--no-publish")
+    where = system.folder, system.url
+    disturbed, clean = learned(*where, "state"), learned(*where, "clean", "--no-publish")
 
     figures = {"seconds": round(result.seconds, 1), "calls": result.calls, "errors": dict(result.errors)}
     figures["slowest_ms"] = max(result.latencies_ns) / 1e6

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
+from tests.degradation.learning import OfFiles, OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Valkey
+from tests.degradation.system import COMPILE_S, Valkey
 from tests.degradation.whole_shop import SharedShop, WholeShop
 from tests.server import shop
+from tests.waiting import eventually
 
 THREADS, PLACES = 2, 4
 
@@ -47,3 +49,31 @@ def valkey(tmp_path: Path) -> Iterator[Valkey]:
 def recovered(record_property: Callable[[str, object], None]) -> Recovered:
     """Notes how long recoveries take."""
     return Recovered(record_property)
+
+
+@pytest.fixture(scope="session")
+def shared_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFiles]:
+    system = OfFiles(tmp_path_factory.mktemp("files"))
+    with ending(system):
+        yield system
+
+
+@pytest.fixture
+def of_files(shared_of_files: OfFiles) -> OfFiles:
+    """A trainer that learns from a file, and has published all that there is."""
+    eventually(shared_of_files.is_served, "all is served", COMPILE_S)
+    return shared_of_files
+
+
+@pytest.fixture(scope="session")
+def shared_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
+    system = OfStreams(tmp_path_factory.mktemp("streams"))
+    with ending(system):
+        yield system
+
+
+@pytest.fixture
+def of_streams(shared_of_streams: OfStreams) -> OfStreams:
+    """A trainer that learns from its store's streams, and has learned and published all that there is."""
+    eventually(shared_of_streams.has_learned_all, "all is served", COMPILE_S)
+    return shared_of_streams

@@ -19,8 +19,8 @@ from ftrie.client.messages import Ranking
 from tests.server import shop
 from tests.waiting import eventually
 
-CALLERS = 3
-PAUSE_S = 0.01
+CALLERS = 2
+PAUSE_S = 0.05
 """Between a thread's calls, or they would take the processor from whom they wait for."""
 REQUEST = RankRequest(item_ids=list(shop.ITEMS), variant="base")
 EXPECTED = {item: shop.expected_score(fields, 0) for item, fields in shop.ITEMS.items()}
@@ -79,7 +79,7 @@ class Load:
         for thread in self._threads:
             thread.join()
 
-    def some_more(self, calls: int = 30) -> None:
+    def some_more(self, calls: int = 20) -> None:
         """Wait until so many more calls were answered."""
         wanted = self.answers["OK"] + calls
         eventually(lambda: self.answers["OK"] >= wanted, f"{calls} more answers")

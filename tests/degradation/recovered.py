@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.waiting import WAIT_S
-from tests.waiting import eventually
+from tests.waiting import WAIT_S, eventually
 
 NOTED = "seconds until"
 

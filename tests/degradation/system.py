@@ -40,16 +40,15 @@ class Valkey:
 
     def start(self, load_delay_us: int = 0) -> None:
         """Start it on the port it had before. With a delay for each key it answers LOADING for a while first."""
-        options = {
-            "port": str(self.port),
+        options: dict[str, object] = {
+            "port": self.port,
             "bind": "127.0.0.1",
             "save": "",
             "appendonly": "no",
-            "dir": str(self.folder),
-            "key-load-delay": str(load_delay_us),
-            "loading-process-events-interval-bytes": "1024",
+            "dir": self.folder,
         }
-        words = [word for name, value in options.items() for word in (f"--{name}", value)]
+        options |= {"key-load-delay": load_delay_us, "loading-process-events-interval-bytes": 1024}
+        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
         if load_delay_us:
             return
@@ -176,17 +175,8 @@ def serving(store: str, folder: Path, *flags: str, within: Sequence[str] = ()) -
         "2",
         *flags,
     ]
-    with (
-        open(log, "w") as errors,
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        ) as process,
-    ):
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with open(log, "w") as errors, subprocess.Popen(command, cwd=ROOT, stderr=errors, **pipes) as process:
         try:
             running = Running(process, log)
             yield running

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
 from ftrie.client.messages import Ranking
 from model_store.redis.redis_keys import history_key
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import COMPILE_S, Running, Valkey, serving
-from tests.integration.processes import ftrie
 from tests.integration.test_histories import training
 from tests.waiting import eventually
 
@@ -47,13 +47,13 @@ class Histories:
         self.valkey = valkey
         self._spec, self._folder, self._stack = folder / "shop.toml", folder, stack
         self._spec.write_text(SPEC)
-        log, items = folder / "log.csv", folder / "items.csv"
+        log = folder / "log.csv"
         # The item is clicked by those who see it for the first time, and by nobody else.
         rows = [f"r{n},{n},u{n // 4},i0,b0,{int(n % 4 == 0)},{TASTES[n % 8 < 4]}" for n in range(400)]
         log.write_text("\n".join(["request,ts,cookie,item,brand,click,taste", *rows]) + "\n")
-        items.write_text(f"item,brand\n{ITEM},b0\n")
-        ftrie("store", "load", "items", items, "--store", valkey.url)
-        ftrie("train", self._spec, log, "--store", valkey.url, "--activate")
+        with Store.open(valkey.url) as store:
+            store.records.put_items([(ITEM, {"brand": "b0"})])
+        assert run(["train", str(self._spec), str(log), "--store", valkey.url, "--activate"]) == 0
         self.start_trainer()
         flags = ("--impressions", "store", "--user-ttl", "0.2", "--store-budget", "150")
         self.running: Running = stack.enter_context(serving(valkey.url, folder, *flags))
@@ -95,12 +95,14 @@ class Histories:
         return found
 
 
-@pytest.fixture
-def histories(tmp_path: Path) -> Iterator[Histories]:
-    valkey = Valkey(tmp_path)
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Histories]:
+    """Each test has users of its own, and leaves the trainer running."""
+    folder = tmp_path_factory.mktemp("histories")
+    valkey = Valkey(folder)
     try:
         with ExitStack() as stack:
-            yield Histories(tmp_path, valkey, stack)
+            yield Histories(folder, valkey, stack)
     finally:
         valkey.go_on()
         valkey.kill()
@@ -135,22 +137,19 @@ def test_store_of_histories_stalls(histories: Histories, recovered: Recovered) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_another_type", [False, True])
-def test_history_is_damaged(histories: Histories, recovered: Recovered, of_another_type: bool) -> None:
+def test_history_is_damaged(histories: Histories, recovered: Recovered) -> None:
+    users = ("cat", "dan")
     with Store.open(histories.valkey.url) as store:
-        store.records.put_users([("ann", {"taste": "sweet"})])
-    histories.has_seen_one("ann")
-    histories.stop_trainer()
-    key = history_key("shop", b"ann")
-    with Store.open(histories.valkey.url) as store:
-        if of_another_type:
-            store.client.delete(key)
-            store.client.lpush(key, "no STRING")
-        else:
-            store.client.set(key, b"no history")
+        store.records.put_users([(user, {"taste": "sweet"}) for user in users])
+        for user in users:
+            histories.has_seen_one(user)
+        histories.stop_trainer()
+        store.client.set(history_key("shop", b"cat"), b"no history")
+        store.client.delete(history_key("shop", b"dan"))
+        store.client.lpush(history_key("shop", b"dan"), "no STRING")
 
-    def says_so() -> bool:
-        answer = histories.ask("ann")
+    def says_so(user: str) -> bool:
+        answer = histories.ask(user)
         if not answer.degraded:
             return False  # the record that was read before is fresh for a second
         (reason,) = degraded(answer)
@@ -160,7 +159,8 @@ def test_history_is_damaged(histories: Histories, recovered: Recovered, of_anoth
         assert 0.01 < abs(fresh - histories.fresh()) < 0.9
         return True
 
-    eventually(says_so, "an answer that says so")
+    for user in users:
+        eventually(lambda user=user: says_so(user), "an answer that says so")
     assert histories.running.healthy()
     metric = {"part": "user_history"}
     eventually(lambda: histories.running.metric("ftrie_degraded_total", **metric) > 0, "the metric")
@@ -168,25 +168,25 @@ def test_history_is_damaged(histories: Histories, recovered: Recovered, of_anoth
     histories.start_trainer()
 
     def is_whole() -> bool:
-        answer = histories.ask("ann")
-        return not answer.degraded and histories.is_known(answer)
+        answers = [histories.ask(user) for user in users]
+        return all(not answer.degraded and histories.is_known(answer) for answer in answers)
 
     recovered.when(is_whole, "the trainer has written it again", COMPILE_S)
 
 
 @pytest.mark.slow
 def test_trainer_of_histories_is_killed(histories: Histories, recovered: Recovered) -> None:
-    histories.has_seen_one("ann")
+    histories.has_seen_one("eve")
     histories.stop_trainer()
-    before = histories.record("ann")
-    assert not histories.ask("bob").degraded
-    old = histories.ask("ann")
+    before = histories.record("eve")
+    assert not histories.ask("fay").degraded
+    old = histories.ask("eve")
     assert not old.degraded
     assert histories.is_known(old)
-    assert not histories.is_known(histories.ask("bob"))
-    assert (histories.record("ann"), histories.record("bob")) == (before, None)
+    assert not histories.is_known(histories.ask("fay"))
+    assert (histories.record("eve"), histories.record("fay")) == (before, None)
     recovered.from_now()
     histories.start_trainer()
     recovered.when(
-        lambda: histories.is_known(histories.ask("bob")), "what was shown meanwhile counts", COMPILE_S
+        lambda: histories.is_known(histories.ask("fay")), "what was shown meanwhile counts", COMPILE_S
     )

@@ -42,15 +42,14 @@ def test_worker_killed_under_load(two_workers: Running, recovered: Recovered) ->
     running = two_workers
     restarts = running.metric("ftrie_worker_restarts_total")
     with Load(running.address).running() as load:
-        for kills in (1, 2):
-            victim = running.workers()[0]
-            os.kill(victim, signal.SIGKILL)
-            recovered.from_now()
-            recovered.when(lambda killed=victim: replaced(running, killed), "it is replaced")
-            assert running.metric("ftrie_worker_restarts_total") == restarts + kills
-            load.some_more()
+        victim = running.workers()[0]
+        os.kill(victim, signal.SIGKILL)
+        recovered.from_now()
+        recovered.when(lambda: replaced(running, victim), "it is replaced")
+        assert running.metric("ftrie_worker_restarts_total") == restarts + 1
+        load.some_more()
     assert load.wrong == 0
-    assert load.failed <= 6  # those that the killed worker had: at most one a thread and kill
+    assert load.failed <= CALLERS  # those that the killed worker had: at most one a thread
     assert running.healthy()
 
 
@@ -75,7 +74,7 @@ def test_worker_that_hangs(two_workers: Running, recovered: Recovered) -> None:
 
 @pytest.mark.slow
 def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path, *TWO) as running:
+    with serving(valkey.url, tmp_path) as running:
         running.await_ready()
         old = running.workers()
         with Load(running.address).running() as load:
@@ -86,7 +85,7 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
             load.some_more()
             port = running.address.rpartition(":")[2]
             recovered.from_now()
-            with serving(valkey.url, tmp_path, *TWO, "--port", port) as successor:
+            with serving(valkey.url, tmp_path, "--port", port) as successor:
                 successor.await_ready()
                 assert successor.address == running.address
                 recovered.when(

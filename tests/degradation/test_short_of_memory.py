@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from model_store.artefact.artefact import Artefact
-from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running, Valkey, serving
-from tests.degradation.whole_shop import WholeShop
+from tests.degradation.system import Running
+from tests.degradation.whole_shop import WholeShop, whole_shop
 from tests.server import shop
 from tests.waiting import eventually
 
 MIB = 1 << 20
+ROWS = 2_000_000
+SMALL, LARGE = 1, 2
 
 
 def large(rows: int) -> Artefact:
@@ -48,46 +49,58 @@ def little_memory(pid: int, room: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_AS, before)
 
 
-@pytest.mark.slow
-def test_no_memory_to_build_a_version(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        whole = WholeShop(running, store)
-        whole.answers_as(1, seed=1)
-        version = whole.versions.publish(large(rows=3_000_000))
-        with little_memory(running.process.pid, room=24 * MIB):
-            whole.versions.activate(version, force=True)  # it scores all candidates alike
-            stays_at_the_first(whole, "version refused")
-            assert "memory" in running.model()["problem"]
-        recovered.from_now()
-        recovered.when(lambda: served(running) == (version, 0.0), "the version is served")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeShop]:
+    with whole_shop(tmp_path_factory.mktemp("memory")) as whole:
+        whole.versions.publish(large(ROWS))
+        yield whole
+
+
+@pytest.fixture
+def whole(shared: WholeShop) -> WholeShop:
+    """The first version is served; the second is there, and large."""
+    shared.versions.activate(SMALL)
+    eventually(lambda: served(shared.running)[0] == SMALL, "the small version")
+    return shared
 
 
 @pytest.mark.slow
-def test_no_memory_in_a_worker(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
-    with serving(valkey.url, tmp_path) as running, Store.open(valkey.url) as store:
-        running.await_ready()
-        whole = WholeShop(running, store)
-        whole.answers_as(1, seed=1)
-        version = whole.versions.publish(large(rows=8_000_000))
-        for _ in range(20):  # so that every thread is there which is needed to answer
-            whole.awaits_whole_answer("u1")
-            assert running.healthy()
-        with little_memory(running.workers()[0], room=120 * MIB):
-            whole.versions.activate(version, force=True)  # it scores all candidates alike
-            stays_at_the_first(whole, "parts refused")
-            assert "memory" in running.status()["workers"][0]["refused"]["shop"]
-        recovered.from_now()
-        recovered.when(lambda: served(running) == (version, 0.0), "the version is served")
-        assert running.status()["workers"][0]["refused"] == {}
+def test_no_memory_to_build_a_version(whole: WholeShop, recovered: Recovered) -> None:
+    before = refused(whole)
+    with little_memory(whole.running.process.pid, room=24 * MIB):
+        whole.versions.activate(LARGE, force=True)  # it scores all candidates alike
+        stays_at_the_first(whole, "version refused", before)
+        assert "memory" in whole.running.model()["problem"]
+    recovered.from_now()
+    recovered.when(lambda: served(whole.running) == (LARGE, 0.0), "the version is served")
 
 
-def stays_at_the_first(whole: WholeShop, logged: str) -> None:
+@pytest.mark.slow
+def test_no_memory_in_a_worker(whole: WholeShop, recovered: Recovered) -> None:
+    running = whole.running
+    for _ in range(20):  # so that every thread is there which is needed to answer
+        whole.awaits_whole_answer("u1")
+        assert running.healthy()
+    before = refused(whole)
+    with little_memory(running.workers()[0], room=24 * MIB):
+        whole.versions.activate(LARGE, force=True)  # it scores all candidates alike
+        stays_at_the_first(whole, "parts refused", before)
+        assert "memory" in running.status()["workers"][0]["refused"]["shop"]
+    recovered.from_now()
+    recovered.when(lambda: served(running) == (LARGE, 0.0), "the version is served")
+    assert running.status()["workers"][0]["refused"] == {}
+
+
+def refused(whole: WholeShop) -> float:
+    return whole.metric("ftrie_refused_versions_total", reason="memory")
+
+
+def stays_at_the_first(whole: WholeShop, logged: str, before: float) -> None:
     """The version active is refused for want of memory, and the first answers, whole."""
     # Seen in the log, since /metrics and /healthz need some memory for a thread, too.
     eventually(lambda: bool(whole.running.logs(logged)), "its refusal in the log")
-    eventually(lambda: whole.metric("ftrie_refused_versions_total", reason="memory") > 0, "its refusal")
-    assert whole.ask().version == 1
+    eventually(lambda: refused(whole) > before, "its refusal")
+    assert whole.ask().version == SMALL
     whole.awaits_whole_answer("u1")
     assert whole.running.healthy()
 

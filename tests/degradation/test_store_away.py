@@ -62,7 +62,7 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
 def test_store_comes_back_and_reads_its_data(whole: WholeShop, recovered: Recovered) -> None:
     unread = whole.new_user()
     # While it loads, Valkey looks for callers after each KiB: many keys of that size, and a pause after each.
-    whole.store.client.mset({f"filler:{number}": os.urandom(1100) for number in range(300)})
+    whole.store.client.mset({f"filler:{number}": os.urandom(1100) for number in range(100)})
     whole.valkey.save()
     whole.valkey.kill()
     eventually(lambda: says(whole, unread, "user_features: "), "a degraded answer")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ftrie.cli import run
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.artefact.artefact import Artefact
@@ -75,7 +74,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         with Client(self._address, timeout_s=20.0) as client:
-            while not self._over.wait(0.02):
+            while not self._over.wait(0.03):
                 try:
                     self._ask(client)
                 except Exception as error:
@@ -95,17 +94,6 @@ class Load(threading.Thread):
     def end(self) -> None:
         self._over.set()
         self.join()
-
-
-def loads(kind: str, id_column: str, records: dict[str, dict[str, str]], folder: Path, url: str) -> None:
-    """`ftrie store load`."""
-    file = folder / f"{kind}.jsonl"
-    file.write_text(
-        "".join(json.dumps({id_column: name, **record}) + "\n" for name, record in records.items())
-    )
-    command = [sys.executable, "-m", "ftrie", "store", "load", kind, str(file), "--store", url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S)
-    assert done.returncode == 0, done.stderr
 
 
 def every_signal_is_lit(running: Running, trainer: Learning) -> None:
@@ -134,7 +122,7 @@ def test_store_is_emptied_and_restored_under_load(tmp_path: Path, recovered: Rec
         (tmp_path / "trainer").mkdir()
         trainer = Learning(tmp_path / "trainer", valkey.url, ["--init-from", "active", "--every", "1s"], SPEC)
         try:
-            eventually(lambda: trainer.has("examples", 100), "it learns", COMPILE_S)
+            eventually(lambda: trainer.has("examples", 60), "it learns", COMPILE_S)
             eventually(lambda: (running.model()["version"] or 0) > 2, "its versions are served", LONG_S)
             valkey.save()
             lost = running.model()["sha256"]
@@ -144,14 +132,17 @@ def test_store_is_emptied_and_restored_under_load(tmp_path: Path, recovered: Rec
             eventually(lambda: running.model()["sha256"] != lost, "what is learned is served", LONG_S)
             valkey.kill()  # and comes back with the backup
             valkey.start()
-            loads("users", "cookie", shop.USERS, tmp_path, valkey.url)
-            loads("items", "item", shop.ITEMS, tmp_path, valkey.url)
+            for kind, id_column, records in (("users", "cookie", shop.USERS), ("items", "item", shop.ITEMS)):
+                lines = [json.dumps({id_column: name, **record}) for name, record in records.items()]
+                file = tmp_path / f"{kind}.jsonl"
+                file.write_text("\n".join(lines) + "\n")
+                assert run(["store", "load", kind, str(file), "--store", valkey.url]) == 0
             recovered.from_now()
             recovered.when(lambda: running.model()["problem"] == "", "nothing is kept any more", LONG_S)
             asked = {"cookie": "u1", "candidates": CANDIDATES}
             recovered.when(lambda: running.client.rank(**asked).degraded == (), "answers are whole", LONG_S)  # type: ignore[arg-type]
             learned = trainer.status()["examples"]
-            eventually(lambda: trainer.has("examples", learned + 100), "it learns on", LONG_S)
+            eventually(lambda: trainer.has("examples", learned + 60), "it learns on", LONG_S)
             version = trainer.status()["version"]
             eventually(lambda: (running.model()["version"] or 0) > version, "it is served again", LONG_S)
             assert trainer.status()["counts"]["unknown_items"] == 0
@@ -159,5 +150,5 @@ def test_store_is_emptied_and_restored_under_load(tmp_path: Path, recovered: Rec
             load.end()
             trainer.kill()
     valkey.kill()
-    assert load.answers > 100
+    assert load.answers > 60
     assert load.wrong == []

@@ -68,18 +68,22 @@ def test_disk_of_checkpoints_is_full(tmp_path: Path, recovered: Recovered) -> No
         assert not list(inside.glob("*.begun"))
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Iterator[OfStreams]:
-    """A trainer that has ended well, with several checkpoints, and rows that wait for their clicks."""
-    system = OfStreams(tmp_path, "--every", "1s")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
+    system = OfStreams(tmp_path_factory.mktemp("ended"), "--every", "1s")
     with ending(system):
-        for _ in range(2):
-            eventually(system.has_learned_all, "all is served", LONG_S)
-            eventually(lambda: is_saved(system), "it is in a checkpoint")
-            system.more()
         eventually(system.has_learned_all, "all is served", LONG_S)
-        system.trainer.terminate()
+        eventually(lambda: is_saved(system), "it is in a checkpoint")
+        system.more()
         yield system
+
+
+@pytest.fixture
+def stopped(ended: OfStreams) -> OfStreams:
+    """A trainer that has ended well, with several checkpoints, and rows that wait for their clicks."""
+    eventually(ended.has_learned_all, "all is served", LONG_S)
+    ended.trainer.terminate()
+    return ended
 
 
 def is_saved(system: OfStreams) -> bool:

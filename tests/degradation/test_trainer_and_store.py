@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from ftrie.demo.processes import free_port
 from model_store.store import Store
-from tests.degradation.learning import LONG_S, OfFiles, OfStreams, ending
+from tests.degradation.learning import LONG_S, OfFiles, OfStreams
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Valkey
 from tests.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def shared_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFiles]:
-    system = OfFiles(tmp_path_factory.mktemp("files"))
-    with ending(system):
-        yield system
-
-
-@pytest.fixture
-def of_files(shared_of_files: OfFiles) -> OfFiles:
-    """It has published all that there is."""
-    eventually(shared_of_files.is_served, "all is served", LONG_S)
-    return shared_of_files
-
-
-@pytest.fixture(scope="module")
-def shared_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
-    system = OfStreams(tmp_path_factory.mktemp("streams"))
-    with ending(system):
-        yield system
-
-
-@pytest.fixture
-def of_streams(shared_of_streams: OfStreams) -> OfStreams:
-    """It has learned and published all that there is."""
-    eventually(shared_of_streams.has_learned_all, "all is served", LONG_S)
-    return shared_of_streams
 
 
 def learns_on_and_says_so(system: OfFiles) -> None:
@@ -110,10 +80,7 @@ def test_store_refuses_a_trainer_that_learns_from_its_streams(
     of_streams.valkey.kill()
     eventually(lambda: of_streams.trainer.status()["store_away"], "a status that says so", LONG_S)
     of_streams.valkey.start()
-    recovered.from_now()
-    of_streams.more()
-    recovered.when(of_streams.has_learned_all, "what came since is learned and served", LONG_S)
-    assert of_streams.trainer.status()["events"] == of_streams.day.given
+    learns_what_came_since(of_streams, recovered)
 
 
 @pytest.mark.slow
@@ -123,7 +90,11 @@ def test_store_stalls_while_a_trainer_learns_from_its_streams(
     of_streams.valkey.stall()
     eventually(lambda: of_streams.trainer.status()["store_away"], "a status that says so", LONG_S)
     of_streams.valkey.go_on()
+    learns_what_came_since(of_streams, recovered)
+
+
+def learns_what_came_since(system: OfStreams, recovered: Recovered) -> None:
     recovered.from_now()
-    of_streams.more()
-    recovered.when(of_streams.has_learned_all, "what came since is learned and served", LONG_S)
-    assert of_streams.trainer.status()["events"] == of_streams.day.given
+    system.more()
+    recovered.when(system.has_learned_all, "what came since is learned and served", LONG_S)
+    assert system.trainer.status()["events"] == system.day.given

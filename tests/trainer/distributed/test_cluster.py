@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ pytest.importorskip("ray", reason="needs Ray: make distributed, or pip install '
 from model_store.errors import ClusterError, FtrieError, InputError, UsageError
 from tests.trainer.distributed import crew_scenarios
 from tests.trainer.distributed.crew_scenarios import Printed, crew_of, repeated
+from tests.waiting import eventually
 from trainer.distributed.cluster import RayCrew
 from trainer.distributed.methods import MemberLost
 
@@ -54,46 +56,34 @@ def crew(shared: RayCrew, output: Printed) -> RayCrew:
 # --- Steps -----------------------------------------------------------------------------------------------------------
 
 
-def test_each_member_gets_what_each_of_the_others_sent_to_it(crew: RayCrew) -> None:
+def test_each_member_is_a_process_and_gets_what_each_of_the_others_sent_to_it(crew: RayCrew) -> None:
+    pids = [pid for _, pid in crew.processes.values()]
+    assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
     sent = crew.ask_workers("send", 100)
+    assert sent.summaries == pids[:WORKERS]
     assert sent.bytes == 100 * 4 * WORKERS * REDUCERS
     assert crew.ask_reducers("add", inbox=sent).summaries == PARTS
 
 
-def test_the_last_reducer_gets_none_where_nothing_was_sent_to_it(crew: RayCrew) -> None:
-    sent = crew.ask_workers("send", 101)
-    assert sent.bytes == 101 * 4 * WORKERS * (REDUCERS - 1)
+def test_parts_may_be_absent_or_of_megabytes_and_may_be_written_to(crew: RayCrew) -> None:
+    sent = crew.ask_workers("send", 1_000_001)
+    assert sent.bytes == 1_000_001 * 4 * WORKERS * (REDUCERS - 1)
     got = crew.ask_reducers("add", inbox=sent).summaries
-    assert got[-1] == [None] * WORKERS and got[0] == [(0.0, 101, True), (10.0, 101, True)]
-
-
-def test_parts_of_megabytes_arrive_and_may_be_written_to(crew: RayCrew) -> None:
-    got = crew.ask_reducers("add", inbox=crew.ask_workers("send", 1_000_000)).summaries
-    assert got[1] == [(1.0, 1_000_000, True), (11.0, 1_000_000, True)]
-
-
-def test_members_are_processes_of_their_own(crew: RayCrew) -> None:
-    pids = [pid for _, pid in crew.processes.values()]
-    assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
-    assert crew.ask_workers("send", 1).summaries == pids[:WORKERS]
+    assert got[-1] == [None] * WORKERS
+    assert got[1] == [(1.0, 1_000_001, True), (11.0, 1_000_001, True)]
 
 
 def test_an_error_of_a_member_is_the_step_s_error(crew: RayCrew) -> None:
     with pytest.raises(InputError, match=r"^worker 1: row 7 of clicks.csv has no label$") as raised:
         crew.ask_workers("fail", "input")
     assert raised.value.__cause__ is None and "Traceback" not in str(raised.value)
-    assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
-
-
-def test_an_error_that_cannot_be_sent_keeps_its_message_and_exit_code(crew: RayCrew) -> None:
-    with pytest.raises(FtrieError, match="version 7 is published and stays inactive") as raised:
+    with pytest.raises(FtrieError, match="version 7 is published and stays inactive") as sent_in_part:
         crew.ask_reducers("fail", "own form")
-    assert raised.value.exit_code == 5
-
-
-def test_a_bug_keeps_the_traceback_of_the_member(crew: RayCrew) -> None:
+    assert sent_in_part.value.exit_code == 5
+    # A bug keeps the traceback of the member.
     with pytest.raises(IndexError, match=r"crew_scenarios\.py.*in fail(.|\n)*list index out of range"):
         crew.ask_workers("fail", "bug")
+    assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
 
 
 # --- Members that are lost -------------------------------------------------------------------------------------------
@@ -103,23 +93,20 @@ def killed_in(crew: RayCrew, folder: Path, *names: str) -> None:
     """Ask all workers or reducers to work; kill the members of these names while they do."""
     ask = crew.ask_workers if names[0].startswith("worker") else crew.ask_reducers
     pids = [crew.processes[name][1] for name in names]
-    killer = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, sys, time\n"
-            f"names = [name.replace(' ', '-') for name in {list(names)!r}]\n"
-            "here = lambda: {each.rpartition('-')[0] for each in os.listdir(sys.argv[1])}\n"
-            "while not here().issuperset(names): time.sleep(0.01)\n"
-            f"[os.kill(pid, 9) for pid in {pids}]",
-            str(folder),
-        ]
-    )
+    files = {name.replace(" ", "-") for name in names}
+
+    def kill() -> None:
+        eventually(lambda: {each.name.rpartition("-")[0] for each in folder.iterdir()} >= files, "their work")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
     try:
         with pytest.raises(MemberLost, match=f"{names[0]} on .* was lost: its process has ended"):
             ask("touch", str(folder), 3.0)
     finally:
-        assert killer.wait(20) == 0
+        killer.join()
 
 
 @pytest.mark.parametrize("name", ["worker 1", "reducer 0"])
@@ -268,10 +255,7 @@ def family(pid: int) -> dict[int, str]:
 
 
 def wait_for_the_end_of(pids: dict[int, str], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while left := {pid: command for pid, command in pids.items() if is_running(pid)}:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    eventually(lambda: not any(map(is_running, pids)), f"the end of {pids}", seconds)
 
 
 def is_running(pid: int) -> bool:
@@ -306,9 +290,7 @@ def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
 
 
 @ON_LINUX
-@pytest.mark.parametrize(
-    "how", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_nothing_is_left_of_ray_when_a_run_is_ended(
     scenario: Callable[..., Scenario], how: signal.Signals
 ) -> None:
@@ -316,8 +298,7 @@ def test_nothing_is_left_of_ray_when_a_run_is_ended(
     members = run.line("members")["members"]
     processes = family(run.process.pid)
     assert {pid for _, pid in members.values()} <= processes.keys()
-    # Ctrl-C reaches every process of the terminal's group.
-    os.killpg(run.process.pid, how) if how == signal.SIGINT else run.process.send_signal(how)
+    run.process.send_signal(how)
     code, errors = run.end()
     assert code in {-how, 128 + how, 1}, errors
     # After SIGKILL there is nobody to end Ray: its own parts notice, some after a minute.
@@ -325,18 +306,21 @@ def test_nothing_is_left_of_ray_when_a_run_is_ended(
 
 
 @ON_LINUX
-def test_ray_listens_on_loopback_only_and_leaves_no_folder(
+def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(
     scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:
     run = scenario("between_steps", HOME=str(tmp_path))
     run.line("members")
+    processes = family(run.process.pid)
     listening = set[tuple[str, int]]()
-    for pid in (run.process.pid, *family(run.process.pid)):
+    for pid in (run.process.pid, *processes):
         listening |= listeners(pid)
     assert listening and {address for address, _ in listening} <= {"127.0.0.1", "::ffff:127.0.0.1"}
     [folder] = Path(run.folder.name).glob("ftrie-ray-*")
-    run.process.send_signal(signal.SIGINT)
-    run.end()
+    os.killpg(run.process.pid, signal.SIGINT)  # Ctrl-C reaches every process of the terminal's group
+    code, errors = run.end()
+    assert code in {-signal.SIGINT, 128 + signal.SIGINT, 1}, errors
+    wait_for_the_end_of(processes, 100)
     assert not folder.exists()
     assert not (tmp_path / ".ray").exists()
 
@@ -380,14 +364,11 @@ def test_an_address_where_nothing_listens_is_an_error_within_seconds() -> None:
         assert time.monotonic() - began < 10
 
 
-def test_an_address_without_a_port_is_an_error() -> None:
+def test_an_address_without_a_port_and_a_missing_ray_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UsageError, match="'head.example' has no port: expected HOST:PORT, ray://HOST:PORT or `auto`"
     ):
         crew_of(1, 1, address="head.example")
-
-
-def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"needs Ray: pip install 'ftrie\[distributed\]'$"):
         crew_of(1, 1)

@@ -21,6 +21,7 @@ from trainer.distributed.cluster import RayCrew, open_crew
 from trainer.distributed.dealing import ShardPlan, plan_shards
 from trainer.distributed.methods import MethodOptions, Replies, register
 from trainer.distributed.problem import Problem
+from trainer.examples.open_log import Log
 
 OPTIONS = MethodOptions("surrogate", iterations=6, tolerance=0.0)
 WORKERS, REDUCERS = 2, 2
@@ -52,13 +53,18 @@ class Killing:
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> list[ShardPlan]:
-    return plan_shards(parse_spec(SPEC), write_log(tmp_path_factory.mktemp("log") / "log.csv"), WORKERS)
+def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    return write_log(tmp_path_factory.mktemp("log") / "log.csv")
 
 
 @pytest.fixture(scope="module")
-def problem(plans: list[ShardPlan], tmp_path_factory: pytest.TempPathFactory) -> Problem:
-    (found,), _ = problems(SPEC, write_log(tmp_path_factory.mktemp("again") / "log.csv"))
+def plans(log: Log) -> list[ShardPlan]:
+    return plan_shards(parse_spec(SPEC), log, WORKERS)
+
+
+@pytest.fixture(scope="module")
+def problem(log: Log) -> Problem:
+    (found,), _ = problems(SPEC, log)
     return found
 
 
@@ -93,32 +99,22 @@ def test_a_run_on_ray_has_the_bits_of_one_in_this_process(
 
 
 @pytest.mark.parametrize(
-    ("at", "killed"),
+    "at",
     [
-        (("worker", "propose", 3), ["worker 1"]),
-        (("reducer", "combine", 3), ["reducer 0"]),
-        (("worker", "accept", 2), ["worker 0"]),
-        (("reducer", "accept", 4), ["reducer 1"]),
-        (("worker", "losses", 2), ["worker 0", "worker 1"]),
+        {("worker", "propose", 3): ["worker 1"]},
+        {("reducer", "accept", 4): ["reducer 1"]},
+        {("worker", "losses", 2): ["worker 0", "worker 1"]},
+        {("worker", "propose", 3): ["worker 1"], ("worker", "restore", 1): ["worker 1"]},  # again
     ],
-    ids=lambda each: "-".join(map(str, each)),
+    ids=["worker", "reducer", "both workers", "in its recovery"],
 )
 def test_members_killed_in_an_iteration_do_not_change_a_bit(
     crew: Killing,
     problem: Problem,
     expected: tuple[float, dict[bytes, float]],
-    at: tuple[str, str, int],
-    killed: list[str],
+    at: dict[tuple[str, str, int], list[str]],
 ) -> None:
-    crew.at = {at: killed}
-    objective, _ = minimise(crew, problem, OPTIONS)
-    assert (objective, weights(crew)) == expected
-
-
-def test_a_worker_killed_again_during_its_recovery_does_not_change_a_bit(
-    crew: Killing, problem: Problem, expected: tuple[float, dict[bytes, float]]
-) -> None:
-    crew.at = {("worker", "propose", 3): ["worker 1"], ("worker", "restore", 1): ["worker 1"]}
+    crew.at = at
     objective, _ = minimise(crew, problem, OPTIONS)
     assert (objective, weights(crew)) == expected
 

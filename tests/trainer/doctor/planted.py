@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ Columns = dict[str, Any]
 
 
 def clean(rows: int = ROWS, seed: int = 5) -> Columns:
-    """The columns of a clean log, numpy arrays and lists."""
+    """The columns of a clean log, numpy arrays and lists, which are not to be written to."""
+    return dict(_clean(rows, seed))
+
+
+@cache
+def _clean(rows: int, seed: int) -> Columns:
     random = np.random.default_rng(seed)
     request = np.arange(rows) // 4
     position = np.arange(rows) % 4 + 1
