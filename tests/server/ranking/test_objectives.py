@@ -58,15 +58,12 @@ def test_arithmetic_is_that_of_python(text: str, expected: float) -> None:
 def test_names_are_predictions_and_item_fields() -> None:
     assert same(value("ctr * bid"), [1.0, NAN, 0.125])
     assert value("score + uncertainty") == [0.1, 1.2, -0.7]
-
-
-def test_a_field_called_like_a_prediction_or_with_odd_characters_is_reached_in_backquotes() -> None:
+    # A field called like a prediction, or with odd characters, is reached in backquotes.
     assert value("`ctr` + ctr") == [9.5, 9.7, 9.25]
-    assert value("`my-bid (€)` * 2", **{"my-bid (€)": np.array([1.0, 2.0, 3.0])}) == [2.0, 4.0, 6.0]
-
-
-def test_a_name_without_parentheses_is_a_field_even_if_a_function_has_it() -> None:
-    assert value("min + 1", min=np.array([1.0, 2.0, 3.0])) == [2.0, 3.0, 4.0]
+    columns = np.array([1.0, 2.0, 3.0])
+    assert value("`my-bid (€)` * 2", **{"my-bid (€)": columns}) == [2.0, 4.0, 6.0]
+    # A name without parentheses is a field even if a function has it.
+    assert value("min + 1", min=columns) == [2.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -121,10 +118,7 @@ def test_a_wrong_text_is_refused_with_its_place_and_what_is_allowed(text: str, m
     [
         ("1 + " * MAX_CHARACTERS + "1", f"the limit is {MAX_CHARACTERS}"),
         ("+".join("1" * (MAX_STEPS // 2 + 1)), f"more than {MAX_STEPS}"),
-        (
-            "(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
-            f"more than {MAX_DEPTH} deep",
-        ),
+        ("(" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
         ("-" * (MAX_DEPTH + 1) + "1", f"more than {MAX_DEPTH} deep"),
         ("**".join("1" * (MAX_DEPTH + 2)), f"more than {MAX_DEPTH} deep"),
     ],
@@ -134,15 +128,12 @@ def test_length_steps_and_depth_are_bounded(text: str, message: str) -> None:
         Objective.of(text)
 
 
-def test_the_same_text_is_compiled_once() -> None:
-    assert Objective.of("ctr * bid") is Objective.of("ctr * bid")
-
-
-def test_it_tells_which_fields_it_needs() -> None:
+def test_it_is_compiled_once_and_tells_which_fields_it_needs() -> None:
     objective = Objective.of("ctr * bid + max(bid, `a b`) + uncertainty * score")
     assert objective.fields == ("bid", "a b")
     assert objective.uses_uncertainty
     assert not Objective.of("`uncertainty` * ctr").uses_uncertainty
+    assert Objective.of("ctr * bid") is Objective.of("ctr * bid")
 
 
 def test_a_matrix_of_draws_is_evaluated_at_once() -> None:

@@ -17,12 +17,21 @@ from tests.stalling import stalled
 from tests.waiting import eventually
 
 
-def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Client, store: Store) -> None:
+def test_a_stalled_store_costs_what_is_asked_of_it_and_nothing_else(client: Client, store: Store) -> None:
+    user = {"age": "20", "device": "u1", "likes": ["red"]}
     with stalled(store):
+        assert client.rank(cookie="u1", candidates=["item-1"], user=user).degraded == ()
+        assert client.rank(candidates=["item-1"]).degraded == ()
         answer = client.rank(cookie="u1", candidates=["item-1"], user={"age": "30"}, variant="base")
+        items = client.rank(candidates=["item-1", "no such"])
+        with pytest.raises(RankFailed) as failed:
+            client.rank(candidate_set="front page")
     assert str(answer.degraded[0]).startswith("user_features: ")
     known = {"device": "u1", "age": "30", **shop.ITEMS["item-1"]}
     assert answer.items[0].score == pytest.approx(shop.expected_score(known, 0))
+    assert items.unknown_items == ("no such",)
+    assert str(items.degraded[0]).startswith("items: ")
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
@@ -34,36 +43,12 @@ def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
     eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
 
 
-def test_a_request_that_needs_nothing_from_a_stalled_store_does_not_notice(
-    client: Client, store: Store
-) -> None:
-    user = {"age": "20", "device": "u1", "likes": ["red"]}
-    with stalled(store):
-        assert client.rank(cookie="u1", candidates=["item-1"], user=user).degraded == ()
-        assert client.rank(candidates=["item-1"]).degraded == ()
-
-
-def test_unknown_items_are_scored_without_a_stalled_store(client: Client, store: Store) -> None:
-    with stalled(store):
-        answer = client.rank(candidates=["item-1", "no such"])
-    assert answer.unknown_items == ("no such",)
-    assert str(answer.degraded[0]).startswith("items: ")
-
-
-def test_a_candidate_set_in_a_stalled_store_is_unavailable(client: Client, store: Store) -> None:
-    with stalled(store), pytest.raises(RankFailed) as failed:
-        client.rank(candidate_set="front page")
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize(("remaining_s", "error"), [(0.003, StoreUnavailable), (-0.1, DeadlinePassed)])
-def test_near_its_deadline_a_request_does_not_ask_the_store(
-    store: Store, store_url: str, remaining_s: float, error: type[Exception]
-) -> None:
+def test_near_its_deadline_a_request_does_not_ask_the_store(store: Store, store_url: str) -> None:
     reads = StoredReads(store_url)
     reads.connect()
-    with stalled(store), pytest.raises(error, match="deadline"):
-        reads.items(["item-1"], SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]
+    for remaining_s, error in ((0.003, StoreUnavailable), (-0.1, DeadlinePassed)):
+        with stalled(store), pytest.raises(error, match="deadline"):
+            reads.items(["item-1"], SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]  # noqa: B023
     reads.close()
 
 
