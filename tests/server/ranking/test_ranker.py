@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from model_store.artefact.calibration import Calibration, Curve, IsotonicCurve, PowerCurve, VariantCurves
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from tests.matrix import examples
+from tests.server import shop
 from tests.server.model.models import SHOP, SHOP_WEIGHTS, VARIANTS, Question, Records, parse, questions
 from tests.server.ranked import options_of, ranked, ranker_of, scores
 from tests.server.slow_ranker import Weights, artefact_of, slow_knows_user, slow_scores
@@ -170,3 +174,48 @@ def test_threads_share_one_ranker() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, ["25", "31"] * 3)) == [{1.75}, {-0.75}] * 3
+
+
+# -- calibrated answers: ctr = tau(sigmoid(score)) by the request's own curve; score and order as without one
+
+
+HALF, MORNINGS = PowerCurve(0.5, 1.25), PowerCurve(1.5, 2.0)
+STEPS = IsotonicCurve(((0.2, 0.1), (0.6, 0.5)))
+POWERS = Calibration(
+    "power", "hour", {"base": VariantCurves(HALF, {b"8": MORNINGS}), "plain": VariantCurves()}
+)
+LINES = Calibration("isotonic", None, {"base": VariantCurves(STEPS)})
+STEEP = Calibration("power", None, {"base": VariantCurves(PowerCurve(1e9, 1.0))})
+MORNING, EVENING = ({"age": "20", "hour": hour} for hour in shop.HOURS)
+
+
+@pytest.mark.parametrize(
+    ("calibration", "fields", "variant", "curve"),
+    [
+        (POWERS, MORNING, 0, MORNINGS),
+        (POWERS, EVENING, 0, HALF),
+        (POWERS, {"age": "20"}, 0, HALF),
+        (LINES, EVENING, 0, STEPS),
+        (POWERS, MORNING, 1, None),
+        (STEEP, MORNING, 0, PowerCurve(1e9, 1.0)),
+    ],
+)
+def test_ctr_goes_through_the_curve_of_the_request_and_score_and_order_stay(
+    calibration: Calibration, fields: dict[str, str], variant: int, curve: Curve | None
+) -> None:
+    plain, calibrated = (
+        ranked(
+            ranker_of(replace(shop.artefact(), calibration=each), shop.ITEMS.items()),
+            fields,
+            list(shop.ITEMS),
+            variant=variant,
+            top_k=8,
+        )
+        for each in (None, calibration)
+    )
+    assert (calibrated.ids, calibrated.score) == (plain.ids, plain.score)
+    sigmoid = np.array([1 / (1 + math.exp(-score)) for score in plain.score])
+    expected = sigmoid if curve is None else curve.apply(sigmoid)
+    assert calibrated.ctr == pytest.approx(expected.tolist(), rel=1e-12)
+    assert calibrated.ctr == sorted(calibrated.ctr, reverse=True)
+    assert (len(set(calibrated.ctr)) == 1) == (calibration is STEEP), "equal ones keep the order"
