@@ -83,21 +83,15 @@ def test_a_variant_without_a_share_gets_no_traffic(assignment: Assignment) -> No
     assert of(0.5, 0.3, 0.2, shares={"lean": 0.5, "base": 0.5}).shares == (0.5, 0.0, 0.5)
 
 
-def test_a_pin_goes_before_the_shares_and_moves_nobody_else() -> None:
+def test_pins_winners_and_shadows() -> None:
     plain, pinned = of(1.0, 0.0), of(1.0, 0.0, pins={"cookie-7": "plain"})
-    assert [c for c in COOKIES if plain.choose(c) != pinned.choose(c)] == ["cookie-7"]
-
-
-def test_a_stopped_experiment_gives_everything_to_the_winner() -> None:
+    assert [c for c in COOKIES if plain.choose(c) != pinned.choose(c)] == ["cookie-7"], "moves nobody else"
     ended = of(0.5, 0.5, state=STOPPED, winner="plain", pins={"cookie-7": "base"}, shadows=("base",))
     assert {ended.choose(c) for c in COOKIES[:1000]} == {1}
     assert ended.shadows == ()
-
-
-def test_a_variant_is_not_its_own_shadow() -> None:
     assignment = of(0.5, 0.3, 0.2, shadows=("lean", "plain"))
     assert assignment.shadows == (2, 1)
-    assert [assignment.shadows_beside(bit) for bit in range(3)] == [(2, 1), (2,), (1,)]
+    assert [assignment.shadows_beside(bit) for bit in range(3)] == [(2, 1), (2,), (1,)], "not its own"
 
 
 @pytest.mark.parametrize(
@@ -121,26 +115,18 @@ def test_what_does_not_fit_is_refused_and_the_last_good_experiment_stays(
     assert after.asked_for(None).shares == (0.5, 0.5)
 
 
-def test_what_was_refused_comes_into_force_with_the_version_that_it_fits() -> None:
-    asked = Experiment(shares={"base": 0.5, "lean": 0.5})
+def test_an_experiment_is_asked_again_of_each_version() -> None:
+    asked, good = Experiment(shares={"base": 0.5, "lean": 0.5}), Experiment(shares={"plain": 1.0})
     waiting = of(0.5, 0.5).asked_for(asked)
     assert waiting.experiment is None and waiting.problem
     settled = waiting.over(("base", "lean"), (1.0, 0.0))
-    assert (settled.experiment, settled.problem, settled.shares) == (asked, "", (0.5, 0.5))
-
-
-def test_another_version_with_the_same_variants_keeps_everything() -> None:
-    before = of(0.5, 0.5).asked_for(Experiment(shares={"other": 1.0}))
-    names = (*before.variants[:1], *before.variants[1:])
-    after = before.over(names, [0.5, 0.5])
-    assert after.variants is names
-    assert (after.asked, after.problem, after.experiment) == (before.asked, before.problem, before.experiment)
-    assert [after.choose(c) for c in COOKIES[:500]] == [before.choose(c) for c in COOKIES[:500]]
-
-
-def test_a_version_that_neither_experiment_fits_has_the_shares_of_its_spec() -> None:
-    good = Experiment(shares={"plain": 1.0})
+    assert (settled.experiment, settled.problem, settled.shares) == (asked, "", (0.5, 0.5)), "which it fits"
+    names = tuple(list(waiting.variants))
+    same = waiting.over(names, [0.5, 0.5])
+    assert same.variants is names
+    assert (same.asked, same.problem, same.experiment) == (asked, waiting.problem, None)
+    assert [same.choose(c) for c in COOKIES[:500]] == [waiting.choose(c) for c in COOKIES[:500]]
     fallen = of(0.5, 0.5).asked_for(good).over(("other", "another"), (0.25, 0.75))
-    assert (fallen.experiment, fallen.asked, fallen.shares) == (None, good, (0.25, 0.75))
+    assert (fallen.experiment, fallen.asked, fallen.shares) == (None, good, (0.25, 0.75)), "as its spec says"
     assert "no variant 'plain'" in fallen.problem
     assert fallen.over(("plain",), (1.0,)).experiment == good
