@@ -86,16 +86,6 @@ def test_each_variant_is_scored_by_its_own_weights_also_while_models_that_share_
             assert found[0] == pytest.approx(expected(name, "u1", *versions[version]), abs=1e-6)
 
 
-def test_a_prefix_is_weighed_for_each_variant() -> None:
-    artefact = shop.artefact(values=OWN)
-    model = Model.build(artefact, 1)
-    for variant, weights in enumerate(model.base.values.weights):
-        rows = zip(artefact.key_list(), artefact.weights_of(variant).tolist(), strict=True)
-        under = [float(weight) for key, weight in rows if key.startswith(b"age*")]
-        found = model.base.trie.statistics(b"age*", weights)
-        assert (found.keys, found.weight_sum) == (len(under), pytest.approx(sum(under)))
-
-
 @pytest.mark.parametrize("values", ["single", OWN])
 def test_one_variant_is_a_model_of_its_own_that_scores_as_the_variant_did(values: str) -> None:
     artefact = shop.artefact(values=values)

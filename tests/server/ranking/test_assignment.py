@@ -121,7 +121,7 @@ def test_an_experiment_is_asked_again_of_each_version() -> None:
     assert waiting.experiment is None and waiting.problem
     settled = waiting.over(("base", "lean"), (1.0, 0.0))
     assert (settled.experiment, settled.problem, settled.shares) == (asked, "", (0.5, 0.5)), "which it fits"
-    names = tuple(list(waiting.variants))
+    names = (*waiting.variants[:1], *waiting.variants[1:])
     same = waiting.over(names, [0.5, 0.5])
     assert same.variants is names
     assert (same.asked, same.problem, same.experiment) == (asked, waiting.problem, None)

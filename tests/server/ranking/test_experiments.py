@@ -53,6 +53,10 @@ def test_shares_pins_salt_and_a_winner_take_effect_while_it_runs(
     for request_id in COOKIES:  # divides a request without a cookie
         answer = client.rank(request_id=request_id, candidates=["item-1"])
         assert answer.variant == shop.VARIANTS[expected.choose(request_id)]
+    in_force(server, change(store, objective="-score"))
+    answers = [client.rank(candidates=list(shop.ITEMS), objective=text).items for text in ("", "score")]
+    down, up = ([item.score for item in items] for items in answers)
+    assert (down, up) == (sorted(down), sorted(up, reverse=True)), "where the request names none"
     in_force(server, store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain")))
     assert set(variants(client).values()) == {"plain"}
     assert client.rank(cookie="c1", candidates=["item-1"], variant="base").variant == "base", "forced"

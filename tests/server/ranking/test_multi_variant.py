@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
@@ -21,12 +20,10 @@ from tests.server.model.models import (
     SHOP,
     SHOP_WEIGHTS,
     VARIANTS,
-    Question,
     Run,
     follow,
     loaded,
     parse,
-    questions,
     runs,
 )
 from tests.server.ranked import options_of, ranked, ranker_of
@@ -104,18 +101,6 @@ def slow_uncertainty(
         if mask >> variant & 1 and key in rates:
             total += rates[key][variant] * abs(x)
     return total
-
-
-@examples(50)
-@given(questions(), st.integers(0, VARIANTS - 1), st.integers(1, 6))
-def test_an_objective_of_score_is_the_plain_order(question: Question, variant: int, top_k: int) -> None:
-    ranker = question.ranker
-    asked: Any = (question.request, question.ids, [], variant, top_k)
-    plain = ranked(ranker, *asked)
-    for objective in ("score", "score * 2"):  # doubling is exact; adding 1 would make ties of tiny scores
-        found = ranked(ranker, *asked, options=options_of(objective=objective))
-        assert (found.ids, found.score, found.ctr) == (plain.ids, plain.score, plain.ctr)
-        assert found.uncertainties is None and found.propensities is None
 
 
 def test_an_objective_may_name_the_uncertainty() -> None:

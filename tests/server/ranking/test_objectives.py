@@ -135,36 +135,6 @@ def test_a_matrix_of_draws_is_evaluated_at_once() -> None:
     assert found.tolist() == [[0.0, 10.0], [2.0, 30.0]]
 
 
-Tree = tuple[str, float]
-LEAVES: st.SearchStrategy[Tree] = st.one_of(
-    st.floats(-9, 9, allow_subnormal=False).map(lambda x: (repr(x) if x >= 0 else f"({x!r})", x)),
-    st.sampled_from([("ctr", 0.5), ("score", 0.0), ("bid", 2.0), ("`boost`", 1.0)]),
-)
-
-
-def combined(children: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
-    def join(left: Tree, operator: str, right: Tree) -> Tree:
-        return f"({left[0]} {operator} {right[0]})", arithmetic(operator, left[1], right[1])
-
-    def call(left: Tree, name: str, right: Tree) -> Tree:
-        return f"{name}({left[0]}, {right[0]})", {"min": min, "max": max}[name](left[1], right[1])
-
-    return st.one_of(
-        st.builds(join, children, st.sampled_from("+-*"), children),
-        st.builds(call, children, st.sampled_from(["min", "max"]), children),
-        children.map(lambda tree: (f"-{tree[0]}", -tree[1])),
-    )
-
-
-def arithmetic(operator: str, a: float, b: float) -> float:
-    return {"+": a + b, "-": a - b, "*": a * b}[operator]
-
-
-@given(st.recursive(LEAVES, combined, max_leaves=12))
-def test_random_expressions_equal_pythons_result(tree: Tree) -> None:
-    assert number(tree[0]) == tree[1]
-
-
 @given(st.text(alphabet="ctrbid01.+-*/(),?` e_x", max_size=40) | st.text(max_size=20))
 def test_any_text_is_compiled_or_refused_and_never_breaks(text: str) -> None:
     try:

@@ -12,11 +12,9 @@ import pytest
 from ftrie.client.client import Client, Degradation, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
 from model_store.store import Store
-from model_store.versions.experiments import Experiment
 from server.settings import Settings
 from tests.server import shop
 from tests.server.one_process import Server
-from tests.waiting import eventually
 
 CONTEXT: dict[str, Any] = {"hour": "2024-05-01T08:00:00", "distance": 2.5}
 ALL = list(shop.ITEMS)
@@ -158,24 +156,3 @@ def test_an_explanation_is_of_the_same_answer_with_its_options_key_by_key(client
 
     assert "tags" in names("base")
     assert names("plain") == names("base") - {"tags", "likes*tags", "age*brand"}
-
-
-def test_an_unreadable_explain_request_is_the_callers_fault(client: Client) -> None:
-    with grpc.insecure_channel(client.address) as channel:
-        call = channel.unary_unary("/ctr.v1.RankingService/Explain")
-        with pytest.raises(grpc.RpcError) as raised:
-            call(b"\xff\xff", timeout=20)
-    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_the_experiments_objective_holds_where_a_request_names_none(served: tuple[Store, Client]) -> None:
-    store, client = served
-    experiments = store.model(shop.NAME).experiments
-    experiments.write(Experiment(objective="-score"))
-    eventually(lambda: client.rank(**asked()).items[0].objective is not None)
-    down = client.rank(**asked()).items
-    assert [item.score for item in down] == sorted(item.score for item in down)
-    up = client.rank(**asked(objective="score")).items
-    assert [item.id for item in up] == [item.id for item in reversed(down)]
-    experiments.clear()
-    eventually(lambda: client.rank(**asked()).items[0].objective is None)

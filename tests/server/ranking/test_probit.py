@@ -28,12 +28,10 @@ from server.ranking.explain import deviation, item_tokens, request_tokens
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker
 from server.sync.last_good import LastGood
-from tests.matrix import examples, slow_except
+from tests.matrix import examples
 from tests.server.model.models import SHOP, VARIANTS, Run, follow, loaded, parse, runs, served
 from tests.server.ranked import options_of, ranked, ranker_of
 from tests.server.slow_ranker import Weights, artefact_of
-from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows, shop_spec
-from trainer.learn.scorer import Scorer
 
 PHI = np.vectorize(NormalDist().cdf)
 ALPHA, BETA = 0.7, 0.6
@@ -105,7 +103,7 @@ def assert_predicts(
         assert all(one >= other - 1e-9 for one, other in pairwise(latents)), "best first"
 
 
-@examples(100)
+@examples(60)
 @given(runs())
 def test_the_click_rate_is_phi_of_mean_and_variance_also_after_deltas(run: Run) -> None:
     artefacts = [believing(probit(run.spec), step, seed) for seed, step in enumerate(run.steps)]
@@ -131,7 +129,7 @@ def test_the_click_rate_is_phi_of_mean_and_variance_also_after_deltas(run: Run) 
                     assert (shadow.ids, shadow.score) == (alone.ids, alone.score), "by its own variance"
 
 
-@examples(60)
+@examples(40)
 @given(runs(), st.integers(0, VARIANTS - 1))
 def test_an_explanation_finds_the_same_uncertainty_key_by_key(run: Run, variant: int) -> None:
     model = Model.build(believing(probit(run.spec), run.steps[0]), 1)
@@ -145,26 +143,6 @@ def test_an_explanation_finds_the_same_uncertainty_key_by_key(run: Run, variant:
             for item_id in ranking.ids
         ]
         assert found == pytest.approx(ranking.uncertainties.tolist(), rel=1e-9)
-
-
-@pytest.mark.parametrize("values", slow_except(["single"], ["single", "per_variant"]))
-def test_the_server_predicts_what_the_trainer_scores(values: str) -> None:
-    rows, spec = shop_rows(400, seed=5), shop_spec()
-    spec = probit(spec.model_copy(update={"learner": spec.learner.model_copy(update={"values": values})}))
-    learned = learn(model_of(spec, list(rows[0])), rows[:300])
-    artefact = learned.artefact()
-    asked = rows[250:350]
-    scored = Scorer(artefact).score(learned.maker, learned.maker.make(batch_of(asked)))
-    plan, ranker = FeaturePlan.of(artefact.spec), ranker_of(artefact)
-    for number, row in enumerate(asked):
-        request = {field.name: row[field.name].decode() for field in plan.request_fields}
-        item = {field.name: row[field.name].decode() for field in plan.item_fields}
-        for variant in range(VARIANTS):
-            found = ranked(ranker, request, [], [("i", item)], variant, options=UNSURE)
-            assert found.uncertainties is not None
-            assert found.score[0] == pytest.approx(scored.score[number, variant], rel=1e-9, abs=1e-9)
-            assert found.ctr[0] == pytest.approx(scored.ctr[number, variant], rel=1e-9)
-            assert found.uncertainties[0] == pytest.approx(scored.uncertainty[number, variant], rel=1e-9)
 
 
 def shop(means: Mapping[bytes, tuple[float, float]], crosses: list[list[str]] = []) -> Artefact:  # noqa: B006
@@ -266,18 +244,6 @@ def test_a_calibration_curve_applies_to_plain_and_to_explored_click_rates(ranker
     moved, known = (ranked(each, {}, IDS, options=explored) for each in (calibrated, ranker))
     assert moved.objectives is not None and known.objectives is not None
     assert moved.objectives.tolist() == curve.apply(known.objectives).tolist()
-
-
-def test_an_item_that_was_never_seen_has_the_uncertainty_of_the_prior() -> None:
-    ranker = ranker_of(shop(BELIEFS | {b"brand=puma": (0.4, 0.001)}), ITEMS)
-    found = ranked(ranker, {}, IDS, options=UNSURE)
-    assert found.uncertainties is not None
-    unsure = dict(zip(found.ids, found.uncertainties.tolist(), strict=True))
-    # An item without a stock-keeping unit has its id there, so that two of its keys are new, as is the other's one.
-    assert unsure["new"] == pytest.approx(math.sqrt(0.01 + 2 * ALPHA), rel=1e-7)
-    assert unsure["sure"] == pytest.approx(math.sqrt(0.01 + 0.001 + ALPHA), rel=1e-7)
-    explored = options_of(exploration={"ucb": {"width": 2.0}})
-    assert ranked(ranker, {}, IDS, options=explored).ids[0] == "new"
 
 
 @pytest.mark.parametrize("x", [1e-3, 1e6, 1e18])

@@ -76,6 +76,8 @@ def test_named_spelled_and_unknown_items_are_ranked_together_and_equal_ones_in_t
     assert ranking.candidates.unknown == ["gone", "new"], "each once"
     nothing = ranked(ranker, {"age": "25"}, [])
     assert (nothing.ids, nothing.ctr, nothing.score) == ([], [], [])
+    idless = ranker_of(artefact_of(parse({"age": {"side": "user"}}), SHOP_WEIGHTS))
+    assert scores(ranked(idless, {"age": "25"}, ["x", "y"])) == {"x": -0.5, "y": -0.5}, "the request's"
     even = ranked(shop_ranker({}), {"age": "25"}, ["shoe", "hat"])
     assert (even.ids, even.ctr) == (["shoe", "hat"], [0.5, 0.5])
 
@@ -83,12 +85,6 @@ def test_named_spelled_and_unknown_items_are_ranked_together_and_equal_ones_in_t
 def test_an_item_without_its_own_id_among_its_features_has_it_all_the_same() -> None:
     ranker = shop_ranker(items=[("new", {}), ("other", {"sku": "new"})])
     assert scores(ranked(ranker, {}, ["new", "other"], [("new", {})])) == {"new": -0.875, "other": -0.875}
-
-
-def test_unknown_items_without_an_id_field_get_the_requests_score() -> None:
-    ranker = ranker_of(artefact_of(parse({"age": {"side": "user"}}), SHOP_WEIGHTS))
-    ranking = ranked(ranker, {"age": "25"}, ["x", "y"])
-    assert (ranking.ids, ranking.score, ranking.candidates.unknown) == (["x", "y"], [-0.5, -0.5], ["x", "y"])
 
 
 def test_unknown_request_fields_are_listed_and_those_that_do_not_fit_refused_by_name() -> None:
@@ -135,20 +131,6 @@ def test_a_catalogue_of_another_plan_is_refused() -> None:
     other = FeaturePlan.of(parse({"colour": {"side": "item"}}))
     with pytest.raises(ValueError, match="another plan"):
         Ranker(model, Catalogue.build(other, []))
-
-
-def test_long_and_short_ranges_and_many_candidates_agree_with_the_slow_ranker() -> None:
-    spec = parse(SHOP, [["age", "brand"], ["hour", "sku"], ["age", "hour", "brand", "sku"]])
-    items: Records = [(f"i{n}", {"brand": f"b{n % 90}"}) for n in range(3000)]
-    weights = {f"hour*sku=7*i{n}".encode(): (n % 17 - 8.0, 1) for n in range(0, 3000, 3)}
-    weights |= {f"age*brand=25*b{n}".encode(): (n % 5 - 2.0, 1) for n in range(0, 90, 2)}
-    weights |= {f"age*hour*brand*sku=25*7*b{n % 90}*i{n}".encode(): (0.5, 1) for n in range(0, 3000, 7)}
-    ranker = ranker_of(artefact_of(spec, weights), items)
-    for some in (items[:5], items[100:300], items):
-        expected = slow_scores(spec, weights, {"age": "25", "hour": 7}, [{"sku": i, **f} for i, f in some], 0)
-        assert scores(ranked(ranker, {"age": "25", "hour": 7}, [i for i, _ in some])) == pytest.approx(
-            {item_id: score for (item_id, _), score in zip(some, expected, strict=True)}
-        )
 
 
 @pytest.mark.parametrize("brands", [range(90), range(30, 60), range(0, 90, 3), [7], [3, 4, 60]])

@@ -54,9 +54,15 @@ def assert_read_as_by_the_library(data: bytes) -> None:
     assert request == expected
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=3))
-def test_messages_and_messages_end_to_end_are_read_alike(messages: list[RankRequest]) -> None:
-    assert_read_as_by_the_library(b"".join(message.SerializeToString() for message in messages))
+@given(st.lists(MESSAGES, min_size=1, max_size=3), st.booleans(), st.data())
+def test_messages_end_to_end_and_damaged_ones_are_read_alike(
+    messages: list[RankRequest], damages: bool, data: st.DataObject
+) -> None:
+    read = bytearray(b"".join(message.SerializeToString() for message in messages))
+    if damages and read:
+        read[data.draw(st.integers(0, len(read) - 1))] = data.draw(st.integers(0, 255))
+        del read[data.draw(st.integers(0, len(read))) :]
+    assert_read_as_by_the_library(bytes(read))
 
 
 @given(st.binary(max_size=40))
@@ -70,15 +76,6 @@ def test_messages_and_messages_end_to_end_are_read_alike(messages: list[RankRequ
 @example(b"\x00\x00")  # field 0
 def test_any_bytes_are_read_as_the_library_reads_them(data: bytes) -> None:
     assert_read_as_by_the_library(data)
-
-
-@given(MESSAGES, st.data())
-def test_damaged_messages_are_read_as_the_library_reads_them(
-    message: RankRequest, data: st.DataObject
-) -> None:
-    damaged = bytearray(message.SerializeToString() or b"\0")
-    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    assert_read_as_by_the_library(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
 
 
 def test_ids_of_a_large_request_and_of_a_small_one_after_it_do_not_share_their_space() -> None:

@@ -170,15 +170,14 @@ def test_an_objective_is_returned_and_items_without_a_finite_value_stand_last_by
     assert found.order.tolist() == [0, 2, 1]
     assert found.objective == pytest.approx(found.ctr * [4, 1, 1])
     assert (found.notes, found.uncertainty, found.propensity) == ([], None, None)
-    for text, bids, order, without, why in (
-        ("ctr * bid", [{"bid": "1"}, {}, {"bid": "soon"}], [0, 2, 1], 2, "no number in 'bid'"),
-        ("1 / bid", [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], [0, 2, 1], 1, "the result is not finite"),
+    for text, bids, without, why in (
+        ("ctr * bid", [{"bid": "1"}, {}, {"bid": "soon"}], 2, "no number in 'bid'"),
+        ("1 / bid", [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], 1, "the result is not finite"),
     ):
         found = select([0.0, 1.0, 2.0], bids, objective=text)  # type: ignore[arg-type]
-        assert found.order.tolist() == order
-        assert list(map(str, found.notes)) == [
-            f"objective: {without} of 3 candidates have no value and are ranked last: {why}"
-        ]
+        assert found.order.tolist() == [0, 2, 1]
+        note = f"objective: {without} of 3 candidates have no value and are ranked last: {why}"
+        assert list(map(str, found.notes)) == [note]
 
 
 def test_ctr_goes_through_the_curve_in_the_answer_and_in_the_objective() -> None:
@@ -250,13 +249,10 @@ def test_thompson_is_decided_by_the_request_id_and_its_propensities_are_frequenc
         assert hits[at] / count == pytest.approx(propensity, abs=noise)
 
 
-def test_without_uncertainty_thompson_is_the_plain_order() -> None:
+def test_what_is_certain_or_fails_a_filter_takes_no_part_in_a_propensity() -> None:
     found = select([0.0, 2.0, 1.0], uncertainty=[0.0] * 3, top_k=2, exploration=THOMPSON)
-    assert found.order.tolist() == [1, 2]
+    assert found.order.tolist() == [1, 2], "the plain order"
     assert found.propensity is not None and found.propensity.tolist() == [1.0, 1.0]
-
-
-def test_what_fails_a_filter_takes_no_part_in_a_propensity() -> None:
     records: list[Record] = [{"seller": "a"}, {"seller": "b"}, {"seller": "a"}]
     some = [{"field": "seller", "any_of": {"values": ["a"]}}]
     found = select([0.0, 9.0, 0.0], records, 1, [1.0] * 3, exploration=THOMPSON, filters=some)

@@ -313,24 +313,3 @@ def test_who_is_asked_for_outlives_a_flood_of_others() -> None:
     assert all(cache.get(f"regular-{n}") for n in range(100))
     assert not any(cache.get(f"regular-{n}") for n in range(100, 1000))
     assert len(cache) == 1000
-
-
-def test_threads_may_put_and_get_at_once() -> None:
-    cache = UserCache(50)
-
-    def work(seed: int) -> bool:
-        draw = random.Random(seed)
-        for _ in range(3000):
-            cookie = str(draw.randrange(200))
-            found = cache.get(cookie)
-            if found is None:
-                cache.put(user(cookie))
-            elif found.cookie != cookie:
-                return False
-            else:
-                found.used = True
-        return True
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(8)))
-    cache.check()
