@@ -17,13 +17,10 @@ from model_store.spec.spec import ModelSpec
 from server.ranking.ranker import Ranker
 from tests.matrix import examples
 from tests.server.model.models import (
-    SHOP,
-    SHOP_WEIGHTS,
     VARIANTS,
     Run,
     follow,
     loaded,
-    parse,
     runs,
 )
 from tests.server.ranked import options_of, ranked, ranker_of
@@ -101,13 +98,3 @@ def slow_uncertainty(
         if mask >> variant & 1 and key in rates:
             total += rates[key][variant] * abs(x)
     return total
-
-
-def test_an_objective_may_name_the_uncertainty() -> None:
-    artefact = artefact_of(parse(SHOP, [["age", "brand"]]), SHOP_WEIGHTS)
-    ranker = ranker_of(artefact, [("shoe", {"brand": "nike", "bid": "3"}), ("hat", {"bid": "1"})])
-    options = options_of(objective="uncertainty * bid")
-    ranking = ranked(ranker, {"age": "25"}, ["hat", "shoe"], [], options=options)
-    assert ranking.ids == ["shoe", "hat"]
-    assert ranking.objectives is not None and ranking.uncertainties is not None
-    assert np.array_equal(ranking.objectives, ranking.uncertainties * [3.0, 1.0])

@@ -129,12 +129,6 @@ def test_it_is_compiled_once_and_tells_which_fields_it_needs() -> None:
     assert Objective.of("ctr * bid") is Objective.of("ctr * bid")
 
 
-def test_a_matrix_of_draws_is_evaluated_at_once() -> None:
-    scores = np.array([[0.0, 1.0], [2.0, 3.0]])
-    found = Objective.of("score * bid").evaluate(scores, scores, None, lambda _: np.array([1.0, 10.0]))
-    assert found.tolist() == [[0.0, 10.0], [2.0, 30.0]]
-
-
 @given(st.text(alphabet="ctrbid01.+-*/(),?` e_x", max_size=40) | st.text(max_size=20))
 def test_any_text_is_compiled_or_refused_and_never_breaks(text: str) -> None:
     try:
