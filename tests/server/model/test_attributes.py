@@ -51,37 +51,28 @@ def nan_is_none(numbers: Any) -> list[float | None]:
     return [None if math.isnan(number) else number for number in numbers.tolist()]
 
 
-def test_any_field_of_a_record_has_numbers_and_texts() -> None:
-    found = candidates({"bid": "1.5", "brand": "nike"}, {"brand": "puma", "bid": "cheap"}, {"bid": "2"})
-    assert nan_is_none(found.numbers("bid")) == [1.5, None, 2.0]
-    assert AnyOf("brand", frozenset([b"nike", b"adidas"])).passes(found).tolist() == [True, False, False]
-    assert NoneOf("brand", frozenset([b"nike", b"adidas"])).passes(found).tolist() == [False, True, True]
-    assert InRange("bid", least=1.5, most=1.9).passes(found).tolist() == [True, False, False]
+def any_of(name: str, *texts: str) -> AnyOf:
+    return AnyOf(name, frozenset(text.encode() for text in texts))
 
 
-def test_a_set_field_of_the_model_has_members_and_no_number() -> None:
-    found = candidates({"tags": "red|7"}, {"tags": '["red", "blue"]'}, {}, {"tags": '{"blue": 2, "red": 0}'})
-    assert AnyOf("tags", frozenset([b"red"])).passes(found).tolist() == [True, True, False, False]
-    assert NoneOf("tags", frozenset([b"blue"])).passes(found).tolist() == [True, False, True, False]
-    assert nan_is_none(found.numbers("tags")) == [None] * 4
+def none_of(name: str, *texts: str) -> NoneOf:
+    return NoneOf(name, frozenset(text.encode() for text in texts))
 
 
-def test_another_field_with_commas_is_one_text() -> None:
-    found = candidates({"note": "a,b"}, {"note": "a"})
-    assert AnyOf("note", frozenset([b"a"])).passes(found).tolist() == [False, True]
-
-
-def test_the_candidates_own_id_can_be_asked_for() -> None:
-    found = candidates({}, {}, {})
-    assert NoneOf("id", frozenset([b"i1"])).passes(found).tolist() == [True, False, True]
-    assert AnyOf("id", frozenset([b"i1"])).passes(candidates({"id": "x"}, {})).tolist() == [False, False]
-
-
-def test_a_field_that_nobody_has_fails_what_asks_for_a_value() -> None:
-    found = candidates({"bid": "1"})
-    assert not AnyOf("gone", frozenset([b"a"])).passes(found).any()
-    assert not InRange("gone").passes(found).any()
-    assert NoneOf("gone", frozenset([b"a"])).passes(found).all()
+def test_conditions_on_ranges_on_ids_and_on_fields_that_nobody_has() -> None:
+    some: list[Record] = [{"bid": "1.5"}, {"brand": "puma", "bid": "cheap"}, {"bid": "2"}]
+    for records, condition, passes in (
+        (some, InRange("bid", least=1.5, most=1.9), [1, 0, 0]),
+        (some, none_of("id", "i1"), [1, 0, 1]),
+        ([{"id": "x"}, {}], any_of("id", "i1"), [0, 0]),  # a field is called so
+        (some, any_of("gone", "a"), [0, 0, 0]),
+        (some, InRange("gone"), [0, 0, 0]),
+        (some, none_of("gone", "a"), [1, 1, 1]),
+        ([{"tags": "red|7"}, {"tags": '{"blue": 2, "red": 0}'}], any_of("tags", "red"), [1, 0]),
+        ([{"note": "a,b"}, {"note": "a"}], any_of("note", "a"), [0, 1]),  # one text, commas and all
+    ):
+        assert condition.passes(candidates(*records)).tolist() == passes
+    assert nan_is_none(candidates({"tags": "7"}).numbers("tags")) == [None], "a set has no number"
 
 
 def test_items_spelled_out_and_unknown_ones_stand_among_the_catalogues() -> None:
@@ -93,10 +84,13 @@ def test_items_spelled_out_and_unknown_ones_stand_among_the_catalogues() -> None
     rows = np.array([1, FIRST_INLINE, NO_ITEM, FIRST_INLINE - 1, 0], np.int32)
     found = CandidateColumns(attributes, ["b", "s0", "u", "s1", "a"], rows, spelled)
     assert nan_is_none(found.numbers("bid")) == [2.0, 3.5, None, 4.0, 1.0]
-    assert AnyOf("brand", frozenset([b"puma"])).passes(found).tolist() == [True, True, False, False, False]
-    assert AnyOf("brand", frozenset([b"other"])).passes(found).tolist() == [False, False, False, True, False]
-    assert AnyOf("tags", frozenset([b"green"])).passes(found).tolist() == [False, False, False, True, False]
-    assert AnyOf("colours", frozenset([b"blue"])).passes(found).tolist() == [False, True, False, False, False]
+    for condition, passes in (
+        (any_of("brand", "puma"), [1, 1, 0, 0, 0]),
+        (any_of("brand", "other"), [0, 0, 0, 1, 0]),
+        (any_of("tags", "green"), [0, 0, 0, 1, 0]),
+        (any_of("colours", "blue"), [0, 1, 0, 0, 0]),
+    ):
+        assert condition.passes(found).tolist() == passes
     texts = found.texts("brand")
     assert texts.owner.tolist() == [0, 1, 3, 4]
     assert texts.code[0] == texts.code[1] != texts.code[2]
@@ -109,26 +103,20 @@ def test_the_last_record_of_a_row_counts_and_leaves_nothing_of_the_first() -> No
     writer.add(0, {"brand": "puma"})
     found = CandidateColumns(writer.finish(), ["a", "b"], np.arange(2, dtype=np.int32), [])
     assert nan_is_none(found.numbers("bid")) == [None, 2.0]
-    assert not AnyOf("tags", frozenset([b"red"])).passes(found).any()
-    assert AnyOf("brand", frozenset([b"puma"])).passes(found).tolist() == [True, False]
+    assert not any_of("tags", "red").passes(found).any()
+    assert any_of("brand", "puma").passes(found).tolist() == [True, False]
 
 
 def test_of_too_many_fields_the_models_come_first_and_then_the_names() -> None:
     names = [f"n{number:03}" for number in range(MAX_NAMES + 20)]
     found = written(dict.fromkeys(reversed(names), "1") | {"brand": "nike", "tags": "red"})
     assert list(found.columns) == ["brand", *names[: MAX_NAMES - 2], "tags"]
-    assert found.problems == (
-        f"items have 22 fields more than the {MAX_NAMES} that are kept: n062, n063, n064…",
-    )
-    assert (
-        written(dict.fromkeys(names, "1") | {"brand": "a", "tags": "b"}).columns.keys()
-        == found.columns.keys()
-    )
-
-
-def test_a_long_text_a_raw_field_and_an_empty_value_are_no_attributes() -> None:
-    found = written({"blob": "x" * (MAX_TEXT_BYTES + 1), "keys": "P_1", "brand": ""})
-    assert list(found.columns) == []
+    more = "n062, n063, n064…"
+    assert found.problems == (f"items have 22 fields more than the {MAX_NAMES} that are kept: {more}",)
+    other = written(dict.fromkeys(names, "1") | {"brand": "a", "tags": "b"})
+    assert other.columns.keys() == found.columns.keys()
+    # A long text, a raw field and an empty value are no attributes.
+    assert not written({"blob": "x" * (MAX_TEXT_BYTES + 1), "keys": "P_1", "brand": ""}).columns
 
 
 def test_a_catalogue_carries_the_attributes_of_its_rows() -> None:
@@ -160,16 +148,13 @@ def test_columns_equal_a_slow_reading_of_the_records(records: list[Record], data
             mine = texts.code[texts.owner == at].tolist()
             assert sorted(mine) == sorted(texts.code_of(text) for text in members)
         wanted = data.draw(st.frozensets(TEXTS.filter(bool), min_size=1))
-        with (
-            pytest.MonkeyPatch.context() as few
-        ):  # both ways of finding the wanted texts, against a slow reading
+        # Both ways of finding the wanted texts, against a slow reading.
+        with pytest.MonkeyPatch.context() as few:
             for most in (0, candidates_module.FEW):
                 few.setattr(candidates_module, "FEW", most)
                 passed = AnyOf(name, tuple(wanted)).passes(found).tolist()
-                assert passed == [
-                    bool({text.encode() for text in wanted} & set(attributes.members(name, record.get(name))))
-                    for record in all_records
-                ]
+                has = [set(attributes.members(name, record.get(name))) for record in all_records]
+                assert passed == [bool({text.encode() for text in wanted} & each) for each in has]
                 assert NoneOf(name, tuple(wanted)).passes(found).tolist() == [not one for one in passed]
         if name != "tags":
             assert nan_is_none(found.numbers(name)) == [

@@ -47,20 +47,15 @@ def test_a_buffer_that_is_read_is_never_written(steps: list[list[int] | int]) ->
             assert (values.weights[1] == was).all()
 
 
-def test_two_buffers_are_enough_where_readers_keep_up() -> None:
+def test_a_reader_that_lags_behind_costs_a_third_buffer_until_it_lets_go() -> None:
     buffers = first()
-    for value in range(1, 20):
+    for value in range(1, 5):  # readers that keep up need two
         before = buffers.served.uid
         write(buffers, [value, 0], value)
         buffers.released(before)
-    assert len(buffers) == 2
-    assert buffers.values.bits.tolist()[:20] == [19, *range(1, 20)]
-
-
-def test_a_reader_that_lags_behind_costs_a_third_buffer_until_it_lets_go() -> None:
-    buffers = first()
+        assert len(buffers) == 2
     lagging = buffers.served.uid
-    for value in range(1, 5):
+    for value in range(5, 9):
         before = buffers.served.uid
         write(buffers, [value], value)
         if before != lagging:
@@ -69,7 +64,7 @@ def test_a_reader_that_lags_behind_costs_a_third_buffer_until_it_lets_go() -> No
     buffers.released(lagging)
     write(buffers, [9], 9)
     assert len(buffers) == 2
-    assert buffers.values.bits.tolist()[:10] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 9]
+    assert buffers.values.bits.tolist()[:10] == [4, *range(1, 10)]
 
 
 def test_a_uid_of_an_earlier_turn_releases_nothing() -> None:

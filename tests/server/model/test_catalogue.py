@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.model.attributes import number_of
 from server.model.catalogue import Catalogue
+from server.model.item_parts import sorted_spans
 from server.model.shared_memory import SharedBlock
 from tests.server import shop
 
@@ -38,10 +40,12 @@ def test_a_catalogue_in_shared_memory_is_the_one_that_was_built(
 ) -> None:
     built = Catalogue.build(PLAN, records.items())
     opened = through_shared_memory(built)
-    assert list(opened.ids) == list(records)
-    assert len(opened) == len(records)
+    ids = list(records)
+    assert (list(opened.ids), len(opened), opened.ids[1:3]) == (ids, len(ids), ids[1:3])
     rows, unknown = opened.rows.rows([*records, "no such item"])
     assert (rows.tolist(), unknown) == ([*range(len(records)), -1], 1)
+    with pytest.raises(IndexError):
+        opened.ids[len(ids)]
     assert opened.problems == built.problems
     for row, record in enumerate(records.values()):
         for column, field in enumerate(PLAN.item_fields):
@@ -72,8 +76,19 @@ def test_an_item_spelled_out_has_its_own_features_and_for_the_rest_those_of_the_
                 assert str(number_of(features.get(name))) == str(number_of(together.get(name)))
 
 
-def test_ids_are_read_like_a_list() -> None:
-    ids = Catalogue.build(PLAN, shop.ITEMS.items()).ids
-    assert (ids[0], ids[-1], ids[2:4]) == ("item-0", "item-11", ["item-2", "item-3"])
-    with pytest.raises(IndexError):
-        ids[12]
+SHORT = st.binary(max_size=5)
+LONG = st.builds(
+    lambda head, times, tail: head * times + tail,
+    st.sampled_from([b"a", b"\0", b"item-"]),
+    st.integers(0, 9),
+    SHORT,
+)
+
+
+@given(st.lists(st.one_of(SHORT, LONG), unique=True, max_size=40))
+def test_spans_of_item_parts_are_in_the_order_of_their_bytes(texts: list[bytes]) -> None:
+    data = np.frombuffer(bytearray(b"".join(texts)), np.uint8)
+    ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+    spans = np.stack([np.append(0, ends)[:-1], ends], axis=1) if texts else np.empty((0, 2), np.int64)
+    order = sorted_spans(data, np.ascontiguousarray(spans))
+    assert [texts[row] for row in order.tolist()] == sorted(texts)

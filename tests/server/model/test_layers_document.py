@@ -9,8 +9,7 @@ import pytest
 
 from server.model.live_model import FEWEST_FRESH, FRESH_SHARE
 from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, FORMAT_VERSION, MAGIC, START, SharedBlock
-from tests.server.model.models import live
-from tests.server.ranking.test_ranker import SHOP, SHOP_WEIGHTS, parse
+from tests.server.model.models import SHOP, SHOP_WEIGHTS, loaded, parse
 from tests.server.slow_ranker import artefact_of
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "layers.md").read_text("utf-8")
@@ -45,10 +44,10 @@ def test_the_header_is_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("learner", ["ftrl", "adpredictor"])
 def test_the_arrays_are_as_written(learner: str) -> None:
     spec = parse(SHOP, [["age", "brand"]], learner={"algorithm": learner})
-    model = live(spec, SHOP_WEIGHTS, [("shoe", {"brand": "nike"})])
     before, after = (
         artefact_of(spec, weights) for weights in (SHOP_WEIGHTS, SHOP_WEIGHTS | {b"age=31": (1.0, 1)})
     )
+    model = loaded(before, [("shoe", {"brand": "nike"})])
     parts = model.apply(2, "", after.changes_since(before, version=1))
     written: dict[str, dict[str, str]] = {"base": {}, "values": {}, "items": {}}
     for part, arrays, kinds, _ in table("| part | array |"):

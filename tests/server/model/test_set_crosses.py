@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import parse_spec
 from server.errors import InvalidRequest
-from server.model.catalogue import Catalogue
-from server.model.model import Model
 from server.model.tokens import SetCrosses
 from server.ranking.ranker import Ranker
-from tests.server.ranked import ranked
+from tests.server.ranked import ranked, ranker_of
+from tests.server.slow_ranker import artefact_of
 
 SPEC = parse_spec("""
 [model]
@@ -39,17 +36,7 @@ MANY = [str(number) for number in range(2000)]
 @pytest.fixture(scope="module")
 def ranker() -> Ranker:
     """A ranker of an empty catalogue."""
-    artefact = Artefact.from_columns(
-        key_data=np.frombuffer(b"".join(KEYS), np.uint8),
-        key_offsets=np.cumsum([0, *map(len, KEYS)], dtype=np.int64),
-        weight=np.ones(len(KEYS), np.float32),
-        variants=np.ones(len(KEYS), np.uint32),
-        rate=np.ones(len(KEYS), np.float32),
-        spec=SPEC,
-        metrics={},
-    )
-    model = Model.build(artefact, 1)
-    return Ranker(model, Catalogue.build(model.plan, []))
+    return ranker_of(artefact_of(SPEC, dict.fromkeys(KEYS, (1.0, 1))))
 
 
 def test_sets_of_a_request_that_make_too_many_keys_are_refused(ranker: Ranker) -> None:
@@ -72,7 +59,6 @@ def test_sets_of_items_count_together(ranker: Ranker) -> None:
 
 def test_a_plan_without_such_crosses_has_none_to_count() -> None:
     plan = FeaturePlan.of(SPEC)
+    fewer = [field for field in plan.fields if field.name != "seen" and field.side != "item"]
     assert SetCrosses(plan, plan.request_fields)
-    assert not SetCrosses(
-        plan, [field for field in plan.fields if field.name != "seen" and field.side != "item"]
-    )
+    assert not SetCrosses(plan, fewer)

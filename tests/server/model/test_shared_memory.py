@@ -75,12 +75,16 @@ def test_arrays_outlive_the_descriptor_and_the_block() -> None:
     assert weights.sum() == 15.0
 
 
-def test_another_use_of_a_block_has_another_uid_and_a_descriptor_of_its_own() -> None:
+def test_another_use_of_a_block_has_another_uid_and_descriptor_and_is_mapped_once() -> None:
     first = block()
     again = first.reused()
     assert again.uid != first.uid
+    one, other = SharedBlock.open(os.dup(first.fd), first.uid), SharedBlock.open(os.dup(again.fd), again.uid)
+    assert one.memory is other.memory
+    assert SharedBlock.open(os.dup(block().fd), "other").memory is not one.memory
     first.close()
     assert equal(SharedBlock.open(os.dup(again.fd), again.uid))
+    assert equal(other)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux seals memory")
@@ -90,46 +94,40 @@ def test_nobody_can_cut_a_block_short_under_its_readers() -> None:
         os.ftruncate(written.fd, 1)
 
 
-def test_a_saved_block_is_loaded_again(tmp_path: Path) -> None:
-    block().save(tmp_path / "block")
-    assert equal(SharedBlock.load(tmp_path / "block"))
-    assert [path.name for path in tmp_path.iterdir()] == ["block"]
-
-
-def test_a_file_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, bytes]:
+    """The file of a block, and what stands in it."""
     path = tmp_path / "block"
     block().save(path)
-    good = path.read_bytes()
+    return path, path.read_bytes()
+
+
+def test_a_saved_block_is_loaded_again_and_any_damage_refused(saved: tuple[Path, bytes]) -> None:
+    path, good = saved
+    assert equal(SharedBlock.load(path))
+    assert [each.name for each in path.parent.iterdir()] == ["block"]
     for at in range(len(good)):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
         with pytest.raises(ArtefactError):
             SharedBlock.load(path)
-
-
-def test_a_file_of_any_other_length_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "block"
-    block().save(path)
-    good = path.read_bytes()
     for wrong in (b"", good[:10], good[: START.size], good[:-1], good + b"\0"):
         path.write_bytes(wrong)
         with pytest.raises(ArtefactError, match="fetch it again"):
             SharedBlock.load(path)
 
 
-def test_errors_say_what_stood_there_and_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "block"
+def test_errors_say_what_stood_there_and_what_to_do(saved: tuple[Path, bytes]) -> None:
+    path, good = saved
+    for wrong, message in (
+        (b"ARROW1\0\0" + good[8:], "it begins with b'ARROW1"),
+        (good[:8] + b"\x09" + good[9:], "format 9 of parts, expected 2; fetch it again"),
+        (good[:CHECKED_FROM] + good[CHECKED_FROM:].replace(b"ads", b"adz"), "damaged: SHA-256 is"),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(ArtefactError, match=message):
+            SharedBlock.load(path)
+    path.unlink()
     with pytest.raises(ArtefactError, match="cannot read .*: No such file"):
-        SharedBlock.load(path)
-    block().save(path)
-    good = path.read_bytes()
-    path.write_bytes(b"ARROW1\0\0" + good[8:])
-    with pytest.raises(ArtefactError, match="it begins with b'ARROW1"):
-        SharedBlock.load(path)
-    path.write_bytes(good[:8] + b"\x09" + good[9:])
-    with pytest.raises(ArtefactError, match="format 9 of parts, expected 2; fetch it again"):
-        SharedBlock.load(path)
-    path.write_bytes(good[:CHECKED_FROM] + good[CHECKED_FROM:].replace(b"ads", b"adz"))
-    with pytest.raises(ArtefactError, match="damaged: SHA-256 is"):
         SharedBlock.load(path)
 
 
@@ -138,12 +136,3 @@ def test_a_full_disk_is_an_output_error() -> None:
         pytest.skip("no /dev/full here")
     with pytest.raises(OutputError, match="No space left"):
         block().save("/dev/full")
-
-
-def test_memory_that_is_handed_over_under_another_uid_is_mapped_once() -> None:
-    first = block()
-    again = first.reused()
-    one, other = SharedBlock.open(os.dup(first.fd), first.uid), SharedBlock.open(os.dup(again.fd), again.uid)
-    assert one.memory is other.memory
-    assert SharedBlock.open(os.dup(block().fd), "other").memory is not one.memory
-    assert equal(other)

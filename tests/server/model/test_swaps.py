@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
-from model_store.features.features import FeaturePlan
-from server.model.catalogue import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
 from tests.server import shop
-from tests.server.model.models import fresh_ranker
-from tests.server.ranked import ranked
+from tests.server.model.models import loaded, shop_loaded
+from tests.server.ranked import ranked, ranker_of
 
-VERSIONS = 12
+VERSIONS = 8
 FIELDS: dict[str, Any] = {"age": "20", "likes": ["red", "blue"], "device": "u1", "distance": 2.5}
 RECORDS: Any = list(shop.ITEMS.items())
 IDS = list(shop.ITEMS) * 4
@@ -44,15 +43,9 @@ def asked(ranker: Ranker) -> tuple[tuple[str, ...], tuple[float, ...]]:
     return tuple(ranking.ids), tuple(ranking.score)
 
 
-def loaded() -> LiveModel:
-    model, artefact = LiveModel(shop.NAME), shop.artefact(1)
-    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), RECORDS))
-    return model
-
-
 def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
-    expected = {v: asked(fresh_ranker(shop.artefact(v), RECORDS)) for v in range(1, VERSIONS + 1)}
-    model = loaded()
+    expected = {v: asked(ranker_of(shop.artefact(v), RECORDS)) for v in range(1, VERSIONS + 1)}
+    model = shop_loaded()
     worker, stop, wrong = Swapped(model), threading.Event(), []
     seen = [threading.Event() for _ in range(VERSIONS + 1)]
 
@@ -80,7 +73,7 @@ def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
 
 
 def test_parts_are_released_when_the_last_request_that_reads_them_ends() -> None:
-    worker = Swapped(loaded())
+    worker = Swapped(shop_loaded())
     reading = worker.served.ranker
     del worker.served
     assert worker.released == []
@@ -90,13 +83,8 @@ def test_parts_are_released_when_the_last_request_that_reads_them_ends() -> None
 
 
 def test_a_worker_keeps_no_more_objects_for_more_items() -> None:
-    import gc
-
     def objects(items: int) -> int:
-        model, artefact = LiveModel(shop.NAME), shop.artefact(1)
-        records: Any = [(f"i{n}", {"brand": f"b{n}"}) for n in range(items)]
-        parts = model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), records))
-        del model, records
+        parts = loaded(shop.artefact(1), [(f"i{n}", {"brand": f"b{n}"}) for n in range(items)]).parts
         gc.collect()
         before = len(gc.get_objects())
         served = ServedVersion.bind(parts)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from structlog.testing import capture_logs
 
 from ftrie.client.client import Client
@@ -18,12 +15,12 @@ from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 
-COOKIES = [f"c{n}" for n in range(60)]
+COOKIES = [f"c{n}" for n in range(30)]
 
 
-def variants(client: Client, cookies: list[str] = COOKIES) -> dict[str, str]:
+def variants(client: Client) -> dict[str, str]:
     """Cookie → the variant that answers it."""
-    return {c: client.rank(cookie=c, candidates=["item-1"]).variant for c in cookies}
+    return {c: client.rank(cookie=c, candidates=["item-1"]).variant for c in COOKIES}
 
 
 def change(store: Store, **parts: object) -> Experiment:
@@ -31,17 +28,16 @@ def change(store: Store, **parts: object) -> Experiment:
     return store.model(shop.NAME).experiments.change(lambda before: replace(before, **parts))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def in_force(server: Server) -> Callable[[Experiment], None]:
-    """Waits until a server divides its traffic by an experiment."""
-    return lambda wanted: eventually(lambda: server.current.assignment.experiment == wanted)
+def in_force(server: Server, wanted: Experiment) -> None:
+    """Wait until the server divides its traffic by an experiment."""
+    eventually(lambda: server.current.assignment.experiment == wanted)
 
 
-def test_shares_pins_and_salt_take_effect_while_it_runs(
-    store: Store, client: Client, in_force: Callable[[Experiment], None]
+def test_shares_pins_salt_and_a_winner_take_effect_while_it_runs(
+    store: Store, server: Server, client: Client
 ) -> None:
     before = variants(client)
-    assert Counter(before.values()).keys() == {"base", "plain"}
+    assert set(before.values()) == {"base", "plain"}
     pinned = {"c1": "base", "c2": "plain"}
     for parts in (
         {"shares": {"base": 1.0}},
@@ -50,39 +46,27 @@ def test_shares_pins_and_salt_take_effect_while_it_runs(
         {"shares": {}, "salt": "", "pins": {}},
     ):
         wanted = change(store, **parts)
-        in_force(wanted)
+        in_force(server, wanted)
         expected = Assignment(shop.NAME, shop.VARIANTS, (0.5, 0.5), wanted)
         assert variants(client) == {c: shop.VARIANTS[expected.choose(c)] for c in COOKIES}
     assert variants(client) == before
-
-
-def test_a_winner_answers_everything_but_what_a_request_forces(
-    store: Store, client: Client, in_force: Callable[[Experiment], None]
-) -> None:
-    in_force(store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain")))
-    assert set(variants(client).values()) == {"plain"}
-    assert client.rank(cookie="c1", candidates=["item-1"], variant="base").variant == "base"
-
-
-def test_a_request_without_a_cookie_is_divided_by_its_id(
-    store: Store, client: Client, in_force: Callable[[Experiment], None]
-) -> None:
-    wanted = change(store, shares={"base": 0.5, "plain": 0.5}, salt="ids")
-    in_force(wanted)
-    expected = Assignment(shop.NAME, shop.VARIANTS, (0.5, 0.5), wanted)
-    for request_id in COOKIES:
+    for request_id in COOKIES:  # divides a request without a cookie
         answer = client.rank(request_id=request_id, candidates=["item-1"])
         assert answer.variant == shop.VARIANTS[expected.choose(request_id)]
+    in_force(server, change(store, objective="-score"))
+    answers = [client.rank(candidates=list(shop.ITEMS), objective=text).items for text in ("", "score")]
+    down, up = ([item.score for item in items] for items in answers)
+    assert (down, up) == (sorted(down), sorted(up, reverse=True)), "where the request names none"
+    in_force(server, store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain")))
+    assert set(variants(client).values()) == {"plain"}
+    assert client.rank(cookie="c1", candidates=["item-1"], variant="base").variant == "base", "forced"
 
 
-def test_a_record_that_does_not_fit_is_refused_aloud_and_the_last_good_one_stays(
-    store: Store,
-    server: Server,
-    client: Client,
-    in_force: Callable[[Experiment], None],
+def test_a_record_that_does_not_fit_or_cannot_be_read_is_refused_aloud_and_the_last_good_one_stays(
+    store: Store, server: Server, client: Client
 ) -> None:
     good = change(store, shares={"plain": 1.0})
-    in_force(good)
+    in_force(server, good)
     with capture_logs() as logs:
         change(store, shares={"other": 1.0})
         eventually(lambda: "no variant 'other'" in server.current.assignment.problem)
@@ -91,30 +75,20 @@ def test_a_record_that_does_not_fit_is_refused_aloud_and_the_last_good_one_stays
     assert (refused["log_level"], refused["in_force"]) == ("error", good.revision)
     assert server.current.assignment.experiment == good
     assert set(variants(client).values()) == {"plain"}
-    in_force(change(store, shares={"base": 1.0}))
+    in_force(server, change(store, shares={"base": 1.0}))
     assert server.current.assignment.problem == ""
 
-
-def test_a_record_that_cannot_be_read_is_refused_aloud_and_the_last_good_one_stays(
-    store: Store, client: Client, in_force: Callable[[Experiment], None]
-) -> None:
-    ads = store.model(shop.NAME)
-    in_force(change(store, shares={"plain": 1.0}))
+    experiments = store.model(shop.NAME).experiments
     with capture_logs() as logs:
-        store.client.hset(ads.keys.experiment, "shares", '{"base": 0.5}')
+        store.client.hset(store.model(shop.NAME).keys.experiment, "shares", '{"base": 0.5}')
         eventually(lambda: any("sum to 0.5" in str(line.get("error")) for line in logs))
-    assert set(variants(client).values()) == {"plain"}
-    in_force(ads.experiments.clear())
+    assert set(variants(client).values()) == {"base"}
+    in_force(server, experiments.clear())
     assert set(variants(client).values()) == {"base", "plain"}
 
 
-def test_an_emptied_store_moves_nobody(
-    store: Store,
-    server: Server,
-    client: Client,
-    in_force: Callable[[Experiment], None],
-) -> None:
-    in_force(change(store, shares={"plain": 1.0}))
+def test_an_emptied_store_moves_nobody(store: Store, server: Server, client: Client) -> None:
+    in_force(server, change(store, shares={"plain": 1.0}))
     with capture_logs() as logs:
         store.client.flushall()
         eventually(lambda: any(line["event"] == "no version is active any more" for line in logs))
@@ -123,14 +97,16 @@ def test_an_emptied_store_moves_nobody(
         shop.publish(store, seed=2)
         eventually(lambda: any("has lost the experiment" in str(line.get("error")) for line in logs))
     assert set(variants(client).values()) == {"plain"}
-    in_force(change(store, shares={"base": 1.0}))
+    in_force(server, change(store, shares={"base": 1.0}))
     assert set(variants(client).values()) == {"base"}
 
 
-def test_each_model_of_a_server_has_an_experiment_of_its_own(shop_store: Store, store_url: str) -> None:
+def test_each_model_has_an_experiment_of_its_own_which_is_in_force_from_the_first_answer(
+    shop_store: Store, store_url: str
+) -> None:
     other = "other-shop"
     shop_store.model(other).publish_and_activate(shop.artefact())
-    change(shop_store, shares={"plain": 1.0})
+    wanted = change(shop_store, shares={"plain": 1.0})
     shop_store.model(other).experiments.change(lambda before: before.divided({"base": 1.0}))
     server = Server(Settings((shop.NAME, other), store_url, drain_s=1.0, store_budget_s=0.2))
     server.startup()
@@ -138,19 +114,9 @@ def test_each_model_of_a_server_has_an_experiment_of_its_own(shop_store: Store, 
         assert server.ready.wait(180)
         with Client(server.address, timeout_s=20.0) as client:
             for model, variant in ((shop.NAME, "plain"), (other, "base")):
-                answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES[:20]]
+                answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES]
                 assert {(a.model, a.variant) for a in answers} == {(model, variant)}
+        assert server.current.assignment.experiment == wanted
     finally:
-        server.drain()
+        server.drain(refuse=False)
         server.shutdown()
-
-
-def test_an_experiment_that_was_there_before_the_server_is_in_force_from_the_first_answer(
-    shop_store: Store, start: Callable[[], Server]
-) -> None:
-    wanted = change(shop_store, shares={"plain": 1.0})
-    running = start()
-    assert running.ready.wait(180)
-    with Client(running.address, timeout_s=20.0) as client:
-        assert set(variants(client).values()) == {"plain"}
-    assert running.current.assignment.experiment == wanted

@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
-from server.model.catalogue import Catalogue
-from server.model.live_model import LiveModel
-from server.ranking.served import ServedVersion
-from tests.server.ranked import options_of, ranked
+from tests.server.model.models import loaded, served
+from tests.server.ranked import options_of, ranked, ranker_of, scores
 from tests.trainer.click_logs import batch_of, learn, model_of
 from trainer.publish.delta_chain import DeltaChain
 
@@ -59,20 +56,38 @@ def values_of(row: dict[str, bytes], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: float(text) if name in ("prior", "quality") else text for name, text in texts.items()}
 
 
-def test_a_server_scores_margins_and_averages_as_the_trainer_does() -> None:
+@pytest.fixture(scope="module")
+def learned() -> Any:
+    """A model of 300 rows: what others learn on from, and its snapshot."""
     rows = rows_of(600, 1)
-    model = model_of(parse_spec(SPEC), list(rows[0]), keep_seen=True)
-    learn(model, rows[:300])
-    snapshot = model.artefact()
+    model = learn(model_of(parse_spec(SPEC), list(rows[0]), keep_seen=True), rows[:300])
+    return model, model.artefact(), rows[300:]
+
+
+def test_a_margin_is_certain(learned: Any) -> None:
+    """Its rate is 0: an item with a margin is no more uncertain than one without."""
+    _, artefact, _ = learned
+    ranker = ranker_of(
+        artefact, [("with", {"brand": "nike", "quality": 3.0}), ("without", {"brand": "nike"})]
+    )
+    unsure = options_of(objective="uncertainty")
+    ranking = ranked(ranker, {"age": "20"}, ["with", "without"], [], 0, options=unsure)
+    assert ranking.uncertainties is not None
+    one, other = ranking.uncertainties.tolist()
+    assert one == other > 0.0
+    found = scores(ranking)
+    assert found["with"] - found["without"] == pytest.approx(3.0 * -5.25)
+
+
+def test_a_server_scores_margins_and_averages_as_the_trainer_does(learned: Any) -> None:
+    model, snapshot, more = learned
     chain = DeltaChain(model, snapshot, 1)
-    learn(model, rows[300:])
+    learn(model, more)
     items = rows_of(20, 2)
     records = [(f"i{number}", values_of(row, ("brand", "quality"))) for number, row in enumerate(items)]
-    live = LiveModel("m")
-    live.load(1, "", snapshot, Catalogue.build(FeaturePlan.of(snapshot.spec), records))
+    live = loaded(snapshot, records)
     live.apply(2, "", chain.change(last=True).delta)
-    ranker = ServedVersion.bind(live.parts).ranker
-    state = {name: array.copy() for name, array in model.state().items()}
+    ranker, state = served(live), {name: array.copy() for name, array in model.state().items()}
     ids = [item_id for item_id, _ in records]
     for request in rows_of(3, 3):
         rated = [request | {name: item[name] for name in ("brand", "quality")} for item in items]
@@ -84,25 +99,6 @@ def test_a_server_scores_margins_and_averages_as_the_trainer_does() -> None:
             model.coordinates.learn(examples.hashed, row, row + 1, predicted)
         for variant in range(3):
             ranking = ranked(ranker, values_of(request, ("age", "prior")), ids, [], variant)
-            scores = dict(zip(ranking.order.tolist(), ranking.score, strict=True))
+            by_place = dict(zip(ranking.order.tolist(), ranking.score, strict=True))
             for place, expected in enumerate(predicted.scores[:, variant].tolist()):
-                assert scores[place] == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
-def test_a_margin_is_certain() -> None:
-    """Its rate is 0: an item with a margin is no more uncertain than one without."""
-    rows = rows_of(300, 4)
-    model = learn(model_of(parse_spec(SPEC), list(rows[0])), rows)
-    artefact = model.artefact()
-    records = [("with", {"brand": "nike", "quality": 3.0}), ("without", {"brand": "nike"})]
-    live = LiveModel("m")
-    live.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), records))
-    ranker = ServedVersion.bind(live.parts).ranker
-    ranking = ranked(
-        ranker, {"age": "20"}, ["with", "without"], [], 0, options=options_of(objective="uncertainty")
-    )
-    assert ranking.uncertainties is not None
-    one, other = ranking.uncertainties.tolist()
-    assert one == other > 0.0
-    scores = dict(zip(ranking.ids, ranking.score, strict=True))
-    assert scores["with"] - scores["without"] == pytest.approx(3.0 * -5.25)
+                assert by_place[place] == pytest.approx(expected, rel=1e-5, abs=1e-5)

@@ -13,24 +13,18 @@ from server.ranking.limits import MAX_FIELDS, MAX_MEMBERS, MAX_NAME_CHARACTERS
 LONG = "n" * (MAX_NAME_CHARACTERS + 1)
 MANY = {f"f{number}": "x" for number in range(MAX_FIELDS + 1)}
 LARGE = [str(number) for number in range(MAX_MEMBERS + 1)]
-WEIGHTED = dict.fromkeys(LARGE, 1.0)
+ONE = {"candidates": ["a"]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"candidates": ["a"], "user": MANY}, "user, context: 1025 fields; the limit is 1024"),
-        ({"candidates": ["a"], "context": {LONG: "x"}}, "user, context: the name of a field, 'nnnnn"),
-        ({"candidates": ["a"], "user": {"likes": LARGE}}, 'user.values["likes"]: 10001 members'),
-        (
-            {"candidates": ["a"], "context": {"moon": WEIGHTED}},
-            'context.values["moon"]: 10001 members',
-        ),
-        (
-            {"candidates": ["a"], "user": {"raw_keys": LARGE}},
-            "user.raw_keys, context.raw_keys: 10001 members",
-        ),
-        ({"candidates": ["a"], "request_id": "r" * 4097}, "request_id: longer than 4096 bytes"),
+        (ONE | {"user": MANY}, "user, context: 1025 fields; the limit is 1024"),
+        (ONE | {"context": {LONG: "x"}}, "user, context: the name of a field, 'nnnnn"),
+        (ONE | {"user": {"likes": LARGE}}, 'user.values["likes"]: 10001 members'),
+        (ONE | {"context": {"moon": dict.fromkeys(LARGE, 1.0)}}, 'context.values["moon"]: 10001 members'),
+        (ONE | {"user": {"raw_keys": LARGE}}, "user.raw_keys, context.raw_keys: 10001 members"),
+        (ONE | {"request_id": "r" * 4097}, "request_id: longer than 4096 bytes"),
         ({"candidates": ["item-1", "i" * 4097]}, "item_ids[1]: longer than 4096 bytes"),
         ({"candidates": ["é" * 2049]}, "item_ids[0]: longer than 4096 bytes"),
         ({"items": {"i" * 4097: {}}}, "items[0].id: longer than 4096 bytes"),
@@ -41,25 +35,24 @@ WEIGHTED = dict.fromkeys(LARGE, 1.0)
     ],
 )
 def test_more_than_a_limit_is_refused_with_its_path(
-    client: Client, arguments: dict[str, Any], message: str
+    shared_client: Client, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RankFailed) as failed:
-        client.rank(**arguments)
+        shared_client.rank(**arguments)
     assert failed.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"INVALID_ARGUMENT: {message}" in str(failed.value)
     assert LONG not in str(failed.value)
 
 
-def test_what_is_at_a_limit_is_answered(client: Client) -> None:
+def test_what_is_at_a_limit_is_answered(shared_client: Client) -> None:
     fields = dict(list(MANY.items())[:MAX_FIELDS])
-    answer = client.rank(candidates=["item-1"], user=fields)
-    assert len(answer.unknown_fields) == MAX_FIELDS
-    large = LARGE[:MAX_MEMBERS]
-    assert client.rank(candidates=["é" * 2048], items={"i" * 4096: {}}).items
-    assert client.rank(candidates=["item-1"], user={"likes": large, "n" * MAX_NAME_CHARACTERS: "x"}).items
+    assert len(shared_client.rank(candidates=["item-1"], user=fields).unknown_fields) == MAX_FIELDS
+    assert shared_client.rank(candidates=["é" * 2048], items={"i" * 4096: {}}).items
+    user = {"likes": LARGE[:MAX_MEMBERS], "n" * MAX_NAME_CHARACTERS: "x"}
+    assert shared_client.rank(candidates=["item-1"], user=user).items
 
 
-def test_a_message_beyond_its_limit_is_refused_by_grpc(client: Client) -> None:
+def test_a_message_beyond_its_limit_is_refused_by_grpc(shared_client: Client) -> None:
     with pytest.raises(RankFailed) as failed:
-        client.rank(candidates=["x" * 4000] * 4300)
+        shared_client.rank(candidates=["x" * 4000] * 4300)
     assert failed.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

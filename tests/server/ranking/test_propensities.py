@@ -49,10 +49,9 @@ def assert_as_simulated(
     assert found.sum() == pytest.approx(top, rel=0.01), "as many as are returned"
 
 
-@pytest.mark.parametrize(("candidates", "top"), [(2, 1), (3, 2), (10, 3), (50, 49), (200, 10)])
+@pytest.mark.parametrize(("candidates", "top"), [(2, 1), (3, 2), (10, 3), (50, 49), (120, 10)])
 def test_normal_scores(candidates: int, top: int) -> None:
-    score, deviation = shop(candidates)
-    assert_as_simulated(score, deviation, plain, top)
+    assert_as_simulated(*shop(candidates), plain, top)
 
 
 def test_two_normal_scores_have_the_chance_that_the_difference_is_positive() -> None:
@@ -60,27 +59,25 @@ def test_two_normal_scores_have_the_chance_that_the_difference_is_positive() -> 
     assert found == pytest.approx([0.72575, 0.27425], abs=1e-3), "Phi(0.3 / 0.5)"
 
 
-def test_an_objective_that_weighs_each_candidate() -> None:
-    score, deviation = shop(30)
-    bid = np.random.default_rng(3).uniform(0.5, 2.0, size=30)
-    assert_as_simulated(score, deviation, lambda s: bid / (1.0 + np.exp(-s)), 4)
+BID = np.random.default_rng(3).uniform(0.5, 2.0, size=30)
 
 
-def test_an_objective_that_falls_and_one_that_turns() -> None:
-    score, deviation = shop(12)
-    assert_as_simulated(score, deviation, lambda s: -s, 3)
-    assert_as_simulated(score, deviation, lambda s: -((s - 0.2) ** 2), 3)
-
-
-def test_an_objective_that_clips_so_that_many_are_equal() -> None:
-    score, deviation = shop(12)
-    assert_as_simulated(score, deviation, lambda s: np.minimum(s, 0.4), 3, off=0.015)
+@pytest.mark.parametrize(
+    ("candidates", "valued", "top", "off"),
+    [
+        pytest.param(30, lambda s: BID / (1.0 + np.exp(-s)), 4, 0.003, id="weighs each candidate"),
+        pytest.param(12, lambda s: -s, 3, 0.003, id="falls"),
+        pytest.param(12, lambda s: -((s - 0.2) ** 2), 3, 0.003, id="turns"),
+        pytest.param(12, lambda s: np.minimum(s, 0.4), 3, 0.015, id="clips, so that many are equal"),
+    ],
+)
+def test_objectives(candidates: int, valued: Callable[[Array], Array], top: int, off: float) -> None:
+    assert_as_simulated(*shop(candidates), valued, top, off)
 
 
 def test_an_objective_that_does_not_see_the_draw() -> None:
-    score, deviation = shop(6)
     value = np.array([1.0, 3.0, 2.0, 3.0, 0.0, 3.0])
-    found = integrated(score, deviation, lambda s: np.broadcast_to(value, s.shape), np.arange(6), 2)
+    found = integrated(*shop(6), lambda s: np.broadcast_to(value, s.shape), np.arange(6), 2)
     assert found == pytest.approx([0, 1, 0, 1, 0, 0], abs=1e-9), "equal ones in their order"
 
 
@@ -90,9 +87,6 @@ def test_candidates_that_the_model_is_sure_of_among_others() -> None:
     assert_as_simulated(score, deviation, plain, 5)
     assert_as_simulated(np.repeat([0.0, 1.0], 10), deviation, plain, 5)
     assert_as_simulated(np.zeros(20), deviation, plain, 15)
-
-
-def test_deviations_of_very_different_size() -> None:
     assert_as_simulated(np.array([0.3, 0.0, 0.0, 0.0]), np.array([1e-4, 1.0, 1.0, 30.0]), plain, 2)
 
 
@@ -109,14 +103,11 @@ def test_many_candidates_take_the_nearly_normal_way_and_stay_near() -> None:
     score, deviation = shop(1500)
     top = 400
     assert len(score) * top > EXACT_UP_TO
-    assert_as_simulated(score, deviation, plain, top, off=0.01, draws=3000)
-
-
-def test_both_ways_agree_where_both_can_be_taken() -> None:
+    assert_as_simulated(score, deviation, plain, top, off=0.01, draws=2000)
     score, deviation = shop(400)
     exact = integrated(score, deviation, plain, np.arange(400), 60)
     nearly = integrated(score, deviation, plain, np.arange(400), 60, exact_up_to=0)
-    assert np.abs(exact - nearly).max() < 0.003
+    assert np.abs(exact - nearly).max() < 0.003, "where both ways can be taken"
 
 
 def test_under_caps_it_is_counted_in_simulated_draws() -> None:

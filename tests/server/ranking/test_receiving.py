@@ -54,9 +54,15 @@ def assert_read_as_by_the_library(data: bytes) -> None:
     assert request == expected
 
 
-@given(st.lists(MESSAGES, min_size=1, max_size=3))
-def test_messages_and_messages_end_to_end_are_read_alike(messages: list[RankRequest]) -> None:
-    assert_read_as_by_the_library(b"".join(message.SerializeToString() for message in messages))
+@given(st.lists(MESSAGES, min_size=1, max_size=3), st.booleans(), st.data())
+def test_messages_end_to_end_and_damaged_ones_are_read_alike(
+    messages: list[RankRequest], damages: bool, data: st.DataObject
+) -> None:
+    read = bytearray(b"".join(message.SerializeToString() for message in messages))
+    if damages and read:
+        read[data.draw(st.integers(0, len(read) - 1))] = data.draw(st.integers(0, 255))
+        del read[data.draw(st.integers(0, len(read))) :]
+    assert_read_as_by_the_library(bytes(read))
 
 
 @given(st.binary(max_size=40))
@@ -72,22 +78,15 @@ def test_any_bytes_are_read_as_the_library_reads_them(data: bytes) -> None:
     assert_read_as_by_the_library(data)
 
 
-@given(MESSAGES, st.data())
-def test_damaged_messages_are_read_as_the_library_reads_them(
-    message: RankRequest, data: st.DataObject
-) -> None:
-    damaged = bytearray(message.SerializeToString() or b"\0")
-    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
-    assert_read_as_by_the_library(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
-
-
-def test_a_large_request_and_a_small_one_after_it_do_not_share_their_space() -> None:
-    first = ids_of([f"item-{n}" for n in range(9000)])
-    second = ids_of(["a", "b"])
+def test_ids_of_a_large_request_and_of_a_small_one_after_it_do_not_share_their_space() -> None:
+    first, second = ids_of([f"item-{n}" for n in range(9000)]), ids_of(["a", "b"])
     assert isinstance(first, ItemIds)
     assert first[8999] == "item-8999"
     assert list(second) == ["a", "b"]
     assert list(first[1:3]) == ["item-1", "item-2"]
+    with pytest.raises(IndexError):
+        second[2]
+    assert not isinstance(ids_of(["ä"]), ItemIds), "what is not ASCII is left to the library"
 
 
 @given(st.sets(TEXT, max_size=30), st.lists(TEXT, max_size=30))
@@ -109,9 +108,6 @@ def test_ids_end_to_end_are_those_given_or_left_alone(ids: list[str]) -> None:
         assert list(made) == ids
     else:
         assert made is None
-
-
-def test_what_is_no_text_is_no_id() -> None:
     assert ItemIds.of(["a", 2]) is None  # type: ignore[list-item]
 
 
@@ -130,15 +126,6 @@ def test_a_request_is_plain_without_options() -> None:
         assert not Received(plain.SerializeToString() + more.SerializeToString()).is_plain
 
 
-def test_ids_that_are_not_ascii_are_left_to_the_library() -> None:
-    assert not isinstance(ids_of(["ä"]), ItemIds)
-
-
-def test_an_index_beyond_the_ids_is_an_index_error() -> None:
-    with pytest.raises(IndexError):
-        ids_of(["a"])[1]
-
-
 PLAIN = st.text("ab7 _-", max_size=5)
 ODD = PLAIN | st.text("a*=%ä", max_size=3)
 FEATURES = st.dictionaries(
@@ -155,17 +142,17 @@ hour = {}
 price = { kind = "number", bucket = "log" }
 brand = { side = "item" }
 """
+PLAN = FeaturePlan.of(parse_spec(SPEC))
+READER = PlainReader(PLAN)
 
 
 @given(FEATURES, FEATURES, st.data())
 def test_plain_features_have_the_tokens_that_their_fields_make(
     user: dict[str, str | float], context: dict[str, str | float], data: st.DataObject
 ) -> None:
-    plan = FeaturePlan.of(parse_spec(SPEC))
-    reader = PlainReader(plan)
     parts = data.draw(st.permutations([request_of("", user=user), request_of("", context=context)]))
     message = Received(b"".join(part.SerializeToString() for part in parts))
-    plain = reader.read(message)
+    plain = READER.read(message)
     merged = user | context
     values = [*user.values(), *context.values()]
     texts = [value for value in values if isinstance(value, str)]
@@ -175,11 +162,9 @@ def test_plain_features_have_the_tokens_that_their_fields_make(
         return
     assert plain is not None
     starts, begin, x, text = plain.tokens
-    for bit, field in enumerate(plan.request_fields):
-        tokens = [
-            text[begin[token] : begin[token + 1] - 1].tobytes()
-            for token in range(starts[bit], starts[bit + 1])
-        ]
+    for bit, field in enumerate(PLAN.request_fields):
+        places = range(starts[bit], starts[bit + 1])
+        tokens = [text[begin[token] : begin[token + 1] - 1].tobytes() for token in places]
         assert tokens == [token.text for token in field.tokens(merged.get(field.name))]
         assert bool(plain.given >> bit & 1) == (field.name in merged)
     assert (x == 1.0).all()
@@ -216,8 +201,7 @@ def test_a_records_plain_values_have_the_tokens_that_their_fields_make(
 @given(st.binary(max_size=30), st.binary(max_size=30))
 def test_any_features_are_plain_or_left_to_the_library(user: bytes, context: bytes) -> None:
     data = b"\x22%c%b\x2a%c%b" % (len(user), user, len(context), context)
-    plain = PlainReader(FeaturePlan.of(parse_spec(SPEC))).read(Received(data))
-    if plain is not None:
+    if READER.read(Received(data)) is not None:
         Received(data).with_features()  # what we take for plain, the library can read
 
 
@@ -235,7 +219,7 @@ def test_a_value_that_is_not_one_text_is_left_to_the_library(value: bytes) -> No
     entry = b"\x0a\x03age\x12%c%b" % (len(value), value)
     user = b"\x0a%c%b" % (len(entry), entry)
     message = Received(b"\x22%c%b" % (len(user), user))
-    assert PlainReader(FeaturePlan.of(parse_spec(SPEC))).read(message) is None
+    assert READER.read(message) is None
 
 
 @given(st.lists(st.text("abc", max_size=200), min_size=1, max_size=20), st.data())
@@ -245,11 +229,8 @@ def test_items_written_in_bytes_are_read_by_the_library(ids: list[str], data: st
     ctr, score = data.draw(numbers), data.draw(numbers)
     item_ids = ids_of(ids)
     assert isinstance(item_ids, ItemIds)
-    message = RankResponse.FromString(
-        ranked_items(
-            item_ids, np.array(order, np.int64), np.array(ctr, np.float64), np.array(score, np.float64)
-        )
-    )
+    written = ranked_items(item_ids, np.array(order, np.int64), np.array(ctr, float), np.array(score, float))
+    message = RankResponse.FromString(written)
     expected = list(zip([ids[place] for place in order], ctr, score, strict=True))
     assert [(item.id, item.ctr, item.score) for item in message.items] == expected
 

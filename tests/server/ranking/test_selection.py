@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,8 @@ from server.ranking.select.exploration import Thompson, UpperConfidenceBound, no
 from server.ranking.select.filters import AnyOf, CandidateColumns, Cap, Condition, InRange, NoneOf
 from server.ranking.select.selection import Options, Scored, Selection
 from tests.matrix import examples
-from tests.server.ranking.slow_selection import Record, number_in, slow_select
+
+Record = Mapping[str, str]
 
 PLAN = FeaturePlan.of(
     parse_spec('model = { name = "m" }\ninput = { label = "click" }\nfields = { brand = { side = "item" } }')
@@ -50,11 +53,62 @@ def select(
     **message: Any,
 ) -> Selection:
     records = [{} for _ in scores] if records is None else records
-    options = read_options(RankRequest(**message), "")
-    assert options is not None
     sigma = None if uncertainty is None else np.array(uncertainty)
     scored = Scored(np.array(scores, np.float64), sigma, curve)
-    return options.select(scored, candidates(records), ids(records), top_k, request_id)
+    return options_of(message).select(scored, candidates(records), ids(records), top_k, request_id)
+
+
+def options_of(message: dict[str, Any], objective: str = "", until_s: float = math.inf) -> Options:
+    options = read_options(RankRequest(**message), objective, until_s=until_s)
+    assert options is not None
+    return options
+
+
+# -- the slow, obvious selection: plain Python over lists of records, one candidate at a time
+
+
+def slow_passes(condition: Condition, record: Record) -> bool:
+    text = record.get(condition.field, "")
+    if isinstance(condition, InRange):
+        number = number_in(text)
+        return number is not None and condition.least <= number <= condition.most
+    has = text != "" and text.encode() in condition.texts
+    return has if isinstance(condition, AnyOf) else isinstance(condition, NoneOf) and not has
+
+
+def number_in(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def slow_select(
+    scores: Sequence[float],
+    records: Sequence[Record],
+    conditions: Sequence[Condition],
+    caps: Sequence[Cap],
+    value: Callable[[float, Record], float],
+    top_k: int | None,
+) -> list[int]:
+    """The numbers of the candidates returned, best first."""
+
+    def key(at: int) -> tuple[bool, float, int]:
+        number = value(scores[at], records[at])
+        finite = math.isfinite(number)
+        return not finite, -(number if finite else scores[at]), at
+
+    kept = [at for at in range(len(scores)) if all(slow_passes(c, records[at]) for c in conditions)]
+    counts: Counter[tuple[int, str]] = Counter()
+    taken: list[int] = []
+    for at in sorted(kept, key=key):
+        mine = [(number, records[at].get(cap.field, "")) for number, cap in enumerate(caps)]
+        mine = [(number, text) for number, text in mine if text]
+        if all(counts[group] < caps[group[0]].at_most for group in mine):
+            counts.update(mine)
+            taken.append(at)
+    return taken[:top_k]
 
 
 FIELD = st.sampled_from(["seller", "brand", "bid", "gone"])
@@ -99,8 +153,8 @@ def test_the_items_and_their_order_equal_the_slow_selection(
 
     scores, records = [score for score, _ in items], [record for _, record in items]
     expected = slow_select(scores, records, conditions, caps, value, top_k)
-    compiled = None if not objective else read_options(RankRequest(objective=objective), "")
-    plan = Options(None if compiled is None else compiled.objective, tuple(conditions), tuple(caps), None)
+    compiled = options_of({"objective": objective}).objective if objective else None
+    plan = Options(compiled, tuple(conditions), tuple(caps), None)
     scored = Scored(np.array(scores, np.float64), None, None)
     found = plan.select(scored, candidates(records), ids(records), top_k, "r")
     assert found.order.tolist() == expected
@@ -111,30 +165,19 @@ def test_the_items_and_their_order_equal_the_slow_selection(
         assert np.array_equal(found.objective, np.array(slow), equal_nan=True)
 
 
-def test_an_objective_orders_by_ctr_and_bid_and_is_returned() -> None:
+def test_an_objective_is_returned_and_items_without_a_finite_value_stand_last_by_score() -> None:
     found = select([0.0, 1.0, 2.0], [{"bid": "4"}, {"bid": "1"}, {"bid": "1"}], objective="ctr * bid")
     assert found.order.tolist() == [0, 2, 1]
-    assert found.objective is not None
     assert found.objective == pytest.approx(found.ctr * [4, 1, 1])
-    assert found.notes == []
-    assert (found.uncertainty, found.propensity) == (None, None)
-
-
-def test_items_whose_objective_has_no_value_stand_last_by_score_and_are_told_of() -> None:
-    found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {}, {"bid": "soon"}], objective="ctr * bid")
-    assert found.order.tolist() == [0, 2, 1]
-    assert found.objective is not None and np.isnan(found.objective[1:]).all()
-    assert list(map(str, found.notes)) == [
-        "objective: 2 of 3 candidates have no value and are ranked last: no number in 'bid'"
-    ]
-
-
-def test_infinite_results_stand_last_whatever_their_sign() -> None:
-    found = select([0.0, 1.0, 2.0], [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], objective="1 / bid")
-    assert found.order.tolist() == [0, 2, 1]
-    assert list(map(str, found.notes)) == [
-        "objective: 1 of 3 candidates have no value and are ranked last: the result is not finite"
-    ]
+    assert (found.notes, found.uncertainty, found.propensity) == ([], None, None)
+    for text, bids, without, why in (
+        ("ctr * bid", [{"bid": "1"}, {}, {"bid": "soon"}], 2, "no number in 'bid'"),
+        ("1 / bid", [{"bid": "1"}, {"bid": "0"}, {"bid": "-1"}], 1, "the result is not finite"),
+    ):
+        found = select([0.0, 1.0, 2.0], bids, objective=text)  # type: ignore[arg-type]
+        assert found.order.tolist() == [0, 2, 1]
+        note = f"objective: {without} of 3 candidates have no value and are ranked last: {why}"
+        assert list(map(str, found.notes)) == [note]
 
 
 def test_ctr_goes_through_the_curve_in_the_answer_and_in_the_objective() -> None:
@@ -145,36 +188,20 @@ def test_ctr_goes_through_the_curve_in_the_answer_and_in_the_objective() -> None
     assert found.objective.tolist() == (-found.ctr).tolist()
 
 
-def test_caps_take_the_best_of_each_value_and_leave_items_without_one_alone() -> None:
-    records: list[Record] = [{"seller": "a"}, {"seller": "a"}, {"seller": "a"}, {"seller": "b"}, {}, {}]
-    scores = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    caps = [{"field": "seller", "at_most": 2}]
-    assert select(scores, records, caps=caps).order.tolist() == [0, 1, 3, 4, 5]
-    assert select(scores, records, top_k=3, caps=caps).order.tolist() == [0, 1, 3]
-
-
-def test_a_filter_that_nothing_passes_leaves_an_empty_answer() -> None:
+def test_nothing_to_return_is_no_trouble() -> None:
     found = select([1.0], filters=[{"field": "seller", "any_of": {"values": ["z"]}}])
     assert (found.order.tolist(), found.ctr.tolist()) == ([], [])
-
-
-def test_no_candidates_are_no_trouble() -> None:
+    capped = {"objective": "bid", "caps": [{"field": "a", "at_most": 1}]}
     for policy in ({"ucb": {"width": 1.0}}, {"thompson": {"width": 1.0}}):
-        found = select(
-            [], [], 3, [], exploration=policy, objective="bid", caps=[{"field": "a", "at_most": 1}]
-        )
-        assert found.order.tolist() == []
+        assert select([], [], 3, [], exploration=policy, **capped).order.tolist() == []
 
 
-def test_ucb_adds_the_uncertainty_and_every_propensity_is_one() -> None:
+def test_ucb_adds_the_uncertainty_to_what_orders_and_to_the_ctr_that_the_objective_sees() -> None:
     found = select([1.0, 0.9, 0.0], uncertainty=[0.0, 0.2, 0.1], exploration={"ucb": {"width": 2.0}})
     assert found.order.tolist() == [1, 0, 2]
     assert found.score.tolist() == [0.9, 1.0, 0.0], "what is returned is the model's own score"
     assert found.uncertainty is not None and found.propensity is not None
     assert (found.uncertainty.tolist(), found.propensity.tolist()) == ([0.2, 0.0, 0.1], [1.0, 1.0, 1.0])
-
-
-def test_ucb_raises_the_ctr_that_the_objective_sees() -> None:
     found = select([0.0], uncertainty=[1.0], exploration={"ucb": {"width": 1.0}}, objective="ctr")
     assert found.objective is not None
     assert (found.objective[0], found.ctr[0]) == (1 / (1 + math.exp(-1.0)), 0.5)
@@ -189,11 +216,8 @@ def test_a_draw_depends_on_the_request_and_the_item_alone() -> None:
     some = list(reversed(names[10:20]))
     assert normals("r1", some).tolist() == [draws[name] for name in some]
     assert not set(normals("r2", names).tolist()) & set(draws.values())
-
-
-def test_a_candidate_that_comes_twice_is_drawn_twice() -> None:
     twice = normals("r", ["a", "b", "a"])
-    assert len(set(twice.tolist())) == 3
+    assert len(set(twice.tolist())) == 3, "a candidate that comes twice is drawn twice"
     assert twice[:2].tolist() == normals("r", ["a", "b"]).tolist()
 
 
@@ -207,23 +231,28 @@ def test_draws_are_standard_normal_and_independent() -> None:
     assert below == pytest.approx([0.0228, 0.1587, 0.5, 0.8413, 0.9772], abs=0.005)
 
 
-def test_the_same_request_id_gives_the_same_order_and_others_do_not() -> None:
-    scores, sigma = [0.0] * 20, [1.0] * 20
-    first = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="a")
-    again = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="a")
-    other = select(scores, uncertainty=sigma, exploration=THOMPSON, request_id="b")
-    assert first.order.tolist() == again.order.tolist() != other.order.tolist()
-    assert first.propensity is not None and again.propensity is not None
-    assert first.propensity.tolist() == again.propensity.tolist()
+def test_thompson_is_decided_by_the_request_id_and_its_propensities_are_frequencies() -> None:
+    scores, sigma = [0.2 * at for at in range(8)], [0.25 * (1 + at % 3) for at in range(8)]
+
+    def ask(request_id: str) -> tuple[list[int], list[float]]:
+        found = select(scores, None, 3, sigma, request_id, exploration={"thompson": {"width": 2.0}})
+        assert found.propensity is not None
+        return found.order.tolist(), found.propensity.tolist()
+
+    assert ask("a") == ask("a")
+    count = 400
+    answers = [ask(f"r{number}") for number in range(count)]
+    said = {at: p for order, propensities in answers for at, p in zip(order, propensities, strict=True)}
+    hits = Counter(at for order, _ in answers for at in order)
+    for at, propensity in said.items():
+        noise = 4.5 * math.sqrt(propensity * (1 - propensity) / count) + 0.012
+        assert hits[at] / count == pytest.approx(propensity, abs=noise)
 
 
-def test_without_uncertainty_thompson_is_the_plain_order() -> None:
+def test_what_is_certain_or_fails_a_filter_takes_no_part_in_a_propensity() -> None:
     found = select([0.0, 2.0, 1.0], uncertainty=[0.0] * 3, top_k=2, exploration=THOMPSON)
-    assert found.order.tolist() == [1, 2]
+    assert found.order.tolist() == [1, 2], "the plain order"
     assert found.propensity is not None and found.propensity.tolist() == [1.0, 1.0]
-
-
-def test_what_fails_a_filter_takes_no_part_in_a_propensity() -> None:
     records: list[Record] = [{"seller": "a"}, {"seller": "b"}, {"seller": "a"}]
     some = [{"field": "seller", "any_of": {"values": ["a"]}}]
     found = select([0.0, 9.0, 0.0], records, 1, [1.0] * 3, exploration=THOMPSON, filters=some)
@@ -231,19 +260,15 @@ def test_what_fails_a_filter_takes_no_part_in_a_propensity() -> None:
     assert found.propensity.tolist() == pytest.approx([0.5], abs=1e-3)
 
 
-def test_the_plain_request_has_no_options() -> None:
-    assert read_options(RankRequest(cookie="c", item_ids=["a"], top_k=1), "") is None
-
-
 def test_the_models_objective_holds_where_the_request_has_none() -> None:
-    found = read_options(RankRequest(), "ctr * bid")
-    own = read_options(RankRequest(objective="ctr"), "ctr * bid")
-    assert found is not None and own is not None
+    assert read_options(RankRequest(cookie="c", item_ids=["a"], top_k=1), "") is None
+    found, own = options_of({}, "ctr * bid"), options_of({"objective": "ctr"}, "ctr * bid")
     assert found.objective is not None and own.objective is not None
     assert (found.objective.text, own.objective.text) == ("ctr * bid", "ctr")
     assert not found.needs_uncertainty
-    sure = read_options(RankRequest(objective="ctr - uncertainty"), "")
-    assert sure is not None and sure.needs_uncertainty
+    assert options_of({"objective": "ctr - uncertainty"}).needs_uncertainty
+    for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
+        assert options_of({"exploration": {policy: {"width": 0.5}}}).exploration == kind(0.5)
 
 
 TOO_MANY = ["x"] * (MAX_FILTER_VALUES + 1)
@@ -275,23 +300,14 @@ def test_a_wrong_option_is_refused_with_its_path(message: dict[str, Any], text: 
 
 
 def test_filters_stop_at_the_deadline_while_they_are_read_and_while_they_are_tested() -> None:
-    message = RankRequest(filters=[{"field": "seller", "any_of": {"values": ["a"]}}])
+    message = {"filters": [{"field": "seller", "any_of": {"values": ["a"]}}]}
     with pytest.raises(DeadlinePassed):
-        read_options(message, "", until_s=0.0)
-    options = read_options(message, "", until_s=math.inf)
-    assert options is not None
-    records: list[Record] = [{"seller": "a"}]
-    found = candidates(records)
-    scored = Scored(np.zeros(1), None, None)
+        options_of(message, until_s=0.0)
+    options, records = options_of(message), list[Record]([{"seller": "a"}])
+    asked = Scored(np.zeros(1), None, None), candidates(records), ids(records), None, "r"
     with pytest.raises(DeadlinePassed):
-        options.select(scored, found, ids(records), None, "r", until_s=0.0)
-    assert options.select(scored, found, ids(records), None, "r").order.tolist() == [0]
-
-
-def test_widths_of_every_policy_are_read() -> None:
-    for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
-        found = read_options(RankRequest(exploration={policy: {"width": 0.5}}), "")
-        assert found is not None and found.exploration == kind(0.5)
+        options.select(*asked, until_s=0.0)
+    assert options.select(*asked).order.tolist() == [0]
 
 
 EXTREME = st.sampled_from([0.0, 1e-300, 0.5, 3.0, 700.0, 1e30, 1e300, 1.7e308])
@@ -324,15 +340,8 @@ def test_extreme_numbers_break_nothing_and_propensities_are_chances(
     records = [record for _, _, _, record in items]
     caps = [{"field": "seller", "at_most": 1}] if capped else []
     for policy in ("ucb", "thompson"):
-        found = select(
-            scores,
-            records,
-            top_k,
-            uncertainty,
-            exploration={policy: {"width": width}},
-            objective=objective,
-            caps=caps,
-        )
+        more = {"exploration": {policy: {"width": width}}, "objective": objective, "caps": caps}
+        found = select(scores, records, top_k, uncertainty, **more)
         assert len(set(found.order.tolist())) == len(found.order) <= top_k
         assert found.propensity is not None
         assert ((found.propensity >= 0.0) & (found.propensity <= 1.0)).all()

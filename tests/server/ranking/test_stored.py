@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
 from ftrie.client.client import Client, RankFailed
-from model_store.errors import StoreUnavailable
+from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from server.errors import DeadlinePassed
+from server.ranking.candidates import FRESH_S, MAX_IDS, CandidateSets
 from server.ranking.store_reads import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker, StoredReads
 from tests.server import shop
 from tests.stalling import stalled
 from tests.waiting import eventually
 
 
-def test_a_stalled_store_costs_the_user_s_features_and_nothing_else(client: Client, store: Store) -> None:
+def test_a_stalled_store_costs_what_is_asked_of_it_and_nothing_else(client: Client, store: Store) -> None:
+    user = {"age": "20", "device": "u1", "likes": ["red"]}
     with stalled(store):
+        assert client.rank(cookie="u1", candidates=["item-1"], user=user).degraded == ()
+        assert client.rank(candidates=["item-1"]).degraded == ()
         answer = client.rank(cookie="u1", candidates=["item-1"], user={"age": "30"}, variant="base")
+        items = client.rank(candidates=["item-1", "no such"])
+        with pytest.raises(RankFailed) as failed:
+            client.rank(candidate_set="front page")
     assert str(answer.degraded[0]).startswith("user_features: ")
     known = {"device": "u1", "age": "30", **shop.ITEMS["item-1"]}
     assert answer.items[0].score == pytest.approx(shop.expected_score(known, 0))
+    assert items.unknown_items == ("no such",)
+    assert str(items.degraded[0]).startswith("items: ")
+    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
@@ -34,36 +46,12 @@ def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
     eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).degraded == ())
 
 
-def test_a_request_that_needs_nothing_from_a_stalled_store_does_not_notice(
-    client: Client, store: Store
-) -> None:
-    user = {"age": "20", "device": "u1", "likes": ["red"]}
-    with stalled(store):
-        assert client.rank(cookie="u1", candidates=["item-1"], user=user).degraded == ()
-        assert client.rank(candidates=["item-1"]).degraded == ()
-
-
-def test_unknown_items_are_scored_without_a_stalled_store(client: Client, store: Store) -> None:
-    with stalled(store):
-        answer = client.rank(candidates=["item-1", "no such"])
-    assert answer.unknown_items == ("no such",)
-    assert str(answer.degraded[0]).startswith("items: ")
-
-
-def test_a_candidate_set_in_a_stalled_store_is_unavailable(client: Client, store: Store) -> None:
-    with stalled(store), pytest.raises(RankFailed) as failed:
-        client.rank(candidate_set="front page")
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-
-
-@pytest.mark.parametrize(("remaining_s", "error"), [(0.003, StoreUnavailable), (-0.1, DeadlinePassed)])
-def test_near_its_deadline_a_request_does_not_ask_the_store(
-    store: Store, store_url: str, remaining_s: float, error: type[Exception]
-) -> None:
+def test_near_its_deadline_a_request_does_not_ask_the_store(store: Store, store_url: str) -> None:
     reads = StoredReads(store_url)
     reads.connect()
-    with stalled(store), pytest.raises(error, match="deadline"):
-        reads.items(["item-1"], SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]
+    for remaining_s, error in ((0.003, StoreUnavailable), (-0.1, DeadlinePassed)):
+        with stalled(store), pytest.raises(error, match="deadline"):
+            reads.items(["item-1"], SimpleNamespace(time_remaining=lambda: remaining_s))  # type: ignore[arg-type]  # noqa: B023
     reads.close()
 
 
@@ -84,3 +72,55 @@ def test_the_breaker_lets_one_caller_try_after_each_pause_and_doubles_it() -> No
     assert pauses[-1] == LONGEST_PAUSE_S
     breaker.succeeded()
     assert breaker.pause_s() == 0.0
+
+
+# -- candidate sets: read once a second, known for longer than the store answers, never more than there is room for
+
+
+PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
+
+
+NOW = [100.0]
+"""The time, which tests move."""
+
+
+@pytest.fixture
+def sets(store: Store, store_url: str) -> Iterator[CandidateSets]:
+    store.records.put_candidates("home", ["b", "a"])
+    reads = StoredReads(store_url, budget_s=1.0)
+    reads.connect()
+    yield CandidateSets(reads, lambda: NOW[0])
+    reads.close()
+
+
+def test_a_set_is_kept_for_a_moment_then_read_again_and_served_on_while_the_store_is_away(
+    store: Store, sets: CandidateSets
+) -> None:
+    assert sets.members("home", PATIENT) == (["b", "a"], [])
+    assert sets.members("none", PATIENT) == (None, [])
+    store.records.put_candidates("home", ["c"])
+    store.records.put_candidates("none", ["d"])
+    assert sets.members("home", PATIENT) == (["b", "a"], [])
+    assert sets.members("none", PATIENT) == (None, [])
+    NOW[0] += FRESH_S
+    assert sets.members("home", PATIENT) == (["c"], [])
+    assert sets.members("none", PATIENT) == (["d"], [])
+    store.client.set("ftrie:candidates:home", "text")
+    NOW[0] += 60.0
+    with stalled(store):
+        ids, problems = sets.members("home", PATIENT)
+        with pytest.raises(StoreUnavailable):
+            sets.members("another", PATIENT)
+    assert ids == ["c"]
+    assert str(problems[0]).startswith("candidate_set: stale, read 60 s ago: ")
+    NOW[0] += FRESH_S
+    with pytest.raises(StoreError, match="expected a LIST, SET or ZSET"):
+        sets.members("home", PATIENT)
+
+
+def test_no_more_ids_are_kept_than_there_is_room_for(store: Store, sets: CandidateSets) -> None:
+    store.records.put_candidates("big", [str(n) for n in range(9_999)])
+    for n in range(2 * MAX_IDS // 10_000):
+        store.client.copy("ftrie:candidates:big", f"ftrie:candidates:{n}")
+        sets.members(str(n), PATIENT)
+        assert sum(kept.size for kept in sets._kept.values()) == sets._ids <= MAX_IDS

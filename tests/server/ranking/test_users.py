@@ -4,67 +4,61 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import StoreUnavailable
 from model_store.features.values import Value
 from model_store.store import Store
 from server.errors import DeadlinePassed
-from server.model.catalogue import Catalogue
-from server.model.model import Model
-from server.ranking.features import PlainTokens
+from server.ranking.features import StoredUser
 from server.ranking.query import TokenArrays
-from server.ranking.ranker import Ranker
 from server.ranking.request import received
 from server.ranking.served import ServedVersion
 from server.ranking.store_reads import StoredReads
-from server.ranking.users import Users
-from tests.matrix import slow_except
+from server.ranking.users import UserCache, Users
 from tests.server import shop
+from tests.server.model.models import loaded
 from tests.stalling import Line, disturb, stalled
 from tests.waiting import eventually
 
-PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
+
+def remaining(seconds: float | None) -> Any:
+    """The context of a call that has so much time left."""
+    return SimpleNamespace(time_remaining=lambda: seconds)
 
 
-@pytest.fixture(scope="module")
-def served() -> ServedVersion:
-    model = Model.build(shop.artefact(), 1)
-    catalogue = Catalogue.build(model.plan, [])
-    return ServedVersion(shop.NAME, 1, "", model, catalogue, Ranker(model, catalogue), 0)
+PATIENT = remaining(None)
 
 
-@pytest.fixture
-def reads(store: Store, store_url: str) -> Iterator[StoredReads]:
+SERVED = ServedVersion.bind(loaded(shop.artefact()).parts)
+
+
+def reads_of(store: Store, url: str, budget_s: float) -> Iterator[StoredReads]:
     store.records.put_users(shop.USERS.items())
-    opened = StoredReads(store_url, budget_s=5.0)
-    opened.connect()
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def hasty(store: Store, store_url: str) -> Iterator[StoredReads]:
-    """Reads that soon give up, for tests with a store that does not answer."""
-    store.records.put_users(shop.USERS.items())
-    opened = StoredReads(store_url, budget_s=0.2)
+    opened = StoredReads(url, budget_s=budget_s)
     eventually(lambda: connects(opened))  # a busy machine may take longer than the budget
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def line(store: Store, store_url: str) -> Iterator[Line]:
-    """A TCP line to the store, which tests make lose, hold back and cut."""
-    proxy = Line(f"{store_url.removeprefix('embedded:')}/valkey.sock")
-    yield proxy
-    proxy.close()
+def reads(store: Store, store_url: str) -> Iterator[StoredReads]:
+    yield from reads_of(store, store_url, 5.0)
+
+
+@pytest.fixture
+def hasty(store: Store, store_url: str) -> Iterator[StoredReads]:
+    """Reads that soon give up, for tests with a store that does not answer."""
+    yield from reads_of(store, store_url, 0.2)
 
 
 def connects(reads: StoredReads) -> bool:
@@ -81,174 +75,138 @@ def asked(store: Store) -> int:
     return int(found["calls"]) if found else 0
 
 
-def tokens_of(arrays: TokenArrays, served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
+Tokens = dict[str, list[tuple[bytes, float]]]
+
+
+def tokens_of(arrays: TokenArrays) -> Tokens:
     """The tokens of each field that has some."""
     starts, begin, x, text = arrays
     found = {}
-    for place, field in enumerate(served.model.plan.request_fields):
-        tokens = range(starts[place], starts[place + 1])
-        if tokens:
+    for place, field in enumerate(SERVED.model.plan.request_fields):
+        if tokens := range(starts[place], starts[place + 1]):
             found[field.name] = [(text[begin[t] : begin[t + 1] - 1].tobytes(), float(x[t])) for t in tokens]
     return found
 
 
-def expected_tokens(fields: dict[str, Value], served: ServedVersion) -> dict[str, list[tuple[bytes, float]]]:
-    plans = served.model.plan.request_fields
+def expected_tokens(fields: Mapping[str, Value]) -> Tokens:
+    plans = SERVED.model.plan.request_fields
     made = {plan.name: [(t.text, t.x) for t in plan.tokens(fields.get(plan.name))] for plan in plans}
     return {name: tokens for name, tokens in made.items() if tokens}
 
 
-def plain(served: ServedVersion, **values: str) -> PlainTokens:
-    """What the request reader makes of these features."""
-    request = RankRequest(item_ids=["x"])
-    for name, value in values.items():
-        request.user.values[name].text = value
-    read = served.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
-    assert read is not None
-    return read
-
-
 def complete(
-    users: Users, cookie: str, inline: dict[str, Value], served: ServedVersion, context: Any
+    users: Users, cookie: str, context: Any = PATIENT, version: ServedVersion = SERVED, **inline: Any
 ) -> tuple[dict[str, Value], list[str]]:
     """Features as values, with the user's stored ones beneath; and the notes."""
-    wanted = served.user_fields
-    user, notes = users.find(cookie, wanted.bits(inline), served.name, wanted, context)
+    wanted = version.user_fields
+    user, notes = users.find(cookie, wanted.bits(inline), version.name, wanted, context)
     return {**(user.fields(wanted) if user else {}), **inline}, list(map(str, notes))
 
 
-def complete_plain(
-    users: Users, cookie: str, inline: PlainTokens, served: ServedVersion, context: Any
-) -> tuple[TokenArrays, list[str]]:
-    """The same for features as tokens."""
-    wanted = served.user_fields
-    user, notes = users.find(cookie, inline.given, served.name, wanted, context)
-    return user.tokens(wanted).under(inline) if user else inline.tokens, list(map(str, notes))
+def complete_plain(users: Users, cookie: str, **inline: str) -> tuple[Tokens, list[str]]:
+    """The same for features as tokens, as the request's reader makes them."""
+    request = RankRequest(item_ids=["x"])
+    for name, value in inline.items():
+        request.user.values[name].text = value
+    given = SERVED.plain.read(received(request.SerializeToString()))  # type: ignore[arg-type]
+    assert given is not None
+    user, notes = users.find(cookie, given.given, SERVED.name, SERVED.user_fields, PATIENT)
+    found = user.tokens(SERVED.user_fields).under(given) if user else given.tokens
+    return tokens_of(found), list(map(str, notes))
 
 
-def test_what_is_given_inline_overrides_what_is_stored_field_by_field(
-    reads: StoredReads, served: ServedVersion
-) -> None:
+U1 = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
+
+
+def test_what_is_given_inline_overrides_what_is_stored_field_by_field(reads: StoredReads) -> None:
     users = Users(reads)
-    stored = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
-    assert complete(users, "u1", {}, served, PATIENT) == (stored, [])
-    assert complete(users, "u1", {"age": "40"}, served, PATIENT) == (stored | {"age": "40"}, [])
-    assert complete(users, "u1", {"age": "", "device": "d"}, served, PATIENT)[0] == stored | {
-        "age": "",
-        "device": "d",
-    }
-    assert complete(users, "u1", {}, served, PATIENT)[0] == stored
+    for inline in ({}, {"age": "40"}, {"age": "", "device": "d"}, {}):
+        assert complete(users, "u1", **inline) == ({**U1, **inline}, [])
 
 
-@pytest.mark.parametrize(
-    "inline", [{}, {"age": "40"}, {"age": "", "device": "d"}, {"age": "1", "device": "2"}]
-)
 @pytest.mark.parametrize("cookie", ["u1", "u2", "nobody", "ü*=%"])
-def test_tokens_are_completed_as_texts_are(
-    reads: StoredReads, served: ServedVersion, cookie: str, inline: dict[str, str]
-) -> None:
+def test_tokens_are_completed_as_texts_are(reads: StoredReads, cookie: str) -> None:
     users = Users(reads)
-    for _ in range(2):  # read, then kept
-        fields, problems = complete(users, cookie, dict(inline), served, PATIENT)
-        features, same = complete_plain(users, cookie, plain(served, **inline), served, PATIENT)
-        assert tokens_of(features, served) == expected_tokens(fields, served)
+    inlines: list[dict[str, str]] = [
+        {},
+        {"age": "40"},
+        {"age": "", "device": "d"},
+        {"age": "1", "device": "2"},
+    ]
+    for inline in inlines * 2:  # read, then kept
+        fields, problems = complete(users, cookie, **inline)
+        features, same = complete_plain(users, cookie, **inline)
+        assert features == expected_tokens(fields)
         assert same == problems == []
 
 
 def test_a_stored_value_that_does_not_fit_is_left_out_and_told_unless_it_is_overridden(
-    store: Store, reads: StoredReads, served: ServedVersion
+    store: Store, reads: StoredReads
 ) -> None:
     store.records.put_users([("odd", {"age": "20", "likes": "[1"})])
     users = Users(reads)
     for _ in range(2):
-        features, problems = complete_plain(users, "odd", plain(served), served, PATIENT)
-        assert tokens_of(features, served) == expected_tokens({"age": "20", "device": "odd"}, served)
+        features, problems = complete_plain(users, "odd")
+        assert features == expected_tokens({"age": "20", "device": "odd"})
         assert [text.partition(": ")[0] for text in problems] == ["user_features"]
         assert "left out likes" in problems[0]
 
 
-def test_a_user_is_read_once_and_then_kept_also_one_who_is_not_there(
-    store: Store, reads: StoredReads, served: ServedVersion
+def test_a_user_is_read_once_and_then_kept_while_fresh_and_where_there_is_room(
+    store: Store, reads: StoredReads
 ) -> None:
-    users = Users(reads)
+    users, roomless, stale = Users(reads), Users(reads, users=0), Users(reads, ttl_s=0.0)
     before = asked(store)
     for _ in range(5):
-        complete(users, "u1", {}, served, PATIENT)
-        complete_plain(users, "u1", plain(served), served, PATIENT)
-        assert complete(users, "nobody", {}, served, PATIENT) == ({"device": "nobody"}, [])
+        complete(users, "u1")
+        complete_plain(users, "u1")
+        assert complete(users, "nobody") == ({"device": "nobody"}, []), "also who is not there"
     assert asked(store) == before + 2
-
-
-def test_what_is_no_longer_fresh_is_read_again(
-    store: Store, reads: StoredReads, served: ServedVersion
-) -> None:
-    users = Users(reads, ttl_s=0.0)
-    complete(users, "u1", {}, served, PATIENT)
-    store.records.put_users([("u1", {"age": "99"})])
-    assert complete(users, "u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "99"}
-
-
-def test_without_room_nothing_is_kept(store: Store, reads: StoredReads, served: ServedVersion) -> None:
-    users = Users(reads, users=0)
-    before = asked(store)
     for _ in range(3):
-        complete(users, "u1", {}, served, PATIENT)
-    assert asked(store) == before + 3
+        complete(roomless, "u1")
+    assert asked(store) == before + 5
+    complete(stale, "u1")
+    store.records.put_users([("u1", {"age": "99"})])
+    assert complete(stale, "u1")[0] == {"device": "u1", "age": "99"}
 
 
 def test_when_the_store_stalls_the_last_known_features_serve_and_the_answer_says_so(
-    store: Store, hasty: StoredReads, served: ServedVersion
+    store: Store, hasty: StoredReads
 ) -> None:
     users = Users(hasty, ttl_s=0.0)
-    known = {"device": "u1", **shop.USERS["u1"]}
-    del known["never used"]
-    eventually(lambda: complete(users, "u1", {}, served, PATIENT) == (known, []))
+    eventually(lambda: complete(users, "u1") == (U1, []))
     with stalled(store):
         for _ in range(5):  # the breaker opens meanwhile
-            fields, problems = complete(users, "u1", {"age": "40"}, served, PATIENT)
-            assert fields == known | {"age": "40"}
+            fields, problems = complete(users, "u1", age="40")
+            assert fields == U1 | {"age": "40"}
             assert problems[0].startswith("user_features: stale, read ")
-            fields, problems = complete(users, "u2", {"age": "40"}, served, PATIENT)
+            fields, problems = complete(users, "u2", age="40")
             assert fields == {"device": "u2", "age": "40"}
             assert problems[0].startswith("user_features: ")
             assert "stale" not in problems[0]
-
-
-def test_stale_tokens_serve_too(store: Store, hasty: StoredReads, served: ServedVersion) -> None:
-    users = Users(hasty, ttl_s=0.0)
-    eventually(lambda: complete_plain(users, "u1", plain(served), served, PATIENT)[1] == [])
-    with stalled(store):
-        features, problems = complete_plain(users, "u1", plain(served), served, PATIENT)
-    known: dict[str, Value] = {"device": "u1", **shop.USERS["u1"]}
-    assert tokens_of(features, served) == expected_tokens(known, served)
+        features, problems = complete_plain(users, "u1")
+    assert features == expected_tokens(U1)
     assert problems[0].startswith("user_features: stale, read ")
 
 
-def test_a_passed_deadline_is_no_degraded_answer(reads: StoredReads, served: ServedVersion) -> None:
-    late: Any = SimpleNamespace(time_remaining=lambda: 0.0)
-    with pytest.raises(DeadlinePassed):
-        complete(Users(reads), "u1", {}, served, late)
-
-
-def test_a_read_ends_in_time_for_the_deadline(
-    store: Store, reads: StoredReads, served: ServedVersion
+def test_a_read_ends_in_time_for_the_deadline_and_a_passed_one_is_no_degraded_answer(
+    store: Store, reads: StoredReads
 ) -> None:
-    hurried: Any = SimpleNamespace(time_remaining=lambda: 0.03)
     users = Users(reads)
-    complete(users, "u2", {}, served, PATIENT)  # opens this thread's connection
+    with pytest.raises(DeadlinePassed):
+        complete(users, "u1", remaining(0.0))
+    complete(users, "u2")  # opens this thread's connection
     with stalled(store):
-        _, problems = complete(users, "u1", {}, served, hurried)
+        _, problems = complete(users, "u1", remaining(0.03))
     assert "no answer within 26 ms" in problems[0]
 
 
-def test_requests_for_one_cookie_at_a_time_ask_once(
-    store: Store, reads: StoredReads, served: ServedVersion
-) -> None:
+def test_requests_for_one_cookie_at_a_time_ask_once(store: Store, reads: StoredReads) -> None:
     users = Users(reads)
     before = asked(store)
     with ThreadPoolExecutor(8) as pool:
         with stalled(store):
-            answers = [pool.submit(complete, users, "u1", {}, served, PATIENT) for _ in range(8)]
+            answers = [pool.submit(complete, users, "u1") for _ in range(8)]
             shelf = users._shelves.get
             eventually(lambda: bool((kept := shelf(shop.NAME)) and "u1" in kept.flights))
             eventually(lambda: all(answer.running() or answer.done() for answer in answers))
@@ -257,63 +215,36 @@ def test_requests_for_one_cookie_at_a_time_ask_once(
 
 
 def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
-    store: Store, store_url: str, served: ServedVersion
+    store: Store, reads: StoredReads
 ) -> None:
-    store.records.put_users(shop.USERS.items())
-    reads = StoredReads(store_url, budget_s=10.0)
-    reads.connect()
     users = Users(reads)
-    complete(users, "u2", {}, served, PATIENT)  # opens this thread's connection, and a shelf
+    complete(users, "u2")  # opens this thread's connection, and a shelf
     shelf = users._shelves[shop.NAME]
-    hurried: Any = SimpleNamespace(time_remaining=lambda: 0.1)
     with ThreadPoolExecutor(2) as pool:
         with stalled(store):
-            first = pool.submit(complete, users, "u1", {}, served, hurried)
+            first = pool.submit(complete, users, "u1", remaining(0.1))
             eventually(lambda: "u1" in shelf.flights)
-            second = pool.submit(complete, users, "u1", {}, served, PATIENT)
+            second = pool.submit(complete, users, "u1")
             assert first.result()[1][0].startswith("user_features: ")
-        assert second.result() == ({"device": "u1", "age": "20", "likes": '["red","blue"]'}, [])
-    reads.close()
+        assert second.result() == (U1, [])
 
 
 def test_a_version_with_other_fields_does_not_see_what_was_read_for_the_one_before(
-    store: Store, reads: StoredReads, served: ServedVersion
+    store: Store, reads: StoredReads
 ) -> None:
     users = Users(reads)
-    complete(users, "u1", {}, served, PATIENT)
-    spec = shop.spec().model_copy(
-        update={"fields": {**shop.spec().fields, "city": shop.spec().fields["age"].model_copy()}}
-    )
-    artefact = shop.artefact()
-    model = Model.build(type(artefact)(**{**vars(artefact), "spec": spec}), 2)
-    catalogue = Catalogue.build(model.plan, [])
-    other = ServedVersion(shop.NAME, 2, "", model, catalogue, Ranker(model, catalogue), 0)
+    complete(users, "u1")
+    fields = {**shop.spec().fields, "city": shop.spec().fields["age"].model_copy()}
+    spec = shop.spec().model_copy(update={"fields": fields})
+    other = ServedVersion.bind(loaded(replace(shop.artefact(), spec=spec)).parts)
     store.records.put_users([("u1", {"age": "20", "city": "Kyoto"})])
-    assert complete(users, "u1", {}, other, PATIENT)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
+    assert complete(users, "u1", version=other)[0] == {"device": "u1", "age": "20", "city": "Kyoto"}
 
 
-def test_users_may_live_in_another_store(store: Store, store_url: str, served: ServedVersion) -> None:
-    with Store.open(f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1") as other:
-        other.records.put_users([("u1", {"age": "77"})])
-        store.records.put_items([("i", {"brand": "b"})])
-        reads = StoredReads(
-            store_url, user_url=f"unix://{store_url.removeprefix('embedded:')}/valkey.sock?db=1"
-        )
-        reads.connect()
-        assert complete(Users(reads), "u1", {}, served, PATIENT)[0] == {"device": "u1", "age": "77"}
-        assert reads.items(["i"], PATIENT) == [{"brand": "b"}]
-        reads.close()
-
-
-@pytest.mark.parametrize("seed", slow_except(range(1), range(3)))
-def test_answers_never_cross_between_cookies_whatever_the_line_does(
-    store: Store,
-    line: Line,
-    served: ServedVersion,
-    seed: int,
-) -> None:
+def test_answers_never_cross_between_cookies_whatever_the_line_does(store: Store, store_url: str) -> None:
     """Answers come late, in pieces, half, or not at all, under concurrency; none is ever another user's."""
     store.records.put_users((f"c{n}", {"age": f"age-{n}", "likes": f'["{n}"]'}) for n in range(40))
+    line = Line(f"{store_url.removeprefix('embedded:')}/valkey.sock")  # which loses, holds back and cuts
     reads = StoredReads(line.url, budget_s=0.03)
     eventually(lambda: connects(reads))  # a busy machine may take longer than the budget
     users = Users(reads, users=20, ttl_s=0.01)
@@ -322,26 +253,63 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(
     ended = threading.Event()
 
     def ask(number: int) -> None:
-        draw = random.Random(seed * 100 + number)
+        draw = random.Random(number)
         while not ended.is_set():
             n = draw.randrange(40)
-            fields, problems = complete(users, f"c{n}", {}, served, PATIENT)
+            fields, problems = complete(users, f"c{n}")
             whole = {"device": f"c{n}", "age": f"age-{n}", "likes": f'["{n}"]'}
             answered[bool(problems)] += 1
             if fields != whole and not (problems and fields == {"device": f"c{n}"}):
                 wrong.append((n, fields, problems))
-            if (
-                problems
-            ):  # failures come at once: eight callers that spin would leave the line's threads no time
+            if problems:  # at once: eight callers that spin would leave the line's threads no time
                 ended.wait(0.002)
 
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, number) for number in range(8)]
         try:
-            disturb(line, store, random.Random(seed), steps=40)
+            disturb(line, store, random.Random(0), steps=40)
             eventually(lambda: all(answered))  # both came about: whole answers and failures
         finally:
             ended.set()
         assert [each.result() for each in asking] == [None] * 8
     reads.close()
+    line.close()
     assert wrong == []
+
+
+# -- the cache of users: bounded, and inclined to keep who is asked for
+
+
+def user(cookie: str) -> StoredUser:
+    return StoredUser(cookie, [cookie], 0.0)
+
+
+@given(st.integers(0, 5), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
+def test_whatever_is_put_and_asked_for_the_cache_stays_whole_and_within_its_bound(
+    capacity: int, steps: list[tuple[bool, int]]
+) -> None:
+    cache = UserCache(capacity)
+    latest: dict[str, StoredUser] = {}
+    for puts, n in steps:
+        if puts:
+            latest[str(n)] = user(str(n))
+            cache.put(latest[str(n)])
+            assert (cache.get(str(n)) is latest[str(n)]) == (capacity > 0)
+        elif found := cache.get(str(n)):
+            assert found is latest[str(n)]
+            found.used = True
+        cache.check()
+
+
+def test_who_is_asked_for_outlives_a_flood_of_others() -> None:
+    cache = UserCache(1000)
+    for n in range(1000):
+        cache.put(user(f"regular-{n}"))
+    for n in range(10_000):
+        if found := cache.get(f"regular-{n % 100}"):
+            found.used = True
+        if n >= 100:
+            cache.put(user(f"passer-by-{n}"))
+    assert all(cache.get(f"regular-{n}") for n in range(100))
+    assert not any(cache.get(f"regular-{n}") for n in range(100, 1000))
+    assert len(cache) == 1000

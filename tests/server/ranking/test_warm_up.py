@@ -12,17 +12,12 @@ import server.ranking.multi_variant_kernels
 import server.ranking.request_kernels
 import server.ranking.scoring_kernels
 import server.ranking.select.select_kernels
-from model_store.features.features import FeaturePlan
 from model_store.normal_kernels import normal_cdfs
-from server.model.catalogue import Catalogue
-from server.model.live_model import LiveModel
 from server.model.model import Model
-from server.ranking.ranker import Ranker
-from server.ranking.served import ServedVersion
 from server.ranking.warmup import run_kernels
 from tests.server import shop
-from tests.server.ranked import options_of, ranked
-from tests.server.ranking.test_ranker import FIELDS, parse
+from tests.server.model.models import FIELDS, follow, loaded, parse
+from tests.server.ranked import options_of, ranked, ranker_of
 from tests.server.slow_ranker import artefact_of
 
 MODULES = (
@@ -34,7 +29,6 @@ MODULES = (
     server.ranking.scoring_kernels,
     server.ranking.multi_variant_kernels,
     server.ranking.select.select_kernels,
-    server.ranking.request_kernels,
 )
 
 THOMPSON = {"thompson": {"width": 1.0}}
@@ -55,32 +49,24 @@ def test_nothing_is_compiled_after_warm_up() -> None:
     assert {name for name, count in before.items() if count == 0} == set()
 
     crosses = [["age", "tags", "price"], ["likes", "brand"]]
-    spec = parse(FIELDS, crosses)
     weights = {b"bias": (0.5, 1), b"likes*brand=a*b": (1.0, 1), b"age*tags*price=1*x*": (1.0, 1)}
-    model = Model.build(artefact_of(spec, weights), 1)
-    catalogue = Catalogue.build(model.plan, [("1", {"tags": ["x", "y"], "price": "2.5"})])
-    ranking = ranked(
-        Ranker(model, catalogue), {"likes": ["a"], "age": 1}, ["1", "2"], [("3", {"brand": "b"})], 0, 1
-    )
-    assert ranking.ids == ["1"]
-    assert ranking.score == [3.0]
+    artefact, spelled = artefact_of(parse(FIELDS, crosses), weights), [("3", {"brand": "b"})]
+    ranker = ranker_of(artefact, [("1", {"tags": ["x", "y"], "price": "2.5"})])
+    ranking = ranked(ranker, {"likes": ["a"], "age": 1}, ["1", "2"], spelled, 0, 1)
+    assert (ranking.ids, ranking.score) == (["1"], [3.0])
     for options in (
         options_of(exploration=THOMPSON),
         options_of(exploration=THOMPSON, caps=CAPS, objective="ctr"),
     ):
-        ranked(Ranker(model, catalogue), {}, ["1", "2"], [("3", {"brand": "b"})], 0, 2, options=options)
-    vague = Model.build(artefact_of(parse(FIELDS, crosses, learner={"algorithm": "adpredictor"}), weights), 1)
-    ranked(
-        Ranker(vague, catalogue), {"likes": ["a"]}, ["1", "2"], [("3", {"brand": "b"})], 0, 1, shadows=(0,)
-    )
+        ranked(ranker, {}, ["1", "2"], spelled, 0, 2, options=options)
+    vague = ranker_of(artefact_of(parse(FIELDS, crosses, learner={"algorithm": "adpredictor"}), weights))
+    ranked(vague, {"likes": ["a"]}, ["1", "2"], spelled, 0, 1, shadows=(0,))
     own = parse(FIELDS, learner={"values": "per_variant"}, variants={"a": {}, "b": {}})
-    owning = Model.build(artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)}), 1)
-    ranker = Ranker(owning, Catalogue.build(owning.plan, [("1", {"brand": "b"})]))
-    assert [ranked(ranker, {}, ["1"], [("2", {})], variant).score for variant in (0, 1)] == [
-        [1.0, 0.5],
-        [0.25, 0.25],
-    ]
-    trie = model.base.trie
+    owning = artefact_of(own, {b"bias": ((0.5, 0.25), 3), b"brand=b": ((0.5, 0.0), 1)})
+    of_own = ranker_of(owning, [("1", {"brand": "b"})])
+    found = [ranked(of_own, {}, ["1"], [("2", {})], variant).score for variant in (0, 1)]
+    assert found == [[1.0, 0.5], [0.25, 0.25]]
+    trie = Model.build(artefact, 1).base.trie
     assert trie.get_many(np.frombuffer(b"bias", np.uint8), np.array([0, 4])).tolist() == [1]
     assert compiled() == before
 
@@ -88,11 +74,9 @@ def test_nothing_is_compiled_after_warm_up() -> None:
 def test_nothing_is_compiled_for_the_first_delta() -> None:
     run_kernels()
     before = compiled()
-    model, artefact = LiveModel(shop.NAME), shop.artefact(1, "per_variant")
-    model.load(1, "", artefact, Catalogue.build(FeaturePlan.of(artefact.spec), shop.ITEMS.items()))
-    for version in (2, 3):
-        after = shop.artefact(version, "per_variant")
-        model.apply(version, "", after.changes_since(artefact, version=version - 1))
-        ranked(ServedVersion.bind(model.parts).ranker, {"age": "20"}, list(shop.ITEMS), shadows=(1,))
-        artefact = after
+    artefacts = [shop.artefact(seed, "per_variant") for seed in (1, 2, 3)]
+    model = loaded(artefacts[0], shop.ITEMS.items())
+    for version in (1, 2):
+        ranker = follow(model, artefacts[version - 1 : version + 1], version)
+        ranked(ranker, {"age": "20"}, list(shop.ITEMS), shadows=(1,))
     assert compiled() == before

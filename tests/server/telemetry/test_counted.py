@@ -26,29 +26,6 @@ def count(server: Server, name: str, **labels: str) -> float:
     )
 
 
-def test_answers_are_counted_by_model_version_and_variant(
-    server: Server, client: Client, store: Store
-) -> None:
-    for variant in ("base", "plain", "plain"):
-        client.rank(candidates=["item-1", "item-2"], variant=variant)
-    shop.publish(store, 2)
-    eventually(lambda: client.rank(candidates=["item-1"], variant="base").version == 2)
-    plain = {"model": shop.NAME, "version": "1", "variant": "plain"}
-    eventually(lambda: count(server, "ftrie_call_seconds_count", version="2") >= 1)
-    assert count(server, "ftrie_call_seconds_count", **plain) == 2
-    assert count(server, "ftrie_candidates_total", **plain) == 4
-    whole = count(server, "ftrie_call_seconds_sum", **plain)
-    stages = [count(server, "ftrie_stage_seconds_total", stage=s, **plain) for s in ("store", "ranking")]
-    assert 0 < sum(stages) < whole
-
-
-def test_users_are_counted_by_where_they_came_from(server: Server, client: Client) -> None:
-    for _ in range(3):
-        client.rank(cookie="u1", candidates=["item-1"])
-    eventually(lambda: count(server, USER_CACHE, result="hit") == 2)
-    assert count(server, USER_CACHE, result="miss") == 1
-
-
 KNOWN: tuple[dict[str, Any], ...] = (
     {"cookie": "u1"},  # by the store's record
     {"cookie": "nobody", "user": {"age": "20"}},
@@ -63,18 +40,56 @@ UNKNOWN: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("more", [{}, {"objective": "ctr * price"}], ids=["best", "objective"])
-def test_answers_are_counted_whose_user_has_no_key_in_the_model(
-    server: Server, client: Client, more: dict[str, str]
+def test_calls_are_counted_by_what_was_asked_and_answered(
+    server: Server, client: Client, store: Store
 ) -> None:
     candidates = list(shop.ITEMS)
-    for said in (*KNOWN, *UNKNOWN):
-        client.rank(candidates=candidates, variant="base", **said, **more)
-    client.rank(candidates=candidates, variant="plain", **UNKNOWN[0], **more)
+    for more in ({}, {"objective": "ctr * price"}):
+        for said in (*KNOWN, *UNKNOWN):
+            client.rank(candidates=candidates, variant="base", **said, **more)
+        client.rank(candidates=candidates, variant="plain", **UNKNOWN[0], **more)
     client.explain(candidates=candidates[:2], variant="base", **UNKNOWN[0])
-    eventually(lambda: count(server, "ftrie_call_seconds_count") == len(KNOWN) + len(UNKNOWN) + 1)
-    assert count(server, UNKNOWN_USERS, model=shop.NAME, version="1", variant="base") == len(UNKNOWN)
-    assert count(server, UNKNOWN_USERS, model=shop.NAME, version="1", variant="plain") == 1
+    ranked = 2 * (len(KNOWN) + len(UNKNOWN) + 1)
+    base, plain = ({"model": shop.NAME, "version": "1", "variant": name} for name in shop.VARIANTS)
+    eventually(lambda: count(server, "ftrie_call_seconds_count") == ranked)
+    assert count(server, "ftrie_call_seconds_count", **plain) == 2
+    assert count(server, "ftrie_candidates_total", **plain) == 2 * len(candidates)
+    stages = [count(server, "ftrie_stage_seconds_total", stage=s, **plain) for s in ("store", "ranking")]
+    assert 0 < sum(stages) < count(server, "ftrie_call_seconds_sum", **plain)
+    # Answers whose user has no key in the model, and where users came from: u1 and nobody are read once.
+    assert count(server, UNKNOWN_USERS, **base) == 2 * len(UNKNOWN)
+    assert count(server, UNKNOWN_USERS, **plain) == 2
+    assert count(server, USER_CACHE, result="miss") == 2
+    assert count(server, USER_CACHE, result="hit") == 2 * 4 + 1 - 2, "one cookie comes with all its fields"
+    assert count(server, DEGRADED) == 0
+
+    shop.publish(store, 2)
+    store.client.hset("ftrie:user:u2", "age", "x" * 5000)
+    eventually(lambda: client.rank(candidates=["item-1"], variant="base").version == 2)
+    answer = client.rank(cookie="u2", candidates=["item-1"], variant="base")
+    assert [each.part for each in answer.degraded] == ["user_features"]
+    for arguments in (
+        {"candidates": []},
+        {"model": "no such", "candidates": ["a"]},
+        {"candidate_set": "none"},
+    ):
+        with pytest.raises(RankFailed):
+            client.rank(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(RankFailed):
+        client.explain(candidates=[])
+    with pytest.raises(ReportFailed):
+        client.report("no such", [Feedback("r", "item-1")])
+    eventually(lambda: count(server, ERRORS) == 5)
+    # By method and status, and never under a name from a request.
+    assert count(server, ERRORS, method="Rank") == 3
+    assert count(server, ERRORS, method="Explain", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Report", model="", status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="INVALID_ARGUMENT") == 1
+    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="NOT_FOUND") == 1
+    assert count(server, ERRORS, method="Rank", model="", status="NOT_FOUND") == 1
+    assert count(server, DEGRADED, model=shop.NAME, part="user_features") == 1
+    assert count(server, "ftrie_call_seconds_count", version="2") >= 2
+    assert count(server, "ftrie_call_seconds_count", **plain) == 2
 
 
 def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
@@ -85,9 +100,8 @@ def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
     def serve(seed: int, through_us: int | None) -> None:
         version = versions.publish(shop.artefact(seed), through_us=through_us)
         versions.activate(version)
-        eventually(
-            lambda: (server.status()[0].version, server.status()[0].through_us) == (version, through_us or 0)
-        )
+        wanted = version, through_us or 0
+        eventually(lambda: (server.status()[0].version, server.status()[0].through_us) == wanted)
 
     def observed(what: str) -> float:
         server.totals.add("supervisor", server.meter.take())
@@ -104,33 +118,3 @@ def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
     serve(5, now_us - 5_000_000)
     assert observed("count") == 2
     assert 45.0 <= observed("sum") < 75.0
-
-
-def test_what_is_degraded_is_counted_by_part(server: Server, client: Client, store: Store) -> None:
-    store.client.hset("ftrie:user:u1", "age", "x" * 5000)
-    answer = client.rank(cookie="u1", candidates=["item-1"])
-    assert [each.part for each in answer.degraded] == ["user_features"]
-    eventually(lambda: count(server, DEGRADED, model=shop.NAME, part="user_features") == 1)
-
-
-def test_errors_are_counted_by_method_and_status_and_never_under_a_name_from_a_request(
-    server: Server, client: Client
-) -> None:
-    for arguments in (
-        {"candidates": []},
-        {"model": "no such", "candidates": ["a"]},
-        {"candidate_set": "none"},
-    ):
-        with pytest.raises(RankFailed):
-            client.rank(**arguments)  # type: ignore[arg-type]
-    with pytest.raises(RankFailed):
-        client.explain(candidates=[])
-    with pytest.raises(ReportFailed):
-        client.report("no such", [Feedback("r", "item-1")])
-    eventually(lambda: count(server, ERRORS) == 5)
-    assert count(server, ERRORS, method="Rank") == 3
-    assert count(server, ERRORS, method="Explain", model=shop.NAME, status="INVALID_ARGUMENT") == 1
-    assert count(server, ERRORS, method="Report", model="", status="NOT_FOUND") == 1
-    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="INVALID_ARGUMENT") == 1
-    assert count(server, ERRORS, method="Rank", model=shop.NAME, status="NOT_FOUND") == 1
-    assert count(server, ERRORS, method="Rank", model="", status="NOT_FOUND") == 1
