@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ftrie.cli import run
 from ftrie.commands.doctor import finding_lines
+from tests.ftrie.conftest import Ask, Say
 from tests.trainer.doctor.planted import clean, csv, events, jsonl, parquet
 from trainer.doctor.findings import CHECKS, SEVERITIES, Finding
 
@@ -29,71 +28,64 @@ def leaking() -> dict[str, Any]:
     return columns
 
 
-def test_a_clean_log_ends_with_0_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(parquet(clean(4000), tmp_path))]) == 0
-    out = capsys.readouterr().out.splitlines()
+def test_a_clean_log_ends_with_0_and_says_so(tmp_path: Path, say: Say) -> None:
+    code, said, _ = say("doctor", parquet(clean(4000), tmp_path))
+    out = said.splitlines()
+    assert (code, out[-1]) == (0, "nothing found")
     assert out[0].startswith("4,000 rows, 9 columns, ")
     assert " ".join(out[1:-1]).startswith(
         "guessed: label click, timestamp ts, request request_id, cookie user_id,"
     )
-    assert out[-1] == "nothing found"
 
 
-def test_an_error_ends_with_9_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_with_9_and_says_what_to_do(tmp_path: Path, say: Say) -> None:
     path = csv(leaking(), tmp_path)
-    assert run(["doctor", str(path)]) == 9
-    out = capsys.readouterr().out
+    code, out, _ = say("doctor", path)
+    assert code == 9
     assert re.search(r"^error     label-leak +[0-9]+ of [0-9]+ clicks$", out, re.M)
     assert 'do        [input] ignore = ["revenue"]' in out.splitlines()
     assert all(len(line) <= 80 for line in out.replace(str(path), "log.csv").splitlines())
-
-
-def test_json_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(csv(leaking(), tmp_path)), "--json"]) == 9
-    captured = capsys.readouterr()
-    answer = json.loads(captured.out)
-    assert captured.err == ""
+    code, out, err = say("doctor", path, "--json")
+    assert (code, err) == (9, "")
+    answer = json.loads(out)
     assert (answer["rows"], answer["columns"], answer["errors"], answer["is_guessed"]) == (4000, 10, 1, True)
     leak = answer["findings"][0]
     assert (leak["severity"], leak["check"], leak["columns"]) == ("error", "label-leak", ["revenue"])
     assert leak["where"].endswith("log.csv:" + leak["where"].rpartition(":")[2]) and leak["example"] == "1.25"
 
 
-def test_a_spec_without_the_leak_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "spec.toml").write_text(SPEC)
-    items = tmp_path / "items.csv"
+def test_a_spec_without_the_leak_is_no_error(tmp_path: Path, ask: Ask) -> None:
+    spec, items = tmp_path / "spec.toml", tmp_path / "items.csv"
+    spec.write_text(SPEC)
     items.write_text("item,brand\n" + "".join(f"sku{number},b{number % 3}\n" for number in range(20)))
-    words = ["doctor", str(csv(leaking(), tmp_path)), "--spec", str(tmp_path / "spec.toml"), "--json"]
-    assert run(words) == 0
-    told = [each["check"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert told == ["missing-columns", "label-leak"]
-    (tmp_path / "spec.toml").write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
-    assert run([*words, "--items", str(items)]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert [(each["check"], each["severity"]) for each in answer["findings"]] == [("label-leak", "note")]
+    words = ["doctor", csv(leaking(), tmp_path), "--spec", spec]
+    assert [each["check"] for each in ask(*words)["findings"]] == ["missing-columns", "label-leak"]
+    spec.write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
+    found = ask(*words, "--items", items)["findings"]
+    assert [(each["check"], each["severity"]) for each in found] == [("label-leak", "note")]
 
 
 @pytest.mark.parametrize(
     "words", [[], ["--no-header", "--label", "c1"], ["--format", "events"]], ids=" ".join
 )
-def test_standard_input_is_read_once(tmp_path: Path, words: list[str]) -> None:
+def test_standard_input_is_read_once(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
     columns = clean(4000)
     if "events" in words:
         impressions, clicks = events(columns)
         lines = jsonl([*impressions, *clicks], tmp_path, "events.jsonl").read_bytes()
     else:
         lines = csv(columns, tmp_path, header=not words).read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", "ftrie", "doctor", "-", *words],
-        input=lines,
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"4,000 rows")
-    assert b"examining: " in done.stderr
+    readable, writable = os.pipe()
+    with ThreadPoolExecutor() as pool, os.fdopen(readable) as stdin, os.fdopen(writable, "wb") as pipe:
+        monkeypatch.setattr("sys.stdin", stdin)
+        done = pool.submit(lambda: (pipe.write(lines), pipe.close()))
+        code, out, err = say("doctor", "-", *words)
+        done.result()
+    assert code == 0, err
+    assert out.startswith("4,000 rows")
+    assert "examining: " in err
 
 
 @pytest.mark.parametrize(
@@ -108,20 +100,15 @@ def test_standard_input_is_read_once(tmp_path: Path, words: list[str]) -> None:
     ],
 )
 def test_refusals_name_the_remedy(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    code: int,
-    message: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say, words: str, code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     csv(clean(400), tmp_path)
     (tmp_path / "spec.toml").write_text(SPEC)
     (tmp_path / "other.toml").write_text(SPEC.replace("click", "bought"))
     jsonl([{"request_id": "r", "ts": 1700000000, "items": [{"id": "a"}]}], tmp_path, "events.jsonl")
-    assert run(["doctor", *words.split()]) == code
-    assert message in capsys.readouterr().err
+    ended, _, err = say("doctor", *words.split())
+    assert (ended, message in err) == (code, True), err
 
 
 def test_long_names_fold_and_are_never_cut() -> None:
