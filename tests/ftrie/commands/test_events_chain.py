@@ -57,7 +57,7 @@ def test_a_run_over_events_has_no_checkpoint_and_logs_of_rows_no_common_guess(
 ) -> None:
     spec, a, b = tmp_path / "hotels.toml", tmp_path / "a.jsonl", tmp_path / "b.csv"
     spec.write_text(SPEC)
-    a.write_text('{"request_id": "r", "ts": 1700000000, "items": [{"id": "a"}]}\n')
+    a.write_text('{"request_id": "r", "ts": 1700000000, "items": [{"id": "a", "features": {"price": 1}}]}\n')
     b.write_text("click,x\n1,a\n0,b\n")
     code, _, said = say("train-distributed", spec, a, "--workers", "2")
     assert (code, "no part of a file can be joined alone" in said) == (3, True)

@@ -11,12 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import ftrie
 from model_store.errors import InputError, SpecError
-from trainer.logs.tables import arrow_table
+from trainer.logs.tables import arrow_table, table_of
 
 ROWS = 600
 SPEC = ftrie.Spec(
@@ -61,40 +59,47 @@ def learned(data: Any, spec: ftrie.Spec = SPEC) -> str:
     return ftrie.train(spec, data, progress=False).model.artefact.sha256
 
 
-def columns_of(rows: pa.Table) -> dict[str, list[Any]]:
-    return {name: rows[name].to_pylist() for name in rows.column_names}
-
-
 def pieces(rows: pa.Table, size: int) -> Iterator[pa.Table]:
     return (rows.slice(first, size) for first in range(0, rows.num_rows, size))
 
 
 def test_arrow_tables_and_python_columns_and_rows(rows: pa.Table, expected: str) -> None:
-    assert learned(rows) == expected
-    assert learned(rows.combine_chunks().to_batches()[0]) == expected
-    assert learned(rows.to_reader(max_chunksize=100)) == expected
-    assert learned(columns_of(rows)) == expected
+    columns = {name: rows[name].to_pylist() for name in rows.column_names}
+    for data in (rows, rows.combine_chunks().to_batches()[0], rows.to_reader(max_chunksize=100), columns):
+        assert learned(data) == expected
     assert learned(rows.to_pylist()) == expected
+    for size in (1, 7, 64, 65, ROWS - 1, ROWS, ROWS + 1):
+        assert learned(pieces(rows, size)) == expected
+    spec = SPEC.replace(fields={"price": {"bucket": "quantile:8"}})  # which learns from the first rows
+    assert learned(pieces(rows, 70), spec) == learned(rows, spec)
+    table = table_of(pieces(rows, 100))
+    assert sum(batch.num_rows for batch in table.batches()) == ROWS
+    with pytest.raises(InputError, match="has been read already: pass a table, or a new iterator"):
+        next(table.batches())
 
 
 def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
-    other = pa.table(
-        {
-            "click": rows["click"].cast(pa.bool_()),
-            "user": rows["user"].dictionary_encode(),
-            "hour": rows["hour"].cast(pa.string()).cast(pa.string_view()),
-            "price": rows["price"],
-            "tags": rows["tags"].cast(pa.large_list(pa.large_string())),
-        }
-    )
-    assert learned(other) == expected
+    other = {
+        "click": rows["click"].cast(pa.bool_()),
+        "user": rows["user"].dictionary_encode(),
+        "hour": rows["hour"].cast(pa.string()).cast(pa.string_view()),
+        "price": rows["price"],
+        "tags": rows["tags"].cast(pa.large_list(pa.large_string())),
+    }
+    assert learned(pa.table(other)) == expected
+    assert learned({name: OnlyStream(rows[name]) for name in rows.column_names}) == expected
+    plain, fewer = rows.drop_columns(["tags"]), SPEC.replace(fields={"tags": None})
+    assert learned(OnlyInterchange(plain), fewer) == learned(plain, fewer)
+    nothing, user = pa.nulls(len(rows)), rows.column_names.index("user")
+    coded = rows.set_column(user, "user", nothing.dictionary_encode())  # a dictionary of nothing
+    assert learned(coded) == learned(rows.set_column(user, "user", nothing))
 
-
-def test_a_dictionary_of_nothing_is_a_column_without_values(rows: pa.Table) -> None:
-    nothing = pa.nulls(len(rows))
-    expected = learned(rows.set_column(rows.column_names.index("user"), "user", nothing))
-    coded = rows.set_column(rows.column_names.index("user"), "user", nothing.dictionary_encode())
-    assert learned(coded) == expected
+    both = [rows[name].combine_chunks() for name in ("user", "hour")]
+    nested = {name: rows[name] for name in ("click", "price", "tags")}
+    nested["u"] = pa.StructArray.from_arrays(both, ["user", "hour"])
+    spec = SPEC.replace(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
+    keys = [ftrie.train(*each, progress=False).report.keys for each in ((spec, nested), (SPEC, rows))]
+    assert keys[0] == keys[1]
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "duckdb"])
@@ -134,26 +139,6 @@ class OnlyStream:
         return self._column.__arrow_c_stream__(requested_schema)
 
 
-def test_columns_of_other_libraries(rows: pa.Table, expected: str) -> None:
-    assert learned({name: OnlyStream(rows[name]) for name in rows.column_names}) == expected
-
-
-def test_interchange_protocol(rows: pa.Table) -> None:
-    plain = rows.drop_columns(["tags"])
-    spec = SPEC.replace(fields={"tags": None})
-    assert learned(OnlyInterchange(plain), spec) == learned(plain, spec)
-
-
-@given(size=st.integers(1, ROWS + 1))
-def test_the_size_of_batches_does_not_matter(rows: pa.Table, expected: str, size: int) -> None:
-    assert learned(pieces(rows, size)) == expected
-
-
-def test_a_stream_whose_fields_learn_from_its_first_rows(rows: pa.Table) -> None:
-    spec = SPEC.replace(fields={"price": {"bucket": "quantile:8"}})
-    assert learned(pieces(rows, 70), spec) == learned(rows, spec)
-
-
 def test_weighted_sets_sets_times_and_decimals(tmp_path: Any) -> None:
     spec = {
         "model": {"name": "t"},
@@ -174,24 +159,6 @@ def test_weighted_sets_sets_times_and_decimals(tmp_path: Any) -> None:
         '{"y":1,"w":{"a":1},"t":"2026-01-02 00:00:00.000000Z"}\n'
     )
     assert learned(data, ftrie.Spec(spec)) == learned(log, ftrie.Spec(spec))
-
-
-def test_structs_are_columns(rows: pa.Table, expected: str) -> None:
-    nested = pa.table(
-        {
-            "click": rows["click"],
-            "u": pa.StructArray.from_arrays(
-                [rows["user"].combine_chunks(), rows["hour"].combine_chunks()], ["user", "hour"]
-            ),
-            "price": rows["price"],
-            "tags": rows["tags"],
-        }
-    )
-    spec = SPEC.replace(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
-    assert (
-        ftrie.train(spec, nested, progress=False).report.keys
-        == ftrie.train(SPEC, rows, progress=False).report.keys
-    )
 
 
 def test_items_and_users_from_tables_and_files(rows: pa.Table, tmp_path: Any) -> None:
@@ -248,12 +215,3 @@ def test_a_bad_row_is_counted_with_its_number(rows: pa.Table) -> None:
     assert str(run.rejected[0]).startswith("table:2: ")
     with pytest.raises(InputError, match="table:2"):
         ftrie.train(spec, bad, strict=True, progress=False)
-
-
-def test_a_stream_is_read_once(rows: pa.Table) -> None:
-    from trainer.logs.tables import table_of
-
-    table = table_of(pieces(rows, 100))
-    assert sum(batch.num_rows for batch in table.batches()) == ROWS
-    with pytest.raises(InputError, match="has been read already: pass a table, or a new iterator"):
-        next(table.batches())

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ftrie
 from model_store.errors import CheckpointError, InputError, SpecError
 from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from tests.matrix import slow_except
 
 ROWS = 400
 
@@ -48,7 +47,23 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.fixture(scope="module")
+def spec(rows: pa.Table) -> ftrie.Spec:
+    """The spec of all kinds, with what its fields learn from the rows."""
+    return ready(rows)
+
+
+@pytest.fixture(scope="module")
+def whole(spec: ftrie.Spec, rows: pa.Table) -> ftrie.Model:
+    """The model of all the rows."""
+    return ftrie.train(spec, rows, progress=False).model
+
+
+QUICK = ("as it is", "one variant", "averages", "times to live", "buckets")
+"""Whose kernels other tests use too."""
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, SPECS))
 def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path) -> None:
     spec = ready(rows, ALL_KINDS.replace(**SPECS[name]))
     whole = ftrie.train(spec, rows, progress=False)
@@ -77,21 +92,19 @@ def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path)
         assert learner.predict_one(row) == one
 
 
-@settings(max_examples=25)
-@given(cuts=st.lists(st.integers(1, ROWS - 1), max_size=12), saves=st.integers(0, 12))
+@pytest.mark.parametrize(
+    ("cuts", "saved"), [([], 0), ([1], 0), ([399], 0), ([4, 5, 6, 200], 2), ([17, 100, 101, 380], 4)]
+)
 def test_any_cuts(
-    cuts: list[int], saves: int, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory
+    cuts: list[int], saved: int, spec: ftrie.Spec, whole: ftrie.Model, rows: pa.Table, tmp_path: Path
 ) -> None:
-    spec = ready(rows)
     learner = ftrie.Learner(spec)
-    ends = [*sorted(set(cuts)), ROWS]
-    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    for number, (begin, end) in enumerate(zip([0, *cuts], [*cuts, ROWS], strict=True)):
         learner.learn(rows.slice(begin, end - begin))
-        if number == saves:
-            path = tmp_path_factory.mktemp("state") / "s"
-            learner.save(path)
-            learner = ftrie.Learner.load(path)
-    assert learner.model == ftrie.train(spec, rows, progress=False).model
+        if number == saved:
+            learner.save(tmp_path / "s")
+            learner = ftrie.Learner.load(tmp_path / "s")
+    assert learner.model == whole
 
 
 @pytest.mark.parametrize(
@@ -124,8 +137,7 @@ def test_columns_as_fields_and_a_model_to_start_from(rows: pa.Table) -> None:
     assert again.model == ftrie.train(first.spec, plain, initial=first, progress=False).model
 
 
-def test_bad_rows(rows: pa.Table) -> None:
-    spec = ready(rows)
+def test_bad_rows(spec: ftrie.Spec, rows: pa.Table) -> None:
     learner = ftrie.Learner(spec)
     row = {name: value for name, value in rows.to_pylist()[0].items() if name != "click"}
     for bad, message in (
@@ -159,23 +171,13 @@ def test_what_needs_the_whole_log_is_refused() -> None:
         SpecError, match=r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
     ):
         ftrie.Learner(ALL_KINDS)
-    history = {
-        "seen": {
-            "side": "user",
-            "history": "seen",
-            "of": "ad",
-            "measure": "count",
-            "within": "1h",
-            "kind": "number",
-        }
-    }
+    seen = {"side": "user", "history": "seen", "of": "ad", "measure": "count", "within": "1h"}
     with pytest.raises(SpecError):
-        ftrie.Learner(ALL_KINDS.replace(fields={**history, "quality": None}))
+        ftrie.Learner(ALL_KINDS.replace(fields={"seen": {**seen, "kind": "number"}, "quality": None}))
 
 
-def test_damaged_states(rows: pa.Table, tmp_path: Path) -> None:
-    learner = ftrie.Learner(ready(rows)).learn(rows)
-    learner.save(tmp_path / "s")
+def test_damaged_states(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
+    ftrie.Learner(spec).learn(rows.slice(0, 40)).save(tmp_path / "s")
     data = bytearray((tmp_path / "s").read_bytes())
     for place in (0, len(data) // 2, len(data) - 3):
         broken = bytearray(data)
@@ -187,8 +189,8 @@ def test_damaged_states(rows: pa.Table, tmp_path: Path) -> None:
         ftrie.Learner.load(tmp_path / "missing")
 
 
-def test_publish_and_threads(rows: pa.Table, tmp_path: Path) -> None:
-    learner = ftrie.Learner(ready(rows))
+def test_publish_and_threads(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
+    learner = ftrie.Learner(spec)
     threads = [threading.Thread(target=learner.learn, args=(rows.slice(0, 100),)) for _ in range(4)]
     for each in threads:
         each.start()
@@ -200,7 +202,7 @@ def test_publish_and_threads(rows: pa.Table, tmp_path: Path) -> None:
         assert store.load("kinds") == learner.model
 
 
-@pytest.mark.parametrize("count", [5_000, 60_000])
+@pytest.mark.parametrize("count", [5_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_a_table_may_change_once_it_is_learned(count: int) -> None:
     # Another thread writes the bytes of many new keys; what it reads is the caller's memory.
     texts = np.array([b"%08d" % number for number in range(count)]).view(np.uint8)

@@ -14,16 +14,18 @@ import pytest
 
 import ftrie
 from ftrie.charts.static import svg
-from ftrie.cli import run
 from ftrie.library.weights import heaviest
 from model_store.errors import ArtefactError, SpecError, UsageError
+from tests.ftrie.conftest import Ask
 from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from tests.matrix import slow_except
 from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.logs.tables import table_of
 from trainer.runs.evaluate import PredictionFile, evaluate
 
 ROWS = 2_000
+BARE = {"model": {"name": "t"}, "input": {"label": "y"}}
 
 
 @pytest.fixture(scope="module")
@@ -65,32 +67,27 @@ def test_predict_needs_no_labels_nor_identities(model: ftrie.Model, rows: pa.Tab
 
 
 def test_the_score_is_the_sum_of_the_weights(model: ftrie.Model, rows: pa.Table) -> None:
-    weights = {
-        name: dict(zip(model.weights()["key"].to_pylist(), column.to_pylist(), strict=True))
-        for name in model.variants
-        for column in [model.weights()[f"weight.{name}"]]
-    }
-    scores = model.predict(rows.slice(0, 40), score=True)
-    for number, row in enumerate(features_of(rows).slice(0, 40).to_pylist()):
+    table = model.weights().to_pylist()
+    weights = {name: {line["key"]: line[f"weight.{name}"] for line in table} for name in model.variants}
+    scores = model.predict(rows.slice(0, 20), score=True)
+    for number, row in enumerate(features_of(rows).slice(0, 20).to_pylist()):
         for name in model.variants:
             explained = model.explain(row, name)
-            expected = math.fsum(
-                (weights[name].get(line["key"]) or 0.0) * line["x"] for line in explained.table.to_pylist()
-            )
+            lines = explained.table.to_pylist()
+            expected = math.fsum((weights[name].get(line["key"]) or 0.0) * line["x"] for line in lines)
             assert scores[f"{name}.score"][number].as_py() == pytest.approx(expected, abs=1e-12)
             assert explained.score == pytest.approx(expected, abs=1e-12)
             assert explained.ctr == pytest.approx(scores[name][number].as_py(), abs=1e-12)
 
 
-def test_a_bad_value_is_null_and_a_warning(model: ftrie.Model, rows: pa.Table) -> None:
+def test_a_bad_value_is_null_and_a_warning_and_a_missing_column_is_named(
+    model: ftrie.Model, rows: pa.Table
+) -> None:
     bad = features_of(rows).slice(0, 3).to_pylist()
     bad = [{**row, "price": text} for row, text in zip(bad, ["1.5", "much", "2"], strict=True)]
     with pytest.warns(ftrie.FtrieWarning, match=r"1 row could not be scored: table:2: price: got 'much'"):
         found = model.predict(bad)
     assert [value is None for value in found["base"].to_pylist()] == [False, True, False]
-
-
-def test_a_missing_column_is_named(model: ftrie.Model, rows: pa.Table) -> None:
     with pytest.raises(SpecError, match=r"fields\.age: no column 'age' in the log; it has: ad, price, tags"):
         model.predict(features_of(rows).drop_columns(["age"]))
     with pytest.raises(SpecError, match="no variant 'none'"):
@@ -104,14 +101,9 @@ def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
     crossed = next(line for key, line in lines.items() if key.startswith("age*ad="))
     assert crossed["field"] == "age*ad" and crossed["variants"] == "base" and crossed["weight.plain"] is None
     assert model.keys == len(lines)
-
-
-def test_weights_of_shared_values() -> None:
-    data = {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}
-    model = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, progress=False).model
-    table = model.weights()
-    assert table.column_names == ["key", "field", "weight", "rate", "variants"]
-    assert [key for key in table["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
+    shared = ftrie.train(BARE, {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}, progress=False).model.weights()
+    assert shared.column_names == ["key", "field", "weight", "rate", "variants"]
+    assert [key for key in shared["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
 
 
 def test_evaluate_judges_variants_and_requests(model: ftrie.Model, rows: pa.Table, tmp_path: Path) -> None:
@@ -161,19 +153,11 @@ def test_files_and_the_json_form(model: ftrie.Model, tmp_path: Path) -> None:
         ftrie.load("m.json:x")
 
 
-def test_what_notebooks_show_is_escaped(rows: pa.Table) -> None:
+def test_what_notebooks_show_is_escaped() -> None:
     script = pa.table({"y": [1, 0] * 30, "f": ["<script>alert(1)</script>", "b"] * 30})
-    run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, script, progress=False)
-    other = ftrie.train(
-        {"model": {"name": "t"}, "input": {"label": "y"}}, script.slice(0, 10), progress=False
-    )
-    shown: list[Any] = [
-        run,
-        run.model,
-        run.spec,
-        run.model.explain({"f": "<script>x"}),
-        run.model.diff(other.model),
-    ]
+    run, other = (ftrie.train(BARE, data, progress=False) for data in (script, script.slice(0, 10)))
+    explained, changes = run.model.explain({"f": "<script>x"}), run.model.diff(other.model)
+    shown: list[Any] = [run, run.model, run.spec, explained, changes]
     for each in shown:
         assert "<script" not in each._repr_html_()
 
@@ -187,7 +171,7 @@ def test_plots(model: ftrie.Model) -> None:
         model.plot_weights(variant="z")
 
 
-@pytest.mark.parametrize("algorithm", ["adpredictor", "ogd"])
+@pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
 def test_other_learners(algorithm: str, rows: pa.Table) -> None:
     spec = ALL_KINDS.replace(
         learner={"algorithm": algorithm, "values": None, "l1": None}, calibration=None, variants=None
@@ -203,16 +187,12 @@ def test_other_learners(algorithm: str, rows: pa.Table) -> None:
 
 
 def test_histories_and_lists_need_their_columns() -> None:
-    spec = ftrie.Spec(
-        {
-            "model": {"name": "t"},
-            "input": {"label": "y", "request": "r"},
-            "fields": {
-                "price": {"kind": "number", "side": "item"},
-                "rank": {"list": "rank", "of": "price", "kind": "number", "side": "item"},
-            },
-        }
-    )
+    rank = {"list": "rank", "of": "price", "kind": "number", "side": "item"}
+    spec = {
+        "model": {"name": "t"},
+        "input": {"label": "y", "request": "r"},
+        "fields": {"price": {"kind": "number", "side": "item"}, "rank": rank},
+    }
     data = {"y": [1, 0, 0, 1], "r": ["a", "a", "b", "b"], "price": [2.0, 1.0, 5.0, 7.0]}
     model = ftrie.train(spec, data, progress=False).model
     with pytest.raises(SpecError, match=r"input\.request: no column 'r'"):
@@ -242,7 +222,7 @@ def test_plots_draw_values_as_they_are() -> None:
     pytest.importorskip("altair")
     values = [r"$\frac$", "a$b\n\t\x1b[0m", "long" * 40, "long" * 40 + "er"]
     data = {"y": [1, 0, 0] * 60, "f": (values * 45)[:180]}
-    run = ftrie.train({"model": {"name": "t"}, "input": {"label": "y"}}, data, slices=["f"], progress=False)
+    run = ftrie.train(BARE, data, slices=["f"], progress=False)
     for chart in (run.plot_slices("f"), run.model.plot_weights(9)):
         picture = ElementTree.fromstring(svg(chart.to_dict()))  # a control character fails here
         texts = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}text")]
@@ -260,18 +240,13 @@ def test_the_heaviest_keys_are_those_of_a_full_sort(model: ftrie.Model) -> None:
         assert keys == [model.artefact.key(int(row)).decode() for row in order]
 
 
-def test_a_prediction_file_has_the_ids_of_its_rows(tmp_path: Path) -> None:
+def test_a_prediction_file_has_the_ids_of_its_rows(tmp_path: Path, ask: Ask) -> None:
     log, model, out = tmp_path / "log.csv", tmp_path / "m.arrow", tmp_path / "out.csv"
     log.write_text("click,query,ad,when,age\n1,q1,a,5,x\n0,q1,b,5,y\n0,q2,,6,x\n")
-    spec = ftrie.Spec(
-        {
-            "model": {"name": "t"},
-            "input": {"label": "click", "request": "query", "item": "ad", "timestamp": "when"},
-            "fields": {"age": {}},
-        }
-    )
+    given = {"label": "click", "request": "query", "item": "ad", "timestamp": "when"}
+    spec = {"model": {"name": "t"}, "input": given, "fields": {"age": {}}}
     ftrie.train(spec, log, progress=False).model.save(model)
-    assert run(["evaluate", str(model), str(log), "--predictions", str(out)]) == 0
+    ask("evaluate", model, log, "--predictions", out)
     lines = pa.csv.read_csv(out, convert_options=pa.csv.ConvertOptions(strings_can_be_null=False)).to_pylist()
     assert [(line["line"], line["request"], line["item"], line["timestamp"]) for line in lines] == [
         (2, "q1", "a", 5),

@@ -15,8 +15,9 @@ import pytest
 
 import ftrie
 from model_store.errors import InputError, UsageError
+from tests.ftrie.conftest import Ask
 
-ROWS = 3_000
+ROWS = 1_000
 SPEC = """
 [model]
 name = "ads"
@@ -46,50 +47,43 @@ def rows() -> pa.Table:
     return pa.table({"click": click.astype(int), "ts": 1_700_000_000 + np.arange(ROWS), "age": age, "ad": ad})
 
 
-def test_the_model_and_report_of_the_command(rows: pa.Table, tmp_path: Path) -> None:
-    log, spec = tmp_path / "rows.csv", tmp_path / "ads.toml"
+@pytest.fixture(scope="module")
+def run(rows: pa.Table) -> ftrie.Run:
+    """A run of which each window and each slice is told."""
+    return ftrie.train(SPEC, rows, window=250, slices=["age"], progress=False)
+
+
+def test_the_model_and_report_of_the_command(rows: pa.Table, tmp_path: Path, ask: Ask) -> None:
+    log, spec, saved = tmp_path / "rows.csv", tmp_path / "ads.toml", tmp_path / "m.arrow"
     pa.csv.write_csv(rows, log)
     spec.write_text(SPEC)
-    command = [
-        sys.executable,
-        "-m",
-        "ftrie",
-        "train",
-        str(spec),
-        str(log),
-        "--save",
-        str(tmp_path / "m.arrow"),
-    ]
-    done = subprocess.run([*command, "--json", "--passes", "2"], capture_output=True, check=True, text=True)
+    printed = ask("train", spec, log, "--save", saved, "--passes", "2")
     run = ftrie.train(spec, rows, passes=2, progress=False)
-    assert run.model.artefact.to_bytes() == (tmp_path / "m.arrow").read_bytes()
-    printed = json.loads(done.stdout)
+    assert run.model.artefact.to_bytes() == saved.read_bytes()
     for name in ("rows", "rejected", "keys", "nonzero", "variants", "calibration", "labels"):
         assert printed[name] == json.loads(json.dumps(run.report.as_dict()))[name]
 
 
-def test_metrics_are_a_line_per_window_and_variant(rows: pa.Table) -> None:
-    run = ftrie.train(SPEC, rows, window=500, slices=["age"], progress=False)
+def test_metrics_are_a_line_per_window_and_variant(run: ftrie.Run) -> None:
     metrics = run.metrics
-    assert metrics.num_rows == 2 * ROWS / 500
-    assert metrics["rows"].to_pylist()[-1] == ROWS and metrics["window_rows"].unique().to_pylist() == [500]
+    assert metrics.num_rows == 2 * ROWS / 250
+    assert metrics["rows"].to_pylist()[-1] == ROWS and metrics["window_rows"].unique().to_pylist() == [250]
     last = {each["variant"]: each for each in metrics.to_pylist()[-2:]}
     for name, figures in run.report.variants.items():
         assert last[name]["total_logloss"] == figures.logloss and last[name]["total_auc"] == figures.auc
     assert {each.value for each in run.report.slices["age"]} == {"0", "1", "2", "3"}
-    assert "log-loss" in run._repr_html_() and repr(run).startswith("Run('ads': 3,000 rows")
+    assert "log-loss" in run._repr_html_() and repr(run).startswith("Run('ads': 1,000 rows")
 
 
 def test_a_run_starts_from_a_model(rows: pa.Table) -> None:
-    first = ftrie.train(SPEC, rows.slice(0, 2000), progress=False)
-    second = ftrie.train(SPEC, rows.slice(2000), initial=first.model, progress=False)
-    fresh = ftrie.train(SPEC, rows.slice(2000), progress=False)
+    first = ftrie.train(SPEC, rows.slice(0, 700), progress=False)
+    second = ftrie.train(SPEC, rows.slice(700), initial=first.model, progress=False)
+    fresh = ftrie.train(SPEC, rows.slice(700), progress=False)
     loss, without = (run.report.variants["base"].logloss for run in (second, fresh))
     assert loss is not None and without is not None and loss < without
 
 
-def test_pages_and_pictures(rows: pa.Table, tmp_path: Path) -> None:
-    run = ftrie.train(SPEC, rows, slices=["age"], progress=False)
+def test_pages_and_pictures(run: ftrie.Run, tmp_path: Path) -> None:
     run.save_report(tmp_path / "run.html")
     run.save_report(tmp_path / "run.svg")
     assert "How ads learned" in (tmp_path / "run.html").read_text()
@@ -107,8 +101,7 @@ def test_pages_and_pictures(rows: pa.Table, tmp_path: Path) -> None:
         run.plot_learning("f1")
 
 
-def test_plots_without_altair_name_the_extra(rows: pa.Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ftrie.train(SPEC, rows, progress=False)
+def test_plots_without_altair_name_the_extra(run: ftrie.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "altair", None)
     with pytest.raises(UsageError, match=r"pip install 'ftrie\[notebook\]'"):
         run.plot_learning()
