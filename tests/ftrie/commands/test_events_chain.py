@@ -8,13 +8,18 @@ import pytest
 
 from model_store.spec.spec import load_spec
 from tests.ftrie.conftest import Ask, Say
+from tests.simulated import event_logs
 
 SPEC = '[model]\nname = "hotels"\n[input]\nlabel = "click"\n[fields]\nprice = { side = "item" }\n'
 
 
-@pytest.fixture
-def logs(event_folder: Path) -> list[str]:
-    return [str(next(event_folder.glob(f"{kind}.jsonl*"))) for kind in ("impressions", "clicks")]
+@pytest.fixture(params=["simulated", pytest.param("trivago_folder", marks=pytest.mark.slow)])
+def logs(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """Impressions and clicks: simulated, then real."""
+    if request.param == "simulated":
+        return [*map(str, event_logs(300).write(tmp_path))]
+    folder = request.getfixturevalue(request.param)
+    return [str(next(folder.glob(f"{kind}.jsonl*"))) for kind in ("impressions", "clicks")]
 
 
 def test_from_event_files_to_a_judged_model_in_four_commands(

@@ -15,7 +15,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 from tests.ftrie.conftest import Say
 from tests.matrix import slow_except
-from tests.trainer.runs.children import finish, start
+from tests.trainer.runs.children import start
 from tests.trainer.runs.runs import Training, rows, write_log, write_spec
 
 
@@ -107,13 +107,15 @@ def test_a_run_that_was_killed_goes_on_with_a_snapshot(tmp_path: Path, store: St
     assert last.to_bytes() == Artefact.read(training.folder / "save.arrow").to_bytes()
 
 
-def test_a_store_that_dies_at_the_end_costs_no_model(tmp_path: Path, store: Store, store_url: str) -> None:
-    logs = write_logs(tmp_path)
-    training, said = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml")), tmp_path / "said"
+def test_a_store_that_dies_at_the_end_costs_no_model(
+    tmp_path: Path, store: Store, store_url: str, say: Say
+) -> None:
+    training = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml"))
     store.client.set("ftrie:{shop}:versions", "not a sorted set")
-    arguments = training.arguments(logs, f"--store={store_url}", "--publish-every=500")
-    assert finish(arguments, said) == 5
-    assert "no version could be published at" in said.read_text()
+    code, _, said = say(
+        *training.arguments(write_logs(tmp_path), f"--store={store_url}", "--publish-every=500")
+    )
+    assert (code, "no version could be published at" in said) == (5, True)
     assert Artefact.read(training.folder / "save.arrow").rows > 0
     assert report_of(training)["published"]["failed"] > 0
 
