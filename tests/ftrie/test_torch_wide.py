@@ -16,6 +16,7 @@ import pytest
 from ftrie.client.client import Client
 from model_store.store import Store
 from tests.integration.processes import ROOT, ftrie, serving
+from tests.matrix import slow_except
 
 pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
 
@@ -80,7 +81,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("variant", ["base", "plain"])
+@pytest.mark.parametrize("variant", slow_except(["plain"], ["base", "plain"]))
 def test_row_by_row_it_publishes_the_model_of_ftrie_train(
     variant: str, log: Path, store: Store, store_url: str
 ) -> None:

@@ -37,25 +37,29 @@ REQUEST: dict[str, Any] = {
 }
 
 
-def test_answers_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
+def test_answers_and_errors_are_those_of_the_client_of_threads(
+    shared_server: Server, shared_client: Client
+) -> None:
+    requests = [{**REQUEST, "cookie": f"u{number}", "request_id": f"r{number}"} for number in range(20)]
+    wrong = {**REQUEST, "top_k": 0}
+
     async def ask() -> Any:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            return await asyncio.gather(connected.rank(**REQUEST), connected.explain("shop", **REQUEST))
+        async with aio.Client(shared_server.address, timeout_s=20.0) as connected:
+            with pytest.raises(RankFailed) as failed:
+                await connected.rank(**wrong)
+            rankings = await asyncio.gather(*(connected.rank(**request) for request in requests))
+            return rankings, await connected.explain("shop", **REQUEST), failed.value
 
-    ranking, explanation = asyncio.run(ask())
-    assert ranking == client.rank(**REQUEST)
-    assert explanation == client.explain("shop", **REQUEST)
-    assert len(ranking.items) == 4 and ranking.unknown_fields == ("moon",)
-
-
-def test_calls_of_many_tasks_go_at_a_time(server: Server, client: Client) -> None:
-    requests = [{**REQUEST, "cookie": f"u{number}", "request_id": f"r{number}"} for number in range(100)]
-
-    async def ask() -> list[Any]:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            return await asyncio.gather(*(connected.rank(**request) for request in requests))
-
-    assert asyncio.run(ask()) == [client.rank(**request) for request in requests]
+    rankings, explanation, ours = asyncio.run(ask())
+    assert rankings == [shared_client.rank(**request) for request in requests]
+    assert explanation == shared_client.explain("shop", **REQUEST)
+    assert len(rankings[0].items) == 4 and rankings[0].unknown_fields == ("moon",)
+    with pytest.raises(RankFailed) as failed:
+        shared_client.rank(**wrong)
+    theirs = failed.value
+    assert (str(ours), ours.code, ours.reason) == (str(theirs), theirs.code, "INVALID_REQUEST")
+    assert (ours.metadata, ours.violations) == ({"request_id": "r1"}, theirs.violations)
+    assert ours.violations[0].field == "top_k"
 
 
 def test_reports_count_once(server: Server) -> None:
@@ -72,40 +76,30 @@ def test_reports_count_once(server: Server) -> None:
     assert (second.accepted, second.duplicates, second.rejected) == (0, 2, first.rejected)
 
 
-def test_errors_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
-    async def fail(**request: Any) -> RankFailed:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            with pytest.raises(RankFailed) as failed:
-                await connected.rank(**request)
-            return failed.value
-
-    request = {**REQUEST, "top_k": 0}
-    ours = asyncio.run(fail(**request))
-    with pytest.raises(RankFailed) as failed:
-        client.rank(**request)
-    theirs = failed.value
-    assert (str(ours), ours.code, ours.reason) == (str(theirs), theirs.code, "INVALID_REQUEST")
-    assert (ours.metadata, ours.violations) == ({"request_id": "r1"}, theirs.violations)
-    assert ours.violations[0].field == "top_k"
-
-
 def test_what_no_server_needs_to_see_is_refused_before_a_call() -> None:
     async def ask(error: type[Exception], match: str, **options: Any) -> None:
         async with aio.Client("127.0.0.1:1") as connected:
             with pytest.raises(error, match=match):
                 await connected.rank("shop", **options)
 
+    async def connect(address: str, access: Access) -> None:
+        aio.Client(address, access=access)
+
     asyncio.run(ask(TypeError, "unexpected keyword 'contxt'; did you mean 'context'", contxt={}))
     asyncio.run(ask(FieldValueError, "not Unicode text", cookie="\ud800"))
+    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
+        asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
+    with pytest.raises(ServerError, match="expected IP:PORT"):
+        asyncio.run(connect("one:50051,two:50051", Access()))
 
 
-def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(server: Server) -> None:
+def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(shared_server: Server) -> None:
     async def ask() -> None:
         async with aio.Client("127.0.0.1:1") as away:
             with pytest.raises(RankFailed) as failed:
                 await away.rank(candidates=["a"])
             assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-        async with aio.Client(server.address) as connected:
+        async with aio.Client(shared_server.address) as connected:
             task = asyncio.create_task(connected.rank(**REQUEST))
             await asyncio.sleep(0)
             task.cancel()
@@ -140,16 +134,6 @@ def test_tls_and_tokens_are_used_as_by_the_client_of_threads(
     assert asyncio.run(outcome(Access(ca=pem.ca))) is grpc.StatusCode.UNAUTHENTICATED
     other = identity(tmp_path, "other")
     assert asyncio.run(outcome(Access(ca=other.ca, token=TOKEN))) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_an_address_that_the_access_does_not_fit_is_refused() -> None:
-    async def connect(address: str, access: Access) -> None:
-        aio.Client(address, access=access)
-
-    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
-        asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
-    with pytest.raises(ServerError, match="expected IP:PORT"):
-        asyncio.run(connect("one:50051,two:50051", Access()))
 
 
 def test_by_cookie_a_user_s_calls_go_where_the_client_of_threads_sends_them(servers: list[Named]) -> None:

@@ -22,24 +22,15 @@ def names(svg: str) -> list[str]:
     return [each.text or "" for each in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def test_the_loop_the_frozen_model_the_best_and_the_change_are_picture() -> None:
+def test_the_loop_the_frozen_model_the_best_and_the_change_are_pictured_as_far_as_they_are_there() -> None:
     said = names(picture([window(second) for second in range(1, 121)], change_at=60.0))
     assert {"best possible", "the loop", "frozen before the change", "tastes change"} <= set(said)
     assert "0.00" in said  # the rates' axis begins at 0
-
-
-def test_tastes_change_within_a_run_of_any_length() -> None:
-    assert [default_change_at(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
-
-
-def test_a_run_that_ended_before_the_change_has_no_mark() -> None:
     assert "tastes change" not in names(picture([window(second) for second in range(1, 20)], change_at=60.0))
-
-
-def test_a_run_without_a_frozen_model_and_windows_without_answers_are_picture() -> None:
     windows = [window(second, frozen=False, shown=60 * (second % 3 > 0)) for second in range(1, 40)]
     said = names(picture(windows, change_at=20.0))
     assert "the loop" in said and "frozen before the change" not in said
+    assert [default_change_at(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
 
 
 def test_windows_of_a_time_are_added_up() -> None:
