@@ -27,7 +27,6 @@ torch.set_num_threads(1)  # tests run in parallel
 FTRLProximal: Any = importlib.import_module("ftrie.torch").FTRLProximal
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-FORMS = {"alpha": {"alpha": 0.3, "beta": 0.7}, "lr": {"lr": 0.4, "decay": 1.7}}
 PENALTIES = {"none": {}, "l1": {"l1": 0.5}, "l2": {"l2": 0.3}, "both": {"l1": 0.4, "l2": 0.2}}
 
 
@@ -68,28 +67,6 @@ def inverse(form: dict[str, float]) -> dict[str, float]:
 # -- the definition
 
 
-@pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("foreach", [True, False])
-def test_weights_minimise_the_proximal_objective_from_any_start(
-    foreach: bool, form: dict[str, float], penalties: dict[str, float]
-) -> None:
-    w = parameter(6)
-    with torch.no_grad():
-        w[0] = 0.0
-    gradients = gradients_of([w], 25, zero=0.3)
-    wanted = play(
-        w.detach().numpy().copy(),
-        np.array([g.numpy() for (g,) in gradients]),
-        [inverse(form)] * len(gradients),
-        **{"l1": 0.0, "l2": 0.0} | penalties,
-    )
-    optimizer = FTRLProximal([w], foreach=foreach, **form, **penalties)
-    for each, expected in zip(gradients, wanted, strict=True):
-        run([w], [each], optimizer)
-        assert w.detach().numpy() == pytest.approx(expected, abs=1e-9)
-
-
 NUMBERS = st.floats(-4.0, 4.0).filter(lambda x: x == 0.0 or abs(x) > 1e-3)
 POSITIVE = st.floats(0.01, 4.0)
 RATE = st.one_of(
@@ -107,28 +84,16 @@ RATE = st.one_of(
     l2=st.just(0.0) | POSITIVE,
     way=st.sampled_from(["dense", "foreach", "sparse", "uncoalesced"]),
 )
-def test_any_options_start_and_gradients_follow_the_definition(
+def test_weights_minimise_the_proximal_objective_from_any_start(
     start: list[float], gradients: list[list[float]], rate: dict[str, float], l1: float, l2: float, way: str
 ) -> None:
     wanted = play(np.array(start), np.array(gradients), [inverse(rate)] * len(gradients), l1=l1, l2=l2)
     w = torch.nn.Parameter(torch.tensor(start, dtype=F64))
     optimizer = FTRLProximal([w], l1=l1, l2=l2, foreach=way == "foreach", **rate)
-    for gradient in gradients:
+    for gradient, expected in zip(gradients, wanted, strict=True):
         g = torch.tensor(gradient, dtype=F64)
         run([w], [[g if way in ("dense", "foreach") else sparse_of(g, way == "uncoalesced")]], optimizer)
-    assert w.detach().numpy() == pytest.approx(wanted[-1], abs=1e-7)
-
-
-def test_both_forms_of_the_rate_are_one_and_the_first_step_is_a_plain_gradient_step() -> None:
-    a = parameter(40)
-    b, c = copies([a, a])
-    gradients = gradients_of([a], 50)
-    run([a], gradients, FTRLProximal([a], lr=0.5, decay=2.0, l1=0.1, l2=0.1))
-    run([b], gradients, FTRLProximal([b], alpha=0.25, beta=0.5, l1=0.1, l2=0.1))
-    assert torch.equal(a, b)
-    start, g = c.detach().clone(), gradients[0][0]
-    run([c], gradients[:1], FTRLProximal([c], alpha=0.3, beta=0.7))
-    assert torch.allclose(c, start - 0.3 / (0.7 + g.abs()) * g, rtol=1e-13, atol=1e-15)
+        assert w.detach().numpy() == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -318,61 +283,22 @@ def test_gradients_that_are_sparse_in_several_dimensions_or_empty() -> None:
 # -- what torch tests of its own optimizers
 
 
-def rosenbrock(w: Any) -> Any:
-    x, y = w
-    return (1 - x) ** 2 + 100 * (y - x**2) ** 2
-
-
-@pytest.mark.parametrize("options", [{"alpha": 0.5}, {"lr": 0.3, "decay": 1.0}])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_it_descends_rosenbrock_coordinate_by_coordinate(sparse: bool, options: dict[str, float]) -> None:
-    w = torch.nn.Parameter(torch.tensor([1.5, 1.5]))
-    optimizer = FTRLProximal([w], **options)
-    solution = torch.tensor([1.0, 1.0])
-    start = w.detach().dist(solution)
-    for t in range(2000):
-        optimizer.zero_grad()
-        rosenbrock(w).backward()
-        g = w.grad
-        g[1 - t % 2] = 0.0
-        w.grad = sparse_of(g, True) if sparse else g
-        optimizer.step()
-    assert w.detach().dist(solution) < start / 4
-
-
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("contiguous", [True, False])
-def test_closures_lower_the_loss_or_raise_it(contiguous: bool, foreach: bool, maximize: bool) -> None:
-    weight = torch.nn.Parameter(torch.randn(10, 5) if contiguous else torch.randn(10, 5, 2)[..., 0])
-    bias = torch.nn.Parameter(torch.randn(10) if contiguous else torch.randn(10, 2)[..., 0])
-    x = torch.randn(5)
-    optimizer = FTRLProximal([weight, bias], alpha=0.1, foreach=foreach, maximize=maximize)
+def test_closures_lower_the_loss_or_raise_it(foreach: bool, maximize: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(10, 5, 2)[..., 0])  # not contiguous
+    optimizer = FTRLProximal([weight], alpha=0.1, foreach=foreach, maximize=maximize)
     assert "alpha: 0.1" in repr(optimizer)
+    x = torch.randn(5)
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = (weight.mv(x) + bias).square().sum()
+        loss = (weight.mv(x) + 1.0).square().sum()
         loss.backward()
         return loss
 
     losses = [optimizer.step(closure).item() for _ in range(101)]
     assert (losses[-1] > losses[0]) == maximize
-
-
-def test_it_fits_a_sparse_logistic_model() -> None:
-    true = torch.zeros(40, dtype=F64)
-    true[:5] = torch.tensor([2.0, -2.0, 1.5, -1.5, 1.0])
-    x = torch.randn(2000, 40, dtype=F64)
-    y = torch.bernoulli(torch.sigmoid(x @ true))
-    w = torch.nn.Parameter(torch.zeros(40, dtype=F64))
-    optimizer = FTRLProximal([w], alpha=1.0, l1=60.0)
-    for part, labels in zip(x.split(10), y.split(10), strict=True):
-        optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(part @ w, labels, reduction="sum").backward()
-        optimizer.step()
-    assert w.detach()[:5].sign().equal(true[:5].sign())
-    assert int((w[5:] == 0).sum()) >= 30
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
@@ -618,14 +544,3 @@ def test_invalid_parameters_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"got a parameter of .*{kind}.*; expected dense real numbers"):
             FTRLProximal([parameter(2), wrong])
-    w = parameter(2)
-    with pytest.raises(TypeError, match="iterable of Tensors or dicts"):
-        FTRLProximal(w)
-    with pytest.raises(ValueError, match="empty parameter list"):
-        FTRLProximal([])
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        FTRLProximal([{"params": w}, {"params": w}])
-    with pytest.raises(TypeError, match="must be a dict"):
-        FTRLProximal([w]).add_param_group([w])
-    with pytest.raises(TypeError, match="ordered collections"):
-        FTRLProximal([{"params": {w}}])

@@ -35,7 +35,7 @@ def written(store: Store) -> dict[Cell, OnlineSums]:
     draw = random.Random(4)
     cells = {
         (NOW - draw.randrange(0, 3 * 1_440), draw.randrange(1, 4), variant): sums(draw)
-        for _ in range(1_500)
+        for _ in range(300)
         for variant in ("base", "plain")
     }
     store.model("shop").online.write(cells)
@@ -56,7 +56,7 @@ def totals(minutes: Minutes, begin: int, stop: int) -> dict[str, OnlineSums]:
     return {variant: each for (_, _, variant), each in minutes.total(begin, stop)}
 
 
-def test_the_last_day_is_there_at_once_and_the_rest_soon(
+def test_the_last_day_is_there_at_once_the_rest_soon_and_groups_add_up_to_the_total(
     store: Store, written: dict[Cell, OnlineSums]
 ) -> None:
     minutes, online = Minutes(), store.model("shop").online
@@ -70,18 +70,12 @@ def test_the_last_day_is_there_at_once_and_the_rest_soon(
     first = minutes.first(NOW - 5_000, NOW + 1)
     assert first == min(minute for minute, _, _ in written)
 
-
-def test_groups_add_up_to_the_total(store: Store, written: dict[Cell, OnlineSums]) -> None:
-    minutes, online = Minutes(), store.model("shop").online
-    while not minutes.is_complete:
-        minutes.follow(online)
-    begin, stop, size = NOW - 4_320, NOW + 1, 45
+    begin, stop, size = NOW - 4_320, NOW + 1, 450
     groups = list(minutes.groups(begin, stop, size))
     assert [group[:2] for group in groups] == sorted(group[:2] for group in groups)
+    whole: dict[str, OnlineSums] = {}
     for minute, variant, each in groups:
         assert each == added(written, minute, minute + size)[variant]
-    whole: dict[str, OnlineSums] = {}
-    for _, variant, each in groups:
         whole[variant] = whole.get(variant, OnlineSums()) + each
     assert whole == added(written, begin, stop + size)
 

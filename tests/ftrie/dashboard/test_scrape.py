@@ -72,17 +72,11 @@ def test_what_is_no_metrics_page_is_a_problem(
         assert trainer.state.problem.startswith("no answer from a:1")
 
 
-def test_a_counter_that_starts_again_counts_from_zero() -> None:
+def test_a_counter_that_starts_again_counts_from_zero_and_percentiles_are_linear_within_a_bucket() -> None:
     assert grown(10.0, 12.0) == 2.0
     assert grown(10.0, 3.0) == 3.0
-
-
-def test_percentiles_are_linear_within_a_bucket() -> None:
-    samples = samples_of(
-        "# TYPE h histogram\n"
-        + "".join(f'h_bucket{{le="{le}"}} {n}\n' for le, n in ((1, 0), (2, 50), (4, 100), ("+Inf", 100)))
-    )
-    buckets = histogram(samples, "h")
+    lines = [f'h_bucket{{le="{le}"}} {n}\n' for le, n in ((1, 0), (2, 50), (4, 100), ("+Inf", 100))]
+    buckets = histogram(samples_of("# TYPE h histogram\n" + "".join(lines)), "h")
     assert percentile(buckets, 0.25) == 1.5
     assert percentile(buckets, 0.75) == 3.0
     assert percentile({1.0: 0.0, math.inf: 5.0}, 0.5) == 1.0  # above the last bound nothing is known
