@@ -111,9 +111,7 @@ def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(share
 
 
 def test_tls_and_tokens_are_used_as_by_the_client_of_threads(
-    shop_store: Store,
-    start: Callable[..., Server],
-    tmp_path: Path,
+    shop_store: Store, start: Callable[..., Server], tmp_path: Path
 ) -> None:
     pem, tokens = identity(tmp_path, "server"), tmp_path / "tokens.toml"
     tokens.write_text(f'rank = ["{TOKEN}"]\n')

@@ -30,11 +30,7 @@ def test_json_has_an_object_for_each_item_and_what_a_script_needs_of_the_answer(
     rank: list[str], shared_client: Client, ask: Ask
 ) -> None:
     wanted = shared_client.rank(
-        cookie="u1",
-        candidates=ITEMS,
-        context={"hour": HOUR[5:], "moon": "full"},
-        top_k=2,
-        request_id="r1",
+        cookie="u1", candidates=ITEMS, context={"hour": HOUR[5:], "moon": "full"}, top_k=2, request_id="r1"
     )
     assert ask(*rank, *ASKED, "--top-k", 2, "--context", "moon=full", "--request-id", "r1") == {
         "cookie": "u1",

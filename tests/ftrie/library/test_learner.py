@@ -12,7 +12,7 @@ import pytest
 
 import ftrie
 from model_store.errors import CheckpointError, InputError, SpecError
-from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows, bare
 from tests.matrix import slow_except
 
 ROWS = 400
@@ -122,7 +122,7 @@ def test_whole_requests_in_each_call(change: dict[str, Any], rows: pa.Table) -> 
     assert learner.model == ftrie.train(spec, rows, progress=False).model
 
 
-def test_columns_as_fields_and_a_model_to_start_from(rows: pa.Table) -> None:
+def test_columns_as_fields_weights_and_a_model_to_start_from(rows: pa.Table) -> None:
     spec = ftrie.Spec(
         {"model": {"name": "t"}, "input": {"label": "click", "ignore": ["request", "ts", "tags"]}}
     )
@@ -131,10 +131,18 @@ def test_columns_as_fields_and_a_model_to_start_from(rows: pa.Table) -> None:
     with pytest.raises(InputError, match="nothing was learned yet, and the spec names no fields"):
         learner.learn_one({"age": "1"}, 1)
     learner.learn(plain.slice(0, 100)).learn(plain.slice(100))
-    assert learner.model == ftrie.train(spec, plain, progress=False).model
     first = ftrie.train(spec, plain, progress=False).model
+    assert learner.model == first
     again = ftrie.Learner(first.spec, first).learn(plain)
     assert again.model == ftrie.train(first.spec, plain, initial=first, progress=False).model
+    weighted, data = (
+        bare(fields={"f": {}}, weight="w"),
+        {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": list("aba")},
+    )
+    learner = ftrie.Learner(weighted)
+    for y, w, f in zip(*data.values(), strict=True):
+        learner.learn_one({"f": f}, y, weight=w)
+    assert learner.model == ftrie.train(weighted, data, progress=False).model
 
 
 def test_bad_rows(spec: ftrie.Spec, rows: pa.Table) -> None:
@@ -155,15 +163,6 @@ def test_bad_rows(spec: ftrie.Spec, rows: pa.Table) -> None:
     assert learner.report.rows == 0
     learner.learn({**{name: [value] * 2 for name, value in row.items()}, "click": [1, 7]})
     assert (learner.report.rows, learner.report.rejected) == (1, 1)
-
-
-def test_weights_of_rows() -> None:
-    spec = ftrie.Spec({"model": {"name": "t"}, "input": {"label": "y", "weight": "w"}, "fields": {"f": {}}})
-    data = {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": ["a", "b", "a"]}
-    learner = ftrie.Learner(spec)
-    for y, w, f in zip(*data.values(), strict=True):
-        learner.learn_one({"f": f}, y, weight=w)
-    assert learner.model == ftrie.train(spec, data, progress=False).model
 
 
 def test_what_needs_the_whole_log_is_refused() -> None:
@@ -208,13 +207,10 @@ def test_a_table_may_change_once_it_is_learned(count: int) -> None:
     texts = np.array([b"%08d" % number for number in range(count)]).view(np.uint8)
     offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 8)
     column = pa.StringArray.from_buffers(count, offsets, pa.py_buffer(texts))
-    table = pa.table({"click": np.arange(count) % 2, "user": column})
-    spec = ftrie.Spec({"model": {"name": "m"}, "input": {"label": "click"}})
-    learner = ftrie.Learner(spec).learn(table)
-    expected = {"bias", *(f"user={number:08d}" for number in range(count))}
+    learner = ftrie.Learner(bare()).learn(pa.table({"y": np.arange(count) % 2, "user": column}))
     texts[:] = ord("x")
     loop = learner._online._loop
     assert loop is not None
     keys = loop.model.table.keys()
-    found = {keys.data[a:b].tobytes().decode() for a, b in zip(keys.offsets, keys.offsets[1:], strict=False)}
-    assert found == expected
+    found = {keys.data[a:b].tobytes() for a, b in zip(keys.offsets, keys.offsets[1:], strict=False)}
+    assert found == {b"bias", *(b"user=%08d" % number for number in range(count))}

@@ -17,15 +17,14 @@ from ftrie.charts.static import svg
 from ftrie.library.weights import heaviest
 from model_store.errors import ArtefactError, SpecError, UsageError
 from tests.ftrie.conftest import Ask
-from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows, bare
 from tests.matrix import slow_except
 from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.logs.tables import table_of
 from trainer.runs.evaluate import PredictionFile, evaluate
 
-ROWS = 2_000
-BARE = {"model": {"name": "t"}, "input": {"label": "y"}}
+ROWS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -50,20 +49,28 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
         with RejectLog() as rejects, PredictionFile(path, number, ALL_KINDS.model_spec.input) as file:
             evaluate(model.artefact, Log((), table=table_of(rows)), rejects=rejects, predictions=file)
         written = pa.csv.read_csv(path)
-        for column, kind in (
-            (name, "ctr"),
-            (f"{name}.score", "score"),
-            (f"{name}.uncertainty", "uncertainty"),
-        ):
+        columns = {"ctr": name, "score": f"{name}.score", "uncertainty": f"{name}.uncertainty"}
+        for kind, column in columns.items():
             assert found[column].to_pylist() == written[kind].to_pylist()
 
 
+@pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
+def test_other_learners(algorithm: str, rows: pa.Table) -> None:
+    learner = {"algorithm": algorithm, "values": None, "l1": None}
+    spec = ALL_KINDS.replace(learner=learner, calibration=None, variants=None)
+    model = ftrie.train(spec, rows, progress=False).model
+    found = model.predict(rows.slice(0, 30), uncertainty=True).to_pylist()
+    for line, row in zip(found, features_of(rows).slice(0, 30).to_pylist(), strict=True):
+        explained = model.explain(row)
+        assert line["base"] == pytest.approx(explained.ctr, abs=1e-12)
+        assert line["base.uncertainty"] == pytest.approx(explained.audit.uncertainty, abs=1e-12)
+
+
 def test_predict_needs_no_labels_nor_identities(model: ftrie.Model, rows: pa.Table) -> None:
-    assert model.predict(features_of(rows)) == model.predict(rows)
-    assert model.predict(features_of(rows).to_pylist()[:50]) == model.predict(rows.slice(0, 50))
-    assert model.predict(iter([features_of(rows).slice(0, 7), features_of(rows).slice(7)])) == model.predict(
-        rows
-    )
+    features, found = features_of(rows), model.predict(rows)
+    assert model.predict(features) == found
+    assert model.predict(features.to_pylist()[:50]) == model.predict(rows.slice(0, 50))
+    assert model.predict(iter([features.slice(0, 7), features.slice(7)])) == found
 
 
 def test_the_score_is_the_sum_of_the_weights(model: ftrie.Model, rows: pa.Table) -> None:
@@ -101,7 +108,7 @@ def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
     crossed = next(line for key, line in lines.items() if key.startswith("age*ad="))
     assert crossed["field"] == "age*ad" and crossed["variants"] == "base" and crossed["weight.plain"] is None
     assert model.keys == len(lines)
-    shared = ftrie.train(BARE, {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}, progress=False).model.weights()
+    shared = ftrie.train(bare(), {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}, progress=False).model.weights()
     assert shared.column_names == ["key", "field", "weight", "rate", "variants"]
     assert [key for key in shared["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
 
@@ -112,7 +119,7 @@ def test_evaluate_judges_variants_and_requests(model: ftrie.Model, rows: pa.Tabl
     assert {"logloss", "auc", "mrr", "ndcg"} <= {*found.table.column_names}
     found.save_report(tmp_path / "e.html")
     assert "How far to trust kinds" in (tmp_path / "e.html").read_text()
-    assert "2,000 rows" in repr(found) and "<table>" in found._repr_html_()
+    assert "1,000 rows" in repr(found) and "<table>" in found._repr_html_()
     with pytest.raises(UsageError, match="diagnose=True"):
         model.evaluate(rows, progress=False).save_report(tmp_path / "e.html")
 
@@ -155,7 +162,7 @@ def test_files_and_the_json_form(model: ftrie.Model, tmp_path: Path) -> None:
 
 def test_what_notebooks_show_is_escaped() -> None:
     script = pa.table({"y": [1, 0] * 30, "f": ["<script>alert(1)</script>", "b"] * 30})
-    run, other = (ftrie.train(BARE, data, progress=False) for data in (script, script.slice(0, 10)))
+    run, other = (ftrie.train(bare(), data, progress=False) for data in (script, script.slice(0, 10)))
     explained, changes = run.model.explain({"f": "<script>x"}), run.model.diff(other.model)
     shown: list[Any] = [run, run.model, run.spec, explained, changes]
     for each in shown:
@@ -171,30 +178,11 @@ def test_plots(model: ftrie.Model) -> None:
         model.plot_weights(variant="z")
 
 
-@pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
-def test_other_learners(algorithm: str, rows: pa.Table) -> None:
-    spec = ALL_KINDS.replace(
-        learner={"algorithm": algorithm, "values": None, "l1": None}, calibration=None, variants=None
-    )
-    model = ftrie.train(spec, rows, progress=False).model
-    found = model.predict(rows.slice(0, 30), score=True, uncertainty=True)
-    for number, row in enumerate(features_of(rows).slice(0, 30).to_pylist()):
-        explained = model.explain(row)
-        assert found["base"][number].as_py() == pytest.approx(explained.ctr, abs=1e-12)
-        assert found["base.uncertainty"][number].as_py() == pytest.approx(
-            explained.audit.uncertainty, abs=1e-12
-        )
-
-
 def test_histories_and_lists_need_their_columns() -> None:
-    rank = {"list": "rank", "of": "price", "kind": "number", "side": "item"}
-    spec = {
-        "model": {"name": "t"},
-        "input": {"label": "y", "request": "r"},
-        "fields": {"price": {"kind": "number", "side": "item"}, "rank": rank},
-    }
+    number = {"kind": "number", "side": "item"}
+    fields = {"price": number, "rank": {"list": "rank", "of": "price", **number}}
     data = {"y": [1, 0, 0, 1], "r": ["a", "a", "b", "b"], "price": [2.0, 1.0, 5.0, 7.0]}
-    model = ftrie.train(spec, data, progress=False).model
+    model = ftrie.train(bare(fields=fields, request="r"), data, progress=False).model
     with pytest.raises(SpecError, match=r"input\.request: no column 'r'"):
         model.predict({"price": [1.0]})
     assert model.predict({name: data[name] for name in ("r", "price")}) == model.predict(data)
@@ -222,7 +210,7 @@ def test_plots_draw_values_as_they_are() -> None:
     pytest.importorskip("altair")
     values = [r"$\frac$", "a$b\n\t\x1b[0m", "long" * 40, "long" * 40 + "er"]
     data = {"y": [1, 0, 0] * 60, "f": (values * 45)[:180]}
-    run = ftrie.train(BARE, data, slices=["f"], progress=False)
+    run = ftrie.train(bare(), data, slices=["f"], progress=False)
     for chart in (run.plot_slices("f"), run.model.plot_weights(9)):
         picture = ElementTree.fromstring(svg(chart.to_dict()))  # a control character fails here
         texts = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}text")]
@@ -243,8 +231,7 @@ def test_the_heaviest_keys_are_those_of_a_full_sort(model: ftrie.Model) -> None:
 def test_a_prediction_file_has_the_ids_of_its_rows(tmp_path: Path, ask: Ask) -> None:
     log, model, out = tmp_path / "log.csv", tmp_path / "m.arrow", tmp_path / "out.csv"
     log.write_text("click,query,ad,when,age\n1,q1,a,5,x\n0,q1,b,5,y\n0,q2,,6,x\n")
-    given = {"label": "click", "request": "query", "item": "ad", "timestamp": "when"}
-    spec = {"model": {"name": "t"}, "input": given, "fields": {"age": {}}}
+    spec = bare("click", {"age": {}}, request="query", item="ad", timestamp="when")
     ftrie.train(spec, log, progress=False).model.save(model)
     ask("evaluate", model, log, "--predictions", out)
     lines = pa.csv.read_csv(out, convert_options=pa.csv.ConvertOptions(strings_can_be_null=False)).to_pylist()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import ftrie
 from model_store.store import Store
+from tests.ftrie.library.logs import bare
 from tests.matrix import examples, slow_except
 from tests.server import shop
 from tests.server.one_process import Server
@@ -102,11 +103,7 @@ def serve(client: ftrie.Client, row: dict[str, Any], variant: str) -> Any:
 
 
 PRICE = {"kind": "number", "side": "item"}
-LISTED = {
-    "model": {"name": "t"},
-    "input": {"label": "y", "request": "r"},
-    "fields": {"a": {}, "p": PRICE, "rank": {"list": "rank", "of": "p", **PRICE}},
-}
+LISTED = bare(fields={"a": {}, "p": PRICE, "rank": {"list": "rank", "of": "p", **PRICE}}, request="r")
 GOOD = {"csv": "{request},1,{price}\n", "jsonl": '{{"r": "{request}", "a": "1", "p": {price}}}\n'}
 BAD = {
     "csv": ["r,1\n", "r,1,2,3\n", "r,1,much\n"],
