@@ -206,20 +206,7 @@ def test_no_call_fails_when_servers_close_connections_by_their_age(balance: Bala
 
 
 def test_any_cookie_has_a_header_that_grpc_sends() -> None:
-    cookies = [
-        "",
-        "u1",
-        " ",
-        "\0",
-        "a\nb",
-        "ü日本",
-        "\U0001f600",
-        "%2",
-        '"\\',
-        "x" * 300,
-        *map(chr, range(1, 256)),
-    ]
-    for cookie in cookies:
+    for cookie in ("", "ü日本", "\U0001f600", "%2", "x" * 300, *map(chr, range(256))):
         metadata = cookie_metadata(cookie)
         assert bool(metadata) == bool(cookie)
         assert all(len(value) == 16 and int(value, 16) >= 0 for _, value in metadata)

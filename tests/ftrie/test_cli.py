@@ -152,8 +152,8 @@ def test_a_reader_that_went_away_causes_no_traceback() -> None:
     os.close(read)
     finished = subprocess.run([*FTRIE, "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
-    assert finished.stderr == b""
     assert finished.returncode != 0
+    assert finished.stderr == b""
 
 
 SIGNALLED_IN_LLVM = """

@@ -99,18 +99,15 @@ def test_every_documented_code_is_of_a_command_here_and_of_every_error_class() -
     assert {each.exit_code for each in classes if issubclass(each, errors.FtrieError)} <= documented()
 
 
-@pytest.mark.parametrize("name", [".", "..", "", "a/b", "/etc", "../up", "a\\b", "a\n", "a" * 129, "{ads}"])
-def test_a_name_that_is_a_path_or_no_name_is_refused_wherever_it_enters(name: str) -> None:
-    text = SPEC.replace('"ads"', repr(name) if "\n" not in name else '"a\\n"')
-    with pytest.raises(SpecError, match="model.name: got the model name"):
-        parse_spec(text)
-    with pytest.raises(UsageError, match="neither '.' nor '..'"):
-        ModelKeys(name)
-    with pytest.raises(UsageError):
-        Settings((name,), "redis://127.0.0.1:1")
-
-
-@pytest.mark.parametrize("name", ["ads", "...", ".ads", "a.b", "A-1_x", "a" * 128])
-def test_other_names_are_names(name: str) -> None:
-    assert parse_spec(SPEC.replace("ads", name)).model.name == name
-    assert ModelKeys(name).active == f"ftrie:{{{name}}}:active"
+def test_a_name_that_is_a_path_or_no_name_is_refused_wherever_it_enters() -> None:
+    for name in (".", "..", "", "a/b", "/etc", "../up", "a\\b", "a\n", "a" * 129, "{ads}"):
+        text = SPEC.replace('"ads"', repr(name) if "\n" not in name else '"a\\n"')
+        with pytest.raises(SpecError, match="model.name: got the model name"):
+            parse_spec(text)
+        with pytest.raises(UsageError, match="neither '.' nor '..'"):
+            ModelKeys(name)
+        with pytest.raises(UsageError):
+            Settings((name,), "redis://127.0.0.1:1")
+    for name in ("ads", "...", ".ads", "a.b", "A-1_x", "a" * 128):
+        assert parse_spec(SPEC.replace("ads", name)).model.name == name
+        assert ModelKeys(name).active == f"ftrie:{{{name}}}:active"

@@ -118,24 +118,25 @@ def test_a_mark_is_drawn_once_however_many_rows_there_are_up_to_a_limit() -> Non
         curves(MOST_ROWS // 2 + 1)
 
 
-def test_bars_of_a_histogram_stand_on_the_axis() -> None:
+def test_bars_stand_on_the_axis_and_marks_have_their_figures_as_tooltips_unless_there_are_too_many() -> None:
     drawn = figure(KINDS["histogram"](), "caption").iter("path")
     marks = [each.get("d", "") for each in drawn if each.find("title") is not None]
     heights = [float(found[1]) for each in marks if (found := re.search(r"v([\d.]+)", each))]
     assert heights == sorted(heights) and len(heights) == 4 and heights[0] > 60
+    titles = [each.text or "" for each in figure(curves(5), "caption").iter("title")]
+    assert len(titles) == 10 and "loss: 0.1" in titles[0] and "series: base" in titles[0]
+    assert not list(figure(curves(500), "caption").iter("title"))
 
 
-def test_names_are_drawn_as_they_are() -> None:
+def test_names_are_drawn_as_they_are_and_a_page_needs_nothing_else_and_follows_the_scheme() -> None:
     names = ["<script>x</script>", r"$\frac$ & \"q\"", "bell\x07\nline"]
     page = document("t", figure(curves(5, *names), "caption"))
     assert "<script>" not in page and "\x07" not in page and "bell\ufffd\ufffdline" in page
     assert r"$\frac$ &amp;" in page
-
-
-def test_marks_have_their_figures_as_tooltips_unless_there_are_too_many() -> None:
-    titles = [each.text or "" for each in figure(curves(5), "caption").iter("title")]
-    assert len(titles) == 10 and "loss: 0.1" in titles[0] and "series: base" in titles[0]
-    assert not list(figure(curves(500), "caption").iter("title"))
+    page = document("t", *(figure(make(), "caption") for make in KINDS.values()))
+    assert not re.search(r"https?:|url\(|@import|<script|src=|href=", page)
+    assert page.count(f'viewBox="0 0 {COLUMN_WIDTH} ') == len(KINDS)
+    assert f'[fill="{LIGHT["text"]}"]{{fill:{DARK["text"]}}}' in page and 'id="' not in page
 
 
 def test_series_beyond_the_colours_have_dashes_and_keep_their_numbers() -> None:
@@ -172,13 +173,6 @@ def test_stacked_pictures_do_not_overlap() -> None:
     ends = [top + float(each.get("height", "")) for top, each in zip(tops, pictures, strict=True)]
     assert all(end <= top for end, top in zip(ends, tops[1:], strict=False))
     assert ends[-1] <= float(whole.get("height", ""))
-
-
-def test_a_page_needs_nothing_else_and_follows_the_scheme() -> None:
-    page = document("t", *(figure(make(), "caption") for make in KINDS.values()))
-    assert not re.search(r"https?:|url\(|@import|<script|src=|href=", page)
-    assert page.count(f'viewBox="0 0 {COLUMN_WIDTH} ') == len(KINDS)
-    assert f'[fill="{LIGHT["text"]}"]{{fill:{DARK["text"]}}}' in page and 'id="' not in page
 
 
 def contrast(one: str, other: str) -> float:
