@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,6 @@ def spec(rows: pa.Table) -> ftrie.Spec:
     return ready(rows)
 
 
-@pytest.fixture(scope="module")
-def whole(spec: ftrie.Spec, rows: pa.Table) -> ftrie.Model:
-    """The model of all the rows."""
-    return ftrie.train(spec, rows, progress=False).model
-
-
 QUICK = ("as it is", "one variant", "averages", "times to live", "buckets")
 """Whose kernels other tests use too."""
 
@@ -93,21 +87,6 @@ def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("cuts", "saved"), [([], 0), ([1], 0), ([399], 0), ([4, 5, 6, 200], 2), ([17, 100, 101, 380], 4)]
-)
-def test_any_cuts(
-    cuts: list[int], saved: int, spec: ftrie.Spec, whole: ftrie.Model, rows: pa.Table, tmp_path: Path
-) -> None:
-    learner = ftrie.Learner(spec)
-    for number, (begin, end) in enumerate(zip([0, *cuts], [*cuts, ROWS], strict=True)):
-        learner.learn(rows.slice(begin, end - begin))
-        if number == saved:
-            learner.save(tmp_path / "s")
-            learner = ftrie.Learner.load(tmp_path / "s")
-    assert learner.model == whole
-
-
-@pytest.mark.parametrize(
     "change",
     [
         {"learner": {"subsample": {"unclicked": 0.5}}},
@@ -123,10 +102,7 @@ def test_whole_requests_in_each_call(change: dict[str, Any], rows: pa.Table) -> 
 
 
 def test_columns_as_fields_weights_and_a_model_to_start_from(rows: pa.Table) -> None:
-    spec = ftrie.Spec(
-        {"model": {"name": "t"}, "input": {"label": "click", "ignore": ["request", "ts", "tags"]}}
-    )
-    plain = rows.drop_columns(["tags"])
+    spec, plain = bare("click"), rows.drop_columns(["request", "ts", "tags"])
     learner = ftrie.Learner(spec)
     with pytest.raises(InputError, match="nothing was learned yet, and the spec names no fields"):
         learner.learn_one({"age": "1"}, 1)
@@ -135,23 +111,19 @@ def test_columns_as_fields_weights_and_a_model_to_start_from(rows: pa.Table) -> 
     assert learner.model == first
     again = ftrie.Learner(first.spec, first).learn(plain)
     assert again.model == ftrie.train(first.spec, plain, initial=first, progress=False).model
-    weighted, data = (
-        bare(fields={"f": {}}, weight="w"),
-        {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": list("aba")},
-    )
+    weighted = bare(fields={"f": {}}, weight="w")
+    data = {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": list("aba")}
     learner = ftrie.Learner(weighted)
     for y, w, f in zip(*data.values(), strict=True):
         learner.learn_one({"f": f}, y, weight=w)
     assert learner.model == ftrie.train(weighted, data, progress=False).model
 
 
-def test_bad_rows(spec: ftrie.Spec, rows: pa.Table) -> None:
+def test_bad_rows_and_what_needs_the_whole_log_are_refused(spec: ftrie.Spec, rows: pa.Table) -> None:
     learner = ftrie.Learner(spec)
     row = {name: value for name, value in rows.to_pylist()[0].items() if name != "click"}
-    for bad, message in (
-        ({"price": "much"}, "price: got 'much', expected a number"),
-        ({"tags": [[1]]}, "tags: got"),
-    ):
+    price, tags = "price: got 'much', expected a number", "tags: got"
+    for bad, message in (({"price": "much"}, price), ({"tags": [[1]]}, tags)):
         with pytest.raises(InputError, match=message):
             learner.learn_one({**row, **bad}, 1)
         with pytest.raises(InputError, match=message):
@@ -163,12 +135,8 @@ def test_bad_rows(spec: ftrie.Spec, rows: pa.Table) -> None:
     assert learner.report.rows == 0
     learner.learn({**{name: [value] * 2 for name, value in row.items()}, "click": [1, 7]})
     assert (learner.report.rows, learner.report.rejected) == (1, 1)
-
-
-def test_what_needs_the_whole_log_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match=r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
-    ):
+    needed = r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
+    with pytest.raises(SpecError, match=needed):
         ftrie.Learner(ALL_KINDS)
     seen = {"side": "user", "history": "seen", "of": "ad", "measure": "count", "within": "1h"}
     with pytest.raises(SpecError):
@@ -190,11 +158,8 @@ def test_damaged_states(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> Non
 
 def test_publish_and_threads(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
     learner = ftrie.Learner(spec)
-    threads = [threading.Thread(target=learner.learn, args=(rows.slice(0, 100),)) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(learner.learn, [rows.slice(0, 100)] * 4))
     assert learner.report.rows == 400 and "400 rows" in repr(learner)
     with ftrie.Store(f"embedded:{tmp_path}") as store:
         assert learner.publish(store, activate=True) == 1
