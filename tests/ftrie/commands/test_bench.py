@@ -23,23 +23,20 @@ def test_an_unknown_benchmark_is_refused_before_any_runs(say: Say) -> None:
     assert "'nope'" in err and "train" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "needed", "remedy"),
-    [
+def test_a_benchmark_without_what_it_needs_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name, needed, remedy in (
         ("train", "vowpalwabbit", "pip install"),
         ("trie", "marisa_trie", "pip install"),
         ("workers", "h2load", "apt install"),
         ("torch_optimizer", "torch", "make torch"),
-    ],
-)
-def test_a_benchmark_without_what_it_needs_says_what_to_install(
-    name: str, needed: str, remedy: str, monkeypatch: pytest.MonkeyPatch, say: Say
-) -> None:
-    monkeypatch.setitem(sys.modules, needed, None)  # as if it were not installed
-    monkeypatch.setenv("PATH", "")
-    code, out, err = say("bench", name)
-    assert (code, out) == (1, "")
-    assert f"the benchmark {name} needs {needed}, which is not installed: {remedy}" in err
+    ):
+        monkeypatch.setitem(sys.modules, needed, None)  # as if it were not installed
+        code, out, err = say("bench", name)
+        assert (code, out) == (1, "")
+        assert f"the benchmark {name} needs {needed}, which is not installed: {remedy}" in err
 
 
 def test_a_benchmark_says_what_it_needs() -> None:

@@ -1,4 +1,4 @@
-"""`ftrie experiment …` as an operator types it; `ftrie store audit` after changes with every tool; `ftrie store dead`."""
+"""`ftrie experiment …` as an operator types it; `ftrie store audit` after changes with every tool; dead letters."""
 
 from __future__ import annotations
 

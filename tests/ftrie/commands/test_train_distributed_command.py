@@ -45,9 +45,10 @@ def logs(tmp_path: Path) -> list[str]:
     return [str(write_log(tmp_path / f"{seed}.csv", rows(700, seed))) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
+def test_what_does_not_fit_several_workers_is_refused_before_anything_starts(
+    spec: str, logs: list[str], tmp_path: Path, say: Say
+) -> None:
+    for flags, said in (
         ("", "Missing option '--workers'"),
         ("--workers 0", "Input should be greater than or equal to 1"),
         ("--workers 2 --method sgd", "--method sgd: expected surrogate, admm, admm-adaptive or average"),
@@ -55,16 +56,9 @@ def logs(tmp_path: Path) -> list[str]:
         ("--workers 2 --held-out 1.5", "--held-out 1.5: expected a share between 0 and 1"),
         ("--workers 2 --resume", "--resume and --every need --checkpoint DIR"),
         ("--workers 2 --save m.json", "a model is saved as .arrow"),
-    ],
-)
-def test_flags_that_do_not_fit_are_named(spec: str, logs: list[str], say: Say, flags: str, said: str) -> None:
-    code, _, err = say("train-distributed", spec, *logs, *flags.split())
-    assert (code, said in err) == (2, True), err
-
-
-def test_what_several_workers_cannot_do_is_refused_before_anything_starts(
-    spec: str, logs: list[str], tmp_path: Path, say: Say
-) -> None:
+    ):
+        code, _, err = say("train-distributed", spec, *logs, *flags.split())
+        assert (code, said in err) == (2, True), err
     code, _, err = say("train-distributed", spec, "-", "--workers", "2")
     assert (code, "standard input, which several workers cannot read" in err) == (3, True)
     if find_spec("ray") is None:
