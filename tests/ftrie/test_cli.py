@@ -175,7 +175,9 @@ main()
 """
 
 
-@pytest.mark.parametrize(("number", "call"), [(signal.SIGINT, 1), (signal.SIGTERM, 12)])
+@pytest.mark.parametrize(
+    ("number", "call"), [(signal.SIGTERM, 12), pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_llvm_calls_back_ends_the_command(tmp_path: Path, number: int, call: int) -> None:
     # Raised there, an exception is lost (the first call) or ends in SIGSEGV (a later one).
     spec, log = tmp_path / "ads.toml", tmp_path / "log.csv"
