@@ -197,7 +197,8 @@ def test_bots_click_everything_or_nothing_and_are_counted_apart() -> None:
 @pytest.mark.slow
 def test_delays_of_clicks_have_their_mean_and_their_share_beyond_the_window() -> None:
     habits = Habits(rate=100.0, delay=2.0, late=0.05, window=600.0)
-    click_s = np.concatenate([visit(Market(1), habits, number).click_s for number in range(3000)])
+    market = Market(1)
+    click_s = np.concatenate([visit(market, habits, number).click_s for number in range(3000)])
     late = click_s > habits.window
     assert abs(late.mean() - habits.late) < 4 * math.sqrt(0.05 / click_s.size)
     assert abs(click_s[~late].mean() - habits.delay) < 4 * habits.delay / math.sqrt(click_s.size)
