@@ -14,11 +14,14 @@ from pathlib import Path
 import pytest
 import typer
 
-from ftrie.cli import build, run
+from ftrie.cli import build
 from ftrie.help import COMMANDS
 from ftrie.terminal import json_output
 from model_store.locks import is_held
 from model_store.redis.embedded import LOCK, SOCKET
+from tests.ftrie.conftest import Ask, Say
+from tests.matrix import slow_except
+from tests.waiting import eventually
 
 FTRIE = (sys.executable, "-m", "ftrie")
 HEAVY = ("numba", "pyarrow", "grpc", "redis", "numpy")
@@ -35,28 +38,25 @@ def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
     return walk("", build())
 
 
-@pytest.mark.parametrize(("words", "command"), [pytest.param(*each, id=each[0]) for each in commands()])
-def test_every_command_says_what_it_does_and_gives_an_example(
-    words: str, command: typer.core.TyperCommand
-) -> None:
-    assert command.help
-    assert (command.epilog or "").startswith((f"Example: ftrie {words}", f"Examples: ftrie {words}"))
-    undocumented = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
-    assert not undocumented
+def test_every_command_says_what_it_does_and_gives_an_example() -> None:
+    for words, command in commands():
+        assert command.help, words
+        assert (command.epilog or "").startswith((f"Example: ftrie {words}", f"Examples: ftrie {words}"))
+        undocumented = [each.name for each in command.params if not getattr(each, "help", None)]
+        assert not undocumented, words
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_every_command_is_in_one_group_of_the_help_and_only_the_one_that_runs_is_imported() -> None:
+    assert sorted(build().commands) == sorted(COMMANDS)
     script = (
-        "import sys; from ftrie.cli import run; run(['--help']); "
-        f"sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules) or None)"
+        "import sys; from ftrie.cli import run; run(['rank', '--help']); print(*sys.modules); run(['--help']); "
+        f"heavy = [m for m in {HEAVY} if m in sys.modules]; assert not heavy, heavy"
     )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (finished.returncode, finished.stderr) == (0, "")
-
-
-def test_without_arguments_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([]) == 0
-    assert "Learn:" in capsys.readouterr().out
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Learn:" in done.stdout
+    imported = {name.replace("_", "-") for name in re.findall(r"ftrie\.commands\.(\w+)", done.stdout)}
+    assert imported & {*COMMANDS} == {"rank"}
 
 
 def groups(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -66,45 +66,31 @@ def groups(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, 
             yield from groups(below, (*words, name))
 
 
-@pytest.mark.parametrize("words", [pytest.param(each, id=" ".join(each)) for each in groups(build())])
-def test_help_has_whole_sentences_and_no_types(
-    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_has_whole_sentences_and_no_types(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert run([*words, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert not re.search(r"<(int|float|str|path|list|text|bool|tuple)", shown, re.IGNORECASE)
-    assert not re.search(r"\w\.\.\.$", shown, re.MULTILINE), "a sentence is cut off"
-    assert max(map(len, shown.splitlines())) <= 80
+    for words in groups(build()):
+        code, shown, _ = say(*words, "--help")
+        assert code == 0
+        assert not re.search(r"<(int|float|str|path|list|text|bool|tuple)", shown, re.IGNORECASE), words
+        assert not re.search(r"\w\.\.\.$", shown, re.MULTILINE), f"a sentence is cut off: {words}"
+        assert max(map(len, shown.splitlines())) <= 80, words
+    assert say()[:2] == say("--help")[:2]
 
 
-def test_every_command_is_in_one_group_of_the_help_and_only_the_one_that_runs_is_imported() -> None:
-    assert sorted(build().commands) == sorted(COMMANDS)
-    code = "import sys; from ftrie.cli import run; run(['rank', '--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    imported = {name.replace("_", "-") for name in re.findall(r"ftrie\.commands\.(\w+)", done.stdout)}
-    assert imported & {*COMMANDS} == {"rank"}
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
+@pytest.mark.parametrize("shell", slow_except(["bash"], ["bash", "zsh", "fish"]))
+def test_completion_is_installed_for_the_shell_named(shell: str, tmp_path: Path) -> None:
     words = {"bash": {"COMP_WORDS": "ftrie tr", "COMP_CWORD": "1"}}.get(
         shell, {"_TYPER_COMPLETE_ARGS": "ftrie tr", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     )
     variables = {**os.environ, "_FTRIE_COMPLETE": f"complete_{shell}", **words}
     done = subprocess.run([*FTRIE], env=variables, capture_output=True, text=True, check=False)
-    assert [name for name in ("train", "trainer", "train-distributed") if name in done.stdout] == [
-        *("train", "trainer", "train-distributed")
-    ]
+    names = ["train", "trainer", "train-distributed"]
+    assert [name for name in names if name in done.stdout] == names
     assert "tune" not in done.stdout
 
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_installing_completion_writes_for_the_shell_named(shell: str, tmp_path: Path) -> None:
     variables = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run(
-        [*FTRIE, "--install-completion", shell], env=variables, capture_output=True, text=True, check=False
-    )
+    install = [*FTRIE, "--install-completion", shell]
+    done = subprocess.run(install, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("ftrie" in path.read_text() for path in written)
@@ -117,73 +103,48 @@ def test_folders_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
         (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user's own')")
     done = subprocess.run([*FTRIE, "--version"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ftrie ")
 
 
-def test_bench_lists_what_it_can_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "trie" in shown and "FlatTrie beside a dict" in shown
-    assert run(["bench", "list", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert all(each["measures"].endswith(".") or each["measures"] for each in listed) and len(listed) > 20
+def test_bench_lists_what_it_can_run(ask: Ask, say: Say) -> None:
+    code, shown, _ = say("bench", "--help")
+    assert code == 0 and "trie" in shown and "FlatTrie beside a dict" in shown
+    listed = ask("bench", "list")
+    assert all(each["measures"] for each in listed) and len(listed) > 20
 
 
-def test_a_domain_error_is_one_message_and_its_exit_code(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_an_error_is_one_message_or_json_and_an_exit_code(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run(["train", str(tmp_path / "none.toml"), "none.csv"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("ftrie: ")
-    assert "none.toml" in error
-    assert "Traceback" not in error
+    failing = ["train", str(tmp_path / "none.toml"), "none.csv"]
+
+    def is_json() -> bool:
+        code, out, err = say(*failing, "--json")
+        assert (code, out) == (2, "")
+        return bool(json.loads(err)["error"]["type"] == "SpecError")
+
+    assert is_json()
+    code, _, err = say(*failing)  # the JSON of one command is not the next one's
+    assert code == 2 and not json_output()
+    assert err.splitlines()[-1].startswith("ftrie: ")
+    assert "none.toml" in err and "Traceback" not in err
+    monkeypatch.setenv("FTRIE_JSON", "1")
+    assert json.loads(say(*failing)[2])["error"]["type"] == "SpecError"
 
 
-def test_with_json_the_error_is_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert run(["train", str(tmp_path / "none.toml"), "none.csv", "--json"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert json.loads(captured.err)["error"]["type"] == "SpecError"
-
-
-def test_the_json_of_one_command_is_not_the_next_ones(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_wrong_flag_is_a_usage_error_and_a_flag_can_be_given_in_the_environment(
+    say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for flags in (["--json"], []):
-        assert run(["train", str(tmp_path / "none.toml"), "none.csv", *flags]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("ftrie: ")
-    assert not json_output()
-
-
-def test_a_wrong_flag_is_a_usage_error_that_says_where_to_look(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rank", "ads", "--nope"]) == 2
-    assert "`ftrie rank --help`" in capsys.readouterr().err
-
-
-def test_a_flag_can_be_given_in_the_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    code, _, err = say("rank", "ads", "--nope")
+    assert (code, "`ftrie rank --help`" in err) == (2, True)
     monkeypatch.setenv("FTRIE_RANK_TOP_K", "0")
-    assert run(["rank", "ads", "--candidates", "a"]) == 2
-    assert "--top-k" in capsys.readouterr().err
-
-
-def test_the_environment_uses_the_name_of_the_flag_for_one_command_or_the_short_one_for_all(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert run(["train", "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    code, _, err = say("rank", "ads", "--candidates", "a")
+    assert (code, "--top-k" in err) == (2, True)
+    # Under the name of the flag for one command, or the short one for all.
+    text = " ".join(say("train", "--help")[1].split())
     assert "env var: FTRIE_TRAIN_FORMAT" in text
     assert "env var: FTRIE_TRAIN_STORE, FTRIE_STORE" in text
     assert "env var: FTRIE_TRAIN_JSON, FTRIE_JSON" in text
-
-
-def test_json_can_be_asked_for_in_the_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("FTRIE_JSON", "1")
-    assert run(["train", str(tmp_path / "none.toml"), "none.csv"]) == 2
-    assert json.loads(capsys.readouterr().err)["error"]["type"] == "SpecError"
 
 
 def test_a_reader_that_went_away_causes_no_traceback() -> None:
@@ -191,13 +152,8 @@ def test_a_reader_that_went_away_causes_no_traceback() -> None:
     os.close(read)
     finished = subprocess.run([*FTRIE, "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
-    assert finished.stderr == b""
     assert finished.returncode != 0
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("ftrie ")
+    assert finished.stderr == b""
 
 
 SIGNALLED_IN_LLVM = """
@@ -219,23 +175,16 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("call", [1, 12])
+@pytest.mark.parametrize(
+    ("number", "call"), [(signal.SIGTERM, 12), pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_llvm_calls_back_ends_the_command(tmp_path: Path, number: int, call: int) -> None:
     # Raised there, an exception is lost (the first call) or ends in SIGSEGV (a later one).
     spec, log = tmp_path / "ads.toml", tmp_path / "log.csv"
     spec.write_text('[model]\nname = "ads"\n[input]\nlabel = "y"\n')
     log.write_text("y,a\n1,x\n" * 50)
-    command = [
-        sys.executable,
-        "-c",
-        SIGNALLED_IN_LLVM,
-        str(int(number)),
-        str(call),
-        "train",
-        str(spec),
-        str(log),
-    ]
+    watched = [sys.executable, "-c", SIGNALLED_IN_LLVM, str(int(number)), str(call)]
+    command = [*watched, "train", str(spec), str(log)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 128 + number, ended.stderr
     assert "Traceback" not in ended.stderr
@@ -252,8 +201,7 @@ def test_a_training_that_is_terminated_stops_the_valkey_it_started(tmp_path: Pat
         try:
             training.stdin.write(b"y,a\n1,x\n")
             training.stdin.flush()
-            while not (store / SOCKET).exists():
-                assert training.poll() is None
+            eventually((store / SOCKET).exists)
             training.send_signal(number)
             assert training.wait(60) == 128 + number
         finally:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.bench_serve import WIDTH, drawn, due, histogram, read
-from ftrie.cli import run
 from ftrie.client.calls import METHOD
 from model_store.errors import InputError
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
+from tests.ftrie.conftest import Ask, Say
 
 LINES = """\
 {"at": 12.5, "request": {"cookie": "second", "item_ids": ["a"], "context": {"values": {"x": {"number": 2.5}}}}}
@@ -67,86 +65,64 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def test_requests_are_read_in_the_order_of_their_times(path: Path) -> None:
+def test_requests_are_read_in_the_order_of_their_times_if_they_have_them(path: Path, say: Say) -> None:
     requests = read(path)
     cookies = [RankRequest.FromString(message).cookie for message in requests.messages]
     assert (cookies, requests.at, requests.timed) == (["first", "second", "third"], [0.0, 2.5, 3.0], True)
     assert RankRequest.FromString(requests.messages[1]).context.values["x"].number == 2.5
-
-
-def test_requests_without_times_keep_their_order(path: Path) -> None:
     path.write_text('{"cookie": "b"}\n{"at": 1, "request": {"cookie": "a"}}\n')
     requests = read(path)
     assert [RankRequest.FromString(message).cookie for message in requests.messages] == ["b", "a"]
     assert not requests.timed
+    code, _, err = say("bench", "serve", "127.0.0.1:1", "--requests", path, "--pace", "1")
+    assert (code, "not every line of" in err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_line_that_is_no_request_is_named(path: Path) -> None:
+    for text, message in (
         ("", "no requests"),
         ('{"cookie": "a"}\nnonsense\n', r"requests\.jsonl:2: not a ctr\.v1\.RankRequest"),
         ('{"cake": "a"}\n', r"requests\.jsonl:1: .*cake"),
         ("[1]\n", r"requests\.jsonl:1: "),
         ('{"at": "noon", "request": {}}\n', r"requests\.jsonl:1: "),
-    ],
-)
-def test_a_line_that_is_no_request_is_named(path: Path, text: str, message: str) -> None:
-    path.write_text(text)
-    with pytest.raises(InputError, match=message):
-        read(path)
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read(path)
 
 
-@pytest.mark.parametrize(
-    ("rate", "pace", "wanted"),
-    [
+def test_requests_are_due_evenly_as_recorded_or_at_once(path: Path) -> None:
+    for rate, pace, wanted in (
         (None, None, [0.0, 0.0, 0.0, 0.0, 0.0]),
         (4.0, None, [0.0, 0.25, 0.5, 0.75, 1.0]),
         (None, 1.0, [0.0, 2.5, 3.0, 4.5, 7.0]),
         (None, 2.0, [0.0, 1.25, 1.5, 2.25, 3.5]),
-    ],
-)
-def test_requests_are_due_evenly_as_recorded_or_at_once(
-    path: Path, rate: float | None, pace: float | None, wanted: list[float]
-) -> None:
-    schedule = list(itertools.islice(due(read(path), rate, pace), 5))
-    assert [at for at, _ in schedule] == wanted
-    cookies = [RankRequest.FromString(message).cookie for _, message in schedule]
-    assert cookies == ["first", "second", "third", "first", "second"]
+    ):
+        schedule = list(itertools.islice(due(read(path), rate, pace), 5))
+        assert [at for at, _ in schedule] == wanted
+        cookies = [RankRequest.FromString(message).cookie for _, message in schedule]
+        assert cookies == ["first", "second", "third", "first", "second"]
 
 
-def test_calls_at_a_rate_are_counted_and_shown_as_json(
-    address: str, ranking: Ranking, path: Path, capsys: pytest.CaptureFixture[str]
+def test_calls_at_a_rate_are_counted_and_shown_as_json_or_a_table_with_a_histogram(
+    address: str, ranking: Ranking, path: Path, ask: Ask, say: Say
 ) -> None:
-    flags = ["--requests", str(path), "--rate", "60", "--duration", "0.5", "--concurrency", "3"]
-    assert run(["bench", "serve", address, *flags, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    bench = ["bench", "serve", address, "--requests", path, "--rate", "60"]
+    found = ask(*bench, "--duration", "0.5", "--concurrency", "3")
     assert found["calls"] == len(ranking.asked) == 30
     assert (found["answered"], found["errors"]) == (20, {"RESOURCE_EXHAUSTED": 10})
     assert sum(calls for *_, calls in found["histogram"]) == 20
     assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["max_ms"]
-
-
-def test_the_table_has_the_quantiles_and_the_histogram_a_bar(
-    address: str, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["bench", "serve", address, "--requests", str(path), "--rate", "40", "--duration", "0.3"]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines()[0].split()[:3] == ["calls", "answered", "seconds"]
+    code, out, _ = say(*bench, "--duration", "0.2")
+    assert (code, out.splitlines()[0].split()[:3]) == (0, ["calls", "answered", "seconds"])
     assert all(name in out for name in ("p50 ms", "p99.9 ms", "answered/s"))
     assert "█" in out and out.splitlines()[-1] == "RESOURCE_EXHAUSTED: 4"
 
 
-def test_nobody_listening_is_a_failure(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--requests", str(path), "--rate", "20", "--duration", "0.2"]
-    assert run(["bench", "serve", "127.0.0.1:1", *flags]) == 6
-    assert "UNAVAILABLE: 4" in capsys.readouterr().out
-
-
-def test_pace_needs_times(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path.write_text("{}\n")
-    assert run(["bench", "serve", "127.0.0.1:1", "--requests", str(path), "--pace", "1"]) == 2
-    assert "not every line of" in capsys.readouterr().err
+def test_nobody_listening_is_a_failure(path: Path, say: Say) -> None:
+    flags = ["--requests", path, "--rate", "20", "--duration", "0.2"]
+    code, out, _ = say("bench", "serve", "127.0.0.1:1", *flags)
+    assert (code, "UNAVAILABLE: 4" in out) == (6, True)
 
 
 def test_a_histogram_has_every_call_between_the_bounds_of_its_bar() -> None:

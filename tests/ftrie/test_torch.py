@@ -27,7 +27,6 @@ torch.set_num_threads(1)  # tests run in parallel
 FTRLProximal: Any = importlib.import_module("ftrie.torch").FTRLProximal
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
-FORMS = {"alpha": {"alpha": 0.3, "beta": 0.7}, "lr": {"lr": 0.4, "decay": 1.7}}
 PENALTIES = {"none": {}, "l1": {"l1": 0.5}, "l2": {"l2": 0.3}, "both": {"l1": 0.4, "l2": 0.2}}
 
 
@@ -68,28 +67,6 @@ def inverse(form: dict[str, float]) -> dict[str, float]:
 # -- the definition
 
 
-@pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("foreach", [True, False])
-def test_weights_minimise_the_proximal_objective_from_any_start(
-    foreach: bool, form: dict[str, float], penalties: dict[str, float]
-) -> None:
-    w = parameter(6)
-    with torch.no_grad():
-        w[0] = 0.0
-    gradients = gradients_of([w], 25, zero=0.3)
-    wanted = play(
-        w.detach().numpy().copy(),
-        np.array([g.numpy() for (g,) in gradients]),
-        [inverse(form)] * len(gradients),
-        **{"l1": 0.0, "l2": 0.0} | penalties,
-    )
-    optimizer = FTRLProximal([w], foreach=foreach, **form, **penalties)
-    for each, expected in zip(gradients, wanted, strict=True):
-        run([w], [each], optimizer)
-        assert w.detach().numpy() == pytest.approx(expected, abs=1e-9)
-
-
 NUMBERS = st.floats(-4.0, 4.0).filter(lambda x: x == 0.0 or abs(x) > 1e-3)
 POSITIVE = st.floats(0.01, 4.0)
 RATE = st.one_of(
@@ -107,38 +84,22 @@ RATE = st.one_of(
     l2=st.just(0.0) | POSITIVE,
     way=st.sampled_from(["dense", "foreach", "sparse", "uncoalesced"]),
 )
-def test_any_options_start_and_gradients_follow_the_definition(
+def test_weights_minimise_the_proximal_objective_from_any_start(
     start: list[float], gradients: list[list[float]], rate: dict[str, float], l1: float, l2: float, way: str
 ) -> None:
     wanted = play(np.array(start), np.array(gradients), [inverse(rate)] * len(gradients), l1=l1, l2=l2)
     w = torch.nn.Parameter(torch.tensor(start, dtype=F64))
     optimizer = FTRLProximal([w], l1=l1, l2=l2, foreach=way == "foreach", **rate)
-    for gradient in gradients:
+    for gradient, expected in zip(gradients, wanted, strict=True):
         g = torch.tensor(gradient, dtype=F64)
         run([w], [[g if way in ("dense", "foreach") else sparse_of(g, way == "uncoalesced")]], optimizer)
-    assert w.detach().numpy() == pytest.approx(wanted[-1], abs=1e-7)
-
-
-def test_the_first_step_is_the_plain_gradient_step_from_the_initial_weight() -> None:
-    w = parameter(50)
-    start, g = w.detach().clone(), torch.randn(50, dtype=F64)
-    run([w], [[g]], FTRLProximal([w], alpha=0.3, beta=0.7))
-    assert torch.allclose(w, start - 0.3 / (0.7 + g.abs()) * g, rtol=1e-13, atol=1e-15)
-
-
-def test_both_forms_of_the_rate_are_one() -> None:
-    a = parameter(40)
-    (b,) = copies([a])
-    gradients = gradients_of([a], 50)
-    run([a], gradients, FTRLProximal([a], lr=0.5, decay=2.0, l1=0.1, l2=0.1))
-    run([b], gradients, FTRLProximal([b], alpha=0.25, beta=0.5, l1=0.1, l2=0.1))
-    assert torch.equal(a, b)
+        assert w.detach().numpy() == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_without_penalties_it_is_adagrad_whose_eps_is_beta(sparse: bool) -> None:
+def test_without_penalties_it_is_adagrad_whose_eps_is_beta_or_gradient_descent(sparse: bool) -> None:
     a = parameter(30, 4)
-    (b,) = copies([a])
+    b, c, d = copies([a, a, a])
     gradients = gradients_of([a], 60)
     if sparse:
         gradients = [[g[:7].to_sparse(1)] for (g,) in gradients]
@@ -146,15 +107,9 @@ def test_without_penalties_it_is_adagrad_whose_eps_is_beta(sparse: bool) -> None
     run([a], gradients, FTRLProximal([a], alpha=0.3, beta=0.7))
     run([b], gradients, torch.optim.Adagrad([b], lr=0.3, eps=0.7))
     assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
-
-
-def test_with_a_constant_rate_and_no_penalties_it_is_gradient_descent() -> None:
-    a = parameter(30)
-    (b,) = copies([a])
-    gradients = gradients_of([a], 60)
-    run([a], gradients, FTRLProximal([a], lr=0.2, decay=0.0))
-    run([b], gradients, torch.optim.SGD([b], lr=0.2))
-    assert torch.allclose(a, b, rtol=1e-11, atol=1e-13)
+    run([c], gradients, FTRLProximal([c], lr=0.2, decay=0.0))
+    run([d], gradients, torch.optim.SGD([d], lr=0.2))
+    assert torch.allclose(c, d, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +125,6 @@ def test_a_coordinate_keeps_its_weight_until_its_first_gradient(
     run([w], [[torch.tensor([1.0, 0.0, 0.0, -1.0], dtype=F64)]] * 3, optimizer)
     assert torch.equal(w[1:3], start[1:3])
     assert not (w[[0, 3]] == start[[0, 3]]).any()
-
-
-def test_l1_makes_weights_exactly_zero() -> None:
-    w = parameter(100)
-    run([w], gradients_of([w], 30), FTRLProximal([w], l1=4.0))
-    assert 5 < int((w == 0).sum()) < 95
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
@@ -321,63 +270,22 @@ def test_gradients_that_are_sparse_in_several_dimensions_or_empty() -> None:
 # -- what torch tests of its own optimizers
 
 
-def rosenbrock(w: Any) -> Any:
-    x, y = w
-    return (1 - x) ** 2 + 100 * (y - x**2) ** 2
-
-
-@pytest.mark.parametrize("options", [{"alpha": 0.5}, {"lr": 0.3, "decay": 1.0}])
-@pytest.mark.parametrize("sparse", [False, True])
-def test_it_descends_rosenbrock_coordinate_by_coordinate(sparse: bool, options: dict[str, float]) -> None:
-    w = torch.nn.Parameter(torch.tensor([1.5, 1.5]))
-    optimizer = FTRLProximal([w], **options)
-    solution = torch.tensor([1.0, 1.0])
-    start = w.detach().dist(solution)
-    for t in range(2000):
-        optimizer.zero_grad()
-        rosenbrock(w).backward()
-        g = w.grad
-        g[1 - t % 2] = 0.0
-        w.grad = sparse_of(g, True) if sparse else g
-        optimizer.step()
-    assert w.detach().dist(solution) < start / 4
-
-
 @pytest.mark.parametrize("maximize", [False, True])
 @pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("contiguous", [True, False])
-def test_closures_lower_the_loss_or_raise_it(contiguous: bool, foreach: bool, maximize: bool) -> None:
-    weight = torch.nn.Parameter(torch.randn(10, 5) if contiguous else torch.randn(10, 5, 2)[..., 0])
-    bias = torch.nn.Parameter(torch.randn(10) if contiguous else torch.randn(10, 2)[..., 0])
-    x = torch.randn(5)
-    optimizer = FTRLProximal([weight, bias], alpha=0.1, foreach=foreach, maximize=maximize)
+def test_closures_lower_the_loss_or_raise_it(foreach: bool, maximize: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(10, 5, 2)[..., 0])  # not contiguous
+    optimizer = FTRLProximal([weight], alpha=0.1, foreach=foreach, maximize=maximize)
     assert "alpha: 0.1" in repr(optimizer)
+    x = torch.randn(5)
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = (weight.mv(x) + bias).square().sum()
+        loss = (weight.mv(x) + 1.0).square().sum()
         loss.backward()
         return loss
 
-    first = optimizer.step(closure)
-    for _ in range(100):
-        last = optimizer.step(closure)
-    assert (last.item() > first.item()) == maximize
-
-
-def test_it_fits_a_sparse_logistic_model() -> None:
-    true = torch.zeros(40, dtype=F64)
-    true[:5] = torch.tensor([2.0, -2.0, 1.5, -1.5, 1.0])
-    x = torch.randn(2000, 40, dtype=F64)
-    y = torch.bernoulli(torch.sigmoid(x @ true))
-    w = torch.nn.Parameter(torch.zeros(40, dtype=F64))
-    optimizer = FTRLProximal([w], alpha=1.0, l1=60.0)
-    for part, labels in zip(x.split(10), y.split(10), strict=True):
-        optimizer.zero_grad()
-        torch.nn.functional.binary_cross_entropy_with_logits(part @ w, labels, reduction="sum").backward()
-        optimizer.step()
-    assert w.detach()[:5].sign().equal(true[:5].sign())
-    assert int((w[5:] == 0).sum()) >= 30
+    losses = [optimizer.step(closure).item() for _ in range(101)]
+    assert (losses[-1] > losses[0]) == maximize
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16])
@@ -416,16 +324,9 @@ def test_groups_have_options_of_their_own_in_either_form() -> None:
         {"lr": 0.2, "decay": 3.0, "l1": 0.1, "l2": 1.0},
         {"alpha": 0.3, "beta": 0.5, "l1": 0.0, "maximize": True},
     ]
-    optimizer = FTRLProximal(
-        [
-            {"params": grouped[0]},
-            {"params": grouped[1:2], "lr": 0.2},
-            {"params": iter(grouped[2:3]), "lr": 0.2, "decay": 3.0, "l2": 1.0},
-        ],
-        alpha=0.3,
-        beta=2.0,
-        l1=0.1,
-    )
+    third = {"params": iter(grouped[2:3]), "lr": 0.2, "decay": 3.0, "l2": 1.0}
+    groups = [{"params": grouped[0]}, {"params": grouped[1:2], "lr": 0.2}, third]
+    optimizer = FTRLProximal(groups, alpha=0.3, beta=2.0, l1=0.1)
     optimizer.add_param_group({"params": grouped[3:], "beta": 0.5, "l1": 0.0, "maximize": True})
     assert ["lr" in group for group in optimizer.param_groups] == [False, True, True, False]
     assert ["alpha" in group for group in optimizer.param_groups] == [True, False, False, True]
@@ -447,7 +348,7 @@ def test_groups_may_be_empty_and_parameters_may_have_names(foreach: bool | None)
     optimizer.step()
 
 
-def test_without_gradients_nothing_happens() -> None:
+def test_without_gradients_or_with_an_lr_of_0_nothing_happens() -> None:
     w = parameter(3)
     before = w.detach().clone()
     optimizer = FTRLProximal([w, torch.zeros(2)])
@@ -457,6 +358,14 @@ def test_without_gradients_nothing_happens() -> None:
     optimizer.step()
     assert torch.equal(w, before)
     assert not optimizer.state
+    optimizer = FTRLProximal([w], lr=0.0)
+    run([w], gradients_of([w], 2), optimizer)
+    assert torch.equal(w, before)
+    optimizer.param_groups[0]["lr"] = 0.5
+    run([w], gradients_of([w], 1), optimizer)
+    assert not torch.equal(w, before)
+    with pytest.raises(KeyError, match="lr"):  # the first form has none to schedule
+        torch.optim.lr_scheduler.StepLR(FTRLProximal([w], alpha=0.1), 10)
 
 
 def pickled(optimizer: Any) -> Any:
@@ -493,87 +402,44 @@ def test_a_loaded_state_continues_bit_for_bit(dtype: Any, way: Any) -> None:
     assert repr(other.state_dict()) == repr(optimizer.state_dict())
 
 
-def test_an_optimizer_can_be_copied_and_pickled_whole() -> None:
-    w = parameter(5)
+def test_an_optimizer_can_be_copied_and_pickled_whole_and_takes_states_without_newer_options() -> None:
+    w, seen = parameter(5), list[str]()
     optimizer = FTRLProximal([w], l1=0.1)
     run([w], gradients_of([w], 3), optimizer)
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         (its,) = other.param_groups[0]["params"]
         (g,) = gradients_of([its], 1)
         run([its], [g], other)
-        run([w], [g], copy.deepcopy(optimizer))
         assert other.state[its]["n"].equal(optimizer.state[w]["n"] + g[0].square())
-
-
-def test_a_state_without_newer_options_is_loaded() -> None:
-    w = parameter(5)
-    optimizer = FTRLProximal([w])
     state = optimizer.state_dict()
     for group in state["param_groups"]:
         del group["foreach"], group["maximize"]
     optimizer.load_state_dict(state)
-    run([w], gradients_of([w], 1), optimizer)
-
-
-def test_hooks_run_around_a_step() -> None:
-    w, seen = parameter(2), []
-    optimizer = FTRLProximal([w])
-    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
     run([w], gradients_of([w], 1), optimizer)
-    assert seen == ["before", "after"]
+    assert seen == ["after"]
 
 
 # -- learning rate schedulers
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
-def test_a_changing_lr_follows_the_definition(penalties: dict[str, float]) -> None:
+def test_a_changing_lr_follows_the_definition(penalties: dict[str, float], sparse: bool) -> None:
     w = parameter(5)
     optimizer = FTRLProximal([w], lr=0.5, decay=1.5, **penalties)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: (1 + t % 3) / (1 + t // 4))
-    gradients = gradients_of([w], 20, zero=0.4)
-    rates, start = [], w.detach().numpy().copy()
-    found = []
-    for g in gradients:
+    gradients, start = gradients_of([w], 20, zero=0.4), w.detach().numpy().copy()
+    rates, found = [], []
+    for (g,) in gradients:
         rates.append(inverse({"lr": optimizer.param_groups[0]["lr"], "decay": 1.5}))
-        run([w], [g], optimizer)
+        run([w], [[sparse_of(g, True) if sparse else g]], optimizer)
         found.append(w.detach().numpy().copy())
         scheduler.step()
     assert len({rate["base"] for rate in rates}) > 5
-    wanted = play(
-        start, np.array([g.numpy() for (g,) in gradients]), rates, **{"l1": 0.0, "l2": 0.0} | penalties
-    )
+    given = {"l1": 0.0, "l2": 0.0} | penalties
+    wanted = play(start, np.array([g.numpy() for (g,) in gradients]), rates, **given)
     assert np.array(found) == pytest.approx(wanted, abs=1e-9)
-
-
-def test_sparse_rows_follow_a_changing_lr_as_dense_ones_do() -> None:
-    a = parameter(20, 2)
-    (b,) = copies([a])
-    first, second = FTRLProximal([a], lr=0.5, l1=0.1), FTRLProximal([b], lr=0.5, l1=0.1)
-    for t, (g,) in enumerate(gradients_of([a], 40)):
-        g[torch.rand(20) < 0.8] = 0
-        for optimizer in (first, second):
-            optimizer.param_groups[0]["lr"] = 0.5 / (1 + t // 5)
-        run([a], [[g]], first)
-        run([b], [[sparse_of(g, True)]], second)
-    assert torch.allclose(a, b, rtol=1e-11, atol=1e-12)
-
-
-def test_an_lr_of_0_is_no_step_and_no_state() -> None:
-    w = parameter(5)
-    optimizer = FTRLProximal([w], lr=0.0)
-    before = w.detach().clone()
-    run([w], gradients_of([w], 2), optimizer)
-    assert torch.equal(w, before)
-    optimizer.param_groups[0]["lr"] = 0.5
-    run([w], gradients_of([w], 1), optimizer)
-    assert not torch.equal(w, before)
-
-
-def test_the_first_form_has_no_lr_to_schedule() -> None:
-    with pytest.raises(KeyError, match="lr"):
-        torch.optim.lr_scheduler.StepLR(FTRLProximal([parameter(2)], alpha=0.1), 10)
 
 
 # -- torch.compile
@@ -598,60 +464,28 @@ def test_a_compiled_step_is_the_step(foreach: bool, backend: str) -> None:
         assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-def test_a_compiled_function_trains_sparse_and_dense_parameters_while_the_lr_changes() -> None:
-    torch.compiler.reset()
-
-    def train(compiled: bool) -> list[Any]:
-        torch.manual_seed(1)
-        bag = torch.nn.EmbeddingBag(30, 4, mode="sum", sparse=True)
-        top = torch.nn.Linear(4, 1)
-        optimizer = FTRLProximal([*bag.parameters(), *top.parameters()], lr=0.3, l1=0.01)
-
-        def step(ids: Any) -> None:
-            optimizer.zero_grad()
-            top(bag(ids)).square().sum().backward()
-            optimizer.step()
-
-        step = torch.compile(step, backend="aot_eager") if compiled else step
-        for t in range(10):
-            optimizer.param_groups[0]["lr"] = 0.3 if t < 5 else 0.1
-            step(torch.randint(0, 30, (4, 3)))
-        return [*bag.parameters(), *top.parameters()]
-
-    for one, two in zip(train(True), train(False), strict=True):
-        assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
-
-
 # -- invalid arguments
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "both forms": (
-        {"alpha": 0.1, "lr": 0.1},
-        "got alpha and lr; give either alpha and beta, or lr and decay",
-    ),
-    "half of each": (
-        {"beta": 1.0, "decay": 0.1},
-        "got beta and decay; give either alpha and beta, or lr and decay",
-    ),
-    "alpha of 0": ({"alpha": 0.0}, "alpha: got 0.0; expected a finite number > 0"),
-    "negative beta": ({"beta": -1}, "beta: got -1; expected a finite number >= 0"),
-    "negative lr": ({"lr": -0.1}, "lr: got -0.1; expected a finite number >= 0"),
-    "infinite decay": ({"decay": float("inf")}, "decay: got inf; expected a finite number >= 0"),
-    "l1 not a number": ({"l1": float("nan")}, "l1: got nan; expected a finite number >= 0"),
-    "l2 is text": ({"l2": "1"}, "l2: got '1'; expected a finite number >= 0"),
-    "lr is a tensor": ({"lr": torch.tensor(0.1)}, "lr: got tensor(0.1000); expected a finite number >= 0"),
-}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"alpha": 0.1, "lr": 0.1}, "got alpha and lr; give either alpha and beta, or lr and decay"),
+    ({"beta": 1.0, "decay": 0.1}, "got beta and decay; give either alpha and beta, or lr and decay"),
+    ({"alpha": 0.0}, "alpha: got 0.0; expected a finite number > 0"),
+    ({"beta": -1}, "beta: got -1; expected a finite number >= 0"),
+    ({"lr": -0.1}, "lr: got -0.1; expected a finite number >= 0"),
+    ({"decay": float("inf")}, "decay: got inf; expected a finite number >= 0"),
+    ({"l1": float("nan")}, "l1: got nan; expected a finite number >= 0"),
+    ({"l2": "1"}, "l2: got '1'; expected a finite number >= 0"),
+    ({"lr": torch.tensor(0.1)}, "lr: got tensor(0.1000); expected a finite number >= 0"),
+]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
-def test_invalid_options_are_named_in_the_constructor_and_in_groups(
-    options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        FTRLProximal([parameter(2)], **options)
+def test_invalid_options_are_named_in_the_constructor_and_in_groups() -> None:
     optimizer = FTRLProximal([parameter(2)])
-    with pytest.raises(ValueError, match=re.escape(message)):
-        optimizer.add_param_group({"params": [parameter(2)], **options})
+    for options, message in WRONG:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            FTRLProximal([parameter(2)], **options)
+        with pytest.raises(ValueError, match=re.escape(message)):
+            optimizer.add_param_group({"params": [parameter(2)], **options})
     assert len(optimizer.param_groups) == 1
 
 
@@ -663,14 +497,3 @@ def test_invalid_parameters_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"got a parameter of .*{kind}.*; expected dense real numbers"):
             FTRLProximal([parameter(2), wrong])
-    w = parameter(2)
-    with pytest.raises(TypeError, match="iterable of Tensors or dicts"):
-        FTRLProximal(w)
-    with pytest.raises(ValueError, match="empty parameter list"):
-        FTRLProximal([])
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        FTRLProximal([{"params": w}, {"params": w}])
-    with pytest.raises(TypeError, match="must be a dict"):
-        FTRLProximal([w]).add_param_group([w])
-    with pytest.raises(TypeError, match="ordered collections"):
-        FTRLProximal([{"params": {w}}])

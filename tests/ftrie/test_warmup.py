@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.cli import run
+from tests.ftrie.conftest import Say
 
 SERVED_AND_TRAINED = """
 from model_store.jit import on_compile
@@ -32,17 +32,13 @@ def python(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_second_warm_up_has_nothing_to_compile(capsys):
-    assert run(["warmup"]) == 0
-    capsys.readouterr()
-    assert run(["warmup", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["parts"], answer["kernels"]) == ([], [])
-    assert run(["warmup"]) == 0
-    assert "nothing to compile" in capsys.readouterr().err
+def test_the_second_warm_up_has_nothing_to_compile(say: Say) -> None:
+    assert say("warmup", "--processes", 1)[0] == 0
+    code, _, err = say("warmup")
+    assert (code, "nothing to compile" in err) == (0, True)
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
+def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = python(tmp_path / "file", "-m", "ftrie", "warmup")
     assert (done.returncode, done.stdout) == (1, "")
@@ -50,12 +46,14 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_after_it_training_and_serving_compile_nothing(tmp_path):
+def test_after_it_training_and_serving_compile_nothing(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "ftrie", "warmup", "--json", "--processes", "3")
     assert done.returncode == 0
     answer = json.loads(done.stdout)
     assert len(answer["parts"]) == 5
     names = [kernel["kernel"] for kernel in answer["kernels"]]
     assert {"server.ranking.scoring_kernels.rank", "trainer.learn.learners.loops.learn_shared"} <= set(names)
+    again = json.loads(python(tmp_path, "-m", "ftrie", "warmup", "--json").stdout)
+    assert (again["parts"], again["kernels"]) == ([], [])
     done = python(tmp_path, "-c", SERVED_AND_TRAINED)
     assert (done.returncode, done.stdout) == (0, "")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ftrie.cli import run
 from ftrie.commands.bench import CHECKOUT, REMEDIES, benchmark_names, needs
+from tests.ftrie.conftest import Say
 
 
 def test_the_benchmarks_of_the_checkout_are_found_but_not_their_parts() -> None:
@@ -17,47 +17,38 @@ def test_the_benchmarks_of_the_checkout_are_found_but_not_their_parts() -> None:
     assert not {"common", "load", "streams"} & set(names)
 
 
-def test_an_unknown_benchmark_is_refused_before_any_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "train", "nope"]) == 1
-    captured = capsys.readouterr()
-    assert "'nope'" in captured.err
-    assert "train" in captured.err
-    assert captured.out == ""
+def test_an_unknown_benchmark_is_refused_before_any_runs(say: Say) -> None:
+    code, out, err = say("bench", "train", "nope")
+    assert (code, out) == (1, "")
+    assert "'nope'" in err and "train" in err
 
 
-@pytest.mark.parametrize(
-    ("name", "needed", "remedy"),
-    [
+def test_a_benchmark_without_what_it_needs_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name, needed, remedy in (
         ("train", "vowpalwabbit", "pip install"),
         ("trie", "marisa_trie", "pip install"),
         ("workers", "h2load", "apt install"),
         ("torch_optimizer", "torch", "make torch"),
-    ],
-)
-def test_a_benchmark_without_what_it_needs_says_what_to_install(
-    name: str, needed: str, remedy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, needed, None)  # as if it were not installed
-    monkeypatch.setenv("PATH", "")
-    assert run(["bench", name]) == 1
-    captured = capsys.readouterr()
-    assert f"the benchmark {name} needs {needed}, which is not installed: {remedy}" in captured.err
-    assert captured.out == ""
+    ):
+        monkeypatch.setitem(sys.modules, needed, None)  # as if it were not installed
+        code, out, err = say("bench", name)
+        assert (code, out) == (1, "")
+        assert f"the benchmark {name} needs {needed}, which is not installed: {remedy}" in err
 
 
-@pytest.mark.parametrize("name", benchmark_names())
-def test_a_benchmark_says_what_it_needs(name: str) -> None:
-    sources = [(CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8")]
-    sources += [
-        (CHECKOUT / "benchmarks/rivals" / f"{each.strip()}.py").read_text("utf-8")
-        for line in re.findall(r"^from benchmarks.rivals import (.+)$", sources[0], re.MULTILINE)
-        for each in line.split(",")
-    ]
-    if "vw_scores" in sources[0]:  # which benchmarks.avazu defines
-        sources.append((CHECKOUT / "benchmarks/avazu.py").read_text("utf-8"))
-    used = {
-        each
-        for each in REMEDIES
-        if any(re.search(rf"import .*\b{each}\b|from {each} import", text) for text in sources)
-    }
-    assert set(needs(name)) == used
+def test_a_benchmark_says_what_it_needs() -> None:
+    for name in benchmark_names():
+        sources = [(CHECKOUT / "benchmarks" / f"{name}.py").read_text("utf-8")]
+        sources += [
+            (CHECKOUT / "benchmarks/rivals" / f"{each.strip()}.py").read_text("utf-8")
+            for line in re.findall(r"^from benchmarks.rivals import (.+)$", sources[0], re.MULTILINE)
+            for each in line.split(",")
+        ]
+        if "vw_scores" in sources[0]:  # which benchmarks.avazu defines
+            sources.append((CHECKOUT / "benchmarks/avazu.py").read_text("utf-8"))
+        text = "\n".join(sources)
+        used = {each for each in REMEDIES if re.search(rf"import .*\b{each}\b|from {each} import", text)}
+        assert set(needs(name)) == used, name

@@ -1,21 +1,22 @@
-"""`ftrie doctor` as typed: its answer at 80 columns and as JSON, exit codes, standard input, refusals."""
+"""`ftrie doctor` as typed and `ftrie.doctor`: answers at 80 columns, as JSON and in notebooks; input; refusals."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ftrie.cli import run
+import ftrie
 from ftrie.commands.doctor import finding_lines
-from tests.trainer.doctor.planted import clean, csv, events, jsonl, parquet
+from model_store.errors import SpecError, UsageError
+from tests.ftrie.conftest import Ask, Say
+from tests.trainer.doctor.planted import clean, csv, events, jsonl, parquet, table
 from trainer.doctor.findings import CHECKS, SEVERITIES, Finding
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,110 +26,116 @@ SPEC = '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\ndevice = {}\nbr
 
 def leaking() -> dict[str, Any]:
     columns: dict[str, Any] = clean(4000)
-    columns["revenue"] = np.where(columns["click"] == 1, 1.25, 0.0)
+    columns["reve<nue"] = np.where(columns["click"] == 1, 1.25, 0.0)
     return columns
 
 
-def test_a_clean_log_ends_with_0_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(parquet(clean(4000), tmp_path))]) == 0
-    out = capsys.readouterr().out.splitlines()
+def test_a_clean_log_ends_with_0_and_says_so(tmp_path: Path, say: Say) -> None:
+    code, said, _ = say("doctor", parquet(clean(4000), tmp_path))
+    out = said.splitlines()
+    assert (code, out[-1]) == (0, "nothing found")
     assert out[0].startswith("4,000 rows, 9 columns, ")
-    assert " ".join(out[1:-1]).startswith(
-        "guessed: label click, timestamp ts, request request_id, cookie user_id,"
-    )
-    assert out[-1] == "nothing found"
+    guessed = "guessed: label click, timestamp ts, request request_id, cookie user_id,"
+    assert " ".join(out[1:-1]).startswith(guessed)
 
 
-def test_an_error_ends_with_9_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_ends_with_9_and_a_table_is_examined_as_its_file_is(tmp_path: Path, say: Say) -> None:
     path = csv(leaking(), tmp_path)
-    assert run(["doctor", str(path)]) == 9
-    out = capsys.readouterr().out
+    code, out, _ = say("doctor", path)
+    assert code == 9
     assert re.search(r"^error     label-leak +[0-9]+ of [0-9]+ clicks$", out, re.M)
-    assert 'do        [input] ignore = ["revenue"]' in out.splitlines()
+    assert 'do        [input] ignore = ["reve<nue"]' in out.splitlines()
     assert all(len(line) <= 80 for line in out.replace(str(path), "log.csv").splitlines())
-
-
-def test_json_has_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["doctor", str(csv(leaking(), tmp_path)), "--json"]) == 9
-    captured = capsys.readouterr()
-    answer = json.loads(captured.out)
-    assert captured.err == ""
+    code, out, err = say("doctor", path, "--json")
+    assert (code, err) == (9, "")
+    answer = json.loads(out)
     assert (answer["rows"], answer["columns"], answer["errors"], answer["is_guessed"]) == (4000, 10, 1, True)
     leak = answer["findings"][0]
-    assert (leak["severity"], leak["check"], leak["columns"]) == ("error", "label-leak", ["revenue"])
+    assert (leak["severity"], leak["check"], leak["columns"]) == ("error", "label-leak", ["reve<nue"])
     assert leak["where"].endswith("log.csv:" + leak["where"].rpartition(":")[2]) and leak["example"] == "1.25"
 
+    batches = (batch for batch in table(leaking()).to_batches(max_chunksize=900))
+    by_file, by_table = (ftrie.doctor(data, label="click", progress=False) for data in (path, batches))
+    findings = [{**each, "columns": list(each["columns"])} for each in by_file.to_dict()["findings"]]
+    assert answer["findings"] == findings
+    for found in (by_file, by_table):
+        assert [(each.check, each.columns) for each in found] == [("label-leak", ("reve<nue",))]
+        assert len(found) == len(found.findings) == 1 and found.errors == found.findings
+        assert not found.warnings
+    assert by_table.findings[0].where.startswith("table:") and by_table.roles["label"] == "click"
+    assert repr(by_table) == "Diagnosis(4,000 rows: 1 error)"
 
-def test_a_spec_without_the_leak_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "spec.toml").write_text(SPEC)
-    items = tmp_path / "items.csv"
+
+def test_the_findings_are_a_table_and_html_that_escapes_what_the_log_holds() -> None:
+    found, empty = (ftrie.doctor(data, progress=False) for data in (leaking(), clean(4000)))
+    assert found.table.num_rows == 1
+    assert found.table["check"].to_pylist() == ["label-leak"]
+    assert found.table["columns"].to_pylist() == [["reve<nue"]]
+    assert empty.table.schema == found.table.schema and empty.table.num_rows == 0
+    assert "reve&lt;nue" in found._repr_html_() and "reve<nue" not in found._repr_html_()
+    assert "nothing found" in empty._repr_html_()
+
+
+def test_a_spec_says_what_is_learned(tmp_path: Path, ask: Ask) -> None:
+    spec, items = tmp_path / "spec.toml", tmp_path / "items.csv"
+    spec.write_text(SPEC)
     items.write_text("item,brand\n" + "".join(f"sku{number},b{number % 3}\n" for number in range(20)))
-    words = ["doctor", str(csv(leaking(), tmp_path)), "--spec", str(tmp_path / "spec.toml"), "--json"]
-    assert run(words) == 0
-    told = [each["check"] for each in json.loads(capsys.readouterr().out)["findings"]]
-    assert told == ["missing-columns", "label-leak"]
-    (tmp_path / "spec.toml").write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
-    assert run([*words, "--items", str(items)]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert [(each["check"], each["severity"]) for each in answer["findings"]] == [("label-leak", "note")]
+    words = ["doctor", csv(leaking(), tmp_path), "--spec", spec]
+    assert [each["check"] for each in ask(*words)["findings"]] == ["missing-columns", "label-leak"]
+    spec.write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
+    found = ask(*words, "--items", items)["findings"]
+    assert [(each["check"], each["severity"]) for each in found] == [("label-leak", "note")]
+    used = ftrie.Spec(SPEC).replace(fields={"brand": None, "reve<nue": {}})
+    assert [each.severity for each in ftrie.doctor(leaking(), used, progress=False)] == ["error"]
 
 
 @pytest.mark.parametrize(
     "words", [[], ["--no-header", "--label", "c1"], ["--format", "events"]], ids=" ".join
 )
-def test_standard_input_is_read_once(tmp_path: Path, words: list[str]) -> None:
-    columns = clean(4000)
+def test_standard_input_is_read_once(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, say: Say
+) -> None:
+    path = csv(clean(4000), tmp_path, header=not words)
     if "events" in words:
-        impressions, clicks = events(columns)
-        lines = jsonl([*impressions, *clicks], tmp_path, "events.jsonl").read_bytes()
-    else:
-        lines = csv(columns, tmp_path, header=not words).read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", "ftrie", "doctor", "-", *words],
-        input=lines,
-        capture_output=True,
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(b"4,000 rows")
-    assert b"examining: " in done.stderr
+        path = jsonl([event for each in events(clean(4000)) for event in each], tmp_path, "events.jsonl")
+    readable, writable = os.pipe()
+    with ThreadPoolExecutor() as pool, os.fdopen(readable) as stdin, os.fdopen(writable, "wb") as pipe:
+        monkeypatch.setattr("sys.stdin", stdin)
+        done = pool.submit(lambda: (pipe.write(path.read_bytes()), pipe.close()))
+        code, out, err = say("doctor", "-", *words)
+        done.result()
+    assert code == 0, err
+    assert out.startswith("4,000 rows")
+    assert "examining: " in err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
+def test_refusals_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say) -> None:
+    monkeypatch.chdir(tmp_path)
+    csv(clean(400), tmp_path)
+    Path("spec.toml").write_text(SPEC)
+    Path("other.toml").write_text(SPEC.replace("click", "bought"))
+    jsonl([{"request_id": "r", "ts": 1700000000, "items": [{"id": "a"}]}], tmp_path, "events.jsonl")
+    for words, expected, message in (
         ("absent.csv", 3, "absent.csv"),
         ("log.csv --spec spec.toml --label click", 2, "--label belongs to a log without --spec"),
         ("log.csv --items items.csv", 2, "--items and --users need --spec"),
         ("log.csv --label clicked", 2, "no column 'clicked'"),
         ("log.csv --spec other.toml", 2, "no column 'bought'"),
         ("events.jsonl --format events --no-header", 3, "--no-header is for CSV and TSV"),
-    ],
-)
-def test_refusals_name_the_remedy(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: str,
-    code: int,
-    message: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    csv(clean(400), tmp_path)
-    (tmp_path / "spec.toml").write_text(SPEC)
-    (tmp_path / "other.toml").write_text(SPEC.replace("click", "bought"))
-    jsonl([{"request_id": "r", "ts": 1700000000, "items": [{"id": "a"}]}], tmp_path, "events.jsonl")
-    assert run(["doctor", *words.split()]) == code
-    assert message in capsys.readouterr().err
+    ):
+        code, _, err = say("doctor", *words.split())
+        assert (code, message in err) == (expected, True), err
+    with pytest.raises(UsageError, match="without a spec"):
+        ftrie.doctor(clean(400), SPEC, "click", progress=False)
+    with pytest.raises(UsageError, match="need a spec"):
+        ftrie.doctor(clean(400), items={"item": ["a"]}, progress=False)
+    with pytest.raises(SpecError, match="name it with --label"):
+        ftrie.doctor({"size": ["x", "y", "z"]}, progress=False)
 
 
 def test_long_names_fold_and_are_never_cut() -> None:
-    finding = Finding(
-        "warning", "encoding", "x" * 200, "a remedy " * 20, 5, 10, where="file.csv:3", example="y" * 90
-    )
-    lines = finding_lines(finding, 80)
+    place = {"where": "file.csv:3", "example": "y" * 90}
+    lines = finding_lines(Finding("warning", "encoding", "x" * 200, "a remedy " * 20, 5, 10, **place), 80)
     assert max(map(len, lines)) <= 80
     assert "".join(line[10:] for line in lines).count("x") == 200
     assert sum(line.startswith("do ") for line in lines) == 1

@@ -1,45 +1,26 @@
-"""`ftrie experiment …` as an operator types it."""
+"""`ftrie experiment …` as an operator types it; `ftrie store audit` after changes with every tool; dead letters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ftrie.cli import run
+import ftrie
 from model_store.store import Store
+from model_store.streams.dead_letters import Letter
+from model_store.versions.audit import operator
 from model_store.versions.experiments import Experiment
+from tests.ftrie.conftest import Ask, Say
 from tests.model_store.models import model
 
-Said = tuple[int, str, str]
 
-
-@pytest.fixture
-def say(
-    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
-    """Run `ftrie experiment …` on a store where ads, with the variants base and plain, is active."""
+@pytest.fixture(autouse=True)
+def ads(store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ads, with the variants base and plain, is active in the store that commands use by default."""
     monkeypatch.setenv("FTRIE_STORE", store_url)
     store.model("ads").publish_and_activate(model())
-
-    def said(*arguments: str) -> Said:
-        return run(["experiment", *arguments]), *capsys.readouterr()
-
-    return said
-
-
-@pytest.fixture
-def ask(say: Callable[..., Said]) -> Callable[..., Any]:
-    """The same with --json: the answer."""
-
-    def answer(*arguments: str) -> Any:
-        code, out, err = say(*arguments, "--json")
-        assert (code, err) == (0, "")
-        return json.loads(out)
-
-    return answer
 
 
 def record(store: Store) -> Experiment:
@@ -48,115 +29,192 @@ def record(store: Store) -> Experiment:
     return stored
 
 
-def test_without_an_experiment_the_shares_are_those_of_the_spec(
-    say: Callable[..., Said], ask: Callable[..., Any]
-) -> None:
-    code, out, _ = say("show", "ads")
-    assert code == 0
-    assert "no experiment; the shares are those of the spec" in out
-    assert ask("show", "ads") == {
+def test_set_says_what_is_in_force_and_how_many_cookies_move(say: Say, ask: Ask, store: Store) -> None:
+    code, out, _ = say("experiment", "show", "ads")
+    assert (code, "no experiment; the shares are those of the spec" in out) == (0, True)
+    assert ask("experiment", "show", "ads") == {
         "model": "ads",
         "experiment": None,
         "in_force": {"base": 0.5, "plain": 0.5},
         "problem": None,
         "moves": None,
     }
-
-
-def test_set_says_what_is_in_force_and_how_many_cookies_move(
-    say: Callable[..., Said], ask: Callable[..., Any], store: Store
-) -> None:
-    answer = ask("set", "ads", "base=0.9", "plain=0.1")
+    answer = ask("experiment", "set", "ads", "base=0.9", "plain=0.1")
     assert answer["in_force"] == {"base": 0.9, "plain": 0.1}
     assert answer["moves"] == pytest.approx(0.4)
-    assert ask("set", "ads", "--salt", "autumn")["moves"] == pytest.approx(1 - 0.81 - 0.01)
-    code, out, _ = say("set", "ads", "plain=1", "--objective", "ctr * bid")
+    salted = ask("experiment", "set", "ads", "--salt", "autumn")
+    assert salted["moves"] == pytest.approx(1 - 0.81 - 0.01)
+    code, out, _ = say("experiment", "set", "ads", "plain=1", "--objective", "ctr * bid")
     assert code == 0
     assert [line.split() for line in out.splitlines()[2:4]] == [
         ["base", "0.00000", "0.50000", "0", "no"],
         ["plain", "1.00000", "0.50000", "0", "no"],
     ]
-    assert (
-        "revision 3, running, 0 pins\nsalt: autumn\nobjective: ctr * bid\nmoves 90.0% of the cookies" in out
-    )
+    rest = "revision 3, running, 0 pins\nsalt: autumn\nobjective: ctr * bid\nmoves 90.0% of the cookies"
+    assert rest in out
     assert (record(store).shares, record(store).salt) == ({"plain": 1.0}, "autumn")
-    assert ask("set", "ads", "--salt", "", "--objective", "")["experiment"]["salt"] == ""
+    assert ask("experiment", "set", "ads", "--salt", "", "--objective", "")["experiment"]["salt"] == ""
 
 
-def test_pins_come_and_go_and_a_cookie_may_hold_an_equals_sign(ask: Callable[..., Any], store: Store) -> None:
-    ask("pin", "ads", "u1=plain", "a=b=base")
-    ask("pin", "ads", "u2=plain")
+def test_pins_come_and_go_and_a_cookie_may_hold_an_equals_sign(ask: Ask, store: Store) -> None:
+    ask("experiment", "pin", "ads", "u1=plain", "a=b=base")
+    ask("experiment", "pin", "ads", "u2=plain")
     assert record(store).pins == {"u1": "plain", "a=b": "base", "u2": "plain"}
-    ask("unpin", "ads", "u1", "never pinned")
+    ask("experiment", "unpin", "ads", "u1", "never pinned")
     assert record(store).pins == {"a=b": "base", "u2": "plain"}
-    ask("unpin", "ads", "--all")
+    ask("experiment", "unpin", "ads", "--all")
     assert record(store).pins == {}
 
 
-def test_shadows_a_winner_and_back_to_the_spec(ask: Callable[..., Any], store: Store) -> None:
-    ask("shadow", "ads", "plain")
+def test_shadows_a_winner_and_back_to_the_spec(ask: Ask, store: Store) -> None:
+    ask("experiment", "shadow", "ads", "plain")
     assert record(store).shadows == ("plain",)
-    ended = ask("stop", "ads", "--winner", "plain")
+    ended = ask("experiment", "stop", "ads", "--winner", "plain")
     assert (ended["in_force"], ended["experiment"]["state"]) == ({"base": 0.0, "plain": 1.0}, "stopped")
-    again = ask("set", "ads", "base=1")
+    again = ask("experiment", "set", "ads", "base=1")
     assert (again["in_force"], again["experiment"]["state"]) == ({"base": 1.0, "plain": 0.0}, "running")
-    ask("shadow", "ads", "--off")
+    ask("experiment", "shadow", "ads", "--off")
     assert record(store).shadows == ()
-    assert ask("clear", "ads")["in_force"] == {"base": 0.5, "plain": 0.5}
+    assert ask("experiment", "clear", "ads")["in_force"] == {"base": 0.5, "plain": 0.5}
     assert record(store).revision == 5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["set", "ads", "base=0.9"], 2, "base sum to 0.9; expected 1"),
-        (["set", "ads", "base=0.5", "other=0.5"], 2, "no variant 'other' in the model; it has: base, plain"),
-        (["set", "ads", "base=all"], 2, "got 'base=all', expected VARIANT=SHARE with a number"),
-        (["set", "ads", "base"], 2, "got 'base', expected VARIANT=SHARE"),
-        (["set", "ads", "base=0.5", "plain=0.4", "plain=0.5"], 2, "got 'plain' twice: 0.4 and 0.5"),
-        (["set", "ads", "--objective", "ctr *"], 2, "objective: "),
-        (["set", "ads"], 2, "give shares such as base=0.9 plain=0.1, --salt or --objective"),
-        (["set", "ads", "base=1", "--revision", "7"], 5, "expected revision 7, found 0"),
-        (["pin", "ads", "u1"], 2, "got 'u1', expected COOKIE=VARIANT"),
-        (["pin", "ads", "u1=base", "u1=plain"], 2, "got 'u1' twice: base and plain"),
-        (["pin", "ads", "u1=other"], 2, "pins: no variant 'other'"),
-        (["unpin", "ads"], 2, "give either cookies or --all"),
-        (["shadow", "ads", "other"], 2, "shadows: no variant 'other'"),
-        (["shadow", "ads"], 2, "give either variants or --off"),
-        (["stop", "ads", "--winner", "other"], 2, "winner: no variant 'other'"),
-        (["show", "a b"], 2, "got the model name 'a b'"),
-    ],
-)
-def test_a_mistake_is_told_and_nothing_changes(
-    say: Callable[..., Said], store: Store, arguments: list[str], code: int, message: str
-) -> None:
-    answered, out, err = say(*arguments)
-    assert (answered, out) == (code, "")
-    assert message in err
-    assert store.model("ads").experiment() is None
+MISTAKES: list[tuple[str, int, str]] = [
+    ("set ads base=0.9", 2, "base sum to 0.9; expected 1"),
+    ("set ads base=0.5 other=0.5", 2, "no variant 'other' in the model; it has: base, plain"),
+    ("set ads base=all", 2, "got 'base=all', expected VARIANT=SHARE with a number"),
+    ("set ads base", 2, "got 'base', expected VARIANT=SHARE"),
+    ("set ads base=0.5 plain=0.4 plain=0.5", 2, "got 'plain' twice: 0.4 and 0.5"),
+    ("set ads --objective ctr*", 2, "objective: "),
+    ("set ads", 2, "give shares such as base=0.9 plain=0.1, --salt or --objective"),
+    ("set ads base=1 --revision 7", 5, "expected revision 7, found 0"),
+    ("pin ads u1", 2, "got 'u1', expected COOKIE=VARIANT"),
+    ("pin ads u1=base u1=plain", 2, "got 'u1' twice: base and plain"),
+    ("pin ads u1=other", 2, "pins: no variant 'other'"),
+    ("unpin ads", 2, "give either cookies or --all"),
+    ("shadow ads other", 2, "shadows: no variant 'other'"),
+    ("shadow ads", 2, "give either variants or --off"),
+    ("stop ads --winner other", 2, "winner: no variant 'other'"),
+    ("show a/b", 2, "got the model name 'a/b'"),
+]
 
 
-def test_before_a_version_is_active_names_are_not_checked_and_it_says_so(
-    say: Callable[..., Said], store: Store
-) -> None:
-    code, out, err = say("set", "new", "base=1")
-    assert code == 0
-    assert "new: revision 1, running" in out
-    assert "no version of new is active yet" in err
+def test_a_mistake_is_told_and_nothing_changes(say: Say, store: Store) -> None:
+    for words, code, message in MISTAKES:
+        answered, out, err = say("experiment", *words.split())
+        assert (answered, out, message in err) == (code, "", True), (words, out, err)
+        assert store.model("ads").experiment() is None, words
 
 
-def test_a_record_that_no_longer_fits_the_active_version_is_shown_with_what_servers_say(
-    say: Callable[..., Said], store: Store
-) -> None:
+def test_an_experiment_that_no_version_fits_is_kept_and_said_to_be_so(say: Say, store: Store) -> None:
+    code, out, err = say("experiment", "set", "new", "base=1")
+    assert (code, "new: revision 1, running" in out) == (0, True)
+    assert "no version of new is active yet" in err  # so that names are not checked
     store.model("ads").experiments.write(Experiment(shares={"old": 1.0}))
-    code, out, err = say("show", "ads")
+    code, out, err = say("experiment", "show", "ads")
     assert (code, "servers refuse this experiment: shares: no variant 'old'" in err) == (0, True)
     assert "revision 1" in out
-
-
-def test_a_damaged_record_is_told_with_a_remedy_that_works(say: Callable[..., Said], store: Store) -> None:
-    store.client.hset(store.model("ads").keys.experiment, "shares", "?")
-    code, _, err = say("show", "ads")
+    store.client.hset(store.model("ads").keys.experiment, "shares", "?")  # a damaged record
+    code, _, err = say("experiment", "show", "ads")
     assert (code, "`ftrie experiment clear ads` resets it" in err) == (5, True)
-    assert say("clear", "ads")[0] == 0
-    assert say("show", "ads")[0] == 0
+    assert say("experiment", "clear", "ads")[0] == 0
+    assert say("experiment", "show", "ads")[0] == 0
+
+
+# -- the audit, and dead letters
+
+COMMANDS = """
+store activate ads 1
+store rollback ads
+store resume ads
+store resume ads
+experiment set ads base=0.9 plain=0.1
+experiment pin ads u1=plain
+experiment unpin ads --all
+experiment shadow ads plain
+experiment set ads --salt s
+experiment stop ads --winner plain
+experiment set ads base=1
+experiment clear ads
+"""
+"""Of which the second resume changes nothing: nothing is pinned any more."""
+
+
+def publish_twice(store: Store) -> None:
+    """So that version 3 is active."""
+    for number in (2.0, 3.0):
+        store.model("ads").publish_and_activate(model(weights=[number] * 5))
+
+
+def entries(ask: Ask) -> list[dict[str, Any]]:
+    """What `ftrie store audit ads --json` lists, oldest first."""
+    listed: list[dict[str, Any]] = ask("store", "audit", "ads")
+    return listed[::-1]
+
+
+def test_every_command_that_changes_what_is_served_is_listed(store: Store, ask: Ask, say: Say) -> None:
+    publish_twice(store)
+    assert say("store", "audit", "ads")[1] == "ads: no change by an operator is known\n"
+    store.trainer_lease("ads", "folder").take()  # with a trainer, a manual activation pins
+    for command in COMMANDS.strip().splitlines():
+        assert say(*command.split())[0] == 0, command
+    found = entries(ask)
+    assert [(each["tool"], each["action"]) for each in found] == [
+        ("ftrie store activate", "activate"),
+        ("ftrie store rollback", "rollback"),
+        ("ftrie store resume", "resume"),
+        ("ftrie experiment set", "shares"),
+        ("ftrie experiment pin", "pin"),
+        ("ftrie experiment unpin", "unpin"),
+        ("ftrie experiment shadow", "shadow"),
+        ("ftrie experiment set", "settings"),
+        ("ftrie experiment stop", "stop"),
+        ("ftrie experiment set", "start"),
+        ("ftrie experiment clear", "clear"),
+    ]
+    assert {each["who"] for each in found} == {operator()}
+    assert [(each["before"], each["after"]) for each in found[:3]] == [("3", "1"), ("1", "3"), ("3", "")]
+    assert json.loads(found[3]["after"]) == {"shares": {"base": 0.9, "plain": 0.1}}
+    out = say("store", "audit", "ads", "--last", "1")[1]  # the latest
+    assert "ftrie experiment clear" in out and operator() in out
+    assert out.count(" UTC ") == 1
+
+
+def test_a_change_from_python_is_listed_and_a_command_that_fails_is_not(
+    store: Store, ask: Ask, say: Say
+) -> None:
+    publish_twice(store)
+    assert say("store", "activate", "ads", "9")[0] != 0
+    assert say("experiment", "set", "ads", "none=1")[0] != 0
+    with ftrie.Store() as opened:
+        assert opened.activate("ads", 1) == 3
+        assert opened.rollback("ads", 2) == 2
+    found = [(each["tool"], each["action"], each["before"], each["after"]) for each in entries(ask)]
+    assert found == [("python", "activate", "3", "1"), ("python", "rollback", "1", "2")]
+
+
+def test_the_change_stays_if_the_audit_cannot_be_written(store: Store, say: Say) -> None:
+    publish_twice(store)
+    store.client.set("ftrie:{ads}:audit", "no stream")
+    code, _, err = say("store", "activate", "ads", "1")
+    assert (code, "not in the audit" in err) == (0, True)
+    assert store.model("ads").active() == 1
+
+
+def test_dead_letters_are_listed_latest_first_and_give_no_orders_to_the_terminal(
+    store: Store, ask: Ask, say: Say
+) -> None:
+    said = Letter("redis#clicks", "1700000000123-0", "no request_id", '{"item": "ü"}'.encode())
+    letters = store.dead_letters("ads")
+    letters.add(1, [said, Letter("file:a", "7", "not JSON", b"\xff" * 500)])
+    _, out, _ = say("store", "dead", "ads")
+    assert out.index("not JSON") < out.index("no request_id")
+    assert "redis#clicks" in out and '{"item": "ü"}' in out and "…" in out
+    assert ask("store", "dead", "ads", "--last", "1") == [  # with its whole event
+        {"number": 2, "source": "file:a", "place": "7", "reason": "not JSON", "event": "\\xff" * 500}
+    ]
+    letters.add(3, [Letter("file:a", "8", 'event: got "\x1b[2J"', b"\x1b]0;title\x07\r{")])
+    _, out, _ = say("store", "dead", "ads", "--last", "1")
+    assert r'event: got "\x1b[2J"' in out and r"\x1b]0;title\x07\x0d{" in out
+    assert "\x1b" not in out
+    assert say("store", "dead", "shop") == (0, "shop: no dead letters\n", "")

@@ -16,11 +16,11 @@ from typing import Any
 import grpc
 import pytest
 
-from ftrie.cli import run
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback, Rejected, Report, ReportFailed
 from model_store.errors import FieldValueError
 from model_store.store import Store
+from tests.ftrie.conftest import Ask, Said, Say
 from tests.server import shop
 from tests.server.one_process import Server
 
@@ -32,10 +32,7 @@ def stream(store: Store) -> list[dict[str, Any]]:
     return [json.loads(payload) for payload in payloads]
 
 
-# -- the client
-
-
-def test_what_is_reported_goes_to_the_stream_with_the_request_it_belongs_to(
+def test_what_a_client_reports_goes_to_the_stream_with_the_request_it_belongs_to(
     client: Client, store: Store
 ) -> None:
     ranking = client.rank(shop.NAME, cookie="u1", candidates=["item-1", "item-2"])
@@ -49,9 +46,6 @@ def test_what_is_reported_goes_to_the_stream_with_the_request_it_belongs_to(
     click, sale = stream(store)
     assert (click["request_id"], click["item"]) == (ranking.request_id, ranking.items[0].id)
     assert (sale["ts"], sale["value"]) == (datetime(2024, 5, 1, 8, tzinfo=UTC).timestamp(), 49.5)
-
-
-def test_what_cannot_be_taken_is_named(client: Client) -> None:
     report = client.report("", [Feedback("r", "a"), Feedback("r", "")])
     assert report == Report(1, 0, (Rejected(1, "item_id: got 0 bytes, expected 1 to 4,096"),))
 
@@ -69,41 +63,26 @@ def test_a_failed_report_says_when_to_come_back_if_that_would_help(client: Clien
     assert full.value.retry_after_s is not None and 0.2 <= full.value.retry_after_s <= 1.0
 
 
-@pytest.mark.parametrize("bad", [Feedback("\udcff", "a"), Feedback("r", "a", "view")])  # type: ignore[arg-type]
-def test_what_is_no_feedback_is_not_sent(client: Client, bad: Feedback) -> None:
-    with pytest.raises(FieldValueError):
-        client.report("", [bad])
+def test_the_command_reports_item_by_item_and_once(server: Server, store: Store, ask: Ask, say: Say) -> None:
+    def told(*words: str) -> Said:
+        return say("feedback", shop.NAME, *words, "--address", server.address)
 
-
-# -- the command
-
-
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = run(["feedback", *words])
-    out, err = capsys.readouterr()
-    return code, out.strip(), err
-
-
-def test_clicks_are_reported_item_by_item_and_once(
-    server: Server, store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (shop.NAME, "r1", "item-1", "item-2", "--address", server.address)
-    assert told(capsys, *words) == (0, "2 accepted, 0 reported before", "")
-    assert told(capsys, *words)[1] == "0 accepted, 2 reported before"
+    assert told("r1", "item-1", "item-2") == (0, "2 accepted, 0 reported before\n", "")
+    assert told("r1", "item-1", "item-2")[1] == "0 accepted, 2 reported before\n"
     assert [event["item"] for event in stream(store)] == ["item-1", "item-2"]
 
-
-def test_a_click_on_what_rank_printed_is_reported_as_it_stands_there(
-    server: Server, store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--cookie", "u1", "--candidates", "item-1,item-2", "--address", server.address, "--json"]
-    assert run(["rank", shop.NAME, *asked]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    (best,) = answer["ctr"][0]
-    code, out, _ = told(capsys, shop.NAME, answer["request_id"], best, "--address", server.address)
-    assert (code, out) == (0, "1 accepted, 0 reported before")
-    (event,) = stream(store)
+    asked = ["--cookie", "u1", "--candidates", "item-1,item-2", "--address", server.address]
+    answer = ask("rank", shop.NAME, *asked)
+    (best,) = answer["ctr"][0]  # a click on what it printed is reported as it stands there
+    assert told(answer["request_id"], best)[:2] == (0, "1 accepted, 0 reported before\n")
+    event = stream(store)[-1]
     assert (event["request_id"], event["item"]) == (answer["request_id"], best)
+
+    words = [shop.NAME, "r1", "item-1", "--conversion", "--value", "2.5", "--event-id", "e"]
+    found = ask("feedback", *words, "--address", server.address)
+    assert found == {"accepted": 1, "duplicates": 0, "rejected": 0}
+    event = stream(store)[-1]
+    assert (event["event"], event["value"], event["event_id"]) == ("conversion", 2.5, "e")
 
 
 @pytest.mark.slow
@@ -124,18 +103,8 @@ def test_the_script_of_the_documentation_ranks_and_reports_a_click(server: Serve
     assert stream(store)[0]["item"] in ("item-1", "item-2")
 
 
-def test_a_conversion_has_an_id_and_a_value(
-    server: Server, store: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (shop.NAME, "r1", "item-1", "--conversion", "--value", "2.5", "--event-id", "e", "--json")
-    code, out, _ = told(capsys, *words, "--address", server.address)
-    assert (code, json.loads(out)) == (0, {"accepted": 1, "duplicates": 0, "rejected": 0})
-    (event,) = stream(store)
-    assert (event["event"], event["value"], event["event_id"]) == ("conversion", 2.5, "e")
-
-
-def test_a_file_is_reported_line_by_line_and_bad_lines_are_named(
-    server: Server, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_file_or_the_standard_input_is_reported_line_by_line_and_bad_lines_are_named(
+    server: Server, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     lines = [json.dumps({"request_id": "r1", "item": number, "ts": 1.7e12}) for number in range(1500)]
     odd = [
@@ -149,8 +118,8 @@ def test_a_file_is_reported_line_by_line_and_bad_lines_are_named(
     ]
     path = tmp_path / "clicks.jsonl"
     path.write_text("\n".join([*lines[:700], *odd, *lines[700:]]))
-    code, out, err = told(capsys, shop.NAME, "--file", str(path), "--address", server.address)
-    assert (code, out) == (3, "1,500 accepted, 0 reported before")
+    code, out, err = say("feedback", shop.NAME, "--file", path, "--address", server.address)
+    assert (code, out) == (3, "1,500 accepted, 0 reported before\n")
     for number, reason in (
         (701, "item_id: got 0 bytes"),
         (702, "not JSON"),
@@ -163,29 +132,24 @@ def test_a_file_is_reported_line_by_line_and_bad_lines_are_named(
     assert "6 events rejected; the others are stored" in err
     assert {event["ts"] for event in stream(store)} == {1.7e9}
 
-
-def test_the_standard_input_is_a_file_too(
-    server: Server, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     line = b'{"request_id": "r1", "item": "a", "ts": "2024-05-01T08:00:00Z", "event_id": "e"}\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
-    assert told(capsys, shop.NAME, "--file", "-", "--address", server.address)[0] == 0
-    assert stream(store)[0]["ts"] == datetime(2024, 5, 1, 8, tzinfo=UTC).timestamp()
+    assert say("feedback", shop.NAME, "--file", "-", "--address", server.address)[0] == 0
+    assert stream(store)[-1]["ts"] == datetime(2024, 5, 1, 8, tzinfo=UTC).timestamp()
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["r1"], 2, "give REQUEST_ID and at least one ITEM, or --file FILE"),
-        (["r1", "a", "--file", "x"], 2, "give either REQUEST_ID and ITEM, or --file, not both"),
-        (["r1", "a", "b", "--event-id", "e"], 2, "--event-id identifies one event; got 2 items"),
-        (["--file", "/no/such/file"], 3, "cannot read /no/such/file: No such file"),
-        (["r1", "x" * 5000], 3, "1 event rejected"),
-    ],
-)
-def test_what_is_wrong_is_said(
-    server: Server, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
-) -> None:
-    done, _, err = told(capsys, shop.NAME, *words, "--address", server.address)
-    assert done == code
-    assert message in " ".join(err.replace("│", " ").split())
+def test_what_is_wrong_is_said(shared_server: Server, shared_client: Client, say: Say) -> None:
+    for words, code, message in (
+        ("r1", 2, "give REQUEST_ID and at least one ITEM, or --file FILE"),
+        ("r1 a --file x", 2, "give either REQUEST_ID and ITEM, or --file, not both"),
+        ("r1 a b --event-id e", 2, "--event-id identifies one event; got 2 items"),
+        ("--file /no/such/file", 3, "cannot read /no/such/file: No such file"),
+        ("r1 " + "x" * 5000, 3, "1 event rejected"),
+    ):
+        done, _, err = say("feedback", shop.NAME, *words.split(), "--address", shared_server.address)
+        assert done == code
+        assert message in " ".join(err.replace("│", " ").split())
+    unknown: Any = "view"
+    for bad in (Feedback("\udcff", "a"), Feedback("r", "a", unknown)):
+        with pytest.raises(FieldValueError):  # and it is not sent
+            shared_client.report("", [bad])

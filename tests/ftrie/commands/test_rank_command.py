@@ -1,36 +1,38 @@
-"""`ftrie rank` as a user types it, against a running server."""
+"""`ftrie rank` and `ftrie explain` as a user types them, against a running server; what `ftrie admin status` prints."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
-from ftrie.cli import run
+from ctr.v1.admin_pb2 import VariantShare
 from ftrie.client.client import Client
+from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson
+from ftrie.commands.admin import traffic
 from model_store.errors import FieldValueError
-from model_store.store import Store
+from tests.ftrie.conftest import Ask, Say
 from tests.server import shop
 from tests.server.one_process import Server
 
 HOUR = "hour=2024-05-01T08:00:00"
+ITEMS = ["item-1", "item-2", "item-3"]
+ASKED = ["--cookie", "u1", "--candidates", ",".join(ITEMS), "--context", HOUR]
+
+
+@pytest.fixture
+def rank(shared_server: Server) -> list[str]:
+    """The words that rank on the server."""
+    return ["rank", shop.NAME, "--address", shared_server.address]
 
 
 def test_json_has_an_object_for_each_item_and_what_a_script_needs_of_the_answer(
-    server: Server, client: Client, capsys: pytest.CaptureFixture[str]
+    rank: list[str], shared_client: Client, ask: Ask
 ) -> None:
-    flags = ["--cookie", "u1", "--candidates", "item-1,item-2,item-3", "--context", HOUR, "--top-k", "2"]
-    more = ["--context", "moon=full", "--request-id", "r1"]
-    assert run(["rank", shop.NAME, "--address", server.address, *flags, *more, "--json"]) == 0
-    wanted = client.rank(
-        cookie="u1",
-        candidates=["item-1", "item-2", "item-3"],
-        context={"hour": HOUR[5:], "moon": "full"},
-        top_k=2,
-        request_id="r1",
+    wanted = shared_client.rank(
+        cookie="u1", candidates=ITEMS, context={"hour": HOUR[5:], "moon": "full"}, top_k=2, request_id="r1"
     )
-    assert json.loads(capsys.readouterr().out) == {
+    assert ask(*rank, *ASKED, "--top-k", 2, "--context", "moon=full", "--request-id", "r1") == {
         "cookie": "u1",
         "ctr": [{item.id: item.ctr} for item in wanted.items],
         "request_id": "r1",
@@ -42,23 +44,50 @@ def test_json_has_an_object_for_each_item_and_what_a_script_needs_of_the_answer(
     }
 
 
-def test_a_table_names_version_and_variant(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--candidate-set", "front page", "--variant", "plain", "--context", "moon=full"]
-    assert run(["rank", shop.NAME, "--address", server.address, *flags]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["rank", "item", "ctr", "score"]
-    assert {"item-1", "item-2", "item-3"} <= {word for line in lines for word in line.split()}
-    assert re.fullmatch(r"shop version 1, variant plain, request [0-9a-f]{32}", lines[-2])
-    assert lines[-1] == "unknown fields: moon"
+def test_flags_ask_what_the_client_asks(rank: list[str], shared_client: Client, ask: Ask) -> None:
+    tests = ["brand=b1,b2,b3", "tags!=red", "price>=2", "price<=100"]
+    flags = [word for test in tests for word in ("--filter", test)]
+    flags += ["--user", "likes=red", "--user", "likes=blue", "--objective", "ctr * price", "--cap", "brand=1"]
+    flags += ["--explore", "thompson:0.5", "--request-id", "r1", "--variant", "base"]
+    printed = ask(*rank, *ASKED, *flags)
+    wanted = shared_client.rank(
+        cookie="u1",
+        candidates=ITEMS,
+        context={"hour": HOUR[5:]},
+        user={"likes": ["red", "blue"]},  # a repeated feature is a set
+        variant="base",
+        objective="ctr * price",
+        filters=[
+            AnyOf("brand", ["b1", "b2", "b3"]),
+            NoneOf("tags", ["red"]),
+            Between("price", 2),
+            Between("price", most=100),
+        ],
+        caps={"brand": 1},
+        exploration=Thompson(0.5),
+        request_id="r1",
+    )
+    assert printed["request_id"] == "r1" and wanted.items
+    assert printed["ctr"] == [{item.id: item.ctr} for item in wanted.items]
+    assert [(i["id"], i["objective"], i["propensity"]) for i in printed["items"]] == [
+        (item.id, item.objective, item.propensity) for item in wanted.items
+    ]
 
 
-def test_a_repeated_feature_is_a_set(
-    server: Server, client: Client, capsys: pytest.CaptureFixture[str]
+def test_a_table_names_version_and_variant_and_has_a_column_for_what_was_asked(
+    rank: list[str], say: Say
 ) -> None:
-    flags = ["--candidates", "item-1", "--user", "likes=red", "--user", "likes=blue", "--variant", "base"]
-    assert run(["rank", shop.NAME, "--address", server.address, *flags, "--json"]) == 0
-    wanted = client.rank(candidates=["item-1"], user={"likes": ["red", "blue"]}, variant="base").items[0].ctr
-    assert json.loads(capsys.readouterr().out)["ctr"] == [{"item-1": wanted}]
+    flags = ["--candidate-set", "front page", "--variant", "plain", "--context", "moon=full"]
+    code, out, _ = say(*rank, *flags)
+    lines = out.splitlines()
+    assert (code, lines[0].split()) == (0, ["rank", "item", "ctr", "score"])
+    assert {*ITEMS} <= {word for line in lines for word in line.split()}
+    assert re.fullmatch(r"shop version 1, variant plain, request [0-9a-f]{32}", lines[-2])  # for feedback
+    assert lines[-1] == "unknown fields: moon"
+    flags = ["--explore", "ucb:1", "--objective", "score + no_such_field"]
+    lines = say(*rank, *ASKED, *flags)[1].splitlines()
+    assert lines[0].split() == ["rank", "item", "ctr", "score", "uncertainty", "propensity"]
+    assert "degraded: objective: 3 of 3 candidates have no value" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -66,32 +95,55 @@ def test_a_repeated_feature_is_a_set(
     [
         (["--candidates", "a,,b"], 6, "INVALID_ARGUMENT: item_ids[1]: empty"),
         (["--candidate-set", "no such"], 6, "NOT_FOUND: candidate_set: the store has no set 'no such'"),
-        (
-            ["--candidates", "a", "--candidate-set", "b"],
-            2,
-            "give either --candidates A,B,C or --candidate-set",
-        ),
+        ([*ASKED, "--candidate-set", "b"], 2, "give either --candidates A,B,C or --candidate-set"),
         ([], 2, "give either --candidates A,B,C or --candidate-set NAME"),
         (["--candidates", "a", "--context", "hour"], 2, "got 'hour', expected FIELD=VALUE"),
+        ([*ASKED, "--filter", "price>=dear"], 2, "expected a number where 'dear' stands"),
+        ([*ASKED, "--filter", "price"], 2, "expected FIELD=A,B, FIELD!=A,B, FIELD>=N or FIELD<=N"),
+        ([*ASKED, "--cap", "brand=0"], 2, "got 'brand=0', expected FIELD=N with a whole number from 1 on"),
+        ([*ASKED, "--cap", "brand"], 2, "got 'brand', expected FIELD=N"),
+        ([*ASKED, "--explore", "greedy:1"], 2, "got 'greedy:1', expected ucb:WIDTH or thompson:WIDTH"),
+        ([*ASKED, "--explore", "ucb"], 2, "expected a number where '' stands"),
+        ([*ASKED, "--explore", "ucb:-1"], 6, "INVALID_ARGUMENT: exploration.ucb.width: got -1.0"),
+        ([*ASKED, "--objective", "ctr +"], 6, "INVALID_ARGUMENT: objective: at character 6: got the end"),
+        # As Python hands on the byte 0xff:
+        ([*ASKED, "--variant", "\udcff"], FieldValueError.exit_code, "which is not Unicode text"),
+        ([*ASKED, "--address", "127.0.0.1:1", "--timeout", "5"], 6, "127.0.0.1:1: UNAVAILABLE"),
     ],
 )
-def test_errors_go_to_stderr_with_a_code(
-    server: Server, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, message: str
+def test_errors_go_to_stderr_with_a_code_and_say_what_is_expected(
+    rank: list[str], say: Say, flags: list[str], code: int, message: str
 ) -> None:
-    assert run(["rank", shop.NAME, "--address", server.address, *flags]) == code
-    out, err = capsys.readouterr()
-    assert out == ""
+    ended, out, err = say(*rank, *flags)
+    assert (ended, out) == (code, "")
     assert message in err
 
 
-def test_nobody_listening_is_an_error(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["rank", "ads", "--address", "127.0.0.1:1", "--candidates", "a", "--timeout", "5"]) == 6
-    assert "127.0.0.1:1: UNAVAILABLE" in capsys.readouterr().err
-
-
-def test_text_that_is_not_unicode_is_named_and_not_sent(
-    server: Server, capsys: pytest.CaptureFixture[str]
+def test_an_explanation_is_a_table_of_bars_an_item_and_as_json_adds_up(
+    shared_server: Server, ask: Ask, say: Say
 ) -> None:
-    flags = ["--cookie", "\udcff", "--candidates", "item-1"]  # as Python hands on the byte 0xff
-    assert run(["rank", shop.NAME, "--address", server.address, *flags]) == FieldValueError.exit_code
-    assert "which is not Unicode text" in capsys.readouterr().err
+    explain = ["explain", shop.NAME, "--address", shared_server.address, *ASKED, "--variant", "base"]
+    lines = say(*explain, "--top-k", "2")[1].splitlines()
+    assert [line.split(".")[0] for line in lines if ": ctr " in line] == ["1", "2"]
+    assert lines[1].split() == ["field", "or", "cross", "adds", "key", "weight", "x"]
+    # The first group adds most, and its bar is the longest.
+    bars = [sum(line.count(mark) for mark in "█░") for line in lines[3 : lines.index("")]]
+    assert bars[0] == max(bars) == 24
+    assert any("bias" in line for line in lines)
+    assert lines[-1] == "shop version 1, variant base"
+
+    printed = ask(*explain)
+    assert printed["variant"] == "base"
+    for each in printed["items"]:
+        total = 0.0
+        for group in each["groups"]:
+            for key in group["keys"]:
+                total += key["contribution"]
+        assert total == each["item"]["score"]
+
+
+def test_traffic_names_a_few_variants_and_counts_the_others() -> None:
+    shares = [VariantShare(variant=f"v{number}", share=1 / 32) for number in range(32)]
+    assert traffic(shares[:2]) == "v0 3.1%, v1 3.1%"
+    assert traffic(shares) == "v0 3.1%, v1 3.1%, v2 3.1%, v3 3.1%, … 32 in all"
+    assert traffic([]) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
-from model_store.spec.spec import load_spec
 from model_store.store import Store
+from tests.ftrie.conftest import Ask, Say
 from tests.trainer.off_policy.rows import (
     ITEMS,
     SPEC,
@@ -29,53 +29,62 @@ from tests.trainer.off_policy.rows import (
 )
 
 EVENTS_SPEC = SPEC.replace('request = "request"', 'request = "request_id"\ntimestamp = "ts"')
-Capture = pytest.CaptureFixture[str]
+BARE_SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\nitem = "item"\n[learner]\nl1 = 0.0\n'
+VIEWS_SPEC = '[model]\nname = "v"\n[input]\nlabel = "clicks"\nviews = "views"\n[fields]\nsite = {}\n'
+Refuse = Callable[..., str]
 
 
-def answer(capsys: Capture, *arguments: str | Path) -> dict[str, Any]:
-    """What `ftrie replay … --json` prints."""
-    capsys.readouterr()  # of commands before
-    assert run(["replay", *map(str, arguments), "--json"]) == 0, capsys.readouterr().err
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+@pytest.fixture
+def refusal(say: Say) -> Refuse:
+    """What `ftrie replay` says of what it does not do."""
+
+    def refused(*words: object) -> str:
+        code, _, err = say("replay", *words)
+        assert code != 0
+        return err
+
+    return refused
 
 
-def refusal(capsys: Capture, *arguments: str | Path) -> str:
-    """What it says of what it does not do."""
-    assert run(["replay", *map(str, arguments)]) != 0
-    return capsys.readouterr().err
+def written(folder: Path, text: str) -> Path:
+    path = folder / "spec.toml"
+    path.write_text(text)
+    return path
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.toml"
-    path.write_text(SPEC)
-    return path
+    return written(tmp_path, SPEC)
 
 
 @pytest.fixture
 def events_spec(tmp_path: Path) -> Path:
-    path = tmp_path / "events.toml"
-    path.write_text(EVENTS_SPEC)
-    return path
+    return written(tmp_path, EVENTS_SPEC)
 
 
-def test_a_replay_of_rows_learns_what_a_training_does(spec: Path, tmp_path: Path, capsys: Capture) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A few rows."""
+    return write_rows(tmp_path / "log.csv", rows_of(20, seed=1))
+
+
+def test_a_replay_of_rows_learns_what_a_training_does(spec: Path, tmp_path: Path, ask: Ask) -> None:
+    replayed, trained, report = (tmp_path / name for name in ("r.arrow", "t.arrow", "report.json"))
     log = write_rows(tmp_path / "log.csv", rows_of(500, seed=1))
-    found = answer(
-        capsys, spec, log, "--save", tmp_path / "replayed.arrow", "--report", tmp_path / "report.json"
-    )
-    assert run(["train", str(spec), str(log), "--save", str(tmp_path / "trained.arrow")]) == 0
-    assert (tmp_path / "replayed.arrow").read_bytes() == (tmp_path / "trained.arrow").read_bytes()
-    assert found["sha256"] == Artefact.read(tmp_path / "trained.arrow").sha256
+    found = ask("replay", spec, log, "--save", replayed, "--report", report)
+    ask("train", spec, log, "--save", trained)
+    assert replayed.read_bytes() == trained.read_bytes()
+    assert found["sha256"] == Artefact.read(trained).sha256
     assert (found["kind"], found["examples"], found["estimates"]) == ("rows", 500, None)
-    assert json.loads((tmp_path / "report.json").read_text()) == found
+    assert json.loads(report.read_text()) == found
 
 
-def test_a_replay_of_events_joins_them(events_spec: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_replay_of_events_joins_them_however_their_files_are_cut_and_called(
+    events_spec: Path, tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lists = lists_of(200, seed=2)
     impressions, clicks = write_events(tmp_path, lists)
-    found = answer(capsys, events_spec, impressions, clicks)
+    found = ask("replay", events_spec, impressions, clicks)
     clicked = sum(len(each["clicked"]) for each in lists)
     assert (found["kind"], found["examples"]) == ("events", 400)
     assert (found["events"]["impressions"], found["events"]["feedback"]) == (200, clicked)
@@ -83,116 +92,97 @@ def test_a_replay_of_events_joins_them(events_spec: Path, tmp_path: Path, capsys
     assert found["span_s"] == pytest.approx(199.0)
     assert found["speed"] > 0.0
 
-
-def test_a_replay_is_the_same_however_its_files_are_cut(
-    events_spec: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    impressions, clicks = write_events(tmp_path, lists_of(300, seed=3))
     lines = impressions.read_bytes().splitlines(keepends=True)
-    folder = tmp_path / "parts"
+    monkeypatch.chdir(tmp_path)
+    folder = Path("impressions")  # a folder may be called like a kind of source
     folder.mkdir()
     for part in range(3):
-        (folder / f"{part}.jsonl.gz").write_bytes(
-            gzip.compress(b"".join(lines[part * 100 : part * 100 + 100]))
-        )
-    whole = answer(capsys, events_spec, impressions, clicks)
-    parts = answer(capsys, events_spec, folder, clicks)
-    assert parts["sha256"] == whole["sha256"]
+        packed = gzip.compress(b"".join(lines[part * 70 : part * 70 + 70]))
+        (folder / f"{part}.jsonl.gz").write_bytes(packed)
+    assert ask("replay", events_spec, folder, clicks)["sha256"] == found["sha256"]
 
 
 def test_what_a_stores_streams_hold_is_replayed(
-    events_spec: Path, tmp_path: Path, store: Store, store_url: str, capsys: Capture
+    events_spec: Path, tmp_path: Path, store: Store, store_url: str, ask: Ask
 ) -> None:
     impressions, clicks = write_events(tmp_path, lists_of(50, seed=4))
     store.impressions("shop").append(impressions.read_bytes().splitlines())
     store.clicks("shop").append(clicks.read_bytes().splitlines())
-    found = answer(capsys, events_spec, "store", "--store", store_url, "--publish")
+    found = ask("replay", events_spec, "store", "--store", store_url, "--publish")
     assert (found["examples"], found["version"]) == (100, 1)
     assert store.model("shop").materialise(1).sha256 == found["sha256"]
     assert store.model("shop").active() is None
 
 
-def trained(spec: Path, folder: Path, store_url: str, *logs: Path) -> bytes:
+def trained(ask: Ask, spec: Path, store_url: str, *logs: Path) -> bytes:
     """The model that `ftrie trainer` learns from the same logs."""
-    sources = [word for log in logs for word in ("--from", str(log))]
-    flags = ["--once", "--no-publish", "--store", store_url, "--checkpoint", str(folder / "state")]
-    saved = folder / "trained.arrow"
-    assert run(["trainer", str(spec), *sources, *flags, "--save", str(saved)]) == 0
+    saved, state = spec.with_name("trained.arrow"), spec.with_name("state")
+    sources = [word for log in logs for word in ("--from", log)]
+    flags = ["--once", "--no-publish", "--store", store_url, "--checkpoint", state, "--save", saved]
+    ask("trainer", spec, *sources, *flags)
     return saved.read_bytes()
 
 
 def test_a_spec_without_fields_takes_those_of_the_events_as_the_trainer_does(
-    tmp_path: Path, store_url: str, capsys: Capture
+    tmp_path: Path, store_url: str, ask: Ask
 ) -> None:
-    spec = tmp_path / "bare.toml"
-    spec.write_text('[model]\nname = "shop"\n[input]\nlabel = "click"\nitem = "item"\n[learner]\nl1 = 0.0\n')
+    spec, replayed = written(tmp_path, BARE_SPEC), tmp_path / "replayed.arrow"
     logs = write_events(tmp_path, lists_of(50, seed=4))
-    found = answer(capsys, spec, *logs, "--save", tmp_path / "replayed.arrow", "--policy", "learning")
+    found = ask("replay", spec, *logs, "--save", replayed, "--policy", "learning")
     assert found["examples"] == 100
-    assert set(Artefact.read(tmp_path / "replayed.arrow").spec.fields) == {"age", "brand"}
-    assert (tmp_path / "replayed.arrow").read_bytes() == trained(spec, tmp_path, store_url, *logs)
+    assert set(Artefact.read(replayed).spec.fields) == {"age", "brand"}
+    assert replayed.read_bytes() == trained(ask, spec, store_url, *logs)
 
 
 def test_a_folder_of_rows_is_replayed_as_the_trainer_reads_it(
-    spec: Path, tmp_path: Path, store_url: str, capsys: Capture
+    spec: Path, tmp_path: Path, store_url: str, ask: Ask
 ) -> None:
-    folder = tmp_path / "day=1"
+    folder, replayed, rows = tmp_path / "day=1", tmp_path / "replayed.arrow", rows_of(60, seed=8)
     folder.mkdir()
-    rows = rows_of(60, seed=8)
     write_rows(folder / "b.csv", rows[40:])
     write_rows(folder / "a.csv", rows[:40])
-    found = answer(capsys, spec, folder, "--save", tmp_path / "replayed.arrow")
+    found = ask("replay", spec, folder, "--save", replayed)
     assert (found["kind"], found["examples"]) == ("rows", 60)
-    assert (tmp_path / "replayed.arrow").read_bytes() == trained(spec, tmp_path, store_url, folder)
-    assert answer(capsys, spec, f"rows={folder}")["sha256"] == found["sha256"]
+    assert replayed.read_bytes() == trained(ask, spec, store_url, folder)
+    assert ask("replay", spec, f"rows={folder}")["sha256"] == found["sha256"]
 
 
 def test_a_replay_of_which_too_many_rows_are_rejected_is_not_published_unless_forced(
-    spec: Path, tmp_path: Path, store: Store, store_url: str, capsys: Capture
+    spec: Path, tmp_path: Path, store: Store, store_url: str, say: Say
 ) -> None:
-    log = tmp_path / "bad.csv"
-    write_rows(
-        log, [row if index % 5 else row | {"click": "?"} for index, row in enumerate(rows_of(60, seed=8))]
-    )
-    publish = ["replay", str(spec), str(log), "--publish", "--store", store_url]
-    assert run(publish) == InputError.exit_code
-    assert "12 rows were rejected, 20 % of those read" in capsys.readouterr().err
-    assert not store.model(load_spec(spec).model.name).versions()
-    assert run([*publish, "--force"]) == 0
-    assert len(store.model(load_spec(spec).model.name).versions()) == 1
+    rows = rows_of(60, seed=8)
+    bad = write_rows(tmp_path / "bad.csv", [row | {"click": "?"} for row in rows[::5]] + rows[12:])
+    publish = ["--publish", "--store", store_url]
+    code, _, err = say("replay", spec, bad, *publish)
+    assert (code, "12 rows were rejected, 20 % of those read" in err) == (InputError.exit_code, True)
+    assert not store.model("shop").versions()
+    assert say("replay", spec, bad, *publish, "--force")[0] == 0
+    assert len(store.model("shop").versions()) == 1
 
-
-def test_a_row_of_many_views_counts_once_among_those_that_are_rejected(
-    tmp_path: Path, store_url: str, capsys: Capture
-) -> None:
-    spec, log = tmp_path / "views.toml", tmp_path / "views.csv"
-    spec.write_text('[model]\nname = "v"\n[input]\nlabel = "clicks"\nviews = "views"\n[fields]\nsite = {}\n')
     lines = [f"{3 if row % 8 else 'x'},9,s{row % 3}" for row in range(80)]  # each good row is two examples
-    log.write_text("\n".join(["clicks,views,site", *lines]) + "\n")
-    assert run(["replay", str(spec), str(log), "--publish", "--store", store_url]) == InputError.exit_code
-    assert "10 rows were rejected, 12.5 % of those read" in capsys.readouterr().err
+    bad.write_text("\n".join(["clicks,views,site", *lines]) + "\n")
+    code, _, err = say("replay", written(tmp_path, VIEWS_SPEC), bad, *publish)
+    assert (code, "10 rows were rejected, 12.5 % of those read" in err) == (InputError.exit_code, True)
 
 
 def test_a_replay_reads_rows_from_a_pipe_once_and_estimates_need_a_file(
-    spec: Path, tmp_path: Path, capsys: Capture
+    spec: Path, tmp_path: Path, log: Path, ask: Ask, refusal: Refuse
 ) -> None:
-    log = write_rows(tmp_path / "log.csv", rows_of(60, seed=8))
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor() as pool:
         done = pool.submit(pipe.write_bytes, log.read_bytes())
-        assert answer(capsys, spec, pipe)["sha256"] == answer(capsys, spec, log)["sha256"]
+        assert ask("replay", spec, pipe)["sha256"] == ask("replay", spec, log)["sha256"]
         done.result()
-    assert run(["replay", str(spec), str(pipe), "--policy", "logged"]) == InputError.exit_code
-    assert "can be read only once" in capsys.readouterr().err
+    assert "can be read only once" in refusal(spec, pipe, "--policy", "logged")
 
 
-def slow_lists(lists: list[Row], included: Any) -> tuple[float, float]:
-    """IPS and SNIPS of a policy that has item i among two with the chance included(i)."""
+def slow_lists(lists: list[Row], best: set[str]) -> tuple[float, float]:
+    """IPS and SNIPS of a policy that shows the best two."""
     weighted = weights = shown = 0.0
     for each in lists:
         for item in each["items"]:
-            w = included(item["id"]) / item["propensity"]
+            w = (item["id"] in best) / item["propensity"]
             weighted += w * (item["id"] in each["clicked"])
             weights += w
             shown += 1
@@ -200,34 +190,19 @@ def slow_lists(lists: list[Row], included: Any) -> tuple[float, float]:
 
 
 def test_lists_are_weighed_by_the_chance_of_being_among_those_shown(
-    events_spec: Path, tmp_path: Path, capsys: Capture
+    events_spec: Path, tmp_path: Path, ask: Ask
 ) -> None:
     """Given lists of two drawn alike, when a model's best two are judged, each item's chance is 0 or 1 by 2 / 5."""
     lists = lists_of(600, seed=5)
-    impressions, clicks = write_events(tmp_path, lists)
-    before = write_rows(tmp_path / "before.csv", rows_of(2000, seed=6))
-    saved = tmp_path / "shop.arrow"
+    logs = write_events(tmp_path, lists)
+    before, saved = write_rows(tmp_path / "before.csv", rows_of(2000, seed=6)), tmp_path / "shop.arrow"
     only_items = tmp_path / "items.toml"
-    only_items.write_text(
-        '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nitem = { side = "item" }\n'
-    )
-    assert run(["train", str(only_items), str(before), "--save", str(saved)]) == 0
-    capsys.readouterr()
-    found = answer(
-        capsys,
-        events_spec,
-        impressions,
-        clicks,
-        "--policy",
-        saved,
-        "--policy",
-        "uniform",
-        "--choose",
-        "greedy",
-    )["estimates"]
+    only_items.write_text(BARE_SPEC[: BARE_SPEC.index("item =")] + '[fields]\nitem = { side = "item" }\n')
+    ask("train", only_items, before, "--save", saved)
+    policies = ["--policy", saved, "--policy", "uniform", "--choose", "greedy"]
+    found = ask("replay", events_spec, *logs, *policies)["estimates"]
     model, uniform = found["policies"]
-    best = {"a", "c"}  # by far the most clicked
-    ips, snips = slow_lists(lists, lambda item: float(item in best))
+    ips, snips = slow_lists(lists, {"a", "c"})  # by far the most clicked
     assert (found["decision"], found["size"], found["candidates"]) == ("list", 2.0, 5)
     assert model["estimates"]["ips"]["value"] == pytest.approx(ips)
     assert model["estimates"]["snips"]["value"] == pytest.approx(snips)
@@ -237,156 +212,105 @@ def test_lists_are_weighed_by_the_chance_of_being_among_those_shown(
     assert model["positions"] == {}
 
 
-def test_a_late_click_that_corrects_a_row_counts_once(tmp_path: Path, capsys: Capture) -> None:
-    spec = tmp_path / "late.toml"
-    spec.write_text(
-        EVENTS_SPEC + '\n[join]\nwindow = "10s"\nlateness = "0s"\nlate = "correct"\nlate_within = "1h"\n'
-    )
-    lists = lists_of(100, seed=7)
-    impressions, clicks = write_events(tmp_path, lists)
+def test_a_late_click_that_corrects_a_row_counts_once(tmp_path: Path, ask: Ask) -> None:
+    join = '\n[join]\nwindow = "10s"\nlateness = "0s"\nlate = "correct"\nlate_within = "1h"\n'
+    impressions, clicks = write_events(tmp_path, lists_of(100, seed=7))
     late = [json.loads(line) for line in clicks.read_text().splitlines()]
     clicks.write_text("".join(json.dumps({**each, "ts": each["ts"] + 30.0}) + "\n" for each in late))
-    found = answer(capsys, spec, impressions, clicks, "--policy", "logged")
+    words = [written(tmp_path, EVENTS_SPEC + join), impressions, clicks, "--policy", "logged"]
+    found = ask("replay", *words)
     assert found["join"]["corrections"] > 0
     clicked = found["join"]["corrections"] + found["join"]["positives"]
     assert found["estimates"]["rows"] == 200
     assert found["estimates"]["policies"][0]["estimates"]["ips"]["value"] == pytest.approx(clicked / 200)
 
 
-def test_what_is_printed_names_the_policies_and_their_warnings(
-    spec: Path, tmp_path: Path, capsys: Capture
+def test_what_is_printed_names_the_policies_and_their_warnings(spec: Path, log: Path, say: Say) -> None:
+    code, out, err = say("replay", spec, log, "--policy", "uniform", "--policy", "learning@plain")
+    assert code == 0
+    assert "learning@plain greedy" in out
+    assert "effective rows" in out
+    assert "learning@plain greedy: its effective sample is" in err
+
+
+def test_places_are_counted_as_numbers_are_and_every_item_of_a_file_is_a_candidate(
+    spec: Path, tmp_path: Path, ask: Ask
 ) -> None:
-    log = write_rows(tmp_path / "log.csv", rows_of(50, seed=1))
-    assert run(["replay", str(spec), str(log), "--policy", "uniform", "--policy", "learning@plain"]) == 0
-    printed = capsys.readouterr()
-    assert "learning@plain greedy" in printed.out
-    assert "effective rows" in printed.out
-    assert "learning@plain greedy: its effective sample is" in printed.err
+    log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1, per_request=11))
+    uniform = ["--policy", "uniform", "--bootstrap", "0"]
+    places = list(ask("replay", spec, log, *uniform)["estimates"]["policies"][0]["positions"])
+    assert places == [str(place) for place in range(1, 12)]
+    write_rows(log, [row for row in rows_of(60, seed=1) if row["item"] in "ab"])
+    assert ask("replay", spec, log, *uniform)["estimates"]["candidates"] == 2
+    items = ["--items", write_items(tmp_path / "items.csv")]
+    assert ask("replay", spec, log, *uniform, *items)["estimates"]["candidates"] == len(ITEMS)
 
 
-@pytest.mark.parametrize(
-    ("policy", "reason"),
-    [
+# -- refusals
+
+
+def test_a_policy_that_is_none_is_refused(spec: Path, log: Path, refusal: Refuse) -> None:
+    for policy, reason in (
         ("learning@nobody", "no variant 'nobody'"),
         ("uniform@base", "uniform has no variants"),
         ("@base", "expected MODEL"),
         ("nowhere.arrow", "nowhere.arrow"),
-    ],
-)
-def test_a_policy_that_is_none_is_refused(
-    policy: str, reason: str, spec: Path, tmp_path: Path, capsys: Capture
+    ):
+        assert reason in refusal(spec, log, "--policy", policy)
+
+
+def without(name: str) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key != name} for row in rows_of(20, seed=1)]
+
+
+def test_a_log_without_useful_propensities_says_only_what_it_did(
+    spec: Path, log: Path, ask: Ask, refusal: Refuse
 ) -> None:
-    log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1))
-    assert reason in refusal(capsys, spec, log, "--policy", policy)
+    write_rows(log, [{**row, "propensity": 1} for row in rows_of(20, seed=1)])
+    assert "every propensity is 1" in refusal(spec, log, "--policy", "uniform")
+    logged = ask("replay", spec, log, "--policy", "logged")["estimates"]["policies"][0]
+    assert logged["name"] == "logged"
+    write_rows(log, without("propensity"))
+    assert "--propensity" in refusal(spec, log, "--policy", "learning")
+    logged = ask("replay", spec, log, "--policy", "logged")["estimates"]["policies"][0]
+    clicked = np.mean([row["click"] for row in rows_of(20, seed=1)])
+    assert logged["estimates"]["ips"]["value"] == pytest.approx(clicked)
 
 
-def test_a_log_that_was_certain_of_what_it_showed_is_refused(
-    spec: Path, tmp_path: Path, capsys: Capture
+def test_models_and_items_that_cannot_be_told_apart_are_refused(
+    tmp_path: Path, log: Path, refusal: Refuse
 ) -> None:
-    certain = [{**row, "propensity": 1} for row in rows_of(20, seed=1)]
-    log = write_rows(tmp_path / "log.csv", certain)
-    assert "every propensity is 1" in refusal(capsys, spec, log, "--policy", "uniform")
-    assert answer(capsys, spec, log, "--policy", "logged")["estimates"]["policies"][0]["name"] == "logged"
-
-
-def test_a_log_without_propensities_says_only_what_it_did(
-    spec: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    rows = [
-        {name: value for name, value in row.items() if name != "propensity"} for row in rows_of(20, seed=1)
-    ]
-    log = write_rows(tmp_path / "log.csv", rows)
-    assert "--propensity" in refusal(capsys, spec, log, "--policy", "learning")
-    logged = answer(capsys, spec, log, "--policy", "logged")["estimates"]["policies"][0]
-    assert logged["estimates"]["ips"]["value"] == pytest.approx(np.mean([row["click"] for row in rows]))
-
-
-def test_a_model_that_cannot_tell_items_apart_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    spec = tmp_path / "flat.toml"
-    spec.write_text('[model]\nname = "shop"\n[input]\nlabel = "click"\nitem = "item"\n[fields]\nage = {}\n')
-    log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1))
-    assert 'no field with side = "item"' in refusal(capsys, spec, log, "--policy", "learning")
-
-
-def test_an_item_that_does_not_fit_the_model_is_named(tmp_path: Path, capsys: Capture) -> None:
-    spec = tmp_path / "numbers.toml"
-    spec.write_text(SPEC.replace('brand = { side = "item" }', 'brand = { side = "item", kind = "number" }'))
-    rows = [{name: value for name, value in row.items() if name != "brand"} for row in rows_of(20, seed=1)]
+    flat = written(tmp_path, BARE_SPEC + "[fields]\nage = {}\n")
+    assert 'no field with side = "item"' in refusal(flat, log, "--policy", "learning")
+    numbers = 'brand = { side = "item", kind = "number" }'
+    spec = written(tmp_path, SPEC.replace('brand = { side = "item" }', numbers))
     items = write_items(tmp_path / "items.csv")
     items.write_text(items.read_text().replace("puma", "7").replace("nike", "8"))
-    shown = [row for row in rows if row["item"] != "d"]
-    log = write_rows(tmp_path / "log.csv", shown)
-    assert "item 'd' cannot be a candidate" in refusal(
-        capsys, spec, log, "--items", items, "--policy", "learning"
-    )
+    write_rows(log, [row for row in without("brand") if row["item"] != "d"])
+    said = refusal(spec, log, "--items", items, "--policy", "learning")
+    assert "item 'd' cannot be a candidate" in said
 
 
-def test_a_log_without_an_event_or_a_label_is_refused(spec: Path, tmp_path: Path, capsys: Capture) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text('{"age": 1}\n' * 3)
-    said = refusal(capsys, spec, log)
+def test_a_log_without_an_event_or_a_label_is_refused_and_a_model_of_nothing_not_saved(
+    spec: Path, log: Path, tmp_path: Path, refusal: Refuse
+) -> None:
+    neither, model = tmp_path / "log.jsonl", tmp_path / "model.arrow"
+    neither.write_text('{"age": 1}\n' * 3)
+    said = refusal(spec, neither)
     assert "no line is an event (got neither items nor item" in said
     assert "none is a row with the label 'click'" in said
+    write_rows(log, [{**row, "click": "maybe"} for row in rows_of(5, seed=1)])
+    assert "nothing was learned" in refusal(spec, log, "--save", model)
+    assert not model.exists()
 
 
-def test_a_folder_may_be_called_like_a_kind_of_source(
-    events_spec: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for path, name in zip(
-        write_events(tmp_path, lists_of(5, seed=1)), ("impressions", "clicks"), strict=True
-    ):
-        (tmp_path / name).mkdir()
-        path.rename(tmp_path / name / "log.jsonl")
-    assert answer(capsys, events_spec, "impressions", "clicks")["examples"] == 10
-
-
-def test_logs_of_two_kinds_are_refused(events_spec: Path, tmp_path: Path, capsys: Capture) -> None:
-    impressions, _ = write_events(tmp_path, lists_of(5, seed=1))
-    log = write_rows(tmp_path / "log.csv", rows_of(5, seed=1))
-    assert "logs of one kind" in refusal(capsys, events_spec, impressions, log)
-
-
-def test_flags_of_labelled_rows_are_refused_for_events(
-    events_spec: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    logs = write_events(tmp_path, lists_of(5, seed=1))
-    for flag, value in (
-        ("--format", "jsonl"),
-        ("--rejects", "r.jsonl"),
-        ("--items", "i.csv"),
-        ("--users", "u.csv"),
-    ):
-        assert f"{flag} is for labelled rows" in refusal(capsys, events_spec, *logs, flag, value)
-
-
-def test_places_are_counted_as_numbers_are(spec: Path, tmp_path: Path, capsys: Capture) -> None:
-    log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1, per_request=11))
-    found = answer(capsys, spec, log, "--policy", "uniform", "--bootstrap", "0")
-    places = list(found["estimates"]["policies"][0]["positions"])
-    assert places == [str(place) for place in range(1, 12)]
-
-
-def test_a_choice_of_lists_that_cannot_be_weighed_is_refused(
-    events_spec: Path, tmp_path: Path, capsys: Capture
+def test_what_does_not_go_with_events_is_refused(
+    events_spec: Path, tmp_path: Path, log: Path, refusal: Refuse
 ) -> None:
     logs = write_events(tmp_path, lists_of(20, seed=1))
-    said = refusal(capsys, events_spec, *logs, "--policy", "learning", "--choose", "softmax:1")
+    assert "logs of one kind" in refusal(events_spec, logs[0], log)
+    for flag in ("--format jsonl", "--rejects r.jsonl", "--items i.csv", "--users u.csv"):
+        said = refusal(events_spec, *logs, *flag.split())
+        assert f"{flag.split()[0]} is for labelled rows" in said
+    said = refusal(events_spec, *logs, "--policy", "learning", "--choose", "softmax:1")
     assert "softmax chooses one item" in said
-
-
-def test_a_model_of_nothing_is_not_saved(spec: Path, tmp_path: Path, capsys: Capture) -> None:
-    log = write_rows(tmp_path / "log.csv", [{**row, "click": "maybe"} for row in rows_of(5, seed=1)])
-    assert "nothing was learned" in refusal(capsys, spec, log, "--save", tmp_path / "model.arrow")
-    assert not (tmp_path / "model.arrow").exists()
-
-
-def test_every_item_is_a_candidate_though_the_log_shows_few(
-    spec: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    rows = [row for row in rows_of(60, seed=1) if row["item"] in "ab"]
-    log, items = write_rows(tmp_path / "log.csv", rows), write_items(tmp_path / "items.csv")
-    without = answer(capsys, spec, log, "--policy", "uniform", "--bootstrap", "0")
-    with_file = answer(capsys, spec, log, "--policy", "uniform", "--items", items, "--bootstrap", "0")
-    assert without["estimates"]["candidates"] == 2
-    assert with_file["estimates"]["candidates"] == len(ITEMS)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from ftrie.cli import run
 from ftrie.commands.experiment_report import PICTURE_WIDTH, picture
 from ftrie.outcomes import outcomes
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineSums
+from tests.ftrie.conftest import Ask, Say
 from tests.model_store.models import model
 
-Said = tuple[int, str, str]
+REPORT = ["experiment", "report", "ads"]
 
 
 def served(requests: int, clicks: int, per_request: int = 10, promised: float | None = None) -> OnlineSums:
@@ -42,18 +39,11 @@ def now() -> int:
     return int(time.time()) // 60
 
 
-@pytest.fixture
-def say(
-    store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Said]:
-    """Run `ftrie experiment report ads …` where the variants base and plain share the traffic evenly."""
+@pytest.fixture(autouse=True)
+def ads(store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ads, whose variants base and plain share the traffic evenly, is active in the default store."""
     monkeypatch.setenv("FTRIE_STORE", store_url)
     store.model("ads").publish_and_activate(model())
-
-    def said(*arguments: str) -> Said:
-        return run(["experiment", "report", "ads", *arguments]), *capsys.readouterr()
-
-    return said
 
 
 @pytest.fixture
@@ -69,15 +59,9 @@ def counted(store: Store, now: int) -> None:
     )
 
 
-def answer(said: Said) -> Any:
-    code, out, err = said
-    assert (code, err) == (0, "")
-    return json.loads(out)
-
-
 @pytest.mark.usefixtures("counted")
-def test_variants_are_added_up_over_minutes_and_versions(say: Callable[..., Said]) -> None:
-    found = answer(say("--json"))
+def test_variants_are_added_up_over_minutes_and_versions(ask: Ask, say: Say, now: int) -> None:
+    found = ask(*REPORT)
     assert (found["base"], found["minutes"], found["mismatched"]) == ("base", 2, False)
     base, plain = found["variants"]["base"], found["variants"]["plain"]
     assert (base["requests"], base["shown"], base["clicks"], base["versions"]) == (2_000, 20_000, 620, [1, 2])
@@ -88,10 +72,7 @@ def test_variants_are_added_up_over_minutes_and_versions(say: Callable[..., Said
     assert base["difference"] is None
     assert found["all"]["requests"] == 4_000
 
-
-@pytest.mark.usefixtures("counted")
-def test_the_terminal_has_a_table_a_picture_and_words(say: Callable[..., Said]) -> None:
-    code, out, err = say("--effect", "0.1")
+    code, out, err = say(*REPORT, "--effect", "0.1")  # a table, a picture and words
     assert (code, err) == (0, "")
     assert "ads: 4,000 requests from " in out
     assert "2.450 %" in out
@@ -102,82 +83,56 @@ def test_the_terminal_has_a_table_a_picture_and_words(say: Callable[..., Said]) 
     assert list(bars) == ["base", "plain", "all"]
     assert bars["plain"].index("●") < bars["all"].index("●") < bars["base"].index("●")
 
-
-@pytest.mark.usefixtures("counted")
-def test_another_base_and_another_time(say: Callable[..., Said], now: int) -> None:
-    assert answer(say("--base", "plain", "--json"))["variants"]["base"]["difference"]["relative"] > 0.0
+    assert ask(*REPORT, "--base", "plain")["variants"]["base"]["difference"]["relative"] > 0.0
     moment = time.strftime("%Y-%m-%dT%H:%M", time.gmtime((now - 8) * 60))
-    assert answer(say("--since", moment, "--json"))["all"]["requests"] == 2_000
-    found = answer(say("--since", "2h", "--until", moment, "--json"))
+    assert ask(*REPORT, "--since", moment)["all"]["requests"] == 2_000
+    found = ask(*REPORT, "--since", "2h", "--until", moment)
     assert found["all"]["requests"] == 4_000  # the minute of the end is in it
-    assert answer(say("--since", "5m", "--json"))["all"]["requests"] == 0
-
-
-@pytest.mark.usefixtures("counted")
-def test_a_base_without_requests_is_refused_and_those_there_are_are_named(say: Callable[..., Said]) -> None:
-    code, _, err = say("--base", "nobody")
+    assert ask(*REPORT, "--since", "5m")["all"]["requests"] == 0
+    code, _, err = say(*REPORT, "--base", "nobody")
     assert code == 2
-    assert "no requests; expected one of" in err
-    assert "base, plain" in err
+    assert "no requests; expected one of" in err and "base, plain" in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--since", "yesterday"), ("--since", "1h", "--until", "2h"), ("--effect", "0")]
-)
-def test_a_time_or_an_effect_that_is_none_is_refused(
-    say: Callable[..., Said], arguments: tuple[str, ...]
+def test_a_time_or_an_effect_that_is_none_is_refused_and_without_requests_it_says_what_is_missing(
+    ask: Ask, say: Say
 ) -> None:
-    assert say(*arguments)[0] == 2
-
-
-def test_without_any_request_it_says_what_is_missing(say: Callable[..., Said]) -> None:
-    code, out, _ = say()
+    for words in ("--since yesterday", "--since 1h --until 2h", "--effect 0"):
+        assert say(*REPORT, *words.split())[0] == 2
+    code, out, _ = say(*REPORT)
     assert code == 0
     assert "no requests counted in this time; is `ftrie trainer` running" in out
-    assert answer(say("--json"))["variants"] == {}
+    assert ask(*REPORT)["variants"] == {}
 
 
-def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of(
-    say: Callable[..., Said], store: Store, now: int
+def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of_unless_shares_changed_meanwhile(
+    say: Say, store: Store, now: int
 ) -> None:
-    online = store.model("ads").online
-    online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(800, 80)})
-    code, _, err = say()
+    ads = store.model("ads")
+    ads.online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(800, 80)})
+    code, _, err = say(*REPORT)
     assert code == 0
     assert "the requests do not match the shares" in err
     assert "got base 1,000, plain 800, expected base 50.0%, plain 50.0%" in err
-
-
-def test_shares_that_changed_within_the_time_are_not_judged(
-    say: Callable[..., Said], store: Store, now: int
-) -> None:
-    ads = store.model("ads")
-    ads.online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(300, 80)})
     ads.experiments.change(lambda before: before.divided({"base": 0.9, "plain": 0.1}))
-    code, _, err = say()
-    assert (code, "the shares are not tested" in err) == (0, True)
-    assert "do not fall" not in err
+    code, _, err = say(*REPORT)
+    assert (code, "the shares are not tested" in err, "do not match" in err) == (0, True, False)
 
 
-def test_few_clicks_are_shown_and_not_compared(say: Callable[..., Said], store: Store, now: int) -> None:
+def test_few_clicks_are_shown_and_not_compared(say: Say, store: Store, now: int) -> None:
     online = store.model("ads").online
     online.write({(now - 5, 1, "base"): served(20, 3), (now - 5, 0, ""): served(20, 3)})
-    _, out, _ = say()
+    _, out, _ = say(*REPORT)
     assert "(none) against base: not compared before each has 10 clicks" in out
     assert "0.511 % to 4.317 %" in out  # Wilson's of 3 of 200
 
 
-def test_a_variant_called_all_and_one_without_a_name_stand_on_their_own() -> None:
-    cells = [((1, 1, "all"), served(100, 50)), ((1, 1, ""), served(100, 20))]
-    found = outcomes(cells, {}, None, 0.05)
-    assert list(found.variants) == ["", "all"] or list(found.variants) == ["all", ""]
-    assert found.all.sums.requests == 200
-
-
 def test_the_picture_has_one_scale_and_every_interval_within_it() -> None:
-    cells = [((1, 1, "a"), served(1_000, 500)), ((1, 1, "b"), served(100, 80))]
+    cells = [((1, 1, "all"), served(1_000, 500)), ((1, 1, ""), served(100, 80))]
     found = outcomes(cells, {}, None, 0.05)
-    _, *lines = picture(list(found.variants.items()))
+    assert set(found.variants) == {"", "all"}  # a variant called all, and one without a name
+    assert found.all.sums.requests == 1_100
+    _, *lines = picture([("a", found.variants["all"]), ("b", found.variants[""])])
     for line in lines:
         drawn = line.split("  ")[1]
         assert len(drawn) == PICTURE_WIDTH

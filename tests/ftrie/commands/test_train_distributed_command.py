@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from tests.ftrie.conftest import Ask, Say
 from tests.trainer.runs.runs import rows, write_log
 from tests.trainer.runs.test_train_distributed import OWN, SPEC
+from tests.waiting import eventually
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.distributed.cluster import RayCrew, open_crew
 from trainer.distributed.methods import MethodOptions
@@ -30,6 +30,7 @@ from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train_distributed import DistributedOptions, train_distributed
 
+TURNS = ["--workers=2", "--method=admm", "--tolerance=0", "--every=1"]
 ON_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ftrie[distributed]'")
 
 
@@ -44,63 +45,38 @@ def logs(tmp_path: Path) -> list[str]:
     return [str(write_log(tmp_path / f"{seed}.csv", rows(700, seed))) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ([], "Missing option '--workers'"),
-        (["--workers", "0"], "Input should be greater than or equal to 1"),
-        (
-            ["--workers", "2", "--method", "sgd"],
-            "--method sgd: expected surrogate, admm, admm-adaptive or average",
-        ),
-        (
-            ["--workers", "2", "--rho", "2"],
-            "--rho belongs to --method admm or admm-adaptive, not to surrogate",
-        ),
-        (["--workers", "2", "--held-out", "1.5"], "--held-out 1.5: expected a share between 0 and 1"),
-        (["--workers", "2", "--resume"], "--resume and --every need --checkpoint DIR"),
-        (["--workers", "2", "--save", "m.json"], "a model is saved as .arrow"),
-    ],
-)
-def test_flags_that_do_not_fit_are_named(
-    spec: str, logs: list[str], capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+def test_what_does_not_fit_several_workers_is_refused_before_anything_starts(
+    spec: str, logs: list[str], tmp_path: Path, say: Say
 ) -> None:
-    assert run(["train-distributed", spec, *logs, *flags]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_standard_input_and_a_setting_that_needs_one_order_are_refused_before_anything_starts(
-    spec: str, logs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["train-distributed", spec, "-", "--workers", "2"]) == 3
-    assert "standard input, which several workers cannot read" in capsys.readouterr().err
+    for flags, said in (
+        ("", "Missing option '--workers'"),
+        ("--workers 0", "Input should be greater than or equal to 1"),
+        ("--workers 2 --method sgd", "--method sgd: expected surrogate, admm, admm-adaptive or average"),
+        ("--workers 2 --rho 2", "--rho belongs to --method admm or admm-adaptive, not to surrogate"),
+        ("--workers 2 --held-out 1.5", "--held-out 1.5: expected a share between 0 and 1"),
+        ("--workers 2 --resume", "--resume and --every need --checkpoint DIR"),
+        ("--workers 2 --save m.json", "a model is saved as .arrow"),
+    ):
+        code, _, err = say("train-distributed", spec, *logs, *flags.split())
+        assert (code, said in err) == (2, True), err
+    code, _, err = say("train-distributed", spec, "-", "--workers", "2")
+    assert (code, "standard input, which several workers cannot read" in err) == (3, True)
+    if find_spec("ray") is None:
+        code, _, err = say("train-distributed", spec, *logs, "--workers", "2")
+        assert (code, "pip install 'ftrie[distributed]'" in err) == (2, True)
     (tmp_path / "shop.toml").write_text(SPEC + "hash_bits = 20\n")
-    assert run(["train-distributed", spec, *logs, "--workers", "2"]) == 2
-    assert "learner.hash_bits = 20 does not go with several workers" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_without_the_extra_the_command_says_what_to_install(
-    spec: str, logs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["train-distributed", spec, *logs, "--workers", "2"]) == 2
-    assert "pip install 'ftrie[distributed]'" in capsys.readouterr().err
+    code, _, err = say("train-distributed", spec, *logs, "--workers", "2")
+    assert (code, "learner.hash_bits = 20 does not go with several workers" in err) == (2, True)
 
 
 @ON_RAY
 def test_a_run_publishes_what_it_saves_and_the_trainer_of_one_process_goes_on_from_it(
-    spec: str,
-    logs: list[str],
-    tmp_path: Path,
-    store: Store,
-    store_url: str,
-    capsys: pytest.CaptureFixture[str],
+    spec: str, logs: list[str], tmp_path: Path, store: Store, store_url: str, ask: Ask
 ) -> None:
     (tmp_path / "shop.toml").write_text(OWN)
     saved, report = tmp_path / "m.arrow", tmp_path / "report.json"
     flags = ["--workers=2", "--held-out=0.1", f"--save={saved}", f"--report={report}", f"--store={store_url}"]
-    assert run(["train-distributed", spec, *logs, *flags, "--activate", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = ask("train-distributed", spec, *logs, *flags, "--activate")
     assert answer == json.loads(report.read_text())
     assert [each["name"] for each in answer["problems"]] == ["base", "plain", "lean"]
     for problem in answer["problems"]:
@@ -112,9 +88,9 @@ def test_a_run_publishes_what_it_saves_and_the_trainer_of_one_process_goes_on_fr
     shop, artefact = store.model("shop"), Artefact.read(saved)
     assert shop.active() == answer["version"] == 1
     assert shop.materialise(1).to_bytes() == artefact.to_bytes()
-    more = str(write_log(tmp_path / "more.csv", rows(50, 3)))
-    assert run(["train", spec, more, "--init-from=active", f"--store={store_url}", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["keys"] >= artefact.rows
+    more = write_log(tmp_path / "more.csv", rows(50, 3))
+    goes_on = ask("train", spec, more, "--init-from=active", f"--store={store_url}")
+    assert goes_on["keys"] >= artefact.rows
 
 
 @ON_RAY
@@ -151,53 +127,34 @@ def test_a_process_that_is_killed_in_an_iteration_is_replaced_and_the_model_is_t
 @ON_RAY
 @pytest.mark.slow
 def test_killed_and_resumed_the_run_ends_with_the_same_bytes(
-    spec: str, logs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spec: str, logs: list[str], tmp_path: Path, say: Say
 ) -> None:
-    command = [
-        "train-distributed",
-        spec,
-        *logs,
-        "--workers=2",
-        "--method=admm",
-        "--iterations=40",
-        "--tolerance=0",
-    ]
-    assert run([*command, f"--save={tmp_path / 'whole.arrow'}"]) == 0
-    state = tmp_path / "state"
-    kept = [*command, f"--checkpoint={state}", "--every=1", "--resume", f"--save={tmp_path / 'm.arrow'}"]
+    command = ["train-distributed", spec, *logs, *TURNS, "--iterations=20"]
+    state, whole, saved = (tmp_path / name for name in ("state", "whole.arrow", "m.arrow"))
+    assert say(*command, f"--checkpoint={tmp_path / 'other'}", f"--save={whole}")[0] == 0
+    kept = [*command, f"--checkpoint={state}", "--resume", f"--save={saved}"]
     process = subprocess.Popen([sys.executable, "-m", "ftrie", *kept], start_new_session=True)
-    while process.poll() is None and (not state.exists() or len(checkpoints_in(state)) < 3):
-        time.sleep(0.05)
+    eventually(lambda: has_kept(process, state, 3), within_s=120)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "m.arrow").exists()
-    capsys.readouterr()
-    assert run(kept) == 0
-    assert "resuming from" in capsys.readouterr().err
-    assert (tmp_path / "m.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()
+    assert not saved.exists()
+    code, _, err = say(*kept)
+    assert (code, "resuming from" in err) == (0, True)
+    assert saved.read_bytes() == whole.read_bytes()
 
 
 @ON_RAY
 @pytest.mark.slow
 def test_a_signal_ends_ray_too_and_has_its_exit_code(spec: str, logs: list[str], tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    command = [
-        "train-distributed",
-        spec,
-        *logs,
-        "--workers=2",
-        "--method=admm",
-        "--iterations=500",
-        "--tolerance=0",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ftrie", *command, f"--checkpoint={state}", "--every=1"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while process.poll() is None and (not state.exists() or not checkpoints_in(state)):
-        time.sleep(0.05)
+    command = ["train-distributed", spec, *logs, *TURNS, "--iterations=500", f"--checkpoint={tmp_path / 's'}"]
+    process = subprocess.Popen([sys.executable, "-m", "ftrie", *command], stderr=subprocess.PIPE, text=True)
+    eventually(lambda: has_kept(process, tmp_path / "s", 1), within_s=120)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 143
     assert "stopped by SIGTERM after iteration" in said and "--resume continues" in said
+
+
+def has_kept(process: subprocess.Popen[Any], state: Path, checkpoints: int) -> bool:
+    """Whether a run has written so many checkpoints, or has ended."""
+    return process.poll() is not None or (state.exists() and len(checkpoints_in(state)) >= checkpoints)

@@ -6,8 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,28 +17,15 @@ from model_store.store import Store
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
-SECONDS, RATE = 25, 80
 PROCESSES: dict[str, int] = {}
 """The dashboards' processes by URL."""
-Start = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the store of a market that was open for some seconds: models, outcomes, impressions and clicks."""
     folder = tmp_path_factory.mktemp("live")
-    words = [
-        "live",
-        "--seconds",
-        str(SECONDS),
-        "--rate",
-        str(RATE),
-        "--frozen",
-        "0",
-        "--dir",
-        str(folder),
-        "--json",
-    ]
+    words = f"live --seconds 20 --rate 80 --frozen 0 --dir {folder} --json".split()
     done = subprocess.run(
         [sys.executable, "-m", "ftrie", *words], capture_output=True, text=True, check=False
     )
@@ -125,6 +112,5 @@ class Watcher:
 @pytest.fixture
 def window(chromium: Browser) -> Iterator[Watcher]:
     """A wide window."""
-    watcher = Watcher(chromium)
-    yield watcher
-    watcher.close()
+    with closing(Watcher(chromium)) as watcher:
+        yield watcher

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -31,54 +33,36 @@ async def echo(socket: WebSocket) -> None:
     await socket.close()
 
 
-def client(password: str | None, base_url: str = "http://127.0.0.1:8600") -> TestClient:
-    """A browser of an application behind the checks."""
+@pytest.fixture
+def locked(request: pytest.FixtureRequest) -> Iterator[TestClient]:
+    """A browser of an application behind the checks: under a name of its own, or without a password on this machine."""
     app = Starlette(routes=[Route("/", whoami, methods=["GET", "POST"]), WebSocketRoute("/ws", echo)])
-    return TestClient(Guarded(app, password, secure=False), base_url=base_url)
-
-
-@pytest.fixture
-def open_to_this_machine() -> Iterator[TestClient]:
-    """Without a password."""
-    with client(None) as browser:
+    opened = getattr(request, "param", "locked") == "open"
+    guarded = Guarded(app, None if opened else PASSWORD, secure=False)
+    with TestClient(guarded, base_url="http://127.0.0.1:8600" if opened else "http://testserver") as browser:
         yield browser
 
 
-@pytest.fixture
-def locked() -> Iterator[TestClient]:
-    """With one, under a name of its own."""
-    with client(PASSWORD, "http://testserver") as browser:
-        yield browser
+def test_loopback_names() -> None:
+    for host in ("localhost", "127.0.0.1", "127.8.8.8", "[::1]", "LOCALHOST.", "a.localhost"):
+        assert is_loopback(host), host
+    for host in ("0.0.0.0", "10.0.0.1", "localhost.example", "", "::", "127.0.0.1.example"):
+        assert not is_loopback(host), host
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "127.0.0.1", "127.8.8.8", "[::1]", "LOCALHOST.", "a.localhost"]
-)
-def test_loopback_names(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "localhost.example", "", "::", "127.0.0.1.example"])
-def test_other_names(host: str) -> None:
-    assert not is_loopback(host)
-
-
-def test_this_machine_needs_no_password(open_to_this_machine: TestClient) -> None:
-    assert open_to_this_machine.get("/").status_code == 200
-    assert open_to_this_machine.get("/").text
-
-
-def test_a_name_that_resolves_here_is_refused(open_to_this_machine: TestClient) -> None:
-    answer = open_to_this_machine.get("/", headers={"Host": "evil.example"})
+@pytest.mark.parametrize("locked", ["open"], indirect=True)
+def test_this_machine_needs_no_password_under_its_own_name(locked: TestClient) -> None:
+    assert locked.get("/").status_code == 200
+    assert locked.get("/").text
+    answer = locked.get("/", headers={"Host": "evil.example"})
     assert answer.status_code == 403 and "loopback" in answer.text
 
 
-@pytest.mark.parametrize("browser", ["open_to_this_machine", "locked"])
-def test_pages_of_other_sites_may_not_change_anything(browser: str, request: pytest.FixtureRequest) -> None:
-    page: TestClient = request.getfixturevalue(browser)
+@pytest.mark.parametrize("locked", ["open", "locked"], indirect=True)
+def test_pages_of_other_sites_may_not_change_anything(locked: TestClient) -> None:
     headers = {"Origin": "http://evil.example", "Authorization": f"Bearer {PASSWORD}"}
-    assert page.post("/", headers=headers).status_code == 403
-    with pytest.raises(WebSocketDisconnect) as refused, page.websocket_connect("/ws", headers=headers):
+    assert locked.post("/", headers=headers).status_code == 403
+    with pytest.raises(WebSocketDisconnect) as refused, locked.websocket_connect("/ws", headers=headers):
         pass
     assert refused.value.code == 1008
 
@@ -90,12 +74,9 @@ def test_without_the_password_there_is_nothing(locked: TestClient) -> None:
     with pytest.raises(WebSocketDisconnect), locked.websocket_connect("/ws"):
         pass
     assert locked.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert locked.get("/", headers={"Authorization": f"Bearer {PASSWORD}"}).text == "token"
     locked.cookies.set("ftrie-dashboard", "me.forged")
     assert locked.get("/").status_code == 401
-
-
-def test_a_program_sends_the_password_as_a_token(locked: TestClient) -> None:
-    assert locked.get("/", headers={"Authorization": f"Bearer {PASSWORD}"}).text == "token"
 
 
 def test_a_viewer_signs_in_by_name(locked: TestClient) -> None:
@@ -115,23 +96,15 @@ def test_a_viewer_signs_in_by_name(locked: TestClient) -> None:
         assert socket.receive_text() == "hello"
 
 
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
+def test_others_need_a_password_and_tls_and_a_port_that_is_free() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"host": "0.0.0.0"}, "--password-file"),
         ({"host": "0.0.0.0", "password": "x"}, "--tls-cert"),
         ({"host": "127.0.0.1", "tls_cert": "a.pem"}, "--tls-key"),
-    ],
-)
-def test_others_need_a_password_and_tls(more: dict[str, str], said: str) -> None:
-    options = DashboardOptions(**{"store": "embedded:nowhere", "port": 0, **more})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=said):
-        run(options, print)
-
-
-def test_a_taken_port_is_an_error_that_says_so() -> None:
-    import socket
-
+    ]
+    for more, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            run(DashboardOptions(store="embedded:nowhere", port=0, **more), print)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ServerError, match="is the port taken"),

@@ -33,17 +33,7 @@ def market(store_url: str, tmp_path: Path) -> str:
 def server(store_url: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server that logs impressions into the store; its process and its address."""
     words = ["serve", MODEL, "--store", store_url, "--port", "0", "--impressions", "store", "--json"]
-    with (
-        (folder / "server.log").open("a") as errors,
-        subprocess.Popen(
-            [*FTRIE, *words],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        ) as process,
-    ):
+    with (folder / "server.log").open("a") as errors, started(words, stderr=errors) as process:
         assert process.stdout is not None
         try:
             yield process, json.loads(process.stdout.readline())["address"]
@@ -55,14 +45,19 @@ def server(store_url: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str]
 @contextmanager
 def traffic(store_url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A running `ftrie simulate --json`."""
-    command = [*FTRIE, "simulate", "--store", store_url, "--json", "--every", "0.5", "--load", *words]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with started(["simulate", "--store", store_url, "--json", "--every", "0.5", "--load", *words]) as process:
         try:
             yield process
         finally:
             process.kill()
+
+
+def started(words: list[str], stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A command that runs in a session of its own."""
+    command = [*FTRIE, *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+    )
 
 
 def lines(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
@@ -127,11 +122,8 @@ def test_a_killed_server_ends_no_visits_and_costs_no_click(market: str, store: S
 def test_a_store_that_is_about_to_come_back_is_waited_for(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     valkey.kill()
-    nobody = f"127.0.0.1:{free_port()}"
-    words = ["simulate", "--store", valkey.url, "--address", nobody, "--seconds", "0.5", "--json"]
-    with subprocess.Popen(
-        [*FTRIE, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    words = ["--store", valkey.url, "--address", f"127.0.0.1:{free_port()}", "--seconds", "0.5", "--json"]
+    with started(["simulate", *words]) as process:
         assert process.stderr is not None
         assert "waiting for it" in process.stderr.readline()
         valkey.start()

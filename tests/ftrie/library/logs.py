@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -55,3 +57,9 @@ def all_kinds_rows(rows: int, seed: int = 7) -> pa.Table:
             "quality": quality,
         }
     )
+
+
+def bare(label: str = "y", fields: dict[str, Any] | None = None, **roles: str) -> ftrie.Spec:
+    """A spec with nothing but its label, the columns of other roles and the fields."""
+    given: dict[str, Any] = {"model": {"name": "t"}, "input": {"label": label, **roles}}
+    return ftrie.Spec(given | ({"fields": fields} if fields else {}))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import ftrie
 from model_store.errors import CheckpointError, InputError, SpecError
-from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows
+from tests.ftrie.library.logs import ALL_KINDS, all_kinds_rows, bare
+from tests.matrix import slow_except
 
 ROWS = 400
 
@@ -48,7 +47,17 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.fixture(scope="module")
+def spec(rows: pa.Table) -> ftrie.Spec:
+    """The spec of all kinds, with what its fields learn from the rows."""
+    return ready(rows)
+
+
+QUICK = ("as it is", "one variant", "averages", "times to live", "buckets")
+"""Whose kernels other tests use too."""
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, SPECS))
 def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path) -> None:
     spec = ready(rows, ALL_KINDS.replace(**SPECS[name]))
     whole = ftrie.train(spec, rows, progress=False)
@@ -77,23 +86,6 @@ def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path)
         assert learner.predict_one(row) == one
 
 
-@settings(max_examples=25)
-@given(cuts=st.lists(st.integers(1, ROWS - 1), max_size=12), saves=st.integers(0, 12))
-def test_any_cuts(
-    cuts: list[int], saves: int, rows: pa.Table, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    spec = ready(rows)
-    learner = ftrie.Learner(spec)
-    ends = [*sorted(set(cuts)), ROWS]
-    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        learner.learn(rows.slice(begin, end - begin))
-        if number == saves:
-            path = tmp_path_factory.mktemp("state") / "s"
-            learner.save(path)
-            learner = ftrie.Learner.load(path)
-    assert learner.model == ftrie.train(spec, rows, progress=False).model
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,29 +101,29 @@ def test_whole_requests_in_each_call(change: dict[str, Any], rows: pa.Table) -> 
     assert learner.model == ftrie.train(spec, rows, progress=False).model
 
 
-def test_columns_as_fields_and_a_model_to_start_from(rows: pa.Table) -> None:
-    spec = ftrie.Spec(
-        {"model": {"name": "t"}, "input": {"label": "click", "ignore": ["request", "ts", "tags"]}}
-    )
-    plain = rows.drop_columns(["tags"])
+def test_columns_as_fields_weights_and_a_model_to_start_from(rows: pa.Table) -> None:
+    spec, plain = bare("click"), rows.drop_columns(["request", "ts", "tags"])
     learner = ftrie.Learner(spec)
     with pytest.raises(InputError, match="nothing was learned yet, and the spec names no fields"):
         learner.learn_one({"age": "1"}, 1)
     learner.learn(plain.slice(0, 100)).learn(plain.slice(100))
-    assert learner.model == ftrie.train(spec, plain, progress=False).model
     first = ftrie.train(spec, plain, progress=False).model
+    assert learner.model == first
     again = ftrie.Learner(first.spec, first).learn(plain)
     assert again.model == ftrie.train(first.spec, plain, initial=first, progress=False).model
+    weighted = bare(fields={"f": {}}, weight="w")
+    data = {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": list("aba")}
+    learner = ftrie.Learner(weighted)
+    for y, w, f in zip(*data.values(), strict=True):
+        learner.learn_one({"f": f}, y, weight=w)
+    assert learner.model == ftrie.train(weighted, data, progress=False).model
 
 
-def test_bad_rows(rows: pa.Table) -> None:
-    spec = ready(rows)
+def test_bad_rows_and_what_needs_the_whole_log_are_refused(spec: ftrie.Spec, rows: pa.Table) -> None:
     learner = ftrie.Learner(spec)
     row = {name: value for name, value in rows.to_pylist()[0].items() if name != "click"}
-    for bad, message in (
-        ({"price": "much"}, "price: got 'much', expected a number"),
-        ({"tags": [[1]]}, "tags: got"),
-    ):
+    price, tags = "price: got 'much', expected a number", "tags: got"
+    for bad, message in (({"price": "much"}, price), ({"tags": [[1]]}, tags)):
         with pytest.raises(InputError, match=message):
             learner.learn_one({**row, **bad}, 1)
         with pytest.raises(InputError, match=message):
@@ -143,39 +135,16 @@ def test_bad_rows(rows: pa.Table) -> None:
     assert learner.report.rows == 0
     learner.learn({**{name: [value] * 2 for name, value in row.items()}, "click": [1, 7]})
     assert (learner.report.rows, learner.report.rejected) == (1, 1)
-
-
-def test_weights_of_rows() -> None:
-    spec = ftrie.Spec({"model": {"name": "t"}, "input": {"label": "y", "weight": "w"}, "fields": {"f": {}}})
-    data = {"y": [1, 0, 1], "w": [2.0, 0.5, 1.0], "f": ["a", "b", "a"]}
-    learner = ftrie.Learner(spec)
-    for y, w, f in zip(*data.values(), strict=True):
-        learner.learn_one({"f": f}, y, weight=w)
-    assert learner.model == ftrie.train(spec, data, progress=False).model
-
-
-def test_what_needs_the_whole_log_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match=r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
-    ):
+    needed = r"fields quality learn their buckets or scales .*Learner\(run\.model\.spec\)"
+    with pytest.raises(SpecError, match=needed):
         ftrie.Learner(ALL_KINDS)
-    history = {
-        "seen": {
-            "side": "user",
-            "history": "seen",
-            "of": "ad",
-            "measure": "count",
-            "within": "1h",
-            "kind": "number",
-        }
-    }
+    seen = {"side": "user", "history": "seen", "of": "ad", "measure": "count", "within": "1h"}
     with pytest.raises(SpecError):
-        ftrie.Learner(ALL_KINDS.replace(fields={**history, "quality": None}))
+        ftrie.Learner(ALL_KINDS.replace(fields={"seen": {**seen, "kind": "number"}, "quality": None}))
 
 
-def test_damaged_states(rows: pa.Table, tmp_path: Path) -> None:
-    learner = ftrie.Learner(ready(rows)).learn(rows)
-    learner.save(tmp_path / "s")
+def test_damaged_states(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
+    ftrie.Learner(spec).learn(rows.slice(0, 40)).save(tmp_path / "s")
     data = bytearray((tmp_path / "s").read_bytes())
     for place in (0, len(data) // 2, len(data) - 3):
         broken = bytearray(data)
@@ -187,32 +156,26 @@ def test_damaged_states(rows: pa.Table, tmp_path: Path) -> None:
         ftrie.Learner.load(tmp_path / "missing")
 
 
-def test_publish_and_threads(rows: pa.Table, tmp_path: Path) -> None:
-    learner = ftrie.Learner(ready(rows))
-    threads = [threading.Thread(target=learner.learn, args=(rows.slice(0, 100),)) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+def test_publish_and_threads(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
+    learner = ftrie.Learner(spec)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(learner.learn, [rows.slice(0, 100)] * 4))
     assert learner.report.rows == 400 and "400 rows" in repr(learner)
     with ftrie.Store(f"embedded:{tmp_path}") as store:
         assert learner.publish(store, activate=True) == 1
         assert store.load("kinds") == learner.model
 
 
-@pytest.mark.parametrize("count", [5_000, 60_000])
+@pytest.mark.parametrize("count", [5_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_a_table_may_change_once_it_is_learned(count: int) -> None:
     # Another thread writes the bytes of many new keys; what it reads is the caller's memory.
     texts = np.array([b"%08d" % number for number in range(count)]).view(np.uint8)
     offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * 8)
     column = pa.StringArray.from_buffers(count, offsets, pa.py_buffer(texts))
-    table = pa.table({"click": np.arange(count) % 2, "user": column})
-    spec = ftrie.Spec({"model": {"name": "m"}, "input": {"label": "click"}})
-    learner = ftrie.Learner(spec).learn(table)
-    expected = {"bias", *(f"user={number:08d}" for number in range(count))}
+    learner = ftrie.Learner(bare()).learn(pa.table({"y": np.arange(count) % 2, "user": column}))
     texts[:] = ord("x")
     loop = learner._online._loop
     assert loop is not None
     keys = loop.model.table.keys()
-    found = {keys.data[a:b].tobytes().decode() for a, b in zip(keys.offsets, keys.offsets[1:], strict=False)}
-    assert found == expected
+    found = {keys.data[a:b].tobytes() for a, b in zip(keys.offsets, keys.offsets[1:], strict=False)}
+    assert found == {b"bias", *(b"user=%08d" % number for number in range(count))}

@@ -1,4 +1,4 @@
-"""The asyncio client beside the client of threads, over real channels: the same answers, errors and servers."""
+"""Requests from plain Python values; and the asyncio client beside the client of threads, over real channels."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 import ftrie
 from ftrie import aio
 from ftrie.client.access import Access
 from ftrie.client.client import Client, Feedback, RankFailed, ReportFailed
+from ftrie.client.messages import AnyOf, Between, Options, request_of
 from model_store.errors import FieldValueError, ServerError
 from model_store.store import Store
 from tests.ftrie.test_balance import COOKIES, Named, homes
@@ -37,25 +39,29 @@ REQUEST: dict[str, Any] = {
 }
 
 
-def test_answers_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
+def test_answers_and_errors_are_those_of_the_client_of_threads(
+    shared_server: Server, shared_client: Client
+) -> None:
+    requests = [{**REQUEST, "cookie": f"u{number}", "request_id": f"r{number}"} for number in range(20)]
+    wrong = {**REQUEST, "top_k": 0}
+
     async def ask() -> Any:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            return await asyncio.gather(connected.rank(**REQUEST), connected.explain("shop", **REQUEST))
+        async with aio.Client(shared_server.address, timeout_s=20.0) as connected:
+            with pytest.raises(RankFailed) as failed:
+                await connected.rank(**wrong)
+            rankings = await asyncio.gather(*(connected.rank(**request) for request in requests))
+            return rankings, await connected.explain("shop", **REQUEST), failed.value
 
-    ranking, explanation = asyncio.run(ask())
-    assert ranking == client.rank(**REQUEST)
-    assert explanation == client.explain("shop", **REQUEST)
-    assert len(ranking.items) == 4 and ranking.unknown_fields == ("moon",)
-
-
-def test_calls_of_many_tasks_go_at_a_time(server: Server, client: Client) -> None:
-    requests = [{**REQUEST, "cookie": f"u{number}", "request_id": f"r{number}"} for number in range(100)]
-
-    async def ask() -> list[Any]:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            return await asyncio.gather(*(connected.rank(**request) for request in requests))
-
-    assert asyncio.run(ask()) == [client.rank(**request) for request in requests]
+    rankings, explanation, ours = asyncio.run(ask())
+    assert rankings == [shared_client.rank(**request) for request in requests]
+    assert explanation == shared_client.explain("shop", **REQUEST)
+    assert len(rankings[0].items) == 4 and rankings[0].unknown_fields == ("moon",)
+    with pytest.raises(RankFailed) as failed:
+        shared_client.rank(**wrong)
+    theirs = failed.value
+    assert (str(ours), ours.code, ours.reason) == (str(theirs), theirs.code, "INVALID_REQUEST")
+    assert (ours.metadata, ours.violations) == ({"request_id": "r1"}, theirs.violations)
+    assert ours.violations[0].field == "top_k"
 
 
 def test_reports_count_once(server: Server) -> None:
@@ -72,40 +78,30 @@ def test_reports_count_once(server: Server) -> None:
     assert (second.accepted, second.duplicates, second.rejected) == (0, 2, first.rejected)
 
 
-def test_errors_are_those_of_the_client_of_threads(server: Server, client: Client) -> None:
-    async def fail(**request: Any) -> RankFailed:
-        async with aio.Client(server.address, timeout_s=20.0) as connected:
-            with pytest.raises(RankFailed) as failed:
-                await connected.rank(**request)
-            return failed.value
-
-    request = {**REQUEST, "top_k": 0}
-    ours = asyncio.run(fail(**request))
-    with pytest.raises(RankFailed) as failed:
-        client.rank(**request)
-    theirs = failed.value
-    assert (str(ours), ours.code, ours.reason) == (str(theirs), theirs.code, "INVALID_REQUEST")
-    assert (ours.metadata, ours.violations) == ({"request_id": "r1"}, theirs.violations)
-    assert ours.violations[0].field == "top_k"
-
-
 def test_what_no_server_needs_to_see_is_refused_before_a_call() -> None:
     async def ask(error: type[Exception], match: str, **options: Any) -> None:
         async with aio.Client("127.0.0.1:1") as connected:
             with pytest.raises(error, match=match):
                 await connected.rank("shop", **options)
 
+    async def connect(address: str, access: Access) -> None:
+        aio.Client(address, access=access)
+
     asyncio.run(ask(TypeError, "unexpected keyword 'contxt'; did you mean 'context'", contxt={}))
     asyncio.run(ask(FieldValueError, "not Unicode text", cookie="\ud800"))
+    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
+        asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
+    with pytest.raises(ServerError, match="expected IP:PORT"):
+        asyncio.run(connect("one:50051,two:50051", Access()))
 
 
-def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(server: Server) -> None:
+def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(shared_server: Server) -> None:
     async def ask() -> None:
         async with aio.Client("127.0.0.1:1") as away:
             with pytest.raises(RankFailed) as failed:
                 await away.rank(candidates=["a"])
             assert failed.value.code is grpc.StatusCode.UNAVAILABLE
-        async with aio.Client(server.address) as connected:
+        async with aio.Client(shared_server.address) as connected:
             task = asyncio.create_task(connected.rank(**REQUEST))
             await asyncio.sleep(0)
             task.cancel()
@@ -117,9 +113,7 @@ def test_a_server_that_is_away_fails_the_call_and_a_cancelled_task_its_own(serve
 
 
 def test_tls_and_tokens_are_used_as_by_the_client_of_threads(
-    shop_store: Store,
-    start: Callable[..., Server],
-    tmp_path: Path,
+    shop_store: Store, start: Callable[..., Server], tmp_path: Path
 ) -> None:
     pem, tokens = identity(tmp_path, "server"), tmp_path / "tokens.toml"
     tokens.write_text(f'rank = ["{TOKEN}"]\n')
@@ -140,16 +134,6 @@ def test_tls_and_tokens_are_used_as_by_the_client_of_threads(
     assert asyncio.run(outcome(Access(ca=pem.ca))) is grpc.StatusCode.UNAUTHENTICATED
     other = identity(tmp_path, "other")
     assert asyncio.run(outcome(Access(ca=other.ca, token=TOKEN))) is grpc.StatusCode.UNAVAILABLE
-
-
-def test_an_address_that_the_access_does_not_fit_is_refused() -> None:
-    async def connect(address: str, access: Access) -> None:
-        aio.Client(address, access=access)
-
-    with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
-        asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
-    with pytest.raises(ServerError, match="expected IP:PORT"):
-        asyncio.run(connect("one:50051,two:50051", Access()))
 
 
 def test_by_cookie_a_user_s_calls_go_where_the_client_of_threads_sends_them(servers: list[Named]) -> None:
@@ -176,3 +160,54 @@ def test_ftrie_aio_needs_no_import_of_its_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delitem(sys.modules, "ftrie.aio")
     assert ftrie.aio.Client.__module__ == "ftrie.aio"
     assert ftrie.aio is sys.modules["ftrie.aio"]
+
+
+def test_an_unknown_keyword_is_refused_and_the_known_ones_are_listed() -> None:
+    for keyword, said in (
+        ("candidate", "did you mean 'candidates'?"),
+        ("topk", "did you mean 'top_k'?"),
+        ("contxt", "did you mean 'context'?"),
+        ("zzzz", "'zzzz'; a ranking takes"),
+    ):
+        with pytest.raises(TypeError) as raised:
+            request_of("shop", **{"cookie": "u1", keyword: 1})  # type: ignore[misc]
+        assert said in str(raised.value)
+        listed = str(raised.value).partition("a ranking takes ")[2].split(", ")
+        assert sorted(listed) == sorted(Options.__optional_keys__)
+
+
+def test_a_filter_by_field_is_one_text_or_several_or_two_bounds() -> None:
+    tests: Any = {"brand": "b1", "seller": {"s1"}, "tags": ["a", "", "a"], "bid": (np.float64(2), None)}
+    tests |= {"age": (None, -5), "x": (None, None), "y": (-0.5, 5)}
+    long = [AnyOf("brand", ["b1"]), AnyOf("seller", ["s1"]), AnyOf("tags", ["a", "", "a"])]
+    bounds = [Between("bid", 2), Between("age", most=-5), Between("x"), Between("y", -0.5, 5)]
+    assert request_of("shop", filters=tests) == request_of("shop", filters=[*long, *bounds])
+    for test in (1, (1, 2, 3), ["a", 1], (None, "b")):
+        with pytest.raises(
+            TypeError, match="filters: got .* for 'bid', expected a text, several texts, or the pair"
+        ):
+            request_of("shop", filters={"bid": test})  # type: ignore[dict-item]
+
+
+def test_none_is_no_value_and_numpy_s_values_are_python_s() -> None:
+    plain = request_of("shop", user={"age": 20, "new": True, "x": 1.5, "likes": ["a"]}, context=None)
+    user: Any = {"age": np.int64(20), "new": np.bool_(True), "x": np.float32(1.5)}
+    user |= {"likes": np.array(["a"]), "city": None}
+    assert plain == request_of("shop", user=user, items=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"candidates": "item-1"}, "candidates: got the text 'item-1', expected a list of ids"),
+        ({"candidates": ["a", 7]}, r"candidates\[1\]: got 7, expected a text"),
+        ({"items": {7: {}}}, "items: got 7, expected a text"),
+        ({"cookie": 7}, "cookie: got 7, expected a text"),
+        ({"user": {"likes": ["a", 7]}}, r"user\['likes'\]: got 7, expected a text"),
+        ({"items": {"a": {"tags": [None]}}}, r"items\['a'\]\['tags'\]: got None, expected a text"),
+        ({"context": {7: "a"}}, "context: got 7, expected a text"),
+    ],
+)
+def test_a_value_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        request_of("shop", **options)  # type: ignore[misc]
