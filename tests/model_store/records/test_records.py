@@ -104,10 +104,10 @@ def test_threads_do_not_read_each_others_answers(store: Store) -> None:
 
     def wrong(first: int) -> list[object]:
         return [
-            (n, record, both)
+            (n, record)
             for n in range(first, 200, 4)
             if (record := store.records.user(f"u{n}")) != {"n": str(n)}
-            or (both := store.records.items([f"none{n}", f"none{n}"])) != [None, None]
+            or store.records.items([f"none{n}", f"none{n}"]) != [None, None]
         ]
 
     with ThreadPoolExecutor(4) as pool:
