@@ -61,21 +61,14 @@ def test_members_without_text_without_x_or_with_x_of_0_are_absent():
     assert SET.tokens({"a": 0, "": 2.0, "b": -0.0, "c": 1}) == (Token(b"c", 1.0),)
     assert SET.tokens('{"a": null, "b": 2}') == (Token(b"b", 2.0),)
     assert SET.tokens("{}") == ()
-    assert tokens_of(pa.array([[("a", 0.0), ("b", None), ("", 3.0), ("c", 1.0)]], WEIGHTED)) == [
-        (Token(b"c", 1.0),)
-    ]
-
-
-def test_raw_keys_may_carry_an_x_too():
+    absent = [("a", 0.0), ("b", None), ("", 3.0), ("c", 1.0)]
+    assert tokens_of(pa.array([absent], WEIGHTED)) == [(Token(b"c", 1.0),)]
     assert RAW.tokens({"P_N_T_1": 0.25}) == (Token(b"P_N_T_1", 0.25),)
 
 
-def test_the_x_of_a_repeated_member_add_up_from_left_to_right():
+def test_repeats_add_up_from_left_to_right_in_a_mapping_and_count_once_in_a_list():
     repeats = [("a", 0.1), ("b", 1.0), ("a", 0.2), ("c", 5.0), ("a", 0.3), ("c", -5.0)]
     assert tokens_of(pa.array([repeats], WEIGHTED)) == [(Token(b"a", 0.1 + 0.2 + 0.3), Token(b"b", 1.0))]
-
-
-def test_the_repeats_of_a_list_count_once():
     assert tokens_of(pa.array([["b", "a", "b"]])) == [(Token(b"b", 1.0), Token(b"a", 1.0))]
 
 
@@ -105,24 +98,21 @@ def test_json_objects_in_text_are_weighted_sets(mappings):
     assert tokens_of(texts) == [SET.tokens(mapping) for mapping in mappings]
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.uint8()])
-def test_a_map_to_any_type_of_number_is_a_weighted_set(kind):
-    assert tokens_of(pa.array([[("a", 2)], None], pa.map_(pa.string(), kind))) == [(Token(b"a", 2.0),), ()]
-
-
-def test_members_that_are_numbers_are_the_categories_they_spell():
+def test_a_map_to_any_type_of_number_is_a_weighted_set_and_its_members_may_be_numbers():
+    for kind in (pa.int64(), pa.float32(), pa.uint8()):
+        column = pa.array([[("a", 2)], None], pa.map_(pa.string(), kind))
+        assert tokens_of(column) == [(Token(b"a", 2.0),), ()]
     assert tokens_of(pa.array([[(7, 0.5)]], pa.map_(pa.int64(), pa.float64()))) == [(Token(b"7", 0.5),)]
 
 
 def test_the_batch_around_a_row_does_not_change_its_tokens():
-    alone = tokens_of(pa.array([[("a", 1.0), ("a", 1.0)], [("b", 1.0)]], WEIGHTED))
-    among = tokens_of(pa.array([[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]], WEIGHTED))
+    rows = [[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]]
+    alone, among = tokens_of(pa.array(rows[:2], WEIGHTED)), tokens_of(pa.array(rows, WEIGHTED))
     assert among[:2] == alone == [(Token(b"a", 2.0),), (Token(b"b", 1.0),)]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_a_weight_that_is_no_real_number_is_named():
+    for value, message in [
         ({"a": True}, "f: got True for 'a', expected a number"),
         ({"a": "0.5"}, "f: got '0.5' for 'a', expected a number"),
         ({"a": 1e25}, "f: got 1e+25, expected a number from -1e+24 to 1e+24"),
@@ -130,25 +120,20 @@ def test_the_batch_around_a_row_does_not_change_its_tokens():
         ('{"a": [1]}', "f: got [1] for 'a', expected a number"),
         ('{"a": 1', "which begins like a JSON object but is not valid"),
         ({"\ud800": 1.0}, "not UTF-8"),
-    ],
-)
-def test_a_weight_that_is_no_real_number_is_named(value, message):
-    with pytest.raises(FieldValueError, match=re.escape(message)):
-        SET.tokens(value)
+    ]:
+        with pytest.raises(FieldValueError, match=re.escape(message)):
+            SET.tokens(value)
 
 
-@pytest.mark.parametrize(
-    ("entries", "reason"),
-    [
+def test_a_map_with_such_a_weight_costs_its_row_only():
+    for entries, reason in [
         ([("a", 1.0), ("b", float("nan"))], "got nan, expected a finite number"),
         ([("a", float("-inf"))], "got -inf, expected a finite number"),
         ([("a", -1e25)], "got -1e+25, expected a number from -1e+24 to 1e+24"),
         ([("a", 1e24), ("a", 1e24)], "got 2e+24, expected a number from -1e+24 to 1e+24"),
-    ],
-)
-def test_a_map_with_such_a_weight_costs_its_row_only(entries, reason):
-    [column] = token_columns([SET], [pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED)])
-    assert column.bad == [(1, reason)]
+    ]:
+        [column] = token_columns([SET], [pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED)])
+        assert column.bad == [(1, reason)]
 
 
 def test_a_map_to_text_is_no_weighted_set():
