@@ -18,11 +18,11 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.features.features import FeaturePlan
 from model_store.features.history import HistoryPlan, UserHistory
+from model_store.hash_kernels import hash_keys
 from model_store.redis.redis_keys import history_key
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving
-from tests.trainer.events.test_histories import a_story
 from tests.trainer.oracles.histories import expected, what_happened
 from tests.waiting import eventually
 from trainer.events.columns import Wanted
@@ -67,17 +67,8 @@ TIMEOUT_S = 60.0
 
 @contextmanager
 def training(spec: Path, store_url: str, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        *FTRIE,
-        "trainer",
-        str(spec),
-        "--store",
-        store_url,
-        "--checkpoint",
-        str(folder),
-        "--json",
-        *flags,
-    ]
+    places = ("--store", store_url, "--checkpoint", str(folder), "--json")
+    command = [*FTRIE, "trainer", str(spec), *places, *flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -96,14 +87,10 @@ def served_values(impression: dict[str, Any]) -> list[dict[str, Any]]:
 
 def stream(store: Store, name: str) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
     """The events of a stream, each with its id."""
-    entries = store.client.xrange(f"ftrie:{{shop}}:{name}")
     found = []
-    for entry, fields in entries:
-        event = (
-            json.loads(fields[b"json"])
-            if b"json" in fields
-            else {name.decode(): value.decode() for name, value in fields.items()}
-        )
+    for entry, fields in store.client.xrange(f"ftrie:{{shop}}:{name}"):
+        flat = {name.decode(): value.decode() for name, value in fields.items()}
+        event = json.loads(flat["json"]) if "json" in flat else flat
         found.append((tuple(map(int, entry.decode().split("-"))), event | {"ts": float(event["ts"])}))
     return found
 
@@ -204,8 +191,6 @@ def learned_keys(
     resolved: Any, store: Store, store_url: str, folder: Path
 ) -> dict[tuple[str, str], list[tuple[bytes, float]]]:
     """The keys that each joined row is learned by, as the trainer joins and hashes the same events."""
-    from model_store.hash_kernels import hash_keys
-
     plan = FeaturePlan.of(resolved)
     sources = open_sources(["store"], resolved, store, (), print, once=True)
     segments = Segments(folder / "rows", 1 << 26)
@@ -244,40 +229,3 @@ def learned_keys(
     finally:
         merger.close()
     return found
-
-
-@pytest.mark.slow
-def test_a_trainer_killed_over_and_over_learns_what_a_replay_does(tmp_path: Path) -> None:
-    """Given events, a trainer that is killed and resumes has the model of a replay, with every history as it was."""
-    spec, log, folder = tmp_path / "shop.toml", tmp_path / "events.jsonl", tmp_path / "state"
-    spec.write_text(TEXT.replace('request = "request_id"\n', "").replace('window = "20m"', 'window = "40s"'))
-    story = [
-        event | {"items": [{**item, "features": {"brand": f"b{item['id'][-1]}"}} for item in event["items"]]}
-        if "items" in event
-        else event
-        for event in a_story(3, 6000)
-    ]
-    ftrie_store = f"embedded:{tmp_path / 'store'}"
-    lines = [json.dumps(event) + "\n" for event in story]
-    log.write_text("".join(lines))
-    ftrie("replay", spec, log, "--save", tmp_path / "whole.arrow", "--json")
-    log.write_text("")
-    command = [*FTRIE, "trainer", str(spec), "--from", str(log), "--no-publish", "--every", "100"]
-    places = ["--store", ftrie_store, "--checkpoint", str(folder)]
-    with Store.open(ftrie_store):  # so that no trainer starts and ends it
-        for part in range(4):
-            with log.open("a") as file:
-                file.writelines(lines[part * len(lines) // 4 : (part + 1) * len(lines) // 4])
-            with subprocess.Popen(
-                [*command, *places], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            ) as process:
-                known = {path.name for path in folder.glob("*.checkpoint")}
-                eventually(
-                    lambda known=known: {path.name for path in folder.glob("*.checkpoint")} - known != set(),
-                    "a checkpoint",
-                    TIMEOUT_S,
-                )
-                time.sleep(0.3 * part)
-                process.kill()
-        ftrie(*command[3:], *places, "--once", "--save", tmp_path / "resumed.arrow")
-    assert (tmp_path / "resumed.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()

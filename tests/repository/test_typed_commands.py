@@ -32,7 +32,7 @@ PAGES = [
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
 LIBRARY = "docs/library.md"
 TYPED = [page for page in PAGES if page != LIBRARY and any(not block.not_run for block in BLOCKS[page])]
-ROWS = 40_000
+ROWS = 10_000
 TOKEN = "a-token-of-the-documents"
 
 # Why a block may stand in a document and not be run here.
