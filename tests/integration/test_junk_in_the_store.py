@@ -5,7 +5,6 @@ The keys are those of the document: a new one is fuzzed by itself, or fails here
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -47,22 +46,13 @@ FUTURE = "9999999999999-0"
 READ_BY_A_TRAINER = [f"ftrie:{{model}}:{name}" for name in ("active", "trainer", "epoch", "impressions")]
 WAIT_S = 30.0
 MINUTE = 28_000_000
-IMPRESSION = {
-    "request_id": "r1",
-    "ts": 1714550400.0,
-    "cookie": "u1",
-    "version": 1,
-    "variant": "base",
-    "age": "20",
-    "device": "u1",
-    "likes": ["red"],
-    "hour": "2024-05-01T08:00:00",
-    "distance": 2.5,
-    "items": [
+IMPRESSION = b"""{
+    "request_id": "r1", "ts": 1714550400.0, "cookie": "u1", "version": 1, "variant": "base",
+    "age": "20", "device": "u1", "likes": ["red"], "hour": "2024-05-01T08:00:00", "distance": 2.5, "items": [
         {"id": "item-1", "ctr": 0.1, "features": {"brand": "b1", "tags": ["red"], "price": 3.0}},
-        {"id": "item-2", "ctr": 0.1, "features": {"brand": "b2", "tags": [], "price": 6.0}},
-    ],
-}
+        {"id": "item-2", "ctr": 0.1, "features": {"brand": "b2", "tags": [], "price": 6.0}}
+    ]
+}"""
 
 
 def history() -> bytes:
@@ -88,7 +78,7 @@ def filled(store: Store) -> None:
     store.client.persist(versions.keys.online(MINUTE))
     store.records.put_histories(shop.NAME, [(b"u1", history())], 60_000)
     store.client.persist(history_key(shop.NAME, b"u1"))
-    store.impressions(shop.NAME).append([json.dumps(IMPRESSION).encode()])
+    store.impressions(shop.NAME).append([IMPRESSION])
     feedback = store.feedback()
     feedback.report(shop.NAME, [Event("r1", "item-1")])
     feedback.close()
@@ -213,26 +203,12 @@ class Whole:
     def train(self) -> None:
         """A trainer's whole life, on what is in the streams."""
         self.runs += 1
-        options = TrainerOptions(
-            store=self.url,
-            sources=("store",),
-            folder=self.folder / f"run-{self.runs}",
-            every=Every.parse("1h"),
-            init_from=None,
-            save=None,
-            publish=Every.parse("1h"),
-            snapshot=1,
-            threshold=0.0,
-            activate=True,
-            keep=50,
-            once=True,
-            wait=False,
-            idle_s=1.0,
-            memory_bytes=1 << 20,
-            max_lag_s=30.0,
-            say_every_s=60.0,
-            metrics_port=None,
-        )
+        seldom = Every.parse("1h")
+        folder = self.folder / f"run-{self.runs}"
+        once = {"once": True, "wait": False, "init_from": None, "save": None, "metrics_port": None}
+        times = {"every": seldom, "publish": seldom, "idle_s": 1.0, "max_lag_s": 30.0, "say_every_s": 60.0}
+        kept = {"snapshot": 1, "threshold": 0.0, "activate": True, "keep": 50, "memory_bytes": 1 << 20}
+        options = TrainerOptions(store=self.url, sources=("store",), folder=folder, **once, **times, **kept)
         run_trainer(shop.spec(), options, lambda status: None)
 
     def close(self) -> None:

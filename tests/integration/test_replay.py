@@ -92,11 +92,7 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "requests", "hours"),
-    [
-        ("simulated_events", 1000, (3, 4)),
-        ("trivago_folder", 6842, (23, 24)),
-    ],
+    ("source", "requests", "hours"), [("simulated_events", 1000, (3, 4)), ("trivago_folder", 6842, (23, 24))]
 )
 def test_a_replay_of_hotels_learns_what_the_trainer_learned(
     request: pytest.FixtureRequest, tmp_path: Path, source: str, requests: int, hours: tuple[int, int]
