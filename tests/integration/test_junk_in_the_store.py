@@ -350,7 +350,7 @@ def serves(whole: Whole, version: int) -> None:
     assert status.problem == ""
 
 
-@pytest.mark.parametrize(("number", "key"), enumerate(key for key, _ in ROWS))
+@pytest.mark.parametrize(("number", "key"), list(enumerate(key for key, _ in ROWS)))
 def test_junk_kills_nothing_and_is_repaired(whole: Whole, number: int, key: str) -> None:
     """A selection: for every other key a wrong type, for the others a wrong value."""
     of_key = [junk for junk in whole.junk if is_of(junk.key, key)]

@@ -280,7 +280,7 @@ def test_every_feature_is_served_as_it_is_learned(
         writer.writerows(rows)
     shop.fill(store)
     assert run(["train", str(spec), str(log), "--activate", "--store", store_url]) == 0
-    learning = ("--init-from", "active", "--publish-every", "500ms", "--keep", "1000")
+    learning = ("--init-from", "active", "--publish-every", "1s", "--keep", "1000")
     patient = ("--impressions", "store", "--user-ttl", "0.5", "--store-budget", "5000")
     with (
         training(spec, store_url, tmp_path / "trainer", *learning),

@@ -45,11 +45,9 @@ def imports(package: str) -> list[tuple[str, str, bool]]:
         }
         if not any(map(is_foreign, words)):
             continue  # what it imports, if anything, is ours or Python's
-        tree = ast.parse(text)
-        at_once = {id(node) for node in _at_once(tree)}
         found += [
-            (name, f"{path.relative_to(ROOT)}:{node.lineno}", id(node) in at_once)  # type: ignore[attr-defined]
-            for node in ast.walk(tree)
+            (name, f"{path.relative_to(ROOT)}:{node.lineno}", at_once)
+            for node, at_once in _statements(ast.parse(text).body, at_once=True)
             for name in _imported(node)
             if is_foreign(name)
         ]
@@ -61,18 +59,20 @@ def is_foreign(name: str) -> bool:
     return top not in OURS and top not in sys.stdlib_module_names
 
 
-def _at_once(tree: ast.Module) -> Iterator[ast.AST]:
-    """The statements that a module cannot be imported without: not those in functions, `try` or `if TYPE_CHECKING`."""
-    waiting: list[ast.AST] = [*tree.body]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
-        if not lazy and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            waiting += ast.iter_child_nodes(node)
+def _statements(body: list[ast.stmt], at_once: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every statement, and whether the module cannot be imported without: not what stands in a function, in `try` or
+    in `if TYPE_CHECKING`.
+    """
+    for node in body:
+        yield node, at_once
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try) or (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        )
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, name, []), at_once and not lazy)
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _imported(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:

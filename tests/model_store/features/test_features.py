@@ -11,22 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.columns import token_columns
-from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL, log_bucket, text_of
 from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import escape, parse_key, prefix_of, unescape
-from model_store.spec.spec import parse_spec
-
-HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
-
-
-def plan_of(fields: str) -> FeaturePlan:
-    return FeaturePlan.of(parse_spec(HEAD + fields))
-
-
-def field_of(options: str):
-    return plan_of(f"f = {{ {options} }}").fields[0]
+from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 
 
 @given(st.binary())
@@ -98,7 +86,7 @@ def test_text_of_a_value_does_not_depend_on_its_type():
     assert [text_of(value) for value in values] == texts
     field = field_of('kind = "category"')
     for kind in (pa.int64(), pa.float64(), pa.string()):
-        [column] = token_columns([field], [pa.array([7, None, 12], pa.int64()).cast(kind)])
+        column = column_of(field, pa.array([7, None, 12], pa.int64()).cast(kind))
         assert column.text.to_pylist() == [b"7", b"", b"12"]
 
 
@@ -118,7 +106,7 @@ def test_a_value_that_does_not_fit_is_named():
         with pytest.raises(FieldValueError, match=re.escape(message)):
             field_of(options).tokens(value)
     with pytest.raises(SpecError, match=r"fields\.f: a column of type"):
-        token_columns([field_of('kind = "number"')], [pa.array([{"a": 1}])])
+        column_of(field_of('kind = "number"'), pa.array([{"a": 1}]))
 
 
 TEXTS = st.one_of(st.just(""), st.text(alphabet="ab*=%ü|\x00", max_size=12), st.text(max_size=5))
@@ -147,9 +135,10 @@ def test_a_column_has_the_tokens_of_its_values(options, values):
 
     @given(st.lists(values, min_size=1, max_size=8))
     def check(texts):
-        [column] = token_columns([field], [pa.array([text.encode() for text in texts], pa.binary())])
+        column = column_of(field, pa.array([text.encode() for text in texts], pa.binary()))
         assert not column.bad
-        assert column_tokens(column, len(texts)) == [field.tokens(text) for text in texts]
+        found = [tokens_of(column, row) for row in range(len(texts))]
+        assert found == [field.tokens(text) for text in texts]
 
     check()
 
@@ -159,22 +148,9 @@ def test_a_column_has_the_tokens_of_its_values(options, values):
 )
 def test_a_list_column_has_the_tokens_of_its_lists(lists):
     field = field_of('kind = "set"')
-    [column] = token_columns([field], [pa.array(lists, pa.list_(pa.string()))])
+    column = column_of(field, pa.array(lists, pa.list_(pa.string())))
     expected = [field.tokens([m for m in value if m is not None] if value else None) for value in lists]
-    assert column_tokens(column, len(lists)) == expected
-
-
-def column_tokens(column, rows):
-    texts = column.text.to_pylist()
-    x = column.x if column.x is not None else np.ones(len(texts))
-    tokens = []
-    for row in range(rows):
-        first, last = (row, row + 1) if column.starts is None else column.starts[row : row + 2]
-        present = [
-            i for i in range(first, last) if column.starts is not None or column.x is not None or texts[i]
-        ]
-        tokens.append(tuple((texts[i], x[i]) for i in present if not np.isnan(x[i])))
-    return tokens
+    assert [tokens_of(column, row) for row in range(len(lists))] == expected
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30, unique=True))

@@ -14,15 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.columns import TokenColumn, token_columns
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import FieldPlan, Token
 from model_store.features.numbers import log2_squared, log2_squared_buckets
 from model_store.features.texts import words_of
 from model_store.features.values import Value
 from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
-
-HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
+from tests.model_store.features.fields import HEAD, column_of, field_of, plan_of, tokens_of
 
 NUMBER_OPTIONS = [
     "",
@@ -69,25 +67,6 @@ COLUMNS = st.one_of(
 )
 
 
-def field_of(options: str) -> FieldPlan:
-    return FeaturePlan.of(parse_spec(f"{HEAD}f = {{ {options} }}")).fields[0]
-
-
-def column_of(field: FieldPlan, array: pa.Array) -> TokenColumn:
-    [column] = token_columns([field], [array])
-    return column
-
-
-def tokens_of(column: TokenColumn, row: int) -> list[tuple[bytes, str]]:
-    """The tokens of a row as the trainer hashes them, with the bits of each x."""
-    texts = column.text.to_pylist()
-    if column.starts is not None:
-        return [(text, (1.0).hex()) for text in texts[column.starts[row] : column.starts[row + 1]]]
-    if column.x is not None:
-        return [] if np.isnan(column.x[row]) else [(texts[row], float(column.x[row]).hex())]
-    return [(texts[row], (1.0).hex())] if texts[row] else []
-
-
 def assert_same(field: FieldPlan, array: pa.Array) -> None:
     """Every value of a column has the tokens that it has alone, or is refused in both with the same reason."""
     column = column_of(field, array)
@@ -96,7 +75,8 @@ def assert_same(field: FieldPlan, array: pa.Array) -> None:
         tokens, refusal = tokens_or_refusal(field, value)
         assert (refusal is not None) == (row in reasons)
         if refusal is None:
-            assert tokens_of(column, row) == [(text, x.hex()) for text, x in tokens]
+            found = [(text, x.hex()) for text, x in tokens_of(column, row)]
+            assert found == [(text, x.hex()) for text, x in tokens]
         elif isinstance(value, float) and math.isfinite(value):
             assert refusal == f"f: {reasons[row]}"
 
@@ -211,11 +191,9 @@ def test_ngrams_come_by_size_each_once_and_at_most_so_many():
 
 
 def test_a_text_is_crossed_like_a_set_and_a_field_without_keys_of_its_own_too():
-    plan = FeaturePlan.of(
-        parse_spec(
-            f'{HEAD}title = {{ kind = "text", main = false }}\nprice = {{ kind = "number", missing = "key" }}\n'
-            '[[crosses]]\nfields = ["title", "price"]\n'
-        )
+    plan = plan_of(
+        'title = { kind = "text", main = false }\nprice = { kind = "number", missing = "key" }\n'
+        '[[crosses]]\nfields = ["title", "price"]\n'
     )
     assert plan.keys({"title": "Red shoe"}) == [
         (b"bias", 1.0, 1),
