@@ -179,7 +179,7 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
     for impression in impressions:
         for item, values in zip(impression["items"], served_values(impression), strict=True):
             example = {"item": item["id"], **item["features"], **values}
-            keys = sorted((key, x) for key, x, _ in plan.keys(example))
+            keys = sorted((hashed(key), x) for key, x, _ in plan.keys(example))
             assert learned[impression["request_id"], item["id"]] == keys
 
 
@@ -187,38 +187,33 @@ def without_nothing(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value not in (None, [])}
 
 
+def hashed(key: bytes) -> int:
+    out = np.empty(1, np.uint64)
+    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
+    return int(out[0])
+
+
 def learned_keys(
     resolved: Any, store: Store, store_url: str, folder: Path
-) -> dict[tuple[str, str], list[tuple[bytes, float]]]:
-    """The keys that each joined row is learned by, as the trainer joins and hashes the same events."""
-    plan = FeaturePlan.of(resolved)
+) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """The hashed keys that each joined row is learned by, as the trainer joins the same events."""
     sources = open_sources(["store"], resolved, store, (), print, once=True)
     segments = Segments(folder / "rows", 1 << 26)
     merger = Merger(sources, Wanted.of(resolved), segments, once=True)
     rows = EventRows(merger, Join(resolved.join), segments, resolved)
     examples = JoinedExamples(ExampleMaker(resolved), segments)
-    found: dict[tuple[str, str], list[tuple[bytes, float]]] = {}
-    known: dict[int, bytes] = {}
-
-    def hashed(key: bytes) -> int:
-        out = np.empty(1, np.uint64)
-        hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
-        return int(out[0])
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
     def take(joined: Any) -> None:
         for batch in examples._batches(joined):
             made = ExampleMaker(resolved).make(batch)
             assert not made.rejects
-            texts = {name: batch.columns[name].to_pylist() for name in batch.columns}
+            requests, items = (batch.columns[name].to_pylist() for name in ("request_id", "item"))
             for at, row in enumerate(made.rows.tolist()):
-                example = {name: texts[field.column or name][row] for name, field in resolved.fields.items()}
-                for key, _, _ in plan.keys(example):
-                    known[hashed(key)] = key
                 part = slice(int(made.hashed.starts[at]), int(made.hashed.starts[at + 1]))
                 xs = made.hashed.x[part].tolist() if made.hashed.x.size else [1.0] * (part.stop - part.start)
-                keys = [known[each] for each in made.hashed.hashes[part].tolist()]
-                request, item = texts["request_id"][row].decode(), texts["item"][row].decode()
-                found[request, item] = sorted(zip(keys, xs, strict=True))
+                keys = made.hashed.hashes[part].tolist()
+                found[requests[row].decode(), items[row].decode()] = sorted(zip(keys, xs, strict=True))
 
     try:
         while not merger.ended:

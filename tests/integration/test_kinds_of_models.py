@@ -70,7 +70,7 @@ def test_a_served_click_rate_is_the_calibrated_one(
     kind: str, tmp_path: Path, store: Store, store_url: str
 ) -> None:
     random, lines = np.random.default_rng(7), ["click,device,ad"]
-    for _ in range(6_000):
+    for _ in range(12_000):
         device, ad = random.choice(["phone", "desk"]), random.integers(8)
         click = random.random() < {"phone": 0.1, "desk": 0.3}[device] * (0.5 + ad / 8)
         lines.append(f"{int(click)},{device},{ad}")

