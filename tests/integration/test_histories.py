@@ -18,11 +18,11 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.features.features import FeaturePlan
 from model_store.features.history import HistoryPlan, UserHistory
+from model_store.hash_kernels import hash_keys
 from model_store.redis.redis_keys import history_key
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving
-from tests.trainer.events.test_histories import a_story
 from tests.trainer.oracles.histories import expected, what_happened
 from tests.waiting import eventually
 from trainer.events.columns import Wanted
@@ -67,17 +67,8 @@ TIMEOUT_S = 60.0
 
 @contextmanager
 def training(spec: Path, store_url: str, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [
-        *FTRIE,
-        "trainer",
-        str(spec),
-        "--store",
-        store_url,
-        "--checkpoint",
-        str(folder),
-        "--json",
-        *flags,
-    ]
+    places = ("--store", store_url, "--checkpoint", str(folder), "--json")
+    command = [*FTRIE, "trainer", str(spec), *places, *flags]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -96,14 +87,10 @@ def served_values(impression: dict[str, Any]) -> list[dict[str, Any]]:
 
 def stream(store: Store, name: str) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
     """The events of a stream, each with its id."""
-    entries = store.client.xrange(f"ftrie:{{shop}}:{name}")
     found = []
-    for entry, fields in entries:
-        event = (
-            json.loads(fields[b"json"])
-            if b"json" in fields
-            else {name.decode(): value.decode() for name, value in fields.items()}
-        )
+    for entry, fields in store.client.xrange(f"ftrie:{{shop}}:{name}"):
+        flat = {name.decode(): value.decode() for name, value in fields.items()}
+        event = json.loads(flat["json"]) if "json" in flat else flat
         found.append((tuple(map(int, entry.decode().split("-"))), event | {"ts": float(event["ts"])}))
     return found
 
@@ -192,7 +179,7 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
     for impression in impressions:
         for item, values in zip(impression["items"], served_values(impression), strict=True):
             example = {"item": item["id"], **item["features"], **values}
-            keys = sorted((key, x) for key, x, _ in plan.keys(example))
+            keys = sorted((hashed(key), x) for key, x, _ in plan.keys(example))
             assert learned[impression["request_id"], item["id"]] == keys
 
 
@@ -200,40 +187,33 @@ def without_nothing(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value not in (None, [])}
 
 
+def hashed(key: bytes) -> int:
+    out = np.empty(1, np.uint64)
+    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
+    return int(out[0])
+
+
 def learned_keys(
     resolved: Any, store: Store, store_url: str, folder: Path
-) -> dict[tuple[str, str], list[tuple[bytes, float]]]:
-    """The keys that each joined row is learned by, as the trainer joins and hashes the same events."""
-    from model_store.hash_kernels import hash_keys
-
-    plan = FeaturePlan.of(resolved)
+) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """The hashed keys that each joined row is learned by, as the trainer joins the same events."""
     sources = open_sources(["store"], resolved, store, (), print, once=True)
     segments = Segments(folder / "rows", 1 << 26)
     merger = Merger(sources, Wanted.of(resolved), segments, once=True)
     rows = EventRows(merger, Join(resolved.join), segments, resolved)
     examples = JoinedExamples(ExampleMaker(resolved), segments)
-    found: dict[tuple[str, str], list[tuple[bytes, float]]] = {}
-    known: dict[int, bytes] = {}
-
-    def hashed(key: bytes) -> int:
-        out = np.empty(1, np.uint64)
-        hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
-        return int(out[0])
+    found: dict[tuple[str, str], list[tuple[int, float]]] = {}
 
     def take(joined: Any) -> None:
         for batch in examples._batches(joined):
             made = ExampleMaker(resolved).make(batch)
             assert not made.rejects
-            texts = {name: batch.columns[name].to_pylist() for name in batch.columns}
+            requests, items = (batch.columns[name].to_pylist() for name in ("request_id", "item"))
             for at, row in enumerate(made.rows.tolist()):
-                example = {name: texts[field.column or name][row] for name, field in resolved.fields.items()}
-                for key, _, _ in plan.keys(example):
-                    known[hashed(key)] = key
                 part = slice(int(made.hashed.starts[at]), int(made.hashed.starts[at + 1]))
                 xs = made.hashed.x[part].tolist() if made.hashed.x.size else [1.0] * (part.stop - part.start)
-                keys = [known[each] for each in made.hashed.hashes[part].tolist()]
-                request, item = texts["request_id"][row].decode(), texts["item"][row].decode()
-                found[request, item] = sorted(zip(keys, xs, strict=True))
+                keys = made.hashed.hashes[part].tolist()
+                found[requests[row].decode(), items[row].decode()] = sorted(zip(keys, xs, strict=True))
 
     try:
         while not merger.ended:
@@ -244,40 +224,3 @@ def learned_keys(
     finally:
         merger.close()
     return found
-
-
-@pytest.mark.slow
-def test_a_trainer_killed_over_and_over_learns_what_a_replay_does(tmp_path: Path) -> None:
-    """Given events, a trainer that is killed and resumes has the model of a replay, with every history as it was."""
-    spec, log, folder = tmp_path / "shop.toml", tmp_path / "events.jsonl", tmp_path / "state"
-    spec.write_text(TEXT.replace('request = "request_id"\n', "").replace('window = "20m"', 'window = "40s"'))
-    story = [
-        event | {"items": [{**item, "features": {"brand": f"b{item['id'][-1]}"}} for item in event["items"]]}
-        if "items" in event
-        else event
-        for event in a_story(3, 6000)
-    ]
-    ftrie_store = f"embedded:{tmp_path / 'store'}"
-    lines = [json.dumps(event) + "\n" for event in story]
-    log.write_text("".join(lines))
-    ftrie("replay", spec, log, "--save", tmp_path / "whole.arrow", "--json")
-    log.write_text("")
-    command = [*FTRIE, "trainer", str(spec), "--from", str(log), "--no-publish", "--every", "100"]
-    places = ["--store", ftrie_store, "--checkpoint", str(folder)]
-    with Store.open(ftrie_store):  # so that no trainer starts and ends it
-        for part in range(4):
-            with log.open("a") as file:
-                file.writelines(lines[part * len(lines) // 4 : (part + 1) * len(lines) // 4])
-            with subprocess.Popen(
-                [*command, *places], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            ) as process:
-                known = {path.name for path in folder.glob("*.checkpoint")}
-                eventually(
-                    lambda known=known: {path.name for path in folder.glob("*.checkpoint")} - known != set(),
-                    "a checkpoint",
-                    TIMEOUT_S,
-                )
-                time.sleep(0.3 * part)
-                process.kill()
-        ftrie(*command[3:], *places, "--once", "--save", tmp_path / "resumed.arrow")
-    assert (tmp_path / "resumed.arrow").read_bytes() == (tmp_path / "whole.arrow").read_bytes()

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
     assert joined["positives"] > 0 and joined["orphans"] == 0
     assert "tastes change" in picture.read_text("utf-8")
     picture.unlink()
-    _nothing_is_left(scratch)
+    assert list(scratch.iterdir()) == [] and processes(scratch) == {}
 
 
 @pytest.mark.slow
@@ -68,13 +68,13 @@ def test_what_is_killed_comes_back_and_control_c_takes_all_of_it_down(scratch: P
     folder = scratch / "kept"
     words = ("--dir", str(folder), "--rate", "40", "--change-at", "1000", "--frozen", "0", "--json")
     with live(scratch, *words) as process:
-        eventually(lambda: _running(folder, "simulate") != [], "traffic", TIMEOUT_S)
-        eventually(lambda: _newest_checkpoint(folder) > 0.0, "a checkpoint", TIMEOUT_S)
+        eventually(lambda: running(folder, "simulate"), "traffic", TIMEOUT_S)
+        eventually(lambda: newest_checkpoint(folder) > 0.0, "a checkpoint", TIMEOUT_S)
         killed = time.time()
         for name in ("trainer", "serve"):
-            _kill_one(folder, name)
-        eventually(lambda: len(_servers(folder)) == 2, "both servers again", TIMEOUT_S)
-        eventually(lambda: _newest_checkpoint(folder) > killed + 5.0, "the trainer at work", TIMEOUT_S)
+            os.kill(min(running(folder, name)), signal.SIGKILL)  # the supervisor, if it has one
+        eventually(lambda: len(servers(folder)) == 2, "both servers again", TIMEOUT_S)
+        eventually(lambda: newest_checkpoint(folder) > killed + 5.0, "the trainer at work", TIMEOUT_S)
         os.killpg(process.pid, signal.SIGINT)
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
@@ -82,53 +82,30 @@ def test_what_is_killed_comes_back_and_control_c_takes_all_of_it_down(scratch: P
     assert whole["restarts"]["trainer"] == 1
     assert whole["restarts"]["server-1"] + whole["restarts"]["server-2"] == 1
     assert whole["trainer"]["ended"]
-    _no_process_is_left(folder)
+    assert processes(folder) == {}
 
 
-def _newest_checkpoint(folder: Path) -> float:
+def newest_checkpoint(folder: Path) -> float:
     """When the trainer last kept its state; 0 if it never has."""
     return max((path.stat().st_mtime for path in (folder / "trainer").glob("*.checkpoint")), default=0.0)
 
 
-def _kill_one(folder: Path, command: str) -> None:
-    """Kill the first `ftrie <command>` of this folder, its supervisor if it has one."""
-    os.kill(min(_running(folder, command)), signal.SIGKILL)
+def processes(folder: Path) -> dict[int, list[str]]:
+    """The command of each process that works in a folder, by its number."""
+    found = {}
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # it has ended meanwhile, or is someone else's
+            if os.readlink(link).startswith(str(folder)):
+                found[int(link.parent.name)] = (link.parent / "cmdline").read_text().split("\0")
+    return found
 
 
-def _servers(folder: Path) -> set[str]:
-    """The state folders of the servers that run: a server has several processes."""
-    lines = (_command(pid) for pid in _running(folder, "serve"))
+def running(folder: Path, command: str) -> dict[int, list[str]]:
+    """Those of them that are `ftrie <command>`; a server has several processes."""
+    return {pid: words for pid, words in processes(folder).items() if words[2:4] == ["ftrie", command]}
+
+
+def servers(folder: Path) -> set[str]:
+    """The state folders of the servers that run."""
+    lines = running(folder, "serve").values()
     return {words[words.index("--state") + 1] for words in lines if "--state" in words}
-
-
-def _running(folder: Path, command: str) -> list[int]:
-    """Numbers of the processes `ftrie <command>` that run in a folder."""
-    inside = [int(link.parent.name) for link in _working_in(folder)]
-    return [pid for pid in inside if _command(pid)[2:4] == ["ftrie", command]]
-
-
-def _command(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:  # it has ended
-        return []
-
-
-def _nothing_is_left(scratch: Path) -> None:
-    assert list(scratch.iterdir()) == []
-    _no_process_is_left(scratch)
-
-
-def _no_process_is_left(folder: Path) -> None:
-    assert [_command(int(link.parent.name)) for link in _working_in(folder)] == []
-
-
-def _working_in(folder: Path) -> list[Path]:
-    return [link for link in Path("/proc").glob("[0-9]*/cwd") if _target(link).startswith(str(folder))]
-
-
-def _target(link: Path) -> Any:
-    try:
-        return os.readlink(link)
-    except OSError:  # the process ended meanwhile, or is someone else's
-        return ""

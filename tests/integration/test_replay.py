@@ -69,18 +69,12 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
     thompson = open_bandit_folder.parent / "bts_men"
     items, model = thompson / "item_context.csv", tmp_path / "bts.arrow"
     ftrie("train", OPEN_BANDIT, thompson / "men.csv.gz", "--items", items, "--save", model)
-    policies: list[str | Path] = [
-        "--policy",
-        "logged",
-        "--policy",
-        "uniform",
-        "--policy",
-        model,
-        "--choose",
-        "softmax:1",
-    ]
-    random = estimates_of(OPEN_BANDIT, open_bandit_folder / "men.csv.gz", "--items", items, *policies)
-    shown = estimates_of(OPEN_BANDIT, thompson / "men.csv.gz", "--items", items, *policies[:4])
+    policies: list[str | Path] = ["--policy", "logged", "--policy", "uniform"]
+    learned: list[str | Path] = ["--policy", model, "--choose", "softmax:1"]
+    random = estimates_of(
+        OPEN_BANDIT, open_bandit_folder / "men.csv.gz", "--items", items, *policies, *learned
+    )
+    shown = estimates_of(OPEN_BANDIT, thompson / "men.csv.gz", "--items", items, *policies)
 
     assert (random["rows"], random["candidates"], random["decision"]) == (10_000, 34, "row")
     logged, uniform = (random["by_name"][name] for name in ("logged", "uniform"))
@@ -98,11 +92,7 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "requests", "hours"),
-    [
-        ("simulated_events", 1000, (3, 4)),
-        pytest.param("trivago_folder", 6842, (23, 24), marks=pytest.mark.slow),
-    ],
+    ("source", "requests", "hours"), [("simulated_events", 1000, (3, 4)), ("trivago_folder", 6842, (23, 24))]
 )
 def test_a_replay_of_hotels_learns_what_the_trainer_learned(
     request: pytest.FixtureRequest, tmp_path: Path, source: str, requests: int, hours: tuple[int, int]

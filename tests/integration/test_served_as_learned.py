@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import random
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ COMPUTED = [name for name, field in FIELDS.items() if field.ratio or field.diffe
 HISTORIES = [name for name, field in FIELDS.items() if field.history]
 KEYED = {name for name, field in FIELDS.items() if field.main}
 """The fields that have keys of their own."""
-COOKIES, ITEMS, REQUESTS, SHOWN = 8, 24, 400, 5
+COOKIES, ITEMS, REQUESTS, SHOWN = 8, 24, 200, 5
 JUNK_USER, JUNK_ITEM = "u0", "i0"
 """Their records have values that do not fit their fields."""
 TITLES = ("Red running-SHOE, size 42", "blue Shoe* 100% = good", "Größe 'L' Jacke", "", "ΟΔΟΣ hat hat hat")
@@ -176,29 +176,21 @@ class Visitors:
         self.explained: list[Explanation] = []
         self.names: set[str] = set()
         self._shop, self._address, self._calls, self._versions = shop, address, calls, versions
-        self._failed: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(seed * 100 + n,)) for n in range(4)]
+        self._seeds = [seed * 100 + number for number in range(4)]
 
     def run(self) -> None:
         """To their end."""
-        for thread in self._threads:
-            thread.start()
-        for thread in self._threads:
-            thread.join()
-        if self._failed:
-            raise self._failed[0]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(self._run, self._seeds))
 
     def _run(self, seed: int) -> None:
         draw = random.Random(seed)
-        try:
-            with Client(self._address, timeout_s=30) as client:
-                until, calls = time.monotonic() + 60, 0
-                while calls < self._calls or not (self._enough() or time.monotonic() > until):
-                    self._visit(client, draw)
-                    calls += 1
-                    time.sleep(0.02)
-        except BaseException as error:
-            self._failed.append(error)
+        with Client(self._address, timeout_s=30) as client:
+            until, calls = time.monotonic() + 60, 0
+            while calls < self._calls or not (self._enough() or time.monotonic() > until):
+                self._visit(client, draw)
+                calls += 1
+                time.sleep(0.02)
 
     def _enough(self) -> bool:
         return len(self.served) >= self._versions and self.names >= KEYED
@@ -273,8 +265,7 @@ def check_explained(explained: Explanation, artefact: Artefact) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "calls", "versions"),
-    [(1, 40, 3), *(pytest.param(seed, 200, 8, marks=pytest.mark.slow) for seed in (2, 3, 4))],
+    ("seed", "calls", "versions"), [(1, 15, 2), pytest.param(2, 150, 6, marks=pytest.mark.slow)]
 )
 def test_every_feature_is_served_as_it_is_learned(
     tmp_path: Path, store: Store, store_url: str, seed: int, calls: int, versions: int
@@ -289,7 +280,7 @@ def test_every_feature_is_served_as_it_is_learned(
         writer.writerows(rows)
     shop.fill(store)
     assert run(["train", str(spec), str(log), "--activate", "--store", store_url]) == 0
-    learning = ("--init-from", "active", "--publish-every", "500ms", "--keep", "1000")
+    learning = ("--init-from", "active", "--publish-every", "1s", "--keep", "1000")
     patient = ("--impressions", "store", "--user-ttl", "0.5", "--store-budget", "5000")
     with (
         training(spec, store_url, tmp_path / "trainer", *learning),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from model_store.signal_event import SignalEvent
 
@@ -22,7 +22,7 @@ def on_signal(number, frame):
 
 signal.signal(signal.SIGALRM, on_signal)
 signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-end = time.monotonic() + 2.0
+end = time.monotonic() + 0.5
 while time.monotonic() < end:
     event.wait(0.01)
     event.clear()
@@ -38,7 +38,7 @@ def test_a_signal_may_come_at_any_moment() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True
     )
-    assert int(ended.stdout) > 500
+    assert int(ended.stdout) > 100
 
 
 def test_wait_says_whether_it_is_set() -> None:
@@ -56,14 +56,9 @@ def test_wait_says_whether_it_is_set() -> None:
 
 
 def test_every_waiter_is_woken() -> None:
-    event, woken = SignalEvent(), list[bool]()
-    waiters = [threading.Thread(target=lambda: woken.append(event.wait(30.0))) for _ in range(3)]
-    for waiter in waiters:
-        waiter.start()
-    begun = time.monotonic()
-    event.set()
-    event.set()
-    for waiter in waiters:
-        waiter.join()
-    assert woken == [True, True, True]
-    assert time.monotonic() - begun < 15.0
+    event = SignalEvent()
+    with ThreadPoolExecutor(3) as pool:
+        waiters = [pool.submit(event.wait, 30.0) for _ in range(3)]
+        event.set()
+        event.set()
+        assert [waiter.result(15.0) for waiter in waiters] == [True] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -25,36 +26,53 @@ FOR_DEVELOPERS = {"dev", "docs"}
 OF_A_NOTEBOOK = {"ipython"}
 # Nothing outside imports this folder before it has asked for the extra.
 OF_AN_EXTRA = "ftrie/dashboard/"
+WORD = re.compile(r"[\w.]+")
 CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
 # How a distribution that may not be installed is imported, where that is not its name.
 IMPORTED_AS = {"scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
 
 
-def imports(package: str) -> Iterator[tuple[str, str, bool]]:
+@cache
+def imports(package: str) -> list[tuple[str, str, bool]]:
     """Each import of something that is neither ours nor Python's: its whole name, where, and whether at once."""
+    found = []
     for path in sorted((ROOT / package).rglob("*.py")):
-        tree = ast.parse(path.read_text("utf-8"))
-        at_once = {id(node) for node in _at_once(tree)}
-        for node in ast.walk(tree):
-            names = _imported(node)
-            for name in names:
-                top = name.partition(".")[0]
-                if top not in OURS and top not in sys.stdlib_module_names:
-                    yield name, f"{path.relative_to(ROOT)}:{node.lineno}", id(node) in at_once  # type: ignore[attr-defined]
+        text = path.read_text("utf-8")
+        words = {
+            word
+            for line in re.findall(r"\b(?:import|from)\s+([\w., ]+)", text)
+            for word in WORD.findall(line)
+        }
+        if not any(map(is_foreign, words)):
+            continue  # what it imports, if anything, is ours or Python's
+        found += [
+            (name, f"{path.relative_to(ROOT)}:{node.lineno}", at_once)
+            for node, at_once in _statements(ast.parse(text).body, at_once=True)
+            for name in _imported(node)
+            if is_foreign(name)
+        ]
+    return found
 
 
-def _at_once(tree: ast.Module) -> Iterator[ast.AST]:
-    """The statements that a module cannot be imported without: not those in functions, `try` or `if TYPE_CHECKING`."""
-    waiting: list[ast.AST] = [*tree.body]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try)
-        if not lazy and not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)):
-            waiting += ast.iter_child_nodes(node)
+def is_foreign(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top not in OURS and top not in sys.stdlib_module_names
 
 
-def _imported(node: ast.AST) -> list[str]:
+def _statements(body: list[ast.stmt], at_once: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every statement, and whether the module cannot be imported without: not what stands in a function, in `try` or
+    in `if TYPE_CHECKING`.
+    """
+    for node in body:
+        yield node, at_once
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try) or (
+            isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        )
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, name, []), at_once and not lazy)
+
+
+def _imported(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -33,6 +33,19 @@ DNS_CACHE_S = 5.0
 """The time to live of CoreDNS's answers for a Kubernetes Service, by default."""
 
 
+def parsed(path: str) -> list[dict[str, Any]]:
+    """The documents of a YAML file in deploy/."""
+    return list(yaml.safe_load_all((DEPLOY / path).read_text("utf-8")))
+
+
+def by_kind(path: str) -> dict[str, dict[str, Any]]:
+    return {document["kind"]: document for document in parsed(path)}
+
+
+def alerts() -> list[dict[str, Any]]:
+    return [rule for group in parsed("prometheus/alerts.yml")[0]["groups"] for rule in group["rules"]]
+
+
 def expressions() -> Iterator[tuple[str, str]]:
     """Every PromQL expression of the dashboard, the alerts and the documents, with where it stands."""
     dashboard = json.loads((DEPLOY / "grafana/ftrie.json").read_text("utf-8"))
@@ -48,11 +61,6 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield page, (ROOT / "docs" / page).read_text("utf-8")
 
 
-def alerts() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text("utf-8"))["groups"]
-    return [rule for group in groups for rule in group["rules"]]
-
-
 def sampled() -> dict[str, set[str]]:
     """Each name a scrape has, with its labels."""
     names: dict[str, set[str]] = {}
@@ -63,44 +71,31 @@ def sampled() -> dict[str, set[str]]:
     return names | {family.name: {"model", *family.labels} for family in TRAINERS}
 
 
-@pytest.mark.parametrize(("where", "text"), [pytest.param(*pair, id=pair[0]) for pair in expressions()])
-def test_every_metric_named_is_one_that_a_server_or_a_trainer_serves(where: str, text: str) -> None:
-    known = sampled()
-    for name in METRIC.findall(text):
-        assert name in known or name in FAMILIES, f"{where}: {name}"
-    for name, labels in re.findall(r"\b(ftrie_[a-z_]+)\{([^}]*)\}", text):
-        used = set(re.findall(r"(\w+)\s*=~?\s*\"", labels)) - {"instance"}
-        assert used <= known[name], f"{where}: {name} has no label {used - known[name]}"
-
-
-def test_every_metric_is_on_the_dashboard() -> None:
-    text = (DEPLOY / "grafana/ftrie.json").read_text("utf-8")
-    names = [*FAMILIES, *(family.name for family in TRAINERS)]
-    missing = [name for name in names if name not in text]
-    assert missing == []
-
-
-def test_labels_that_expressions_divide_by_are_the_metric_s() -> None:
+def test_every_metric_and_label_named_is_one_that_a_server_or_a_trainer_serves() -> None:
     known = sampled()
     for where, text in expressions():
+        for name in METRIC.findall(text):
+            assert name in known or name in FAMILIES, f"{where}: {name}"
+        for name, labels in re.findall(r"\b(ftrie_[a-z_]+)\{([^}]*)\}", text):
+            used = set(re.findall(r"(\w+)\s*=~?\s*\"", labels)) - {"instance"}
+            assert used <= known[name], f"{where}: {name} has no label {used - known[name]}"
         if where.endswith(".md"):
             continue
-        for labels in re.findall(r"\bby \(([^)]*)\)", text):
+        for labels in re.findall(r"\bby \(([^)]*)\)", text):  # what is divided by
             names = [name for name in METRIC.findall(text) if name in known]
             possible = set().union(*(known[name] for name in names)) | {"instance"}
             assert set(re.split(r",\s*", labels)) <= possible, where
+    dashboard = (DEPLOY / "grafana/ftrie.json").read_text("utf-8")
+    assert [name for name in (*FAMILIES, *(each.name for each in TRAINERS)) if name not in dashboard] == []
 
 
-def test_every_alert_is_in_the_document_and_says_what_happens() -> None:
+def test_every_alert_is_in_the_document_says_what_happens_and_is_about_the_method_that_it_means() -> None:
+    """A store that takes no feedback must not page as if ranking failed."""
     page = (ROOT / "docs/operating.md").read_text("utf-8")
     documented = re.findall(r"^\| (Ftrie\w+) \|", page, re.MULTILINE)
     assert documented == [alert["alert"] for alert in alerts()]
-    assert all(alert["labels"]["severity"] and alert["annotations"]["summary"] for alert in alerts())
-
-
-def test_a_page_about_errors_or_refusals_is_about_the_method_that_it_means() -> None:
-    """A store that takes no feedback must not page as if ranking failed."""
     for alert in alerts():
+        assert alert["labels"]["severity"] and alert["annotations"]["summary"]
         for name, labels in re.findall(r"(ftrie_(?:errors|refused)_total)\{([^}]*)\}", alert["expr"]):
             assert "method=" in labels, (alert["alert"], name)
 
@@ -120,37 +115,33 @@ def test_panels_do_not_lie_on_each_other() -> None:
 def called() -> Iterator[tuple[str, list[str]]]:
     """Every ftrie command line in deploy/, without the program's name."""
     for unit in UNITS:
-        for line in re.findall(
-            r"^ExecStart=/opt/ftrie/bin/ftrie (.+)$", unit.read_text("utf-8"), re.MULTILINE
-        ):
+        text = unit.read_text("utf-8")
+        for line in re.findall(r"^ExecStart=/opt/ftrie/bin/ftrie (.+)$", text, re.MULTILINE):
             yield unit.name, line.split()
     for manifest in MANIFESTS:
-        for document in yaml.safe_load_all(manifest.read_text("utf-8")):
+        for document in parsed(f"kubernetes/{manifest.name}"):
             spec = document["spec"].get("jobTemplate", document).get("spec", {})
             pod = spec.get("template", {}).get("spec", {})
             yield from ((manifest.name, container["args"]) for container in pod.get("containers", ()))
             if document["kind"] == "RayJob":
                 yield manifest.name, shlex.split(document["spec"]["entrypoint"])[1:]
-    for service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values():
+    for service in parsed("docker/compose.yaml")[0]["services"].values():
         if service["image"].startswith("ftrie"):
             yield COMPOSE.name, service["command"]
 
 
-@pytest.mark.parametrize(
-    ("where", "words"), [pytest.param(*pair, id=" ".join(pair[1][:3])) for pair in called()]
-)
-def test_the_flags_given_to_ftrie_are_flags_it_has(where: str, words: list[str]) -> None:
-    command: Any = build()
-    while isinstance(command, typer.core.TyperGroup):
-        command, words = command.commands[words[0]], words[1:]
-    flags = {flag for option in command.params for flag in option.opts}
-    given = {word.partition("=")[0] for word in words if word.startswith("--")}
-    assert given <= flags, f"{where}: {given - flags}"
+def test_the_flags_given_to_ftrie_are_flags_it_has() -> None:
+    for where, words in called():
+        command: Any = build()
+        while isinstance(command, typer.core.TyperGroup):
+            command, words = command.commands[words[0]], words[1:]
+        flags = {flag for option in command.params for flag in option.opts}
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= flags, f"{where}: {given - flags}"
 
 
 def test_several_trainers_have_a_spare() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/trainers.yaml").read_text("utf-8")))
-    (spec,) = [each["spec"] for each in documents if each["kind"] == "StatefulSet"]
+    spec = by_kind("kubernetes/trainers.yaml")["StatefulSet"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     (partition,) = [word for word in container["args"] if word.startswith("--partition=any/")]
     assert spec["replicas"] == int(partition.rpartition("/")[2]) + 1
@@ -170,20 +161,16 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     assert (finished.returncode, ours) == (0, [])
 
 
-def test_every_timer_has_its_service() -> None:
+def test_every_timer_has_its_service_and_manifests_are_whole() -> None:
     names = {unit.name for unit in UNITS}
     assert {name.replace(".timer", ".service") for name in names if name.endswith(".timer")} <= names
-
-
-@pytest.mark.parametrize("manifest", [pytest.param(path, id=path.name) for path in MANIFESTS])
-def test_manifests_are_whole(manifest: Path) -> None:
-    for document in yaml.safe_load_all(manifest.read_text("utf-8")):
-        assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys()
+    for manifest in MANIFESTS:
+        for document in parsed(f"kubernetes/{manifest.name}"):
+            assert {"apiVersion", "kind", "metadata", "spec"} <= document.keys(), manifest
 
 
 def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/server.yaml").read_text("utf-8")))
-    kinds = {document["kind"]: document for document in documents}
+    kinds = by_kind("kubernetes/server.yaml")
     pod = kinds["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -194,14 +181,13 @@ def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> 
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
     labels = pod["metadata"]["labels"]
-    for document in documents:
+    for document in parsed("kubernetes/server.yaml"):
         selector = document["spec"].get("selector") or document["spec"]["podSelector"]
         assert selector.get("matchLabels", selector) == labels
 
 
 def test_servers_are_replaced_one_by_one_and_given_the_time_that_a_drain_takes() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/server.yaml").read_text("utf-8")))
-    kinds = {document["kind"]: document["spec"] for document in documents}
+    kinds = {kind: document["spec"] for kind, document in by_kind("kubernetes/server.yaml").items()}
     spec, pod = kinds["Deployment"], kinds["Deployment"]["template"]["spec"]
     (container,) = pod["containers"]
     (drain_s,) = (float(word[8:]) for word in container["args"] if word.startswith("--drain="))
@@ -220,7 +206,7 @@ def test_servers_are_replaced_one_by_one_and_given_the_time_that_a_drain_takes()
 
 
 def test_envoy_hashes_the_header_that_clients_send_and_checks_the_health_of_ranking() -> None:
-    static = yaml.safe_load((DEPLOY / "envoy/envoy.yaml").read_text("utf-8"))["static_resources"]
+    static = parsed("envoy/envoy.yaml")[0]["static_resources"]
     (listener,), (cluster,) = static["listeners"], static["clusters"]
     (connections,) = listener["filter_chains"][0]["filters"]
     (host,) = connections["typed_config"]["route_config"]["virtual_hosts"]
@@ -238,9 +224,9 @@ def test_envoy_hashes_the_header_that_clients_send_and_checks_the_health_of_rank
 
 
 def test_the_trainer_keeps_its_checkpoints_on_a_volume_and_is_given_time_to_end() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/trainer.yaml").read_text("utf-8")))
-    kinds = {document["kind"]: document["spec"] for document in documents}
-    spec, pod = kinds["StatefulSet"], kinds["StatefulSet"]["template"]["spec"]
+    documents = parsed("kubernetes/trainer.yaml")
+    spec = by_kind("kubernetes/trainer.yaml")["StatefulSet"]["spec"]
+    pod = spec["template"]["spec"]
     (container,), (claim,) = pod["containers"], spec["volumeClaimTemplates"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert spec["replicas"] == 1 and pod["terminationGracePeriodSeconds"] >= 60
@@ -254,8 +240,7 @@ def test_the_trainer_keeps_its_checkpoints_on_a_volume_and_is_given_time_to_end(
 
 
 def test_the_ray_cluster_has_a_cpu_for_every_worker_and_its_volumes_and_token_fit() -> None:
-    documents = list(yaml.safe_load_all((DEPLOY / "kubernetes/distributed.yaml").read_text("utf-8")))
-    kinds = {document["kind"]: document for document in documents}
+    kinds = by_kind("kubernetes/distributed.yaml")
     spec = kinds["RayJob"]["spec"]
     command = shlex.split(spec["entrypoint"])
     flags = dict(word.removeprefix("--").split("=") for word in command if "=" in word)
@@ -280,7 +265,7 @@ def test_the_ray_cluster_has_a_cpu_for_every_worker_and_its_volumes_and_token_fi
 
 
 def test_compose_volumes_and_ports_fit() -> None:
-    written = yaml.safe_load(COMPOSE.read_text("utf-8"))
+    (written,) = parsed("docker/compose.yaml")
     named = [volume.partition(":")[0] for s in written["services"].values() for volume in s["volumes"]]
     assert {name for name in named if "/" not in name} == written["volumes"].keys()
     for service in written["services"].values():
@@ -289,7 +274,7 @@ def test_compose_volumes_and_ports_fit() -> None:
 
 
 def test_every_job_that_is_scraped_has_a_port_that_a_unit_serves() -> None:
-    scraped = yaml.safe_load((DEPLOY / "prometheus/scrape.yml").read_text("utf-8"))["scrape_configs"]
+    scraped = parsed("prometheus/scrape.yml")[0]["scrape_configs"]
     targets = [target for job in scraped for config in job["static_configs"] for target in config["targets"]]
     units = "".join(unit.read_text("utf-8") for unit in UNITS)
     assert all(f"--metrics-port {target.rpartition(':')[2]}" in units for target in targets)

@@ -16,7 +16,7 @@ def test_the_bytes_of_each_structure_are_measured_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "memory.svg"
-    counts = ("--keys", "50000", "--served", "20000", "--items", "500", "--pending", "300")
+    counts = ("--keys", "50000", "--served", "8000", "--items", "500", "--pending", "300")
     growth.main([*counts, "--picture", str(picture), "--json"])
     rows = json.loads(capsys.readouterr().out)
     each: Sizes = {row["what"]: row["each"] for row in rows}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("ftrie", "model_store", "server", "trainer", "proto")
@@ -43,16 +42,22 @@ def findings(source: str) -> Iterator[str]:
         yield from (f"{getattr(node, 'lineno', '?')}: {what}" for what in found)
 
 
+# What `findings` looks for stands in the text; a source without any of it is not parsed.
+WORDS = re.compile(
+    rf"\b(?:{'|'.join(MODULES)})\b.*|\b(?:{'|'.join(CALLS)})\s*\(|\b(?:{'|'.join(ARGUMENTS)})\s*="
+)
+
+
 def test_no_source_unpickles_or_evaluates() -> None:
     sources = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     assert len(sources) > 50
-    found = {str(path.relative_to(ROOT)): list(findings(path.read_text("utf-8"))) for path in sources}
+    texts = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in sources}
+    found = {path: list(findings(text)) for path, text in texts.items() if WORDS.search(text)}
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_search_finds_what_it_is_for_and_leaves_the_innocent_alone() -> None:
+    for source in (
         "import pickle",
         "import os, marshal",
         "from pickle import loads",
@@ -62,15 +67,13 @@ def test_no_source_unpickles_or_evaluates() -> None:
         "__import__('os')",
         "np.load(path, allow_pickle=True)",
         "subprocess.run(text, shell=True)",
-    ],
-)
-def test_the_search_finds_what_it_is_for(source: str) -> None:
-    assert list(findings(source))
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["re.compile('a')", "self.eval(1)", "run(shell=False)", "import pickles", "def evaluate(): pass"],
-)
-def test_the_search_leaves_the_innocent_alone(source: str) -> None:
-    assert not list(findings(source))
+    ):
+        assert list(findings(source)) and WORDS.search(source)
+    for source in (
+        "re.compile('a')",
+        "self.eval(1)",
+        "run(shell=False)",
+        "import pickles",
+        "def evaluate(): pass",
+    ):
+        assert not list(findings(source))

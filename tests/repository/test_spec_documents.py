@@ -3,65 +3,48 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from itertools import takewhile
 
 import numpy as np
-import pytest
 
 from model_store import hash_kernels as kernels
 from model_store.features.features import FeaturePlan
 from model_store.features.values import log_bucket
 from model_store.spec import learner_section, sections, spec
 from model_store.spec.sections import GuardSection, JoinSection
+from tests.model_store.features.documented_hash import whole_key
+from tests.repository.pages import tables
 from trainer.learn.slots import layouts
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+SECTIONS = {
+    "[model]": sections.ModelSection,
+    "[input]": sections.InputSection,
+    "[fields]": sections.FieldSpec,
+    "[[crosses]]": sections.Cross,
+    "[variants]": sections.Variant,
+    "[learner]": learner_section.LearnerSection,
+    "[rules]": learner_section.Rule,
+    "[calibration]": sections.CalibrationSection,
+    "[join]": JoinSection,
+    "[guard]": GuardSection,
+}
 
 
-def tables(page: str, heading: str) -> list[list[str]]:
-    """The cells of every table row under a heading (empty: the whole page)."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    if heading:
-        text = re.split(r"^## ", text.split(f"\n## {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip().strip("`") for cell in row] for row in rows]
+def test_every_key_of_the_spec_is_documented_and_no_other():
+    for heading, section in SECTIONS.items():
+        rows = tables("spec.md", f"## {heading}")
+        below = rows[[row[0] for row in rows].index("key") + 1 :]
+        keys = takewhile(lambda row: row[:2] not in (["kind", "value"], ["kind", "keys"]), below)
+        assert [row[0] for row in keys] == list(section.model_fields), heading
 
 
-@pytest.mark.parametrize(
-    ("heading", "section"),
-    [
-        ("[model]", sections.ModelSection),
-        ("[input]", sections.InputSection),
-        ("[fields]", sections.FieldSpec),
-        ("[[crosses]]", sections.Cross),
-        ("[variants]", sections.Variant),
-        ("[learner]", learner_section.LearnerSection),
-        ("[rules]", learner_section.Rule),
-        ("[calibration]", sections.CalibrationSection),
-        ("[join]", JoinSection),
-        ("[guard]", GuardSection),
-    ],
-)
-def test_every_key_of_the_spec_is_documented_and_no_other(heading, section):
-    rows = tables("spec.md", heading)
-    start = next(i for i, row in enumerate(rows) if row[0] == "key")
-    next_table = (
-        i for i, row in enumerate(rows) if i > start and row[:2] in (["kind", "value"], ["kind", "keys"])
-    )
-    stop = next(next_table, len(rows))
-    assert [row[0] for row in rows[start + 1 : stop]] == list(section.model_fields)
-
-
-def test_documented_learner_defaults_are_the_defaults():
-    defaults = {row[0]: row[1].strip('"') for row in tables("spec.md", "[learner]")[1:]}
+def test_documented_defaults_are_the_defaults():
+    defaults = {row[0]: row[1].strip('"') for row in tables("spec.md", "## [learner]")[1:] if len(row) > 1}
     for name in ("algorithm", "alpha", "beta", "l1", "l2", "k", "values", "rate", "precision", "seed"):
-        assert re.split(r"[`\"; ]", defaults[name])[0] == str(
-            learner_section.LearnerSection.model_fields[name].default
-        )
-
-
-def test_documented_join_defaults_are_the_defaults():
-    defaults = {row[0]: row[1].strip('`"') for row in tables("spec.md", "[join]")[1:]}
+        default = learner_section.LearnerSection.model_fields[name].default
+        assert re.split(r"[`\"; ]", defaults[name])[0] == str(default)
+    rows = tables("spec.md", "## [join]")[1:]
+    defaults = {row[0]: row[1].strip('`"') for row in rows}
     assert defaults == {name: str(field.default) for name, field in JoinSection.model_fields.items()}
 
 
@@ -70,7 +53,7 @@ def test_documented_buckets_are_the_buckets():
 
 
 def test_documented_keys_are_the_keys():
-    examples = [row for row in tables("keys.md", "") if len(row) == 2 and ", `" in row[0]]
+    examples = [row for row in tables("keys.md") if len(row) == 2 and ", `" in row[0]]
     assert len(examples) == 3
     for given, key in examples:
         name, value = (part.strip("`") for part in given.split(", "))
@@ -80,45 +63,21 @@ def test_documented_keys_are_the_keys():
 
 
 def test_the_documented_hash_is_the_hash():
-    constants = {
-        row[0]: int(row[1], 16) for row in tables("keys.md", "") if len(row) == 2 and row[1].startswith("0x")
-    }
+    """By the constants of docs/keys.md."""
     keys = [b"bias", b"brand=nike", b"age*brand=25*a-long-brand-name", b"", b"P_N_T*1=20631=", b"x" * 200]
     data = np.frombuffer(b"".join(keys), np.uint8).copy()
     offsets = np.cumsum([0, *(len(key) for key in keys)])
     hashes = np.empty(len(keys), np.uint64)
     kernels.hash_keys(data, offsets, hashes)
-    assert hashes.tolist() == [documented_hash(key, constants) for key in keys]
+    assert hashes.tolist() == [whole_key(key) for key in keys]
 
 
-def documented_hash(key: bytes, constants: dict[str, int]) -> int:
-    word_mask = 2**64 - 1
-    state = constants["SEED"]
-    for part, separator in re.findall(rb"([^*=]*)([*=]|$)", key)[: len(re.split(rb"[*=]", key))]:
-        digest = constants["SEED"] ^ (len(part) * constants["LENGTH"] & word_mask)
-        for at in range(0, len(part), 8):
-            digest = (digest ^ int.from_bytes(part[at : at + 8], "little")) * constants["WORD"] & word_mask
-            digest ^= digest >> 32
-        digest = digest * constants["PART"] & word_mask
-        digest = (digest ^ digest >> 29) or 1
-        mark = separator[0] if separator else 0
-        state = (state ^ digest ^ (mark * constants["SEPARATOR"] & word_mask)) * constants["WORD"] & word_mask
-        state ^= state >> 32
-        state = state * constants["PART"] & word_mask
-        state = (state ^ state >> 29) or 1
-    return state
-
-
-@pytest.mark.parametrize("layout", ["Full", "FullCounts", "Compact", "CompactCounts", "Own", "OwnCounts"])
-def test_the_documented_slots_are_the_slots(layout):
-    documented = {
-        row[2]: (int(row[0]), int(row[1])) for row in tables("table.md", layout) if row[0].isdigit()
-    }
-    fields = layouts.slot_type(getattr(layouts, layout), seen=False).fields
-    assert documented == {name: (field[1], field[0].itemsize) for name, field in fields.items()}
-
-
-@pytest.mark.parametrize(("layout", "like"), [("OwnCompact", "Own"), ("OwnCompactCounts", "OwnCounts")])
-def test_slots_of_own_values_do_not_depend_on_precision(layout, like):
-    types = [layouts.slot_type(getattr(layouts, name), seen=False) for name in (layout, like)]
-    assert types[0] == types[1]
+def test_the_documented_slots_are_the_slots_and_own_values_do_not_depend_on_precision():
+    for layout in ("Full", "FullCounts", "Compact", "CompactCounts", "Own", "OwnCounts"):
+        rows = [row for row in tables("table.md", f"## {layout}") if row[0].isdigit()]
+        documented = {row[2]: (int(row[0]), int(row[1])) for row in rows}
+        fields = layouts.slot_type(getattr(layouts, layout), seen=False).fields
+        assert documented == {name: (field[1], field[0].itemsize) for name, field in fields.items()}
+    for layout, like in (("OwnCompact", "Own"), ("OwnCompactCounts", "OwnCounts")):
+        types = [layouts.slot_type(getattr(layouts, name), seen=False) for name in (layout, like)]
+        assert types[0] == types[1]

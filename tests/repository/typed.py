@@ -24,10 +24,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import eventually
 
 PROGRAM = re.compile(
     r"(?:[A-Z_]+=\S* )*(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
@@ -323,12 +324,14 @@ class Shell:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + TIMEOUT_S
-        while not READY.search(printed.read_text("utf-8")):
-            if process.poll() is not None or time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        ready = READY.search(printed.read_text("utf-8")) is not None
+
+        def is_ready() -> bool:
+            return READY.search(printed.read_text("utf-8")) is not None
+
+        eventually(
+            lambda: is_ready() or process.poll() is not None, f"what {text} prints when ready", TIMEOUT_S
+        )
+        ready = is_ready()
         if ready and stays:
             self._running.append((text, process, printed))
             return 0, printed.read_text("utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,11 +50,8 @@ def test_every_curve_rises_within_zero_and_one(curve: Curve) -> None:
     assert SMALLEST_CTR <= ctr[0] < ctr[-1] <= LARGEST_CTR
 
 
-def test_a_power_curve_is_gamma_times_p_to_the_kappa() -> None:
+def test_a_power_curve_is_gamma_p_to_the_kappa_and_an_isotonic_one_goes_straight_from_knot_to_knot() -> None:
     assert PowerCurve(1.5, 0.5).apply(np.array([0.04, 0.09])) == pytest.approx([0.3, 0.45])
-
-
-def test_an_isotonic_curve_goes_straight_from_corner_to_corner_through_its_knots() -> None:
     curve = IsotonicCurve(((0.2, 0.1), (0.6, 0.5)))
     assert curve.apply(np.array([0.1, 0.2, 0.4, 0.6, 0.8])) == pytest.approx([0.05, 0.1, 0.3, 0.5, 0.75])
 
@@ -81,13 +77,6 @@ def test_an_artefact_brings_its_calibration() -> None:
     artefact = replace(model(), calibration=calibration)
     assert Artefact.from_bytes(artefact.to_bytes()).calibration == calibration
     assert artefact.sha256 != model().sha256
-
-
-def test_a_store_gives_the_calibration_back(store: Store) -> None:
-    calibration = of_one("power", PowerCurve(1.25, 0.875))
-    versions = store.model("ads")
-    version = versions.publish(replace(model(), calibration=calibration))
-    assert versions.materialise(version).calibration == calibration
 
 
 @pytest.mark.parametrize(
@@ -132,20 +121,12 @@ class AsText:
         return self._text
 
 
-def test_an_isotonic_curve_is_a_line_of_knots() -> None:
-    knots = [(0.1, 0.05), (0.2, 0.3), (0.7, 0.71)]
-    curve = IsotonicCurve(tuple(knots))
-    for (p, ctr), (next_p, next_ctr) in pairwise(knots):
-        middle = curve.apply(np.array([(p + next_p) / 2]))[0]
-        assert middle == pytest.approx((ctr + next_ctr) / 2)
-
-
-def test_an_export_to_the_json_form_says_that_it_has_no_place_for_curves(
+def test_a_store_gives_the_calibration_back_and_the_json_form_says_that_it_has_no_place_for_it(
     store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store.model("ads").publish_and_activate(
-        replace(model(), calibration=of_one("power", PowerCurve(0.5, 1.0)))
-    )
+    calibration, versions = of_one("power", PowerCurve(1.25, 0.875)), store.model("ads")
+    version = versions.publish_and_activate(replace(model(), calibration=calibration))
+    assert versions.materialise(version).calibration == calibration
     for file, said in ((tmp_path / "ads.json", True), (tmp_path / "ads.arrow", False)):
         assert run(["store", "export", "ads", str(file), "--store", store_url]) == 0
         assert ("no calibration" in capsys.readouterr().err) is said

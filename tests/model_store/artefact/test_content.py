@@ -87,17 +87,11 @@ def test_every_bit_of_a_row_tells() -> None:
     assert model([]).content in found  # variants without its only bit
 
 
-def test_rows_that_no_variant_uses_do_not_count() -> None:
+def test_rows_that_no_variant_uses_do_not_count_and_zero_and_minus_zero_differ() -> None:
     unused = model(KEYS, variants=np.array([1, 0, 1, 0, 1], np.uint32))
     used = model([KEYS[row] for row in (0, 2, 4)], [0.5, 2.5, 4.5])
     assert unused.content == used.content
-
-
-def test_zero_and_minus_zero_differ() -> None:
     assert model([b"a"], [0.0]).content != model([b"a"], [-0.0]).content
-
-
-def test_text_is_read_back_or_refused() -> None:
     content = Content(1, MASK)
     assert Content.parse(str(content)) == content
     for bad in ("", "12", "g" * 32, "0" * 33):

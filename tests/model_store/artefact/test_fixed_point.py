@@ -25,28 +25,23 @@ def weight_type(artefact: Artefact) -> pa.DataType:
     return pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type
 
 
-def test_a_model_of_q2_13_is_published_in_16_bits_and_read_as_float32() -> None:
-    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+def test_a_model_of_q2_13_is_published_in_16_bits_if_its_weights_fit_and_read_as_float32(
+    store: Store,
+) -> None:
+    artefact, others = model(KEYS, WEIGHTS, spec=COMPACT), [0.1, 1, 2, 3, 3.5]
     assert weight_type(artefact) == pa.int16()
-    back = Artefact.from_bytes(artefact.to_bytes())
-    assert back.weight.dtype == np.float32
-    assert back.weight.tolist() == artefact.weight.tolist()
-    assert back.to_bytes() == artefact.to_bytes()
-
-
-def test_other_precisions_and_weights_that_do_not_fit_are_published_as_float32() -> None:
-    for artefact in (model(KEYS, WEIGHTS), model(KEYS, [0.1, 1, 2, 3, 3.5], spec=COMPACT)):
-        assert weight_type(artefact) == pa.float32()
-        assert Artefact.from_bytes(artefact.to_bytes()).weight.tolist() == artefact.weight.tolist()
-
-
-def test_store_and_json_form_know_no_difference(store: Store) -> None:
-    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
+    for each in (artefact, model(KEYS, WEIGHTS), model(KEYS, others, spec=COMPACT)):
+        assert (weight_type(each) == pa.float32()) == (each is not artefact)
+        back = Artefact.from_bytes(each.to_bytes())
+        assert (back.weight.dtype, back.weight.tolist()) == (np.float32, each.weight.tolist())
+        assert back.to_bytes() == each.to_bytes()
     versions = store.model("ads")
     fetched = versions.materialise(versions.publish_and_activate(artefact))
     assert fetched.weight.tolist() == artefact.weight.tolist()
-    same_as_float = model(KEYS, WEIGHTS)
-    assert json_model.render(fetched) == json_model.render(same_as_float)
+    assert json_model.render(fetched) == json_model.render(model(KEYS, WEIGHTS))
+    # A cached form is not carried into a changed model.
+    assert artefact.is_compact
+    assert not replace(artefact, weight=np.full(5, 0.1, np.float32)).is_compact
 
 
 def test_16_bit_weights_in_a_file_that_says_format_1_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +61,5 @@ def test_the_nearest_step_is_within_half_a_step_or_at_the_end_of_the_range(weigh
     inside = np.clip(given_weights, rows.Q213_SMALLEST, rows.Q213_LARGEST)
     assert (np.abs(near - inside) <= rows.Q213_STEP / 2).all()
     assert rows.from_q213(rows.to_q213(near)).tolist() == near.tolist()
-
-
-def test_a_tie_goes_to_the_even_step() -> None:
-    halves = np.array([0.5, 1.5, -2.5], np.float32) * np.float32(rows.Q213_STEP)
+    halves = np.array([0.5, 1.5, -2.5], np.float32) * np.float32(rows.Q213_STEP)  # to the even step
     assert (rows.nearest_q213(halves) / rows.Q213_STEP).tolist() == [0.0, 2.0, -2.0]
-
-
-def test_a_cached_form_is_not_carried_into_a_changed_model() -> None:
-    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
-    assert artefact.is_compact
-    assert not replace(artefact, weight=np.full(5, 0.1, np.float32)).is_compact

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.artefact import json_model
@@ -34,6 +34,9 @@ MODEL = st.fixed_dictionaries(
 )
 
 
+ONE = b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "t"}'
+
+
 def imported(document: Any) -> Artefact:
     parsed = json_model.parse(json.dumps(document).encode())
     return json_model.to_artefact(parsed, infer_spec("ads", parsed.keys))
@@ -42,12 +45,10 @@ def imported(document: Any) -> Artefact:
 def test_an_adpredictor_is_neither_read_nor_written_since_its_variances_would_be_missing() -> None:
     learner = LearnerSection(algorithm="adpredictor", rate="posterior", l1=0.0)
     spec = SPEC.model_copy(update={"learner": learner})
-    parsed = json_model.parse(b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "t"}')
-    with pytest.raises(SpecError, match=r"adpredictor.* a variance for each key.*import an \.arrow file"):
-        json_model.to_artefact(parsed, spec)
-    with pytest.raises(
-        SpecError, match=r"adpredictor.* a variance for each key.*export it to an \.arrow file"
-    ):
+    says = r"adpredictor.* a variance for each key.*"
+    with pytest.raises(SpecError, match=says + r"import an \.arrow file"):
+        json_model.to_artefact(json_model.parse(ONE), spec)
+    with pytest.raises(SpecError, match=says + r"export it to an \.arrow file"):
         json_model.render(replace(model(KEYS), spec=spec))
 
 
@@ -73,46 +74,26 @@ def test_keys_of_any_bytes_survive_export_and_import(keys: list[bytes]) -> None:
 
 
 def test_a_trained_model_names_its_fields_as_fids_and_itself_as_type() -> None:
-    keys = [b"bias", b"age=25", b"age*brand=25*acme", b"brand=acme", b"made elsewhere"]
-    document = json.loads(json_model.render(model(keys)))
+    fids = {"bias": "bias", "age=25": "age", "age*brand=25*acme": "age*brand", "brand=acme": "brand"}
+    fids |= {"made elsewhere": "other"}
+    document = json.loads(json_model.render(model([key.encode() for key in fids])))
     assert document["type"] == "ads"
-    assert {entry["key"]: entry["fid"] for entry in document["list"]} == {
-        "bias": "bias",
-        "age=25": "age",
-        "age*brand=25*acme": "age*brand",
-        "brand=acme": "brand",
-        "made elsewhere": "other",
-    }
-
-
-def test_ranges_cover_every_row_once_in_order() -> None:
-    artefact = model([b"!", b"age*brand=1*2", b"age=1", b"age=2", b"b", b"bias", b"bias=", b"brand=2", b"z"])
-    ranges = key_ranges(artefact)
-    assert [row for _, begin, end in ranges for row in range(begin, end)] == list(range(artefact.rows))
-    owner = {artefact.key(row): name for name, begin, end in ranges for row in range(begin, end)}
-    assert (owner[b"bias"], owner[b"bias="], owner[b"age=2"], owner[b"b"]) == (
-        "bias",
-        "other",
-        "age",
-        "other",
-    )
+    assert {entry["key"]: entry["fid"] for entry in document["list"]} == fids
 
 
 @given(st.sets(st.text("abgimnrs=*.", min_size=1, max_size=9).map(str.encode) | st.sampled_from(KEYS)))
-def test_ranges_agree_with_the_prefix_rules(keys: set[bytes]) -> None:
-    artefact = model(list(keys))
+@example({b"!", b"age*brand=1*2", b"age=1", b"age=2", b"b", b"bias", b"bias=", b"brand=2", b"z"})
+def test_ranges_cover_every_row_once_in_order_and_agree_with_the_prefix_rules(keys: set[bytes]) -> None:
+    artefact, ranges = model(list(keys)), key_ranges(model(list(keys)))
     rules = PrefixRules.of(FeaturePlan.of(SPEC))
-    owner = {
-        artefact.key(row): name for name, begin, end in key_ranges(artefact) for row in range(begin, end)
-    }
+    assert [row for _, begin, end in ranges for row in range(begin, end)] == list(range(artefact.rows))
+    owner = {artefact.key(row): name for name, begin, end in ranges for row in range(begin, end)}
     assert owner == {key: rules.owner(key) or OTHER for key in keys}
 
 
 def test_an_imported_weight_belongs_to_every_variant_and_has_no_known_rate() -> None:
-    parsed = json_model.parse(b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "t"}')
-    artefact = json_model.to_artefact(parsed, SPEC)
-    assert artefact.variants.tolist() == [0b11]
-    assert artefact.rate.tolist() == [0.0]
+    artefact = json_model.to_artefact(json_model.parse(ONE), SPEC)
+    assert (artefact.variants.tolist(), artefact.rate.tolist()) == ([0b11], [0.0])
     assert artefact.weight.dtype == np.float32
 
 
@@ -157,7 +138,14 @@ def test_a_malformed_entry_is_named_with_what_is_allowed(entry: Any, complaint: 
         (b'{"list": [], "type": "t", "more": 1}', "expected an object"),
         (b'{"list": {}, "type": "t"}', "list: got {}; expected an array"),
         (b'{"list": [], "type": 1}', "type: got 1; expected a string"),
+        (b"", "not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
+        (b'{"list":' * 50_000, "not valid JSON"),
+        (b'{"type": "x", "list": [{"fid": "0", "key": "a", "value": 1e999}]}', "value is not finite"),
+        (
+            b'{"type": "x", "list": [{"fid": "0", "key": "a", "value": %b}]}' % (b"9" * 5000),
+            "not valid JSON|not finite",
+        ),
     ],
 )
 def test_a_malformed_document_is_refused(text: bytes, complaint: str) -> None:
@@ -165,47 +153,27 @@ def test_a_malformed_document_is_refused(text: bytes, complaint: str) -> None:
         json_model.parse(text)
 
 
+def kinds(keys: list[bytes]) -> dict[str, str]:
+    return {name: field.kind for name, field in infer_spec("m", keys).fields.items()}
+
+
 def test_a_spec_is_inferred_from_keys_of_our_grammar_and_the_rest_is_raw() -> None:
-    keys = [
-        b"bias",
-        b"age=25",
-        b"price=",
-        b"age*brand=25*a%3Db",
-        b"age*brand=26*x",
-        b"P_N_T_1",
-        b"x%=1",
-        b"a=b=c",
-    ]
+    ours = [b"bias", b"age=25", b"price=", b"age*brand=25*a%3Db", b"age*brand=26*x"]
+    keys = [*ours, b"P_N_T_1", b"x%=1", b"a=b=c"]
+    raw = {"raw": "raw", "user_raw": "raw", "item_raw": "raw"}
+    assert kinds(keys) == {"age": "category", "price": "number", "brand": "category", **raw}
     spec = infer_spec("m", keys)
-    assert {name: field.kind for name, field in spec.fields.items()} == {
-        "age": "category",
-        "price": "number",
-        "brand": "category",
-        "raw": "raw",
-        "user_raw": "raw",
-        "item_raw": "raw",
-    }
     assert [cross.fields for cross in spec.crosses] == [("age", "brand")]
     sides = {name: field.side for name, field in spec.fields.items() if field.side != "context"}
     assert sides == {"user_raw": "user", "item_raw": "item"}
     assert list(spec.variants) == ["base"]
-
-
-def test_a_cross_that_cannot_be_one_of_ours_is_raw() -> None:
-    for key in (b"a*a=1*2", b"a*b*c*d*e=1*2*3*4*5", b"a*b=1", b"=1", b"a**b=1*2*3"):
-        assert [field.kind for field in infer_spec("m", [key]).fields.values()] == ["raw", "raw", "raw"], key
+    for key in (b"a*a=1*2", b"a*b*c*d*e=1*2*3*4*5", b"a*b=1", b"=1", b"a**b=1*2*3"):  # no crosses of ours
+        assert kinds([key]) == raw, key
     both_ways = infer_spec("m", [b"a*b=1*2", b"b*a=2*1"])
     assert (len(both_ways.crosses), both_ways.fields["raw"].kind) == (1, "raw")
-
-
-def test_a_field_named_raw_does_not_hide_the_raw_keys() -> None:
-    spec = infer_spec("m", [b"raw=1", b"whole"])
-    assert {name: field.kind for name, field in spec.fields.items()} == {
-        "raw": "category",
-        "raw_": "raw",
-        "user_raw": "raw",
-        "item_raw": "raw",
-    }
+    # A field named raw does not hide the raw keys.
+    hidden = {"raw": "category", "raw_": "raw", "user_raw": "raw", "item_raw": "raw"}
+    assert kinds([b"raw=1", b"whole"]) == hidden
 
 
 @given(st.lists(st.text("ab=*%25", min_size=1, max_size=8).map(str.encode), unique=True, max_size=8))

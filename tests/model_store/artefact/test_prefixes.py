@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,33 +42,14 @@ def test_each_key_belongs_to_what_made_it(a: str, ab: str, tags: list[str], pric
         assert rules.owner(key) == prefixes[prefix]
 
 
-@pytest.mark.parametrize(
-    ("key", "owner"),
-    [
-        (b"bias", "bias"),
-        (b"biased", None),
-        (b"a=1", "a"),
-        (b"a*price=1*", "a*price"),
-        (b"unknown=1", None),
-        (b"P_N_T_1_20631", None),
-        (b"", None),
-        (b"a=\xff\x00", "a"),
-    ],
-)
-def test_keys_of_no_rule_have_no_owner(key: bytes, owner: str | None) -> None:
-    assert PrefixRules.of(plan()).owner(key) == owner
-
-
-def test_what_follows_no_rule_belongs_to_the_only_raw_field() -> None:
+def test_the_longest_prefix_wins_and_what_follows_no_rule_belongs_to_the_only_raw_field() -> None:
+    owners = {b"bias": "bias", b"biased": None, b"a=1": "a", b"a*price=1*": "a*price", b"unknown=1": None}
+    owners |= {b"P_N_T_1_20631": None, b"": None, b"a=\xff\x00": "a"}
+    rules = PrefixRules.of(plan())
+    assert {key: rules.owner(key) for key in owners} == owners
     rules = PrefixRules.of(plan(keys={"kind": "raw"}))
     assert [rules.owner(key) for key in (b"P_N_T_1", b"a=1", b"bias", b"")] == ["keys", "a", "bias", "keys"]
-
-
-def test_two_raw_fields_cannot_be_told_apart() -> None:
     rules = PrefixRules.of(plan(keys={"kind": "raw"}, more={"kind": "raw", "side": "item"}))
-    assert rules.owner(b"P_N_T_1") is None
-
-
-def test_the_longest_prefix_wins() -> None:
+    assert rules.owner(b"P_N_T_1") is None  # two raw fields cannot be told apart
     rules = PrefixRules([(b"P_", "all"), (b"P_N_", "north"), (b"P_N_T_", "tall")])
     assert [rules.owner(k) for k in (b"P_1", b"P_N_1", b"P_N_T_1", b"Q")] == ["all", "north", "tall", None]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import math
-import random
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from model_store.artefact import arrow_format, json_model
+from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, JsonSource
 from model_store.artefact.calibration import Calibration, PowerCurve, VariantCurves
 from model_store.artefact.inspection import one_variant
@@ -24,75 +22,22 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.model_store.models import KEYS, OWN, OWN_NAMES, OWN_SPEC, SPEC, SPEC_TEXT, model, own_model
 
-FLOAT32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
-KEY = st.text("a=*\0", min_size=1, max_size=4).map(str.encode)
-ROW = st.tuples(st.integers(0, 7), st.tuples(FLOAT32, FLOAT32, FLOAT32), st.tuples(FLOAT32, FLOAT32, FLOAT32))
-ARRAYS = ("key_data", "key_offsets", "weight", "variants", "rate")
+
+def read_back(artefact: Artefact) -> None:
+    assert Artefact.from_bytes(artefact.to_bytes()).to_bytes() == artefact.to_bytes()
 
 
-def same(one: Artefact, other: Artefact) -> bool:
-    return one.spec == other.spec and all(
-        (a := getattr(one, name)).tobytes() == (b := getattr(other, name)).tobytes() and a.shape == b.shape
-        for name in ARRAYS
-    )
-
-
-@given(st.dictionaries(KEY, ROW, max_size=20), st.randoms())
-def test_any_weights_in_any_order_are_read_back_exactly(
-    rows: dict[bytes, tuple[int, tuple[float, ...], tuple[float, ...]]], shuffler: random.Random
-) -> None:
-    items = list(rows.items())
-    shuffler.shuffle(items)
-    used = np.array([row[0] for _, row in items], np.uint32)
-    uses = used[:, None] >> np.arange(3) & 1
-    weight = np.where(uses, np.array([row[1] for _, row in items], np.float32).reshape(-1, 3), 0)
-    rate = np.array([row[2] for _, row in items], np.float32).reshape(-1, 3)
-    artefact = own_model([key for key, _ in items], weight, variants=used, rate=rate)
-    back = Artefact.from_bytes(artefact.to_bytes())
-    assert same(artefact, back)
-    assert back.per_variant
-    assert back.key_list() == sorted(rows)
-    for row, key in enumerate(back.key_list()):
-        bits, numbers, rates = rows[key]
-        assert back.variants[row] == bits
-        assert back.rate[row].tolist() == list(rates)
-        for bit, number in enumerate(numbers):
-            assert back.weights_of(bit)[row] == (number if bits >> bit & 1 else 0)
-            assert back.rates_of(bit)[row] == (rates[bit] if bits >> bit & 1 else 0)
-
-
-def test_a_model_of_several_batches_is_read_back_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = np.random.default_rng(1).normal(size=(1000, 3)).astype(np.float32)
-    artefact = own_model([b"age=%08d" % row for row in range(1000)], weights)
-    monkeypatch.setattr(arrow_format, "BATCH_ROWS", 300)
-    assert pa.ipc.open_file(artefact.to_bytes()).num_record_batches == 4
-    assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
-
-
-@pytest.mark.parametrize("keys", [[], KEYS])
-def test_arrays_read_from_bytes_are_as_kernels_take_them(keys: list[bytes]) -> None:
-    back = Artefact.from_bytes(own_model(keys, OWN[: len(keys)]).to_bytes())
-    assert back.weight.shape == back.rate.shape == (len(keys), 3)
-    for name in ("weight", "rate"):
-        flags = getattr(back, name).flags
-        assert (flags.writeable, flags.c_contiguous) == (True, True), name
-
-
-def test_any_arrow_library_reads_the_weights_as_lists() -> None:
+def test_any_arrow_library_reads_the_weights_as_lists_in_16_bits_too() -> None:
     table = pa.ipc.open_file(own_model().to_bytes()).read_all()
     rows = dict(zip(table["key"].to_pylist(), table["weight"].to_pylist(), strict=True))
     assert rows == dict(zip(KEYS, OWN.tolist(), strict=True))
-
-
-def test_weights_in_16_bits_are_lists_too() -> None:
-    compact = parse_spec(
-        f'{SPEC_TEXT}lean = {{ share = 0.0 }}\n[learner]\nvalues = "per_variant"\nprecision = "q2.13"\n'
-    )
+    learner = '[learner]\nvalues = "per_variant"\nprecision = "q2.13"\n'
+    compact = parse_spec(f"{SPEC_TEXT}lean = {{ share = 0.0 }}\n{learner}")
     artefact = own_model(weight=OWN.clip(-1, 1), spec=compact)
     assert artefact.is_compact
     table = pa.ipc.open_file(artefact.to_bytes()).read_all()
     assert str(table["weight"].type) == "fixed_size_list<item: int16 not null>[3]"
-    assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
+    read_back(artefact)
 
 
 @pytest.mark.parametrize(
@@ -114,48 +59,18 @@ def test_columns_that_do_not_fit_the_spec_are_refused(change: dict[str, Any], co
         own_model(**{"variants": np.full(5, 7), **change})
 
 
-@pytest.mark.parametrize("column", ["weight", "rate"])
-@pytest.mark.parametrize("variant", [0, 1, 2])
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_is_refused_in_every_variant_s_column(
-    column: str, variant: int, number: float
-) -> None:
-    numbers = OWN.copy()
-    numbers[3, variant] = number
-    with pytest.raises(ArtefactError, match=f"'{OWN_NAMES[variant]}'; expected finite numbers"):
-        own_model(variants=np.full(5, 7), **{column: numbers})
+def test_a_number_that_is_not_finite_is_refused_in_every_variant_s_column() -> None:
+    for column, variant, number in product(("weight", "rate"), range(3), (math.nan, math.inf)):
+        numbers = OWN.copy()
+        numbers[3, variant] = number
+        with pytest.raises(ArtefactError, match=f"'{OWN_NAMES[variant]}'; expected finite numbers"):
+            own_model(variants=np.full(5, 7), **{column: numbers})
 
 
-@pytest.mark.slow
-def test_a_flipped_bit_is_refused_or_lies_in_padding() -> None:
-    artefact = own_model()
-    data = artefact.to_bytes()
-    refused = 0
-    for position in range(len(data)):
-        flipped = bytearray(data)
-        flipped[position] ^= 1 << position % 8
-        try:
-            assert same(Artefact.from_bytes(flipped), artefact), position
-        except ArtefactError:
-            refused += 1
-    assert refused > len(data) / 2
-
-
-def test_every_truncation_is_refused() -> None:
-    data = own_model().to_bytes()
-    for size in range(len(data)):
-        with pytest.raises(ArtefactError):
-            Artefact.from_bytes(data[:size])
-
-
-def test_lists_in_a_file_of_format_1_are_refused() -> None:
+def test_lists_in_a_file_of_format_1_and_null_lists_are_refused() -> None:
     with pytest.raises(ArtefactError, match="says format 1 but has features of format 2"):
         Artefact.from_bytes(rewritten(own_model(), {b"ftrie.format": b"1"}))
-
-
-def test_a_null_list_is_refused() -> None:
-    table = pa.ipc.open_file(own_model().to_bytes()).read_all()
-    kind = table.schema.field("weight").type
+    kind = pa.ipc.open_file(own_model().to_bytes()).schema.field("weight").type
     holes = pa.array([None, *OWN.tolist()[1:]], kind)
     with pytest.raises(ArtefactError, match="column 'weight' has 1 nulls"):
         Artefact.from_bytes(rewritten(own_model(), {}, weight=holes))
@@ -175,7 +90,7 @@ def rewritten(artefact: Artefact, metadata: dict[bytes, bytes], **columns: pa.Ar
 def test_a_version_is_published_and_fetched_bit_for_bit(store: Store) -> None:
     versions = store.model("ads")
     version = versions.publish_and_activate(own_model())
-    assert same(versions.materialise(version), own_model())
+    assert versions.materialise(version).to_bytes() == own_model().to_bytes()
     assert versions.manifest(version).format == 2
 
 
@@ -193,7 +108,7 @@ def test_one_variant_keeps_what_it_weighs_and_learns_by_its_own_parameters() -> 
     learner = lean.spec.learner
     assert (learner.values, learner.alpha, learner.l1, learner.beta) == ("single", 0.5, 3.0, 1.0)
     assert lean.metrics == {"lean": {"logloss": 0.2}}
-    assert same(Artefact.from_bytes(lean.to_bytes()), lean)
+    read_back(lean)
 
 
 def test_one_variant_of_adpredictor_keeps_a_mean_of_0_for_its_variance() -> None:
@@ -237,4 +152,4 @@ def test_one_variant_keeps_its_own_calibration_only() -> None:
     alone = one_variant(artefact, "lean").calibration
     assert alone is not None
     assert alone.variants == {"lean": curves["lean"]}
-    assert same(Artefact.from_bytes(artefact.to_bytes()), artefact)
+    read_back(artefact)

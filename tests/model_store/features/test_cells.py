@@ -10,36 +10,12 @@ from hypothesis import strategies as st
 
 from model_store.features.cells import Block, CellText, CodedText, padded_lines, text_places
 from model_store.features.cells_kernels import digest_texts
-from model_store.hash_kernels import EQUALS, TIMES
+from tests.model_store.features.documented_hash import digest, whole_key
 
-ALL = (1 << 64) - 1
 TEXT = st.binary(max_size=20).map(lambda text: text.translate(None, b'\t\n\r"'))
 TABLE = st.integers(1, 20).flatmap(
     lambda columns: st.lists(st.lists(TEXT, min_size=columns, max_size=columns))
 )
-
-
-def digest(text: bytes) -> int:
-    state = 0x9E3779B97F4A7C15 ^ (len(text) * 0xC4CEB9FE1A85EC53) & ALL
-    for at in range(0, len(text), 8):
-        state = (state ^ int.from_bytes(text[at : at + 8], "little")) * 0xFF51AFD7ED558CCD & ALL
-        state ^= state >> 32
-    state = state * 0xD6E8FEB86659FD93 & ALL
-    return (state ^ state >> 29) or 1
-
-
-def combine(state: int, part: int, separator: int) -> int:
-    state = (state ^ part ^ (separator * 0xA0761D6478BD642F & ALL)) * 0xFF51AFD7ED558CCD & ALL
-    state = (state ^ state >> 32) * 0xD6E8FEB86659FD93 & ALL
-    return (state ^ state >> 29) or 1
-
-
-def whole_key(text: bytes) -> int:
-    state, start = 0x9E3779B97F4A7C15, 0
-    for at, byte in enumerate(text):
-        if byte in (int(EQUALS), int(TIMES)):
-            state, start = combine(state, digest(text[start:at]), byte), at + 1
-    return combine(state, digest(text[start:]), 0)
 
 
 def block_of(rows: list[list[bytes]], junk: bytes = b"") -> Block | None:

@@ -11,22 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.columns import token_columns
-from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL, log_bucket, text_of
 from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import escape, parse_key, prefix_of, unescape
-from model_store.spec.spec import parse_spec
-
-HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
-
-
-def plan_of(fields: str) -> FeaturePlan:
-    return FeaturePlan.of(parse_spec(HEAD + fields))
-
-
-def field_of(options: str):
-    return plan_of(f"f = {{ {options} }}").fields[0]
+from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 
 
 @given(st.binary())
@@ -42,11 +30,9 @@ def test_a_key_is_read_back(names, values):
         assert parse_key(key) == (tuple(names), tuple(values))
 
 
-@pytest.mark.parametrize(
-    "key", [b"bias", b"P_N_T_1_20631", b"a*b=c", b"a=b=c", b"50%=x", b"a=100%", b"=x", b""]
-)
-def test_other_keys_are_raw(key):
-    assert parse_key(key) is None
+def test_other_keys_are_raw():
+    for key in (b"bias", b"P_N_T_1_20631", b"a*b=c", b"a=b=c", b"50%=x", b"a=100%", b"=x", b""):
+        assert parse_key(key) is None
 
 
 def test_keys_of_an_example():
@@ -76,48 +62,36 @@ def test_a_variant_without_a_field_is_without_its_crosses():
     assert plan.crosses[0].mask == 0b01
 
 
-@pytest.mark.parametrize("name", ["a*b*c", "c*a*b"])
-def test_a_variant_can_leave_out_a_cross_of_a_field_with_a_star_in_its_name(name):
-    plan = plan_of(
-        '"a*b" = {}\nc = {}\n[[crosses]]\nfields = ["a*b", "c"]\n'
-        f"[variants]\nwhole = {{}}\nless = {{ without = ['{name}'] }}\n"
-    )
-    assert [cross.mask for cross in plan.crosses] == [0b01]
-    assert [field.mask for field in plan.fields] == [0b11, 0b11]
+def test_a_variant_can_leave_out_a_cross_of_a_field_with_a_star_in_its_name():
+    for name in ("a*b*c", "c*a*b"):
+        plan = plan_of(
+            '"a*b" = {}\nc = {}\n[[crosses]]\nfields = ["a*b", "c"]\n'
+            f"[variants]\nwhole = {{}}\nless = {{ without = ['{name}'] }}\n"
+        )
+        assert [cross.mask for cross in plan.crosses] == [0b01]
+        assert [field.mask for field in plan.fields] == [0b11, 0b11]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(allow_nan=False, allow_infinity=False))
-def test_log_buckets_are_monotone(a, b):
+def test_log_buckets_are_monotone_and_four_to_an_octave(a, b):
     low, high = sorted((a, b))
     assert log_bucket(low) <= log_bucket(high)
+    buckets = {0: 0, 0.25: 1, 1: 4, 3: 8, 100: 26, -1: -4, 1e300: 3985}
+    assert {value: log_bucket(value) for value in buckets} == buckets
 
 
-@pytest.mark.parametrize(
-    ("value", "bucket"), [(0, 0), (0.25, 1), (1, 4), (3, 8), (100, 26), (-1, -4), (1e300, 3985)]
-)
-def test_log_buckets_are_four_to_an_octave(value, bucket):
-    assert log_bucket(value) == bucket
+def test_text_of_a_value_does_not_depend_on_its_type():
+    values = [77, 77.0, -0.0, 1.5, 1e20, True, "ü"]
+    texts = [b"77", b"77", b"0", b"1.5", b"1e+20", b"true", b"\xc3\xbc"]
+    assert [text_of(value) for value in values] == texts
+    field = field_of('kind = "category"')
+    for kind in (pa.int64(), pa.float64(), pa.string()):
+        column = column_of(field, pa.array([7, None, 12], pa.int64()).cast(kind))
+        assert column.text.to_pylist() == [b"7", b"", b"12"]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (77, b"77"),
-        (77.0, b"77"),
-        (-0.0, b"0"),
-        (1.5, b"1.5"),
-        (1e20, b"1e+20"),
-        (True, b"true"),
-        ("ü", b"\xc3\xbc"),
-    ],
-)
-def test_text_of_a_value_does_not_depend_on_its_type(value, text):
-    assert text_of(value) == text
-
-
-@pytest.mark.parametrize(
-    ("options", "value", "message"),
-    [
+def test_a_value_that_does_not_fit_is_named():
+    for options, value, message in [
         ('kind = "number"', "abc", "f: got 'abc', expected a number"),
         ('kind = "number"', "1_000", "expected a number"),
         ('kind = "number"', True, "f: got True, expected a number"),
@@ -128,11 +102,11 @@ def test_text_of_a_value_does_not_depend_on_its_type(value, text):
         ('kind = "category"', ["a"], "expected one value"),
         ('kind = "category"', "x" * 4095, "the limit is 4096"),
         ('kind = "set"', "[1, 2", "JSON array"),
-    ],
-)
-def test_a_value_that_does_not_fit_is_named(options, value, message):
-    with pytest.raises(FieldValueError, match=re.escape(message)):
-        field_of(options).tokens(value)
+    ]:
+        with pytest.raises(FieldValueError, match=re.escape(message)):
+            field_of(options).tokens(value)
+    with pytest.raises(SpecError, match=r"fields\.f: a column of type"):
+        column_of(field_of('kind = "number"'), pa.array([{"a": 1}]))
 
 
 TEXTS = st.one_of(st.just(""), st.text(alphabet="ab*=%ü|\x00", max_size=12), st.text(max_size=5))
@@ -161,9 +135,10 @@ def test_a_column_has_the_tokens_of_its_values(options, values):
 
     @given(st.lists(values, min_size=1, max_size=8))
     def check(texts):
-        [column] = token_columns([field], [pa.array([text.encode() for text in texts], pa.binary())])
+        column = column_of(field, pa.array([text.encode() for text in texts], pa.binary()))
         assert not column.bad
-        assert column_tokens(column, len(texts)) == [field.tokens(text) for text in texts]
+        found = [tokens_of(column, row) for row in range(len(texts))]
+        assert found == [field.tokens(text) for text in texts]
 
     check()
 
@@ -173,34 +148,9 @@ def test_a_column_has_the_tokens_of_its_values(options, values):
 )
 def test_a_list_column_has_the_tokens_of_its_lists(lists):
     field = field_of('kind = "set"')
-    [column] = token_columns([field], [pa.array(lists, pa.list_(pa.string()))])
+    column = column_of(field, pa.array(lists, pa.list_(pa.string())))
     expected = [field.tokens([m for m in value if m is not None] if value else None) for value in lists]
-    assert column_tokens(column, len(lists)) == expected
-
-
-@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.string()])
-def test_the_column_type_does_not_change_the_category(kind):
-    field = field_of('kind = "category"')
-    [column] = token_columns([field], [pa.array([7, None, 12], pa.int64()).cast(kind)])
-    assert column.text.to_pylist() == [b"7", b"", b"12"]
-
-
-def test_an_unusable_column_type_is_a_spec_error():
-    with pytest.raises(SpecError, match=r"fields\.f: a column of type"):
-        token_columns([field_of('kind = "number"')], [pa.array([{"a": 1}])])
-
-
-def column_tokens(column, rows):
-    texts = column.text.to_pylist()
-    x = column.x if column.x is not None else np.ones(len(texts))
-    tokens = []
-    for row in range(rows):
-        first, last = (row, row + 1) if column.starts is None else column.starts[row : row + 2]
-        present = [
-            i for i in range(first, last) if column.starts is not None or column.x is not None or texts[i]
-        ]
-        tokens.append(tuple((texts[i], x[i]) for i in present if not np.isnan(x[i])))
-    return tokens
+    assert [tokens_of(column, row) for row in range(len(lists))] == expected
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30, unique=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,8 +58,6 @@ def test_a_changed_record_is_refused_with_a_reason(
 @given(st.binary(max_size=200), st.booleans())
 @examples(300)
 def test_junk_with_a_right_checksum_is_refused_too(junk: bytes, begins_well: bool):
-    from zlib import crc32
-
     body = (b"\x01\x00\x00" if begins_well else b"") + junk
     record = b"fh\x01" + crc32(body).to_bytes(4, "little") + body
     try:
@@ -109,29 +109,14 @@ def spec(field: str) -> ModelSpec:
         """)
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        (
-            '{side = "user", kind = "number", history = "seen", measure = "count", of = "brand"}',
-            'set side = "item"',
-        ),
-        (
-            '{side = "user", kind = "set", history = "seen", measure = "last", of = "price"}',
-            "keeps categories",
-        ),
-    ],
-)
-def test_a_field_that_makes_no_sense_is_refused(field: str, wrong: str):
-    with pytest.raises(SpecError, match=wrong):
-        spec(field)
-
-
-def test_a_plan_has_the_kinds_and_values_that_its_fields_name():
-    plan = HistoryPlan.of(
-        spec(
-            '{side = "user", kind = "set", history = "clicked", measure = "last", of = "brand", within = "40d"}'
-        )
-    )
+def test_a_field_that_makes_no_sense_is_refused_and_a_plan_has_what_its_fields_name():
+    for field, wrong in {
+        'kind = "number", history = "seen", measure = "count", of = "brand"': 'set side = "item"',
+        'kind = "set", history = "seen", measure = "last", of = "price"': "keeps categories",
+    }.items():
+        with pytest.raises(SpecError, match=wrong):
+            spec(f'{{side = "user", {field}}}')
+    last = 'kind = "set", history = "clicked", measure = "last", of = "brand", within = "40d"'
+    plan = HistoryPlan.of(spec(f'{{side = "user", {last}}}'))
     assert plan is not None
     assert (plan.kinds, plan.columns, plan.kept_us) == ((CLICKED,), (ITEM, "brand"), 40 * 86_400_000_000)

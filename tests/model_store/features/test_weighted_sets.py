@@ -4,42 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.columns import token_columns
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import Token
 from model_store.features.sets_kernels import FEW
 from model_store.features.values import LARGEST_REAL
-from model_store.spec.spec import parse_spec
+from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 
-HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 WEIGHTED = pa.map_(pa.string(), pa.float64())
 
 
-def plan_of(fields: str) -> FeaturePlan:
-    return FeaturePlan.of(parse_spec(HEAD + fields))
+SET, RAW = field_of('kind = "set"'), field_of('kind = "raw"')
 
 
-SET = plan_of('f = { kind = "set" }').fields[0]
-RAW = plan_of('f = { kind = "raw" }').fields[0]
-
-
-def tokens_of(array: pa.Array, field: FieldPlan = SET) -> list[tuple[Token, ...]]:
+def all_tokens(array: pa.Array) -> list[tuple[Token, ...]]:
     """The tokens that a column gives to each row, which must all be good."""
-    [column] = token_columns([field], [array])
+    column = column_of(SET, array)
     assert column.bad == []
-    texts = column.text.to_pylist()
-    x = column.x if column.x is not None else np.ones(len(texts))
-    tokens = [Token(text, float(each)) for text, each in zip(texts, x, strict=True)]
-    starts = column.starts.tolist() if column.starts is not None else range(len(texts) + 1)
-    return [tuple(tokens[first:last]) for first, last in pairwise(starts)]
+    return [tokens_of(column, row) for row in range(len(array))]
 
 
 def test_each_member_of_a_mapping_carries_its_x_into_fields_and_crosses():
@@ -61,22 +48,15 @@ def test_members_without_text_without_x_or_with_x_of_0_are_absent():
     assert SET.tokens({"a": 0, "": 2.0, "b": -0.0, "c": 1}) == (Token(b"c", 1.0),)
     assert SET.tokens('{"a": null, "b": 2}') == (Token(b"b", 2.0),)
     assert SET.tokens("{}") == ()
-    assert tokens_of(pa.array([[("a", 0.0), ("b", None), ("", 3.0), ("c", 1.0)]], WEIGHTED)) == [
-        (Token(b"c", 1.0),)
-    ]
-
-
-def test_raw_keys_may_carry_an_x_too():
+    absent = [("a", 0.0), ("b", None), ("", 3.0), ("c", 1.0)]
+    assert all_tokens(pa.array([absent], WEIGHTED)) == [(Token(b"c", 1.0),)]
     assert RAW.tokens({"P_N_T_1": 0.25}) == (Token(b"P_N_T_1", 0.25),)
 
 
-def test_the_x_of_a_repeated_member_add_up_from_left_to_right():
+def test_repeats_add_up_from_left_to_right_in_a_mapping_and_count_once_in_a_list():
     repeats = [("a", 0.1), ("b", 1.0), ("a", 0.2), ("c", 5.0), ("a", 0.3), ("c", -5.0)]
-    assert tokens_of(pa.array([repeats], WEIGHTED)) == [(Token(b"a", 0.1 + 0.2 + 0.3), Token(b"b", 1.0))]
-
-
-def test_the_repeats_of_a_list_count_once():
-    assert tokens_of(pa.array([["b", "a", "b"]])) == [(Token(b"b", 1.0), Token(b"a", 1.0))]
+    assert all_tokens(pa.array([repeats], WEIGHTED)) == [(Token(b"a", 0.1 + 0.2 + 0.3), Token(b"b", 1.0))]
+    assert all_tokens(pa.array([["b", "a", "b"]])) == [(Token(b"b", 1.0), Token(b"a", 1.0))]
 
 
 MEMBERS = st.text(alphabet="abc*=%ü", max_size=2)
@@ -96,33 +76,30 @@ def added_up(entries: list[tuple[str, float | None]]) -> dict[str, float]:
 @given(st.lists(st.one_of(st.none(), ENTRIES), min_size=1, max_size=5), st.integers(0, 2))
 def test_a_map_column_has_the_tokens_of_its_mappings(rows, skipped):
     expected = [SET.tokens(added_up(entries)) if entries is not None else () for entries in rows]
-    assert tokens_of(pa.array(rows, WEIGHTED).slice(skipped)) == expected[skipped:]
+    assert all_tokens(pa.array(rows, WEIGHTED).slice(skipped)) == expected[skipped:]
 
 
 @given(st.lists(st.dictionaries(MEMBERS, REALS, max_size=4), min_size=1, max_size=4))
 def test_json_objects_in_text_are_weighted_sets(mappings):
     texts = pa.array([json.dumps(mapping).encode() for mapping in mappings], pa.binary())
-    assert tokens_of(texts) == [SET.tokens(mapping) for mapping in mappings]
+    assert all_tokens(texts) == [SET.tokens(mapping) for mapping in mappings]
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.float32(), pa.uint8()])
-def test_a_map_to_any_type_of_number_is_a_weighted_set(kind):
-    assert tokens_of(pa.array([[("a", 2)], None], pa.map_(pa.string(), kind))) == [(Token(b"a", 2.0),), ()]
-
-
-def test_members_that_are_numbers_are_the_categories_they_spell():
-    assert tokens_of(pa.array([[(7, 0.5)]], pa.map_(pa.int64(), pa.float64()))) == [(Token(b"7", 0.5),)]
+def test_a_map_to_any_type_of_number_is_a_weighted_set_and_its_members_may_be_numbers():
+    for kind in (pa.int64(), pa.float32(), pa.uint8()):
+        column = pa.array([[("a", 2)], None], pa.map_(pa.string(), kind))
+        assert all_tokens(column) == [(Token(b"a", 2.0),), ()]
+    assert all_tokens(pa.array([[(7, 0.5)]], pa.map_(pa.int64(), pa.float64()))) == [(Token(b"7", 0.5),)]
 
 
 def test_the_batch_around_a_row_does_not_change_its_tokens():
-    alone = tokens_of(pa.array([[("a", 1.0), ("a", 1.0)], [("b", 1.0)]], WEIGHTED))
-    among = tokens_of(pa.array([[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]], WEIGHTED))
+    rows = [[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]]
+    alone, among = all_tokens(pa.array(rows[:2], WEIGHTED)), all_tokens(pa.array(rows, WEIGHTED))
     assert among[:2] == alone == [(Token(b"a", 2.0),), (Token(b"b", 1.0),)]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
+def test_a_weight_that_is_no_real_number_is_named():
+    for value, message in [
         ({"a": True}, "f: got True for 'a', expected a number"),
         ({"a": "0.5"}, "f: got '0.5' for 'a', expected a number"),
         ({"a": 1e25}, "f: got 1e+25, expected a number from -1e+24 to 1e+24"),
@@ -130,27 +107,22 @@ def test_the_batch_around_a_row_does_not_change_its_tokens():
         ('{"a": [1]}', "f: got [1] for 'a', expected a number"),
         ('{"a": 1', "which begins like a JSON object but is not valid"),
         ({"\ud800": 1.0}, "not UTF-8"),
-    ],
-)
-def test_a_weight_that_is_no_real_number_is_named(value, message):
-    with pytest.raises(FieldValueError, match=re.escape(message)):
-        SET.tokens(value)
+    ]:
+        with pytest.raises(FieldValueError, match=re.escape(message)):
+            SET.tokens(value)
 
 
-@pytest.mark.parametrize(
-    ("entries", "reason"),
-    [
+def test_a_map_with_such_a_weight_costs_its_row_only():
+    for entries, reason in [
         ([("a", 1.0), ("b", float("nan"))], "got nan, expected a finite number"),
         ([("a", float("-inf"))], "got -inf, expected a finite number"),
         ([("a", -1e25)], "got -1e+25, expected a number from -1e+24 to 1e+24"),
         ([("a", 1e24), ("a", 1e24)], "got 2e+24, expected a number from -1e+24 to 1e+24"),
-    ],
-)
-def test_a_map_with_such_a_weight_costs_its_row_only(entries, reason):
-    [column] = token_columns([SET], [pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED)])
-    assert column.bad == [(1, reason)]
+    ]:
+        column = column_of(SET, pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED))
+        assert column.bad == [(1, reason)]
 
 
 def test_a_map_to_text_is_no_weighted_set():
     with pytest.raises(SpecError, match=r"fields\.f: a column of type map<string, string>"):
-        token_columns([SET], [pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))])
+        column_of(SET, pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +14,7 @@ from model_store.redis.nodes import slot_of
 from model_store.redis.redis_keys import CANDIDATES, USER, history_key, record_key
 from model_store.store import Store
 from tests.matrix import examples
+from tests.model_store.kinds import on_every_kind
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 RECORDS = st.dictionaries(TEXT, st.dictionaries(TEXT, TEXT, max_size=4), max_size=6)
@@ -35,10 +36,7 @@ def test_an_unknown_user_has_an_empty_record_and_an_unknown_item_none(store: Sto
     assert store.records.user("nobody") == {}
     assert store.records.items(["x", "a", "y"]) == [None, {"brand": "acme"}, None]
     assert store.records.items([]) == []
-
-
-def test_bytes_that_are_no_text_pass_through(store: Store) -> None:
-    store.client.hset(b"ftrie:user:\xff", b"\xfe", b"\xfd")
+    store.client.hset(b"ftrie:user:\xff", b"\xfe", b"\xfd")  # bytes that are no text pass through
     assert store.records.user("\udcff") == {"\udcfe": "\udcfd"}
 
 
@@ -50,6 +48,7 @@ def test_putting_a_record_again_replaces_all_of_it(store: Store) -> None:
     assert store.records.user("u") == {}
 
 
+@on_every_kind
 def test_many_records_are_put_in_batches_and_counted(store: Store) -> None:
     done: list[int] = []
     items = [(f"i{n}", {"n": str(n)}) for n in range(2500)]
@@ -59,76 +58,63 @@ def test_many_records_are_put_in_batches_and_counted(store: Store) -> None:
     assert store.records.items([item for item, _ in items]) == [record for _, record in items]
 
 
-def test_scanning_items_sees_no_users_and_no_counter(store: Store) -> None:
-    store.records.put_users([("u", {"age": "25"})])
-    store.records.put_items([("i", {"brand": "acme"})])
-    assert list(store.records.scan_items()) == [("i", {"brand": "acme"})]
-
-
 def test_the_generation_moves_with_every_load_of_items_also_a_failed_one(store: Store) -> None:
-    seen = [store.records.item_changes.state().generation]
+    def generation() -> str:
+        return store.records.item_changes.state().generation
+
+    seen = [generation()]
     store.records.put_items([("a", {"brand": "acme"})])
-    seen.append(store.records.item_changes.state().generation)
+    seen.append(generation())
     with pytest.raises(StoreError):
         store.records.put_items([*((f"i{n}", {"n": "1"}) for n in range(1000)), ("", {"brand": "acme"})])
-    seen.append(store.records.item_changes.state().generation)
+    seen.append(generation())
     store.records.put_users([("u", {})])
-    assert store.records.item_changes.state().generation == seen[-1]
+    assert generation() == seen[-1]
     store.client.incr("ftrie:items:generation")
-    seen.append(store.records.item_changes.state().generation)
+    seen.append(generation())
+    for _ in range(2):  # emptied and filled again
+        store.client.flushall()
+        store.client.incr("ftrie:items:generation")
+        seen.append(generation())
     assert len(set(seen)) == len(seen)
 
 
-def test_a_store_that_was_emptied_and_filled_again_has_another_generation(store: Store) -> None:
-    seen = set()
-    for _ in range(3):
-        store.client.flushall()
-        store.client.incr("ftrie:items:generation")
-        seen.add(store.records.item_changes.state().generation)
-    assert len(seen) == 3
-
-
-def test_candidates_keep_their_order(store: Store) -> None:
+@on_every_kind
+def test_candidates_keep_their_order_sets_come_by_bytes_and_sorted_sets_by_rank(store: Store) -> None:
     ids = [f"i{n * 7919 % 3000}" for n in range(3000)]
     assert store.records.put_candidates("home", ids) == 3000
     assert store.records.candidates("home") == ids
     store.records.put_candidates("home", ["z", "a"])
     assert store.records.candidates("home") == ["z", "a"]
-
-
-def test_sets_come_by_bytes_sorted_sets_by_rank_and_nothing_as_none(store: Store) -> None:
     store.client.sadd(CANDIDATES + b"set", "b", "a", "é", "Z")
     store.client.zadd(CANDIDATES + b"zset", {"b": 1, "a": 3, "c": 2})
     assert store.records.candidates("set") == ["Z", "a", "b", "é"]
     assert store.records.candidates("zset") == ["b", "c", "a"]
     assert store.records.candidates("none") is None
-
-
-def test_a_key_that_is_no_set_is_refused(store: Store) -> None:
     store.client.set(CANDIDATES + b"text", "a,b")
     with pytest.raises(StoreError, match="expected a LIST, SET or ZSET .* got a STRING"):
         store.records.candidates("text")
+    store.client.rpush(CANDIDATES + b"odd", "a", b"\xff")
+    with pytest.raises(StoreError, match="expected UTF-8 ids"):
+        store.records.candidates("odd")
 
 
 def test_threads_do_not_read_each_others_answers(store: Store) -> None:
     store.records.put_users((f"u{n}", {"n": str(n)}) for n in range(200))
-    wrong: list[object] = []
 
-    def read(first: int) -> None:
-        for n in range(first, 200, 4):
-            record = store.records.user(f"u{n}")
-            both = store.records.items([f"none{n}", f"none{n}"])
-            if record != {"n": str(n)} or both != [None, None]:
-                wrong.append((n, record, both))
+    def wrong(first: int) -> list[object]:
+        return [
+            (n, record)
+            for n in range(first, 200, 4)
+            if (record := store.records.user(f"u{n}")) != {"n": str(n)}
+            or store.records.items([f"none{n}", f"none{n}"]) != [None, None]
+        ]
 
-    threads = [threading.Thread(target=read, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(wrong, range(4))) == [[]] * 4
 
 
+@on_every_kind
 def test_an_answer_that_is_an_error_does_not_shift_the_next_ones(store: Store) -> None:
     store.records.put_items([("a", {"n": "a"}), ("b", {"n": "b"})])
     store.client.set("ftrie:item:bad", "no hash")
@@ -139,28 +125,28 @@ def test_an_answer_that_is_an_error_does_not_shift_the_next_ones(store: Store) -
     assert store.records.items(["b"]) == [{"n": "b"}]
 
 
+@on_every_kind
 def test_a_connection_the_store_has_dropped_is_opened_again(store: Store) -> None:
     store.records.put_users([("u", {"age": "25"})])
-    assert store.records.user("u") == {"age": "25"}
-    store.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    for _ in range(2):
+        assert store.records.user("u") == {"age": "25"}
+        store.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     assert store.records.user("u") == {"age": "25"}
 
 
 def test_scanning_items_passes_over_what_is_no_item(store: Store) -> None:
+    store.records.put_users([("u", {"age": "25"})])
     store.records.put_items([("a", {"n": "a"})])
     store.client.set("ftrie:item:no hash", "text")
     store.client.hset("ftrie:item:", "n", "an item without an id")
     store.client.hset("ftrie:item:" + "x" * 4097, "n", "an id that is too long")
-    assert dict(store.records.scan_items()) == {"a": {"n": "a"}}
+    assert list(store.records.scan_items()) == [("a", {"n": "a"})]
 
 
-def test_a_candidate_that_is_no_text_is_refused_by_name(store: Store) -> None:
-    store.client.rpush("ftrie:candidates:odd", "a", b"\xff")
-    with pytest.raises(StoreError, match="expected UTF-8 ids"):
-        store.records.candidates("odd")
-
-
+@on_every_kind
 def test_a_user_and_his_history_come_in_one_read(store: Store) -> None:
+    for cookie in ("u", "Ümit", "a b*c"):
+        assert slot_of(history_key("m", cookie.encode())) == slot_of(record_key(USER, cookie))
     store.records.put_users([("u", {"age": "25"})])
     records = [(b"u", bytes(range(256))), ("Ümit}{:history:n".encode(), b"other")]
     assert store.records.put_histories("m", records, 60_000) == 2
@@ -172,8 +158,3 @@ def test_a_user_and_his_history_come_in_one_read(store: Store) -> None:
     store.client.lpush("ftrie:{ftrie:user:u}:history:n", "no STRING")
     assert store.records.user_and_history("u", age, "n") == (["25", None], b"")
     assert 0 < store.client.pttl(history_key("m", b"u")) <= 60_000
-
-
-@pytest.mark.parametrize("cookie", ["u", "Ümit", "a b*c"])
-def test_a_history_is_in_the_slot_of_its_user(cookie: str) -> None:
-    assert slot_of(history_key("m", cookie.encode())) == slot_of(record_key(USER, cookie))

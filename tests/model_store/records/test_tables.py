@@ -26,21 +26,29 @@ def zstd(data: bytes) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as out:
         out.write(data)
-    compressed: bytes = sink.getvalue().to_pybytes()
-    return compressed
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+COLUMNS = {"cookie": ["u1", "u2"], "age": [25, None], "city": ["Kyoto, Japan", "Ōsaka"]}
+
+
+Written = Callable[[str, str | bytes], Path]
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
+def written(tmp_path: Path) -> Written:
     def write(name: str, content: str | bytes) -> Path:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
     return write
-
-
-Written = Callable[[str, str | bytes], Path]
 
 
 @pytest.mark.parametrize(
@@ -56,16 +64,11 @@ Written = Callable[[str, str | bytes], Path]
         ("u.jsonl", JSONL),
         ("u.jsonl.gz", gzip.compress(JSONL.encode())),
         ("u.ndjson", JSONL),
+        ("u.parquet", parquet(COLUMNS)),
     ],
 )
 def test_every_format_gives_the_same_records(written: Written, name: str, content: str | bytes) -> None:
     assert list(read_records(written(name, content), USER_IDS)) == EXPECTED
-
-
-def test_parquet_gives_the_same_records(tmp_path: Path) -> None:
-    table = {"cookie": ["u1", "u2"], "age": [25, None], "city": ["Kyoto, Japan", "Ōsaka"]}
-    pq.write_table(pa.table(table), tmp_path / "u.parquet")
-    assert list(read_records(tmp_path / "u.parquet", USER_IDS)) == EXPECTED
 
 
 def test_typed_cells_become_the_text_that_keys_are_made_of(written: Written) -> None:
@@ -79,27 +82,17 @@ def test_typed_cells_become_the_text_that_keys_are_made_of(written: Written) -> 
         "tags": ["a", 1],
         "no_tags": [],
     }
-    path = written("i.jsonl", json.dumps(row))
-    assert list(read_records(path, ITEM_IDS)) == [
-        ("7", {"n": "3", "x": "0.5", "on": "true", "tags": '["a", 1]'}),
-    ]
-
-
-def test_a_column_without_a_name_is_left_out(written: Written) -> None:
-    path = written("i.csv", ",item_id,brand\n0,7,acme\n1,8,bolt\n")
-    assert list(read_records(path, ITEM_IDS)) == [("7", {"brand": "acme"}), ("8", {"brand": "bolt"})]
-
-
-def test_real_items_are_read(open_bandit_folder: Path) -> None:
-    records = dict(read_records(open_bandit_folder / "item_context.csv", ITEM_IDS))
-    assert len(records) == 34
-    assert set(records["0"]) == {f"item_feature_{n}" for n in range(4)}
+    made = {"n": "3", "x": "0.5", "on": "true", "tags": '["a", 1]'}
+    assert list(read_records(written("i.jsonl", json.dumps(row)), ITEM_IDS)) == [("7", made)]
 
 
 def test_the_id_column_is_the_first_usual_one_or_the_one_named(written: Written) -> None:
     path = written("u.csv", "user_id,cookie,name\n1,c,n\n")
     assert list(read_records(path, USER_IDS)) == [("c", {"user_id": "1", "name": "n"})]
     assert list(read_records(path, USER_IDS, "name")) == [("n", {"user_id": "1", "cookie": "c"})]
+    path = written("i.csv", ",item_id,brand\n0,7,acme\n1,8,bolt\n")  # a column without a name is left out
+    assert list(read_records(path, ITEM_IDS)) == [("7", {"brand": "acme"}), ("8", {"brand": "bolt"})]
+    assert list(read_ids(written("ids.txt", "b\r\n\n a \nä"))) == ["b", "a", "ä"]
 
 
 def test_a_file_without_an_id_column_lists_those_it_has(written: Written) -> None:
@@ -144,19 +137,10 @@ def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
         list(read_ids(tmp_path / "ids.txt"))
 
 
-def test_ids_stand_one_on_a_line(written: Written) -> None:
-    assert list(read_ids(written("ids.txt", "b\r\n\n a \nä"))) == ["b", "a", "ä"]
-
-
-def test_weighted_sets_become_json_objects(tmp_path: Path) -> None:
+def test_weighted_sets_become_json_objects(written: Written) -> None:
     likes = [("red", 0.5), ("blue", 1.0), ("red", 0.25)]
-    table = pa.table(
-        {"cookie": ["u1", "u2"], "likes": pa.array([likes, []], pa.map_(pa.string(), pa.float64()))}
-    )
-    pq.write_table(table, tmp_path / "u.parquet")
-    (tmp_path / "u.jsonl").write_text(
-        '{"cookie": "u1", "likes": {"red": 0.75, "blue": 1}}\n{"cookie": "u2", "likes": {}}\n'
-    )
-    for name in ("u.parquet", "u.jsonl"):
-        (one, record), (_, other) = read_records(tmp_path / name, USER_IDS)
+    columns = {"cookie": ["u1", "u2"], "likes": pa.array([likes, []], pa.map_(pa.string(), pa.float64()))}
+    lines = '{"cookie": "u1", "likes": {"red": 0.75, "blue": 1}}\n{"cookie": "u2", "likes": {}}\n'
+    for path in (written("u.parquet", parquet(columns)), written("u.jsonl", lines)):
+        (one, record), (_, other) = read_records(path, USER_IDS)
         assert (one, json.loads(record["likes"]), other) == ("u1", {"red": 0.75, "blue": 1.0}, {})

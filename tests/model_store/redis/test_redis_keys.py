@@ -65,43 +65,29 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     assert seen == set(ROWS)
 
 
-def test_the_document_lists_the_manifest_field_by_field(store: Store) -> None:
-    ads = store.model("ads")
-    stored = store.client.hkeys(ads.keys.manifest(ads.publish(model())))
-    documented = re.findall(r"^\| `(\w+)` \|", DOCUMENT.partition("## The manifest")[2], re.MULTILINE)
-    assert {field.decode() for field in stored} == set(documented)
+def documented(heading: str, row: str = r"^\| `(\w+)` \|") -> list[str]:
+    """The fields of the table below a heading."""
+    return re.findall(row, DOCUMENT.partition(f"## {heading}")[2].partition("\n## ")[0], re.MULTILINE)
 
 
-def test_the_document_lists_the_lease_field_by_field(store: Store) -> None:
-    store.trainer_lease("ads", "folder").take()
-    ads = store.model("ads")
+def test_the_document_lists_each_hash_field_by_field(store: Store) -> None:
+    ads, keys = store.model("ads"), ModelKeys("ads")
+
+    def fields(*of: str) -> list[str]:
+        return [field.decode() for key in of for field in store.client.hkeys(key)]
+
+    loop_written(store)
     ads.activate(ads.publish(model()))
     ads.pin.resume()
-    section = DOCUMENT.partition("## The trainer's lease")[2].partition("\n## ")[0]
-    documented = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
-    assert [field.decode() for field in store.client.hkeys(ModelKeys("ads").trainer)] == documented
-
-
-def test_the_document_lists_the_partitions_record_and_a_part_field_by_field(store: Store) -> None:
-    loop_written(store)
-    section = DOCUMENT.partition("## The partitions")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
-    documented = [field for row in rows for field in re.findall(r"`(\w+)`", row)]
-    keys = ModelKeys("ads")
-    stored = store.client.hkeys(keys.partitions) + store.client.hkeys(keys.round_part(1, 0, "2"))
-    assert sorted(field.decode() for field in stored) == sorted(documented)
-
-
-def test_the_document_lists_the_experiment_field_by_field(store: Store) -> None:
-    ads = store.model("ads")
     ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))
-    documented = re.findall(r"^\| ([\w:]+) \|", DOCUMENT.partition("## The experiment")[2], re.MULTILINE)
-    assert {field.decode() for field in store.client.hkeys(ads.keys.experiment)} == set(documented)
-
-
-def test_a_models_keys_share_its_hash_tag(store: Store) -> None:
-    store.model("ads").publish_and_activate(model())
-    assert all(b":{ads}:" in key for key in store.client.scan_iter())
+    assert {*fields(keys.manifest(1))} == {*documented("The manifest")}
+    assert fields(keys.trainer) == documented("The trainer's lease")
+    assert {*fields(keys.experiment)} == {*documented("The experiment", r"^\| ([\w:]+) \|")}
+    cells = documented("The partitions", r"^\| (`[^|]+) \|")
+    names = [field for cell in cells for field in re.findall(r"`(\w+)`", cell)]
+    assert sorted(fields(keys.partitions, keys.round_part(1, 0, "2"))) == sorted(names)
+    of_models = [key for key in store.client.scan_iter() if b"{" in key]
+    assert of_models and all(b":{ads}:" in key for key in of_models)
 
 
 def test_an_id_may_be_any_text_up_to_its_limit() -> None:

@@ -9,6 +9,8 @@ from model_store.errors import StoreError
 from model_store.redis.store_url import CLUSTER, ONE, SENTINEL, StoreUrl, without_password
 from model_store.store import Store
 
+OTHERS = ("", "http://host", "ftrie", "embedded", "/tmp/socket")
+
 
 def test_a_cluster_is_named_by_some_of_its_nodes() -> None:
     url = StoreUrl.parse("cluster://me:s%3Acret@a:7000,b,[::1]:7002?wait=1&health_check_interval=3")
@@ -25,12 +27,12 @@ def test_sentinels_are_named_with_their_master_and_its_database() -> None:
     assert url.asking == {"password": "other"}
 
 
-@pytest.mark.parametrize("scheme", ["cluster+tls", "sentinel+tls"])
-def test_tls_counts_for_sentinels_too(scheme: str) -> None:
-    url = StoreUrl.parse(f"{scheme}://host{'/shop' if 'sentinel' in scheme else ''}?ssl_ca_certs=/ca.pem")
-    for options in (url.options, url.asking):
-        assert options["connection_class"] is SSLConnection
-        assert options["ssl_ca_certs"] == "/ca.pem"
+def test_tls_counts_for_sentinels_too() -> None:
+    for host in ("cluster+tls://host", "sentinel+tls://host/shop"):
+        url = StoreUrl.parse(f"{host}?ssl_ca_certs=/ca.pem")
+        for options in (url.options, url.asking):
+            assert options["connection_class"] is SSLConnection
+            assert options["ssl_ca_certs"] == "/ca.pem"
 
 
 def test_replicas_may_confirm_the_writes_of_one_server_too() -> None:
@@ -49,6 +51,9 @@ def test_replicas_may_confirm_the_writes_of_one_server_too() -> None:
         ("sentinel://host/shop/two", "expected the number of a database"),
         ("redis://host?wait=many", "expected how many replicas"),
         ("redis+cluster://host", "expected redis://HOST:PORT"),
+        *((url, "expected redis://HOST:PORT, rediss://HOST:PORT, unix://") for url in OTHERS),
+        ("embedded:", "expected embedded:DIR"),
+        ("redis://localhost:seven", "cannot read the store's URL"),
     ],
 )
 def test_what_a_url_cannot_mean_is_refused_with_what_it_may(url: str, complaint: str) -> None:
@@ -56,15 +61,12 @@ def test_what_a_url_cannot_mean_is_refused_with_what_it_may(url: str, complaint:
         Store.open(url)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_no_password_is_shown() -> None:
+    for url in (
         "redis://me:hidden@host",
         "cluster://me:hidden@a,b",
         "sentinel://a/shop?sentinel_password=hidden&sentinel_username=me",
         "redis://host?password=hidden",
-    ],
-)
-def test_no_password_is_shown(url: str) -> None:
-    assert "hidden" not in without_password(url)
-    assert "…" in without_password(url)
+    ):
+        assert "hidden" not in without_password(url)
+        assert "…" in without_password(url)

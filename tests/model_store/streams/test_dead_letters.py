@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from model_store.store import Store
 from model_store.streams.dead_letters import JSON_BYTES, Letter
+from tests.model_store.kinds import on_every_kind
 
 
 def letters(*numbers: int) -> list[Letter]:
     return [Letter("redis#clicks", str(number), "no request_id", b'{"n": %d}' % number) for number in numbers]
 
 
-def test_letters_are_listed_latest_first_with_all_they_say(store: Store) -> None:
-    dead = store.dead_letters("ads")
-    dead.add(1, letters(1, 2, 3))
-    assert list(dead.latest(2)) == [(3, letters(3)[0]), (2, letters(2)[0])]
-    assert dead.last() == 3
-
-
-def test_letters_that_are_written_again_change_nothing(store: Store) -> None:
-    dead = store.dead_letters("ads")
-    dead.add(1, letters(1, 2, 3))
-    dead.add(2, letters(2, 3, 4))
-    assert [number for number, _ in dead.latest(9)] == [4, 3, 2, 1]
-
-
-def test_where_there_are_none_none_are_listed(store: Store) -> None:
+@on_every_kind
+def test_letters_are_listed_once_and_latest_first_with_all_they_say(store: Store) -> None:
     dead = store.dead_letters("ads")
     dead.add(1, [])
     assert (list(dead.latest(9)), dead.last()) == ([], 0)
+    dead.add(1, letters(1, 2, 3))
+    assert list(dead.latest(2)) == [(3, letters(3)[0]), (2, letters(2)[0])]
+    assert dead.last() == 3
+    dead.add(2, letters(2, 3, 4))
+    assert [number for number, _ in dead.latest(9)] == [4, 3, 2, 1]
 
 
 def test_a_large_event_is_cut_and_any_bytes_are_kept(store: Store) -> None:

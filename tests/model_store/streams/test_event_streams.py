@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from model_store.errors import StoreError
 from model_store.store import Store
-from model_store.streams.event_streams import EventStream, StreamInfo
+from model_store.streams.event_streams import StreamInfo
+from tests.model_store.kinds import on_every_kind
 
 
 def payloads(count: int, start: int = 0) -> list[bytes]:
@@ -19,35 +21,25 @@ def after(ids: object) -> tuple[int, int]:
     return milliseconds, number
 
 
+@on_every_kind
 def test_what_is_appended_is_read_in_order_and_read_on_from_there(store: Store) -> None:
-    stream = store.clicks("ads")
-    assert stream.append(payloads(5)) == 5
-    first = stream.read((0, 0), 3)
-    rest = stream.read(after(first.ids), 3)
-    assert first.payloads + rest.payloads == payloads(5)
-    assert first.ids.shape == (3, 2)
-    assert len(stream.read(after(rest.ids), 3)) == 0
-
-
-def test_a_stream_that_is_not_there_reads_as_empty(store: Store) -> None:
-    read = store.impressions("ads").read((0, 0), 10)
-    assert (len(read), read.ids.shape, read.first_id, read.removed) == (0, (0, 2), None, 0)
-    assert store.impressions("ads").info() == StreamInfo(0, None, (0, 0), 0)
-
-
-def test_the_clock_of_a_read_is_not_before_what_it_read_and_not_behind_what_comes_after(store: Store) -> None:
-    stream = store.clicks("ads")
-    stream.append(payloads(1))
-    read = stream.read((0, 0), 10)
-    stream.append(payloads(1))
-    later = stream.read(after(read.ids), 10)
-    assert read.ids[-1, 0] * 1000 <= read.now_us <= later.ids[0, 0] * 1000
-
-
-def test_line_feeds_between_members_become_spaces(store: Store) -> None:
-    stream = store.clicks("ads")
-    stream.append([b'{\n  "item": "a"\n}'])
-    assert stream.read((0, 0), 1).payloads == [b'{   "item": "a" }']
+    for stream in (store.clicks("ads"), store.event_stream("shop:clicks")):  # any key can hold events
+        nothing = stream.read((0, 0), 10)
+        found = (len(nothing), nothing.ids.shape, nothing.first_id, nothing.removed)
+        assert found == (0, (0, 2), None, 0)
+        assert stream.info() == StreamInfo(0, None, (0, 0), 0)
+        assert stream.append(payloads(5)) == 5
+        first = stream.read((0, 0), 3)
+        rest = stream.read(after(first.ids), 3)
+        assert first.payloads + rest.payloads == payloads(5)
+        assert first.ids.shape == (3, 2)
+        assert len(stream.read(after(rest.ids), 3)) == 0
+        stream.append([b'{\n  "item": "a"\n}'])  # line feeds between members become spaces
+        later = stream.read(after(rest.ids), 1)
+        assert later.payloads == [b'{   "item": "a" }']
+        # The clock of a read is not before what it read and not behind what comes after.
+        assert rest.ids[-1, 0] * 1000 <= rest.now_us <= later.ids[0, 0] * 1000 + 999
+        assert store.client.xlen(stream.key) == 6
 
 
 def test_flat_fields_become_json_with_the_entrys_time(store: Store) -> None:
@@ -61,12 +53,13 @@ def test_flat_fields_become_json_with_the_entrys_time(store: Store) -> None:
     assert odd == {"item": "\udcff", "ts": "2023-11-14T22:13:20Z"}
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "NaN", "0x1", "1_0", " 1", ""])
-def test_a_flat_number_that_is_none_stays_the_text_it_is(store: Store, number: str) -> None:
+def test_a_flat_number_that_is_none_stays_the_text_it_is(store: Store) -> None:
     stream = store.clicks("ads")
-    store.client.xadd(stream.key, {"ts": number, "value": number})
-    (payload,) = stream.read((0, 0), 1).payloads
-    assert json.loads(payload) == {"ts": number, "value": number}
+    numbers = ["1e999", "-1e999", "9" * 5000, "NaN", "0x1", "1_0", " 1", ""]
+    for number in numbers:
+        store.client.xadd(stream.key, {"ts": number, "value": number})
+    read = map(json.loads, stream.read((0, 0), 9).payloads)
+    assert list(read) == [{"ts": number, "value": number} for number in numbers]
 
 
 def test_a_reader_can_tell_how_many_were_trimmed_unread(store: Store) -> None:
@@ -88,35 +81,12 @@ def test_the_length_is_kept_about(store: Store) -> None:
     assert 100 <= stream.info().length < 300
 
 
-def test_what_is_too_old_goes_when_more_is_appended(store: Store) -> None:
-    key = store.clicks("ads").key
-    for number in range(500):
-        store.client.xadd(key, {"json": "{}"}, id=f"1000-{number + 1}")
+def test_another_kind_of_key_is_an_error_that_names_it(store: Store) -> None:
     stream = store.clicks("ads")
-    stream.append(payloads(1))
-    assert stream.info().length < 200
-
-
-@pytest.mark.parametrize(
-    "add",
-    [
-        lambda stream: stream.append(payloads(1)),
-        lambda stream: stream.read((0, 0), 1),
-        lambda stream: stream.info(),
-    ],
-)
-def test_another_kind_of_key_is_an_error_that_names_it(store: Store, add: object) -> None:
-    from model_store.errors import StoreError
-
-    store.client.set("ftrie:{ads}:clicks", "text")
-    with pytest.raises(StoreError, match=r"ftrie:\{ads\}:clicks.*WRONGTYPE"):
-        add(store.clicks("ads"))  # type: ignore[operator]
-
-
-def test_any_key_can_hold_events(store: Store) -> None:
-    stream: EventStream = store.event_stream("shop:clicks")
-    stream.append(payloads(1))
-    assert store.client.xlen("shop:clicks") == 1
+    store.client.set(stream.key, "text")
+    for use in (lambda: stream.append(payloads(1)), lambda: stream.read((0, 0), 1), stream.info):
+        with pytest.raises(StoreError, match=r"ftrie:\{ads\}:clicks.*WRONGTYPE"):
+            use()  # type: ignore[operator]
 
 
 def test_what_is_too_old_by_the_stores_clock_is_trimmed_whatever_this_machines_says(

@@ -12,6 +12,7 @@ import pytest
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from model_store.streams.feedback import Event, Feedback, Reported
+from tests.model_store.kinds import on_every_kind
 
 
 @pytest.fixture
@@ -29,37 +30,27 @@ def stream(store: Store) -> list[dict[str, object]]:
     return [json.loads(payload) for payload in store.clicks("ads").read((0, 0), 10_000).payloads]
 
 
-def test_an_event_stands_in_the_stream_with_all_that_was_said_of_it(store: Store, feedback: Feedback) -> None:
-    sold = Event("r1", "ü", "conversion", "e1", 1_700_000_000_123_456, 2.5)
+@on_every_kind
+def test_an_event_stands_in_the_stream_with_all_that_was_said_of_it_or_happened_now(
+    store: Store, feedback: Feedback
+) -> None:
+    sold, before = Event("r1", "ü", "conversion", "e1", 1_700_000_000_123_456, 2.5), time.time()
     assert feedback.report("ads", [sold]) == Reported(1, 0)
-    assert stream(store) == [
-        {
-            "request_id": "r1",
-            "item": "ü",
-            "ts": 1700000000.123456,
-            "event": "conversion",
-            "event_id": "e1",
-            "value": 2.5,
-        }
-    ]
-
-
-def test_an_event_without_a_time_happened_now(store: Store, feedback: Feedback) -> None:
-    before = time.time()
-    feedback.report("ads", [Event("r1", "a")])
-    (event,) = stream(store)
-    assert before - 1 <= event["ts"] <= time.time() + 1  # type: ignore[operator]
+    assert feedback.report("ads", [Event("r1", "a")]) == Reported(1, 0)
+    event, now = stream(store)
+    names = {"event": "conversion", "event_id": "e1", "value": 2.5}
+    assert event == {"request_id": "r1", "item": "ü", "ts": 1700000000.123456, **names}
+    assert before - 1 <= now["ts"] <= time.time() + 1  # type: ignore[operator]
 
 
 def test_an_event_reported_again_changes_nothing(store: Store, feedback: Feedback) -> None:
-    assert feedback.report("ads", events(3)) == Reported(3, 0)
+    for count in (0, 1001):
+        with pytest.raises(StoreError, match="expected 1 to 1,000"):
+            feedback.report("ads", events(count))
+    assert feedback.report("ads", events(3) * 2) == Reported(3, 3)
     assert feedback.report("ads", events(5)) == Reported(2, 3)
+    assert feedback.report("shop", events(1)) == Reported(1, 0)  # models do not know each other's events
     assert len(stream(store)) == 5
-
-
-def test_an_event_twice_in_a_batch_is_taken_once(store: Store, feedback: Feedback) -> None:
-    assert feedback.report("ads", events(2) * 2) == Reported(2, 2)
-    assert len(stream(store)) == 2
 
 
 def test_without_an_id_request_item_and_kind_stand_for_an_event(store: Store, feedback: Feedback) -> None:
@@ -69,10 +60,7 @@ def test_without_an_id_request_item_and_kind_stand_for_an_event(store: Store, fe
     assert feedback.report("ads", [Event("r1", "a", event_id="another click")]) == Reported(1, 0)
 
 
-def test_models_do_not_know_each_others_events(store: Store, feedback: Feedback) -> None:
-    assert feedback.report("ads", events(1)) == feedback.report("shop", events(1)) == Reported(1, 0)
-
-
+@on_every_kind
 def test_reported_at_once_by_many_each_is_taken_once(store: Store, feedback: Feedback) -> None:
     with ThreadPoolExecutor(8) as reporters:
         told = list(reporters.map(lambda _: feedback.report("ads", events(50)), range(16)))
@@ -121,12 +109,7 @@ def test_where_another_type_stands_nothing_is_known_afterwards(store: Store, fee
     assert feedback.report("ads", events(3)) == Reported(3, 0)
 
 
-@pytest.mark.parametrize("count", [0, 1001])
-def test_a_batch_has_1_to_1000_events(feedback: Feedback, count: int) -> None:
-    with pytest.raises(StoreError, match="expected 1 to 1,000"):
-        feedback.report("ads", events(count))
-
-
+@on_every_kind
 def test_a_store_that_was_emptied_forgets_the_script_and_learns_it_again(
     store: Store, feedback: Feedback
 ) -> None:

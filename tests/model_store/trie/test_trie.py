@@ -25,17 +25,12 @@ def oracle_of(keys: list[bytes]) -> pygtrie.CharTrie:
     return pygtrie.CharTrie((key.decode("latin-1"), slot) for slot, key in enumerate(keys))
 
 
-@given(key_sets)
-def test_invariants_hold_for_any_keys(keys: list[bytes]) -> None:
-    trie = FlatTrie.of(keys)
-    trie._check()
-    assert len(trie) == len(keys)
-    assert [trie.key(slot) for slot in range(len(keys))] == keys
-
-
 @given(key_sets, st.lists(keys_of_every_kind, max_size=20))
 def test_get_finds_every_key_and_no_other(keys: list[bytes], probes: list[bytes]) -> None:
     trie, oracle = FlatTrie.of(keys), oracle_of(keys)
+    trie._check()
+    assert len(trie) == len(keys)
+    assert [trie.key(slot) for slot in range(len(keys))] == keys
     wanted = keys + probes
     expected = [oracle.get(key.decode("latin-1"), -1) for key in wanted]
     assert [trie.get(key) for key in wanted] == expected
@@ -96,44 +91,32 @@ def test_a_node_may_have_a_child_for_each_byte() -> None:
     assert [trie.get(key) for key in keys] == list(range(257))
 
 
-def test_the_longest_key_allowed_fits() -> None:
+def test_the_longest_key_allowed_fits_and_a_trie_may_be_as_deep_as_a_key_is_long() -> None:
     key = b"x" * MAX_KEY_BYTES
     trie = FlatTrie.of([key[:-2], key])
     assert (trie.get(key), trie.key(1), list(trie.items(key))) == (1, key, [(key, 1)])
-
-
-def test_a_trie_may_be_as_deep_as_a_key_is_long() -> None:
     keys = [b"x" * length for length in range(3_000)]
     assert [key for key, _ in FlatTrie.of(keys).items()] == keys
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
+def test_bad_keys_offsets_and_slots_are_refused() -> None:
+    for keys, message in [
         ([b"b", b"a"], r"row 1: key b'a' must be greater than the one before, b'b'"),
         ([b"a", b"b", b"b"], r"row 2: key b'b' must be greater"),
         ([b"a", b"x" * (MAX_KEY_BYTES + 1)], r"row 1: a key of 65536 bytes; the limit is 65535"),
-    ],
-)
-def test_bad_keys_are_refused_with_their_row(keys: list[bytes], message: str) -> None:
-    with pytest.raises(ArtefactError, match=message):
-        FlatTrie.of(keys)
-
-
-@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [1, 3], [0, 4], []])
-def test_offsets_that_do_not_fit_the_data_are_refused(offsets: list[int]) -> None:
-    with pytest.raises(ArtefactError, match="offsets"):
-        FlatTrie.build(np.frombuffer(b"abc", np.uint8), np.array(offsets, np.int64))
-
-
-@pytest.mark.parametrize("slot", [-1, 1])
-def test_a_slot_outside_the_trie_is_an_error(slot: int) -> None:
-    with pytest.raises(IndexError, match=f"slot {slot}: the trie has slots 0 to 0"):
-        FlatTrie.of([b"a"]).key(slot)
+    ]:
+        with pytest.raises(ArtefactError, match=message):
+            FlatTrie.of(keys)
+    for offsets in ([0, 2, 1, 3], [1, 3], [0, 4], []):
+        with pytest.raises(ArtefactError, match="offsets"):
+            FlatTrie.build(np.frombuffer(b"abc", np.uint8), np.array(offsets, np.int64))
+    for slot in (-1, 1):
+        with pytest.raises(IndexError, match=f"slot {slot}: the trie has slots 0 to 0"):
+            FlatTrie.of([b"a"]).key(slot)
 
 
 def test_many_keys_build_and_answer() -> None:
-    keys = sorted(f"age*brand={a}*{b}".encode() for a, b in itertools.product(range(90), range(200)))
+    keys = sorted(f"age*brand={a}*{b}".encode() for a, b in itertools.product(range(30), range(40)))
     trie = FlatTrie.of(keys)
     trie._check()
-    assert trie.statistics(b"age*brand=25*", np.ones(len(keys))).keys == 200
+    assert trie.statistics(b"age*brand=25*", np.ones(len(keys))).keys == 40

@@ -50,11 +50,7 @@ def test_of_an_experiment_it_holds_what_differs_and_no_cookie(store: Store) -> N
             {"state": "stopped", "winner": "base", "shares": {"base": 0.9, "plain": 0.1}},
             {"state": "running", "winner": "", "shares": {"base": 1.0}},
         ),
-        (
-            "shares",
-            {"shares": {"base": 1.0}, "pins": 1},
-            {"shares": {"base": 0.9, "plain": 0.1}, "pins": 0},
-        ),
+        ("shares", {"shares": {"base": 1.0}, "pins": 1}, {"shares": {"base": 0.9, "plain": 0.1}, "pins": 0}),
     ]
     assert all("secret" not in each.before + each.after for each in audit.read())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from model_store.store import Store
 from model_store.versions import model_versions
 from model_store.versions.chain import chain_of, is_whole, needed_by
 from model_store.versions.model_versions import ModelVersions
+from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import large_model, model
 
 ROWS = 300
@@ -25,6 +26,7 @@ def ads(store: Store, monkeypatch: pytest.MonkeyPatch) -> ModelVersions:
     return store.model("ads")
 
 
+@cache
 def stage(number: int) -> Artefact:
     """The model at its numberth publication: some keys heavier, one gone, one new."""
     large = large_model(ROWS)
@@ -43,36 +45,28 @@ def publish_line(ads: ModelVersions, stages: int, first: int = 0) -> list[int]:
     return versions
 
 
-def test_a_chain_is_put_together_bit_for_bit(ads: ModelVersions) -> None:
+@on_every_kind
+def test_a_chain_is_put_together_bit_for_bit_and_listed_and_fetched_as_it_is_stored(
+    ads: ModelVersions, store_url: str
+) -> None:
     versions = publish_line(ads, 5)
     for number, version in enumerate(versions):
         assert ads.chain(version) == versions[: number + 1]
         assert ads.materialise(version).to_bytes() == stage(number).to_bytes()
         assert ads.manifest(version).content == stage(number).content
-
-
-def test_a_version_is_fetched_as_it_is_stored(ads: ModelVersions) -> None:
-    publish_line(ads, 2)
-    snapshot, delta = ads.fetch(1), ads.fetch(2)
-    assert isinstance(snapshot, Artefact)
-    assert isinstance(delta, Delta)
-    manifest = ads.manifest(2)
+    found = ads.versions()
+    assert [info.kind for info in found] == ["snapshot", *["delta"] * 4]
+    assert [info.parent for info in found] == [None, 1, 2, 3, 4]
+    assert [info.content for info in found] == [stage(number).content for number in range(5)]
+    assert found[1].size < found[0].size and found[1].rows < found[0].rows
+    snapshot, delta, manifest = ads.fetch(1), ads.fetch(2), ads.manifest(2)
+    assert isinstance(snapshot, Artefact) and isinstance(delta, Delta)
     assert (manifest.kind, manifest.parent, manifest.rows) == ("delta", 1, delta.rows)
     assert (manifest.format, ads.manifest(1).format) == (3, 2)
     assert stage(0).with_changes(delta).to_bytes() == stage(1).to_bytes()
-
-
-def test_a_list_tells_kinds_parents_and_contents(ads: ModelVersions) -> None:
-    publish_line(ads, 3)
-    assert [(info.kind, info.parent) for info in ads.versions()] == [
-        ("snapshot", None),
-        ("delta", 1),
-        ("delta", 2),
-    ]
-    assert [info.content for info in ads.versions()] == [stage(number).content for number in range(3)]
-    snapshot, delta, _ = ads.versions()
-    assert delta.size < snapshot.size
-    assert delta.rows < snapshot.rows
+    ads.activate(2)
+    assert read_named("ads", store_url).artefact.to_bytes() == stage(1).to_bytes()
+    assert read_named("ads:3", store_url).artefact.to_bytes() == stage(2).to_bytes()
 
 
 def test_a_manifest_of_before_deltas_is_a_snapshot_and_a_parent(store: Store, ads: ModelVersions) -> None:
@@ -86,32 +80,19 @@ def test_a_manifest_of_before_deltas_is_a_snapshot_and_a_parent(store: Store, ad
     assert ads.materialise(delta).to_bytes() == stage(1).to_bytes()
 
 
-def test_a_delta_is_named_like_any_version(ads: ModelVersions, store_url: str) -> None:
-    publish_line(ads, 3)
-    ads.activate(2)
-    assert read_named("ads", store_url).artefact.to_bytes() == stage(1).to_bytes()
-    assert read_named("ads:3", store_url).artefact.to_bytes() == stage(2).to_bytes()
-
-
 # -- publishing
 
 
-def test_a_delta_of_a_version_that_is_not_there_is_refused(ads: ModelVersions) -> None:
-    delta = stage(1).changes_since(stage(0), version=9)
-    with pytest.raises(
-        VersionNotFound, match=r"a delta of version 9, which does not exist; publish a snapshot"
-    ):
-        ads.publish(delta)
+def test_a_delta_of_what_is_not_its_parent_is_refused(ads: ModelVersions) -> None:
+    absent = "a delta of version 9, which does not exist; publish a snapshot"
+    with pytest.raises(VersionNotFound, match=absent):
+        ads.publish(stage(1).changes_since(stage(0), version=9))
     with pytest.raises(StoreError, match="got a delta without a parent"):
         ads.publish(stage(1).changes_since(stage(0)))
     assert ads.versions() == []
-
-
-def test_a_delta_of_another_content_than_its_parents_is_refused(ads: ModelVersions) -> None:
     parent = ads.publish(stage(2))
-    with pytest.raises(
-        ArtefactError, match=f"whose content is {stage(2).content}, not what the delta changes"
-    ):
+    other = f"whose content is {stage(2).content}, not what the delta changes"
+    with pytest.raises(ArtefactError, match=other):
         ads.publish(stage(1).changes_since(stage(0), version=parent))
     assert [info.version for info in ads.versions()] == [parent]
 
@@ -138,94 +119,56 @@ def test_a_delta_is_activated_with_its_writers_epoch_or_refused_by_it(ads: Model
 # -- damage, anywhere in the chain
 
 
-def lose_a_version(store: Store, ads: ModelVersions) -> str:
-    store.client.delete(ads.keys.manifest(2))
-    return "version 2, the parent of 3, is gone"
+def change_chunk(store: Store, key: str, damage: str) -> None:
+    chunk = store.client.get(key)
+    if damage == "lost":
+        store.client.delete(key)
+    else:
+        flipped = chunk[:100] + bytes([chunk[100] ^ 4]) + chunk[101:]
+        store.client.set(key, chunk[:-1] if damage == "truncated" else flipped)
 
 
-def lose_a_chunk(store: Store, ads: ModelVersions) -> str:
-    store.client.delete(ads.keys.chunks(2, 1)[0])
-    return "version 2 is incomplete: chunk 0"
-
-
-def truncate_a_chunk(store: Store, ads: ModelVersions) -> str:
-    key = ads.keys.chunks(1, 2)[1]
-    store.client.set(key, store.client.get(key)[:-1])
-    return "version 1 is incomplete: chunk 1"
-
-
-def flip_a_bit(store: Store, ads: ModelVersions) -> str:
-    key = ads.keys.chunks(3, 1)[0]
-    chunk = bytearray(store.client.get(key))
-    chunk[100] ^= 4
-    store.client.set(key, bytes(chunk))
-    return "version 3 is damaged"
-
-
-def make_it_of_a_newer_format(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(2), "format", "4")
-    return "version 2 has format 4, newer than the 3 this ftrie reads: upgrade ftrie"
-
-
-def name_another_parent(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(3), "parent", "1")
-    return (
-        "version 3 should produce content .* from version 1, but its bytes produce content .* from version 2"
-    )
-
-
-def name_a_younger_parent(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(2), "parent", "4")
-    return "version 2 is a delta and names version 4 as its parent; expected an older one"
-
-
-def name_no_parent(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(2), "parent", "")
-    return "parent: got none, expected one for a delta"
-
-
-def call_it_a_snapshot(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(2), "kind", "snapshot")
-    return "version 2 should be a snapshot, but its bytes are not"
-
-
-def call_it_something_else(store: Store, ads: ModelVersions) -> str:
-    store.client.hset(ads.keys.manifest(2), "kind", "patch")
-    return "kind: got 'patch', expected snapshot or delta"
-
-
-def put_another_snapshot_there(store: Store, ads: ModelVersions) -> str:
-    other = store.model("other")
-    other.publish(stage(3))
+def put_another_snapshot_there(store: Store) -> None:
+    store.model("other").publish(stage(3))
     for key in store.client.scan_iter(match="ftrie:{ads}:version:1*"):
         store.client.delete(key)
     for key in store.client.scan_iter(match="ftrie:{other}:version:1*"):
         store.client.restore(key.replace(b"other", b"ads"), 0, store.client.dump(key))
-    return "version 4 cannot be loaded: the delta changes a model with content"
 
 
-DAMAGES = [
-    lose_a_version,
-    lose_a_chunk,
-    truncate_a_chunk,
-    flip_a_bit,
-    make_it_of_a_newer_format,
-    name_another_parent,
-    name_a_younger_parent,
-    name_no_parent,
-    call_it_a_snapshot,
-    call_it_something_else,
-    put_another_snapshot_there,
+ANOTHER = (
+    "version 3 should produce content .* from version 1, but its bytes produce content .* from version 2"
+)
+# What is damaged of versions 1 to 4: (version, field of the manifest or number of the chunk, what becomes of it).
+DAMAGES: list[tuple[int, str | int, str, str]] = [
+    (2, "", "lost", "version 2, the parent of 3, is gone"),
+    (2, 0, "lost", "version 2 is incomplete: chunk 0"),
+    (1, 1, "truncated", "version 1 is incomplete: chunk 1"),
+    (3, 0, "flipped", "version 3 is damaged"),
+    (2, "format", "4", "version 2 has format 4, newer than the 3 this ftrie reads: upgrade ftrie"),
+    (3, "parent", "1", ANOTHER),
+    (2, "parent", "4", "version 2 is a delta and names version 4 as its parent; expected an older one"),
+    (2, "parent", "", "parent: got none, expected one for a delta"),
+    (2, "kind", "snapshot", "version 2 should be a snapshot, but its bytes are not"),
+    (2, "kind", "patch", "kind: got 'patch', expected snapshot or delta"),
+    (1, "", "replaced", "version 4 cannot be loaded: the delta changes a model with content"),
 ]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("version", "part", "damage", "complaint"), DAMAGES)
 def test_a_damaged_chain_is_neither_put_together_nor_activated(
-    store: Store, ads: ModelVersions, damage: Callable[[Store, ModelVersions], str]
+    store: Store, ads: ModelVersions, version: int, part: str | int, damage: str, complaint: str
 ) -> None:
     *_, newest = publish_line(ads, 4)
     good = ads.publish_and_activate(stage(0))
-    complaint = damage(store, ads)
+    if isinstance(part, int):
+        change_chunk(store, ads.keys.chunks(version, part + 1)[part], damage)
+    elif part:
+        store.client.hset(ads.keys.manifest(version), part, damage)
+    elif damage == "lost":
+        store.client.delete(ads.keys.manifest(version))
+    else:
+        put_another_snapshot_there(store)
     for attempt in (ads.materialise, ads.activate, ads.rollback):
         with pytest.raises(ArtefactError, match=complaint):
             attempt(newest)
@@ -236,9 +179,8 @@ def test_the_script_refuses_a_delta_whose_snapshot_lost_a_chunk(store: Store, ad
     epoch = ads.begin()
     *_, newest = publish_line(ads, 3)
     store.client.delete(ads.keys.chunks(1, 2)[1])
-    with pytest.raises(
-        ArtefactError, match="version 1 is incomplete: chunk 1 should have 512 bytes and has 0"
-    ):
+    said = "version 1 is incomplete: chunk 1 should have 512 bytes and has 0"
+    with pytest.raises(ArtefactError, match=said):
         ads.activate(newest, epoch=epoch)
     assert ads.active() is None
 
@@ -254,6 +196,7 @@ def test_a_pointer_to_a_version_that_is_gone_is_named(store: Store, ads: ModelVe
 # -- collecting and going back
 
 
+@on_every_kind
 def test_gc_keeps_what_the_kept_deltas_need(store: Store, ads: ModelVersions) -> None:
     first, second = publish_line(ads, 3), publish_line(ads, 4, first=3)
     assert ads.gc(keep=1, dry_run=True) == first

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from threading import Barrier, Thread
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from model_store.errors import ExperimentChanged, ExperimentError, StoreError
 from model_store.store import Store
 from model_store.versions.experiments import MAX_PINS, RUNNING, STOPPED, Experiment
+from tests.model_store.kinds import on_every_kind
 
 WHOLE = Experiment(
     shares={"base": 0.9, "plain": 0.1},
@@ -49,29 +52,32 @@ def test_an_experiment_that_contradicts_itself_cannot_be_made(parts: dict[str, A
     assert complaint in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("experiment", "part"),
-    [
-        (Experiment(shares={"other": 1.0}), "shares"),
-        (Experiment(pins={"u": "other"}), "pins"),
-        (Experiment(shadows=("other",)), "shadows"),
-        (Experiment(state=STOPPED, winner="other"), "winner"),
-    ],
-)
-def test_a_variant_that_the_model_lacks_is_named(experiment: Experiment, part: str) -> None:
-    with pytest.raises(
-        ExperimentError, match=f"{part}: no variant 'other' in the model; it has: base, plain"
-    ):
-        experiment.check_variants(["base", "plain"])
+def test_a_variant_that_the_model_lacks_is_named() -> None:
+    for part, experiment in {
+        "shares": Experiment(shares={"other": 1.0}),
+        "pins": Experiment(pins={"u": "other"}),
+        "shadows": Experiment(shadows=("other",)),
+        "winner": Experiment(state=STOPPED, winner="other"),
+    }.items():
+        lacks = f"{part}: no variant 'other' in the model; it has: base, plain"
+        with pytest.raises(ExperimentError, match=lacks):
+            experiment.check_variants(["base", "plain"])
 
 
-def test_it_reads_back_from_a_hash_and_from_json(store: Store) -> None:
-    ads = store.model("ads")
+@on_every_kind
+def test_it_reads_back_from_a_hash_and_from_json_and_wakes_who_waits_for_events(store: Store) -> None:
+    ads, reader = store.model("ads"), store.model("ads")
     assert ads.experiment() is None
+    before = ads.last_event()
     written = ads.experiments.write(WHOLE)
+    assert ads.wait(before, 10.0) != before
     assert written == replace(WHOLE, revision=1, updated=written.updated)
-    assert store.model("ads").experiment() == written
-    assert Experiment.from_json(written.to_json()) == written
+    first = reader.experiment()
+    assert first == written == Experiment.from_json(written.to_json())
+    assert reader.experiment() is first
+    pins = {f"cookie {n}": "base" for n in range(MAX_PINS)}
+    ads.experiments.change(lambda e: replace(e, pins=pins))
+    assert reader.experiment().pins == pins  # type: ignore[union-attr]
 
 
 def test_a_change_made_from_an_older_revision_is_refused(store: Store) -> None:
@@ -89,41 +95,18 @@ def test_what_many_operators_pin_at_once_is_all_there(store: Store) -> None:
     together = Barrier(4)
 
     def pin(cookie: str) -> None:
-        operator = store.model("ads")
+        operator, cookies = store.model("ads"), [f"{cookie}{n}" for n in range(5)]
         together.wait()
-        for n in range(5):
-            wanted = {f"{cookie}{n}": "base"}
-            while True:
-                try:
-                    operator.experiments.change(lambda before, wanted=wanted: before.pinned(wanted))  # type: ignore[misc]
-                    break
-                except ExperimentChanged:
-                    continue
+        while cookies:
+            with suppress(ExperimentChanged):
+                operator.experiments.change(lambda before: before.pinned({cookies[-1]: "base"}))
+                cookies.pop()
 
-    operators = [Thread(target=pin, args=(name,)) for name in "abcd"]
-    for operator in operators:
-        operator.start()
-    for operator in operators:
-        operator.join()
+    with ThreadPoolExecutor(4) as operators:
+        list(operators.map(pin, "abcd"))
     stored = store.model("ads").experiment()
     assert stored is not None and stored.revision == 20
     assert stored.pins == {f"{name}{n}": "base" for name in "abcd" for n in range(5)}
-
-
-def test_a_change_wakes_who_waits_for_events(store: Store) -> None:
-    ads = store.model("ads")
-    before = ads.last_event()
-    ads.experiments.write(WHOLE)
-    assert ads.wait(before, 10.0) != before
-
-
-def test_a_change_of_pins_alone_is_seen_by_a_reader_that_has_read_before(store: Store) -> None:
-    reader, writer = store.model("ads"), store.model("ads")
-    writer.experiments.write(WHOLE)
-    first = reader.experiment()
-    assert reader.experiment() is first
-    writer.experiments.change(lambda e: replace(e, pins={**e.pins, "u1": "base"}))
-    assert reader.experiment().pins["u1"] == "base"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +150,12 @@ def test_a_record_with_too_many_pins_is_not_read(store: Store) -> None:
         ads.experiment()
 
 
-def test_ten_thousand_pins_are_kept(store: Store) -> None:
-    pins = {f"cookie {n}": "base" for n in range(MAX_PINS)}
-    store.model("ads").experiments.write(Experiment(pins=pins))
-    assert store.model("ads").experiment().pins == pins  # type: ignore[union-attr]
-
-
 def test_something_else_at_the_key_is_an_error_of_the_store_until_it_is_cleared(store: Store) -> None:
-    store.client.set(store.model("ads").keys.experiment, "x")
+    ads = store.model("ads")
+    store.client.set(ads.keys.experiment, "x")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        store.model("ads").experiment()
+        ads.experiment()
     with pytest.raises(StoreError, match="got 'a string', expected a hash"):
-        store.model("ads").experiments.write(WHOLE)
-    store.model("ads").experiments.clear()
-    assert store.model("ads").experiment() == Experiment(
-        revision=1,
-        updated=store.model("ads").experiment().updated,  # type: ignore[union-attr]
-    )
+        ads.experiments.write(WHOLE)
+    cleared = ads.experiments.clear()
+    assert ads.experiment() == cleared == Experiment(revision=1, updated=cleared.updated)

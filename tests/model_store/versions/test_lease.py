@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
-from tests.model_store.models import model
+from tests.model_store.kinds import on_every_kind
+from tests.model_store.models import model, python
+from tests.waiting import eventually
 
-ROOT = Path(__file__).resolve().parents[3]
-SHORT_S = 0.05
 RAN_OUT = 0  # a lease that has run out as soon as it was taken
 
 
@@ -30,38 +28,32 @@ def lease(store: Store, owner: str, ttl_s: float = 60.0) -> TrainerLease:
     return made
 
 
-def test_a_second_trainer_is_refused_and_told_who_has_the_model(store: Store) -> None:
-    lease(store, "a").take()
-    said = rf"ads has a trainer: process {os.getpid()} on {socket.gethostname()}, last seen \d+\.\d s ago"
-    with pytest.raises(LeaseHeld, match=said):
-        lease(store, "b").take()
-
-
-def test_a_lease_that_was_given_back_may_be_taken_at_once(store: Store) -> None:
+@on_every_kind
+def test_a_second_trainer_is_refused_and_told_who_has_the_model_until_it_is_given_back(store: Store) -> None:
     first, second = lease(store, "a"), lease(store, "b")
     first.take()
+    said = rf"ads has a trainer: process {os.getpid()} on {socket.gethostname()}, last seen \d+\.\d s ago"
+    with pytest.raises(LeaseHeld, match=said):
+        second.take()
     first.release()
     assert second.take() > first.epoch
 
 
-def test_a_lease_that_ran_out_may_be_taken_and_the_former_holder_learns_of_it(store: Store) -> None:
+def test_a_lease_that_ran_out_is_renewed_or_taken_and_the_former_holder_learns_of_it(store: Store) -> None:
     slow, quick = lease(store, "a", RAN_OUT), lease(store, "b")
     slow.take()
+    slow.ttl_s = 60.0
+    slow.renew()
+    with pytest.raises(LeaseHeld):
+        quick.take()
+    slow.ttl_s = RAN_OUT
+    slow.renew()
     quick.take()
     with pytest.raises(StaleEpoch, match="another trainer has taken over ads: process"):
         slow.renew()
     with pytest.raises(StaleEpoch):
         slow.release()
     quick.renew()
-
-
-def test_a_lease_that_ran_out_untaken_is_renewed(store: Store) -> None:
-    slow = lease(store, "a", RAN_OUT)
-    slow.take()
-    slow.ttl_s = 60.0
-    slow.renew()
-    with pytest.raises(LeaseHeld):
-        lease(store, "b").take()
 
 
 def test_the_same_owner_takes_over_at_once_with_a_higher_epoch_and_what_was_published(store: Store) -> None:
@@ -89,45 +81,33 @@ def test_what_another_owner_has_published_is_not_taken_for_ones_own(store: Store
 
 
 def test_of_many_who_want_a_lease_at_once_one_gets_it(store: Store) -> None:
-    wanted, outcomes = [lease(store, str(number)) for number in range(8)], list[str]()
-    together = threading.Barrier(len(wanted))
+    together = threading.Barrier(8)
 
-    def contend(mine: TrainerLease) -> None:
+    def contend(mine: TrainerLease) -> str:
         together.wait()
         try:
-            mine.take()
-            outcomes.append("taken")
+            return str(mine.take())
         except LeaseHeld:
-            outcomes.append("held")
+            return "held"
 
-    threads = [threading.Thread(target=contend, args=(mine,)) for mine in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(outcomes) == ["held"] * 7 + ["taken"]
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(contend, [lease(store, str(number)) for number in range(8)]))
+    assert outcomes.count("held") == 7
 
 
 def test_a_store_that_has_lost_its_data_gets_the_lease_back_from_its_holder(store: Store) -> None:
     holder = lease(store, "a")
     for _ in range(3):
         holder.take()
-    store.client.flushall()
-    holder.renew()
-    with pytest.raises(LeaseHeld):
-        lease(store, "b").take()
-    assert lease(store, "a").take() > holder.epoch
-
-
-def test_a_loss_of_the_stores_data_is_counted_once(store: Store) -> None:
-    holder = lease(store, "a")
-    holder.take()
     holder.renew()
     assert holder.losses == 0
     store.client.flushall()
-    holder.renew()
-    holder.renew()
+    for _ in range(2):
+        holder.renew()
     assert holder.losses == 1
+    with pytest.raises(LeaseHeld):
+        lease(store, "b").take()
+    assert lease(store, "a").take() > holder.epoch
 
 
 def test_a_restored_backup_of_the_days_before_costs_nobody_the_lease(store: Store) -> None:
@@ -158,28 +138,22 @@ def test_who_slept_while_the_store_was_emptied_finds_its_successor(store: Store)
 # -- the fence
 
 
+@on_every_kind
 def test_who_has_lost_the_lease_can_neither_publish_nor_activate(store: Store) -> None:
     ads = store.model("ads")
     slow, quick = lease(store, "a", RAN_OUT), lease(store, "b")
     slow.take()
     earlier = ads.publish(model(), epoch=slow.epoch)
     quick.take()
-    with pytest.raises(StaleEpoch, match="no longer publishes"):
-        ads.publish(model(), epoch=slow.epoch)
-    with pytest.raises(StaleEpoch):
-        ads.activate(earlier, epoch=slow.epoch)
+    for release in (True, False):
+        with pytest.raises(StaleEpoch, match="no longer publishes"):
+            ads.publish(model(), epoch=slow.epoch)
+        with pytest.raises(StaleEpoch):
+            ads.activate(earlier, epoch=slow.epoch)
+        if release:  # the fence holds when the successor has ended too
+            quick.release()
     assert [info.version for info in ads.versions()] == [earlier]
     assert ads.active() is None
-
-
-def test_the_fence_holds_when_the_successor_has_ended_too(store: Store) -> None:
-    ads = store.model("ads")
-    slow, quick = lease(store, "a", RAN_OUT), lease(store, "b")
-    slow.take()
-    quick.take()
-    quick.release()
-    with pytest.raises(StaleEpoch):
-        ads.publish(model(), epoch=slow.epoch)
 
 
 def test_a_training_run_is_refused_while_a_trainer_has_the_model(store: Store) -> None:
@@ -209,43 +183,47 @@ def test_a_run_that_got_its_epoch_before_the_trainer_came_back_stays_inactive(st
         ads.activate(ads.publish(model(), epoch=epoch), epoch=epoch)
 
 
-def test_an_operator_overrules_a_trainer_which_goes_on_when_it_is_told_to(store: Store) -> None:
-    ads, trainer = store.model("ads"), lease(store, "a")
-    trainer.take()
-    first, second = (ads.publish(model(), epoch=trainer.epoch) for _ in range(2))
-    ads.activate(second, epoch=trainer.epoch)
-    ads.activate(first)
-    with pytest.raises(StaleEpoch, match="an operator has pinned"):
-        ads.activate(second, epoch=trainer.epoch)
-    ads.pin.resume()
-    ads.activate(second, epoch=trainer.epoch)
-    assert ads.active() == second
-
-
 # -- in processes of their own
+
+# Takes the lease, says its epoch, and on each line it reads tries to publish, and says the version or what prevents it.
+CONTENDER = """
+import sys
+from model_store.errors import StoreError
+from model_store.store import Store
+from tests.model_store.models import model
+url, owner, ttl_s = sys.argv[1:]
+with Store.open(url) as store:
+    ads, lease = store.model("ads"), store.trainer_lease("ads", owner)
+    lease.ttl_s = float(ttl_s)
+    print(lease.take(), flush=True)
+    for _ in sys.stdin:
+        try:
+            version = ads.publish(model(), epoch=lease.epoch)
+            ads.activate(version, epoch=lease.epoch)
+            print(version, flush=True)
+        except StoreError as error:
+            print(type(error).__name__, flush=True)
+"""
 
 
 class Contender:
     """A trainer in a process of its own."""
 
     def __init__(self, url: str, owner: str, ttl_s: float) -> None:
-        command = [sys.executable, "-m", "tests.model_store.contender", url, owner, str(ttl_s)]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.epoch = int(self._line())
+        self.process = python(CONTENDER, url, owner, str(ttl_s))
+        self.epoch = int(self.line())
 
     def publishes(self) -> str:
         """What comes of trying to."""
         self.ask()
-        return self._line()
+        return self.line()
 
     def ask(self) -> None:
         """Let it try, now or when it goes on."""
         assert self.process.stdin is not None
         print(file=self.process.stdin, flush=True)
 
-    def _line(self) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -258,30 +236,25 @@ def contender(url: str, owner: str, ttl_s: float) -> Iterator[Contender]:
         made.process.kill()
 
 
-def await_taken(take: Callable[[], int]) -> int:
-    """The epoch, once the lease before has run out."""
-    pause = threading.Event()
-    while True:
-        try:
-            return take()
-        except LeaseHeld:
-            pause.wait(SHORT_S)
-
-
 def test_a_trainer_that_was_stopped_past_its_lease_comes_back_and_publishes_nothing(
     store: Store, store_url: str
 ) -> None:
-    with ExitStack() as last:
-        stopped = last.enter_context(contender(store_url, "a", SHORT_S))
+    ads, successor = store.model("ads"), lease(store, "b")
+
+    def taken() -> int:
+        with suppress(LeaseHeld):
+            return successor.take()
+        return 0
+
+    with contender(store_url, "a", 0.05) as stopped:
         assert stopped.publishes() == "1"
         os.kill(stopped.process.pid, signal.SIGSTOP)
         stopped.ask()  # it will find this when it wakes
-        successor = lease(store, "b")
-        assert await_taken(successor.take) > stopped.epoch
-        ads = store.model("ads")
+        eventually(taken, "a lease that runs out")
+        assert successor.epoch > stopped.epoch
         ads.activate(ads.publish(model(), epoch=successor.epoch), epoch=successor.epoch)
         os.kill(stopped.process.pid, signal.SIGCONT)
-        assert stopped._line() == "StaleEpoch"
+        assert stopped.line() == "StaleEpoch"
         assert stopped.publishes() == "StaleEpoch"
         assert ads.active() == 2
 
@@ -294,6 +267,4 @@ def test_a_trainer_that_was_killed_is_succeeded_by_its_own_folder_at_once(
         killed.process.wait()
         with pytest.raises(LeaseHeld):
             lease(store, "b").take()
-        with contender(store_url, "a", 600.0) as successor:
-            assert successor.epoch > killed.epoch
-            assert successor.publishes() == "1"
+        assert lease(store, "a").take() > killed.epoch

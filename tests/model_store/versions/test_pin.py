@@ -8,6 +8,7 @@ from ftrie.cli import run
 from model_store.errors import Pinned, StaleEpoch
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
+from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import model
 
 
@@ -25,6 +26,7 @@ def activated(store: Store, epoch: int) -> int:
     return version
 
 
+@on_every_kind
 def test_an_operators_order_holds_against_the_trainer_and_its_successors(store: Store) -> None:
     ads, first = store.model("ads"), trainer(store)
     chosen, _ = activated(store, first.epoch), activated(store, first.epoch)
@@ -72,17 +74,12 @@ def test_resuming_lets_nobody_on_but_the_trainer(store: Store) -> None:
         ads.activate(chosen, epoch=run_after)
 
 
-def test_without_a_trainer_nothing_is_pinned(store: Store) -> None:
+def test_without_a_trainer_nothing_is_pinned_and_overruling_a_guard_stops_no_trainer(store: Store) -> None:
     ads = store.model("ads")
-    chosen = ads.publish_and_activate(model())
-    ads.activate(chosen)
+    ads.activate(ads.publish_and_activate(model()))
     assert ads.pin.version() is None
     ads.publish_and_activate(model())
-
-
-def test_overruling_a_guard_stops_no_trainer(store: Store) -> None:
-    ads, first = store.model("ads"), trainer(store)
-    activated(store, first.epoch)
+    first = trainer(store)
     refused = ads.publish(model(), epoch=first.epoch, refused="of a test")
     ads.activate(refused, force=True)
     assert ads.pin.version() is None

@@ -9,6 +9,7 @@ from model_store.store import Store
 from model_store.versions import rounds as parts
 from model_store.versions.lease import TrainerLease
 from model_store.versions.rounds import MODEL, PartitionsRecord, Rounds, contribution, state
+from tests.model_store.kinds import on_every_kind
 
 RECORD = PartitionsRecord(start=3, partitions=2, every_us=60_000_000, spec="{}", saved=5, oldest=4)
 KEY = "ftrie:{m}:round:3:7:1"
@@ -26,34 +27,33 @@ def lease(store: Store) -> TrainerLease:
     return lease
 
 
-def test_a_record_is_read_as_written(rounds: Rounds) -> None:
+def test_a_record_is_read_as_written_and_named_if_it_is_none(rounds: Rounds, store: Store) -> None:
     assert rounds.record() is None
-    rounds.write_record(RECORD)
-    assert rounds.record() == RECORD
+    numbers = (b"-1", b"one", b"", b"\xff", b"01")
+    junk = dict.fromkeys(("start", "partitions", "every_us", "saved", "oldest"), numbers)
+    for field, values in (junk | {"spec": (b"", b"[" * 100_000, b"null", b"\xff")}).items():
+        rounds.write_record(RECORD)
+        assert rounds.record() == RECORD
+        for value in values:
+            store.client.hset("ftrie:{m}:partitions", field, value)
+            with pytest.raises(UnreadableValue, match=r"ftrie:\{m\}:partitions"):
+                rounds.record()
 
 
-@pytest.mark.parametrize("field", ["start", "partitions", "every_us", "saved", "oldest"])
-def test_a_record_that_is_no_record_is_named(rounds: Rounds, store: Store, field: str) -> None:
-    rounds.write_record(RECORD)
-    for junk in (b"-1", b"one", b"", b"\xff", b"01"):
-        store.client.hset("ftrie:{m}:partitions", field, junk)
-        with pytest.raises(UnreadableValue, match=r"ftrie:\{m\}:partitions"):
-            rounds.record()
-
-
-@pytest.mark.parametrize("size", [0, 1, 10, 11, 30, 31])
+@on_every_kind
 def test_a_part_is_read_as_written(
-    rounds: Rounds, lease: TrainerLease, monkeypatch: pytest.MonkeyPatch, size: int
+    rounds: Rounds, lease: TrainerLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "CHUNK_BYTES", 10)
-    data = bytes(range(size))
-    assert rounds.infos(RECORD, 7, ["1"]) == {"1": None}
-    digest = rounds.put(RECORD, 7, "1", data, lease)
-    assert rounds.get(RECORD, 7, "1") == data
-    info = rounds.infos(RECORD, 7, ["1", "2"])
-    assert info["2"] is None
-    assert info["1"] is not None
-    assert (info["1"].size, info["1"].sha256) == (size, digest)
+    for size in (0, 1, 10, 11, 30, 31):
+        data, part = bytes(range(size)), str(size)
+        assert rounds.infos(RECORD, 7, [part]) == {part: None}
+        digest = rounds.put(RECORD, 7, part, data, lease)
+        assert rounds.get(RECORD, 7, part) == data
+        info = rounds.infos(RECORD, 7, [part, "2"])
+        assert info["2"] is None
+        assert info[part] is not None
+        assert (info[part].size, info[part].sha256) == (size, digest)
 
 
 def test_a_part_is_written_once(rounds: Rounds, lease: TrainerLease) -> None:
@@ -77,20 +77,16 @@ def test_partitions_have_leases_of_their_own_and_the_first_one_the_models(store:
     assert two.keys[0] == "ftrie:{m}:trainer:2"
 
 
-def test_parts_expire_even_if_nobody_deletes_them(rounds: Rounds, lease: TrainerLease, store: Store) -> None:
-    rounds.put(RECORD, 7, "1", b"data", lease)
-    keys = list(store.client.scan_iter(f"{KEY}*"))
-    assert len(keys) == 2
-    assert all(86_400 < store.client.ttl(key) <= parts.KEPT_S for key in keys)
-
-
-def test_deleted_parts_leave_nothing(
+def test_parts_expire_even_if_nobody_deletes_them_and_deleted_ones_leave_nothing(
     rounds: Rounds, lease: TrainerLease, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "CHUNK_BYTES", 4)
     names = [contribution(1), state(1), MODEL]
     for name in names:
         rounds.put(RECORD, 7, name, b"some bytes", lease)
+    keys = list(store.client.scan_iter("ftrie:{m}:round:*"))
+    assert len(keys) == 3 * (1 + 3)
+    assert all(86_400 < store.client.ttl(key) <= parts.KEPT_S for key in keys)
     rounds.delete(RECORD, 7, [*names, contribution(2)])
     assert not list(store.client.scan_iter("ftrie:{m}:round:*"))
 
@@ -120,14 +116,7 @@ def test_a_damaged_part_is_named(
     assert KEY in str(error.value)
 
 
-@pytest.mark.parametrize("spec", [b"", b"[" * 100_000, b"null", b"\xff"])
-def test_a_record_whose_spec_is_no_json_object_is_named(rounds: Rounds, store: Store, spec: bytes) -> None:
-    rounds.write_record(RECORD)
-    store.client.hset("ftrie:{m}:partitions", "spec", spec)
-    with pytest.raises(UnreadableValue, match=r"ftrie:\{m\}:partitions"):
-        rounds.record()
-
-
+@on_every_kind
 def test_a_repair_removes_what_is_damaged_alone_and_it_is_written_again(
     rounds: Rounds, lease: TrainerLease, store: Store
 ) -> None:

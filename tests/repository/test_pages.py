@@ -1,0 +1,223 @@
+"""Pages of docs/ against the code: metrics, statuses, records, formats, sources, sizes, and what each failure does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import InputError, SourceUnavailable, StoreError
+from model_store.spec.spec import ModelSpec
+from server.errors import ANSWER_OF, INTERNAL
+from server.rpc import security
+from server.rpc.security import Guard, Refused
+from server.telemetry.families import BUCKETS_MS, FAMILIES, FRESHNESS_S
+from tests.matrix import slow_except
+from tests.repository.pages import ROOT, page, tables
+from trainer.events import kafka as kafka_client
+from trainer.events import open_sources as opening
+from trainer.events.events import READ_BYTES, READ_EVENTS
+from trainer.events.open_sources import open_sources
+from trainer.examples.requests import MOST_ROWS
+from trainer.learn import collisions
+from trainer.learn.admission import cell_width, size_filter
+from trainer.learn.eviction import SWEEP_ROWS
+from trainer.learn.metrics import figures, metrics, records, regret
+from trainer.learn.metrics import slices as watcher
+from trainer.logs import file_tracker, open_files
+from trainer.logs.batch import HEAD_BYTES
+from trainer.logs.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
+from trainer.logs.sparse import REASONS
+from trainer.logs.streams import MAX_ROW_BYTES
+from trainer.runs.metrics import FAMILIES as TRAINERS
+
+
+def code_of(*folders: str) -> str:
+    return "\n".join(
+        path.read_text("utf-8") for folder in folders for path in sorted((ROOT / folder).glob("*.py"))
+    )
+
+
+# -- degradation.md is a contract
+
+
+def test_every_failure_has_a_test_and_every_test_a_row_that_says_everything() -> None:
+    lines = [line for line in page("degradation.md").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    rows = [row for row in cells if "test_" in row[-1]]
+    named = [name for row in rows for name in re.findall(r"`(test_\w+::test_\w+)`", row[-1])]
+    assert sorted(named) == sorted(
+        f"{path.stem}::{node.name}"
+        for path in (ROOT / "tests/degradation").glob("test_*.py")
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+    for row in rows:
+        assert len(row) == 7 and all(row), row
+        assert re.search(r"\d[\d.]* s\b", row[5]), f"how long until it recovers? {row}"
+    families = set(re.findall(r"`(ftrie_\w+?)(?:_count)?(?:\{[^`]*\})?`", page("degradation.md")))
+    assert families and families <= FAMILIES.keys() | {family.name for family in TRAINERS}
+
+
+# -- server_metrics.md, protocol.md
+
+
+def test_server_metrics_has_every_metric_with_its_kind_and_labels_in_order_and_the_bounds() -> None:
+    """What a server serves is in test_operated."""
+    text = page("server_metrics.md")
+    rows = re.findall(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| .+ \|$", text, re.MULTILINE)
+    found = [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
+    assert found == [(family.name, family.kind, family.labels) for family in FAMILIES.values()]
+    (calls,) = re.findall(r"buckets of `ftrie_call_seconds` end at ([\d., ]+) ms", text)
+    (freshness,) = re.findall(r"those of `ftrie_freshness_seconds` at ([\d., ]+) s", text)
+    assert tuple(map(float, calls.split(", "))) == BUCKETS_MS
+    assert tuple(map(float, freshness.split(", "))) == FRESHNESS_S
+
+
+def test_protocol_has_a_row_for_every_answer() -> None:
+    rows = re.findall(r"^\| ([A-Z_]+) \| ([A-Z_]+(?:, [A-Z_]+)*) \|", page("protocol.md"), re.MULTILINE)
+    refusals = [each for each in vars(security).values() if isinstance(each, Refused)]
+    refusals.append(Guard(None, ["rank"])._forbidden)  # type: ignore[arg-type]
+    answers = {(each.status.name, each.reason) for each in (*ANSWER_OF.values(), INTERNAL)}
+    answers |= {(each.code.name, each.reason) for each in refusals} | {("RESOURCE_EXHAUSTED", "OVERLOADED")}
+    assert {(status, reason) for status, all_ in rows for reason in all_.split(", ")} == answers
+
+
+# -- training_metrics.md
+
+RECORDS = {
+    "header": records.Header,
+    "window": records.Window,
+    "detail": records.Detail,
+    "regret": records.Regret,
+    "end": records.End,
+    "collisions": collisions.Collisions,
+    "group": records.SliceMetrics,
+    "figures": records.VariantMetrics,
+    "difference": records.Difference,
+    "bin": records.Bin,
+    "point": records.RegretPoint,
+}
+
+
+def test_a_record_of_training_metrics_is_documented_with_exactly_its_fields() -> None:
+    text = page("training_metrics.md")
+    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(RECORDS)
+    for heading, record in RECORDS.items():
+        rows = tables("training_metrics.md", f"### {heading}")[1:]
+        assert [row[0] for row in rows] == list(record.model_fields)
+        for name, says in rows:
+            if name in ("kind", "format"):
+                assert says == f'"{record.model_fields[name].default}"'
+    assert dict(tables("training_metrics.md", "### header")[1:])["version"] == str(records.FORMAT_VERSION)
+    for says in (
+        f"{metrics.AUC_BUCKETS} buckets for all rows, {watcher.SLICE_BUCKETS} for slices",
+        f"up to {regret.MOST_KEYS:,} keys of examples",
+        f"at most {regret.TOLERANCE:g} times",
+        f"the first {watcher.SLICE_VALUES} values",
+        f"up to {figures.RELIABILITY_BINS} bins",
+        f"{metrics.AUC_BUCKETS * 2 * 8 // 1024} KiB a variant",
+        f"{watcher.SLICE_BUCKETS * 2 * 8 // 1024} KiB for each variant and value",
+    ):
+        assert says in text
+
+
+def test_the_example_in_the_documents_is_a_report() -> None:
+    picture = ROOT / "docs/images/report.svg"
+    text = picture.read_text("utf-8")
+    assert picture.stat().st_size < 100_000
+    for name in ("Log-loss", "AUC", "Calibration", "device: calibration", "age*category="):
+        assert name in text
+
+
+# -- memory.md
+
+FILTERS = [row for row in tables("memory.md") if row[0].isdigit() and row[1].startswith("0")]
+
+
+def test_the_filters_of_the_page_are_of_every_size() -> None:
+    assert len(FILTERS) == 12
+    text = page("memory.md")
+    assert "`count` = 2, 3 to 4, 5 to 16, 17 to 256" in text
+    assert [cell_width(count) for count in (2, 3, 4, 5, 16, 17, 256)] == [0, 1, 1, 2, 2, 3, 3]
+    assert f"every {SWEEP_ROWS:,}" in text and f"looked at every {SWEEP_ROWS:,} examples" in text
+    assert f"up to {MOST_ROWS:,} of them" in text
+
+
+@pytest.mark.parametrize("row", slow_except(FILTERS[::5], FILTERS), ids=lambda row: " ".join(row[:2]))
+def test_the_documented_filters_are_the_filters(row: list[str]) -> None:
+    count, wanted, probes, bits, *_ = row
+    size = size_filter(1_000_000, int(count), float(wanted))
+    assert (size.probes, round(8 * size.nbytes / 1_000_000, 1)) == (int(probes), float(bits))
+
+
+# -- inputs.md, sources.md
+
+
+def test_every_format_extension_and_category_of_rejects_of_inputs_is_listed() -> None:
+    text = page("inputs.md")
+    listed = {name: ends.replace("`", "").split() for name, ends, _ in tables("inputs.md", "## Inputs")[1:]}
+    assert listed.pop(EVENTS) == [".jsonl"]
+    assert tuple(listed) == FORMATS
+    assert {ext: name for name, extensions in listed.items() for ext in extensions} == EXTENSIONS
+    code = code_of("trainer/logs")
+    raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code))
+    raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}
+    assert raised == {name for name, *_ in tables("inputs.md", "## Rows that cannot be read")[1:]}
+    assert f"a block ({BATCH_BYTES >> 20} MiB)" in text
+    assert re.search(rf"A row may be up to {MAX_ROW_BYTES >> 20} MiB\s+long", text)
+
+
+def sources(heading: str) -> list[list[str]]:
+    """The body of the last table below a heading, cell by cell; "" is the top of the page."""
+    part = page("sources.md").partition(f"## {heading}\n")[2] if heading else page("sources.md")
+    lines = re.findall(r"^\|(.+)\|$", part.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+
+
+@pytest.mark.parametrize("heading", ["Streams", "Files", "Kafka"])
+def test_what_is_said_of_sources_stands_in_the_code(heading: str) -> None:
+    # Messages are put together from pieces, so whatever stands between quotes on following lines is one text.
+    code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/events", "trainer/logs"))
+    said = [text for *_, cell in sources(heading) for text in re.findall(r"`([^`]+)`", cell)]
+    assert len(said) >= 4
+    assert [text for text in said if text not in code] == []
+
+
+def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:
+    spec = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
+    names = [name for cell, _ in sources("") for name in re.findall(r"`([^`]+)`", cell)]
+    schemes = {name.partition("…")[0] for name in names if "://" in name} | {"embedded:"}
+    assert {*opening._STORES, "kafka://HOST:PORT,HOST:PORT/TOPIC?OPTION=VALUE"} == schemes
+    assert {name.partition("#")[2] for name in names if "#" in name} == {"impressions", "clicks", "KEY"}
+    for name in names:
+        if "://" in name or name.startswith(("…", "embedded:", "store", "rows=")):
+            continue
+        [source] = open_sources([str(tmp_path / name)], spec, None)
+        assert source.read() is None
+    with pytest.raises(InputError):
+        open_sources(["rows=PATH"], spec, None)
+    with pytest.raises((StoreError, SourceUnavailable)):
+        open_sources(["redis://127.0.0.1:1"], spec, None)
+
+
+def test_kinds_endings_and_sizes_of_sources_are_those_of_the_code() -> None:
+    text = page("sources.md")
+    assert all(f"`{kind}=NAME`" in text for kind in opening.KINDS)
+    endings = re.search(r"those ending in (.+?);", text)
+    assert endings is not None
+    assert tuple(re.findall(r"`([^`]+)`", endings[1])) == open_files._PASSED_OVER
+    for says in (
+        f"up to {READ_EVENTS:,} entries or about {READ_BYTES >> 20} MiB",
+        f"its first {HEAD_BYTES >> 10} KiB",
+        f"(up to {HEAD_BYTES >> 10} KiB",
+        f"A line may be up to {MAX_ROW_BYTES >> 20} MiB long",
+        f"after {file_tracker.GONE_S:.0f} s",
+        f"last {open_files.KEPT_OPEN} files",
+        f"within {kafka_client.ANSWER_S:.0f} s",
+        "up to five digits",
+    ):
+        assert says in text
+    assert open_files._NUMBERED_DIGITS == 5
