@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What nearly every test needs compiled: the server's kernels, and those of a trainer of one and of several variants.
+# In two processes: the server's kernels, those of a trainer of one and of several variants, and those of the learners' tests.
 COMPILE = (
     "from server.ranking.warmup import warm_kernels; warm_kernels()",
     """if True:
@@ -35,6 +35,10 @@ COMPILE = (
     for variants in ("", "[variants]\\na = { share = 0.5 }\\nb = { share = 0.5 }\\n"):
         compile_trainer(parse_spec(one + variants))
     """,
+)
+COMPILE = tuple(
+    f"{code}\nfrom tests.trainer.learn.pairs import compile_fast; compile_fast({part}, {len(COMPILE)})"
+    for part, code in enumerate(COMPILE)
 )
 
 PASSED: list[str] = []
@@ -108,7 +112,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make once what each of xdist's processes would make, all at the same time: kernels, and the rewritten test files."""
+    """Make once what each of xdist's processes would make: kernels, and test files with rewritten assertions."""
     if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
         commands = [["-c", code] for code in COMPILE]
@@ -126,7 +130,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         ]
         for command, process in zip(commands, preparing, strict=True):
             _, errors = process.communicate()
-            if process.returncode and command[0] == "-c":  # what cannot be collected is told when it is to run
+            if (
+                process.returncode and command[0] == "-c"
+            ):  # what cannot be collected is told when it is to run
                 raise pytest.UsageError(f"the kernels could not be compiled:\n{errors.decode()}")
 
 
