@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# In two processes: the server's kernels, those of a trainer of one and of several variants, and those of the learners' tests.
+# In two processes: kernels of the server, of a trainer of one and of several variants, and of the learners' tests.
 COMPILE = (
     "from server.ranking.warmup import warm_kernels; warm_kernels()",
     """if True:
@@ -137,7 +137,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def _are_rewritten() -> bool:
-    """Whether pytest has kept the test files with their assertions rewritten: for all of them it takes half a minute."""
+    """Whether pytest has kept the test files with their assertions rewritten, which takes half a minute."""
     files = list(ROOT.glob("tests/**/test_*.py"))
     kept = {path.name.partition(".")[0] for path in ROOT.glob("tests/**/__pycache__/test_*-pytest-*.pyc")}
     return sum(path.stem in kept for path in files) > len(files) // 2
