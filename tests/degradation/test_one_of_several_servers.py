@@ -106,7 +106,7 @@ def balanced(addresses: list[str]) -> Iterator[list[BalancedLoad]]:
 def test_servers_are_replaced_one_after_another(servers: Servers, recovered: Recovered) -> None:
     with balanced(servers.addresses) as loads:
         servers.all_are_called()
-        for number in range(2):
+        for number in range(SERVERS):
             servers.end(number)
             for load in loads:
                 load.some_more()  # by the others
@@ -123,8 +123,8 @@ def test_one_of_several_servers_is_killed(servers: Servers, recovered: Recovered
         servers.kill(0)
         recovered.from_now()
         for load in loads:
-            load.some_more()
-        recovered.when(lambda: True, "the others have answered 40 calls")
+            load.some_more(30)
+        recovered.when(lambda: True, "the others have answered 60 calls")
         servers.start(0).await_ready()
         recovered.from_now()
         recovered.when(lambda: servers.called(0) > 0, "its replacement gets calls")
