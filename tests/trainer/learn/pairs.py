@@ -151,7 +151,8 @@ def compile_fast(part: int, parts: int) -> None:
     average = {"base": Variant(share=0.5), "mean": Variant(share=0.5, average="base")}
     specs.append(spec_of(FTRL | OWN).model_copy(update={"variants": average}))
     for spec in specs[part::parts]:
-        learned(spec, shop_rows(20, 1)).artefact()
+        model = learned(spec, shop_rows(20, 1))
+        model.coordinates.weights(model.table.keys())
 
 
 def gappy_rows(rows: int, seed: int) -> list[dict[str, bytes]]:
