@@ -43,7 +43,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    slow_except(["ftrl"], ["ftrl", "bloom", "subsample", "own values in 16 bits by counts", "adpredictor"]),
+    slow_except(
+        ["ftrl", "bloom"],
+        ["ftrl", "bloom", "poisson", "subsample", "own values in 16 bits by counts", "adpredictor"],
+    ),
 )
 def test_passes_are_the_log_and_then_its_blocks_in_the_documented_order(shop: Shop, name: str) -> None:
     shop.use(name)
