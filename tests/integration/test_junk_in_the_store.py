@@ -250,7 +250,6 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
     return [
         ("versions", versions.versions),
         ("inspect", lambda: versions.materialise(versions.active_or_fail())),
-        ("check", whole.store.check),
         ("report", lambda: list(versions.online.read([MINUTE]))),
         ("experiment", versions.experiment),
         ("dead", lambda: list(whole.store.dead_letters(shop.NAME).latest(5))),
