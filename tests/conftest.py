@@ -60,8 +60,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--chaos-seconds",
         type=float,
-        default=float(os.environ.get("FTRIE_CHAOS_SECONDS", "40")),
-        help="how long tests/chaos kills processes under traffic (default 40, or FTRIE_CHAOS_SECONDS)",
+        default=float(os.environ.get("FTRIE_CHAOS_SECONDS", "12")),
+        help="how long tests/chaos kills processes under traffic (default 12, or FTRIE_CHAOS_SECONDS)",
     )
     parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
     parser.addoption(
