@@ -37,7 +37,7 @@ def logs_of(shop: Shop, count: int) -> list[Path]:
         ("subsample", 8, ()),
         ("bloom", 8, ()),
         ("own values in 16 bits by counts", 8, ()),
-        ("subsample", 6, ("--passes=3", "--tolerance=0")),
+        ("subsample", 4, ("--passes=3", "--tolerance=0")),
     ],
 )
 def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
@@ -45,7 +45,7 @@ def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
 ) -> None:
     """Killed at random moments and gone on with, run after run, until so many were killed."""
     shop.use(name)
-    logs, said, draw = logs_of(shop, 900), shop.folder / "said", random.Random(name)
+    logs, said, draw = logs_of(shop, 600), shop.folder / "said", random.Random(name)
     expected, training = shop.expected(logs, *more), shop.training("timed")
     began = time.monotonic()
     assert finish(training.keeping(logs, *more), said) == 0
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(
 
 @pytest.mark.slow
 def test_a_stop_does_not_wait_for_the_pipe_and_says_what_was_learned(shop: Shop) -> None:
-    log, training = shop.log(1500), shop.training()
+    log, training = shop.log(2000), shop.training()
     command = [sys.executable, "-m", "ftrie", *training.keeping([Path("-")])]
     data = log.read_bytes()
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
