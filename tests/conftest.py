@@ -245,8 +245,8 @@ def trivago_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def simulated_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,000 requests of the simulated market as two event logs, each request with one click (tests/simulated.py)."""
-    from tests.simulated import event_logs
+    """1,000 requests of the simulated market as two event logs, each request with one click (tests/worlds.py)."""
+    from tests.worlds import event_logs
 
     folder = tmp_path_factory.mktemp("simulated")
     event_logs(1000).write(folder)

@@ -19,9 +19,9 @@ from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.degradation.system import COMPILE_S, Valkey
-from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, SPEC
 from tests.waiting import eventually
+from tests.worlds import event_logs
 
 TAIL_BYTES = 16_384
 LONG_S = 90.0  # what waits for a store that stalls is told so only after some seconds, several times over

@@ -14,9 +14,9 @@ from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfFiles, OfStreams, served
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Valkey
-from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME
 from tests.waiting import eventually
+from tests.worlds import event_logs
 
 AN_HOUR_MS = 3_600_000
 MANY = 15_000  # so many that they are not all read ahead before the first line of status

@@ -19,7 +19,7 @@ from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import parse_spec
 from tests.ftrie.proximal_oracle import play
 from tests.matrix import examples
-from tests.trainer.click_logs import batch_of, model_of
+from tests.worlds import batch_of, model_of
 
 torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
 torch.sparse.check_sparse_tensor_invariants.enable()

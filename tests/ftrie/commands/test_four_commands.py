@@ -11,7 +11,7 @@ import pytest
 
 from model_store.spec.spec import load_spec
 from tests.ftrie.conftest import Ask, Say
-from tests.simulated import event_logs
+from tests.worlds import event_logs
 
 ADS = {f"ad{number}": 0.8 * math.cos(number) for number in range(20)}
 SITES = {"news": 0.6, "mail": -0.6, "shop": 1.1, "games": -1.1}

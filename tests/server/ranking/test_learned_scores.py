@@ -10,7 +10,7 @@ import pytest
 from model_store.spec.spec import parse_spec
 from tests.server.model.models import loaded, served
 from tests.server.ranked import options_of, ranked, ranker_of, scores
-from tests.trainer.click_logs import batch_of, learn, model_of
+from tests.worlds import batch_of, learn, model_of
 from trainer.publish.delta_chain import DeltaChain
 
 SPEC = """

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import UsageError
-from tests.simulated import event_logs
 from tests.trainer.events.sources import block_of
+from tests.worlds import event_logs
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, OTHER
 from trainer.events.parse import Parser, parse

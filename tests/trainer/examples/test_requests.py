@@ -12,7 +12,7 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
-from tests.trainer.click_logs import batch_of, learn, model_of
+from tests.worlds import batch_of, learn, model_of
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.requests import MOST_ROWS, WholeRequests

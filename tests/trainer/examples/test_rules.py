@@ -9,7 +9,7 @@ from model_store.artefact.key_ranges import PrefixRules
 from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
-from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows
+from tests.worlds import SPEC, batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import ExampleMaker
 
 PREFIXES = """

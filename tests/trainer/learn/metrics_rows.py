@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from model_store.features.features import FeaturePlan
-from tests.trainer.click_logs import batch_of, shop_rows, shop_spec
 from tests.trainer.learn.metrics_oracle import Row
+from tests.worlds import batch_of, shop_rows, shop_spec
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.slices import Slice

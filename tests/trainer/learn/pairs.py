@@ -18,8 +18,8 @@ from model_store.hash_kernels import hash_keys
 from model_store.spec.learner_section import LearnerSection, Rule
 from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec
-from tests.trainer.click_logs import learn, model_of, shop_rows, shop_spec
 from tests.trainer.oracles.trial import Weights, by_kernel, by_textbook
+from tests.worlds import learn, model_of, shop_rows, shop_spec
 from trainer.learn.model import LearningModel
 
 TOLERANCE = 1e-9

@@ -11,8 +11,8 @@ import pytest
 from model_store.errors import FtrieError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
-from tests.trainer.click_logs import SPEC, shop_rows, state_of
 from tests.trainer.learn.pairs import learned, resumed
+from tests.worlds import SPEC, shop_rows, state_of
 from trainer.examples.open_log import Log
 from trainer.examples.rules import FeatureRules
 from trainer.learn.admission import Admission, false_positive_rate, size_filter, touched_cells

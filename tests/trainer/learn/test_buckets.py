@@ -11,7 +11,6 @@ from model_store.errors import SpecError
 from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import MOST_HASH_BITS, Rule
 from tests.matrix import slow_except
-from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows
 from tests.trainer.learn.pairs import (
     CASES,
     FAST,
@@ -27,6 +26,7 @@ from tests.trainer.learn.pairs import (
     spec_of,
 )
 from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
+from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.buckets import Buckets
 from trainer.learn.collisions import any_collision, expected_rate

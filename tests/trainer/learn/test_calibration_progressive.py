@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model_store.spec.spec import parse_spec
-from tests.trainer.click_logs import batch_of
+from tests.worlds import batch_of
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import calibration as progressive
 from trainer.learn.calibration import Calibrator, last_decay, next_decay

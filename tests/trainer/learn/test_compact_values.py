@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.trainer.click_logs import shop_rows, shop_spec
 from tests.trainer.learn.pairs import (
     CASES,
     COARSE,
@@ -21,6 +20,7 @@ from tests.trainer.learn.pairs import (
     spec_of,
 )
 from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
+from tests.worlds import shop_rows, shop_spec
 
 STEP = 2.0**-13
 

@@ -7,7 +7,6 @@ import pytest
 
 from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec
-from tests.trainer.click_logs import shop_rows, shop_spec
 from tests.trainer.learn.pairs import (
     FOBOS,
     OGD_OWN,
@@ -22,6 +21,7 @@ from tests.trainer.learn.pairs import (
 )
 from tests.trainer.oracles.dense import Learner
 from tests.trainer.oracles.trial import by_kernel, by_textbook
+from tests.worlds import shop_rows, shop_spec
 
 TOLERANCE = 1e-10
 ROWS = shop_rows(300, 13)

@@ -7,7 +7,6 @@ import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
 from tests.matrix import slow_except
-from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows, shop_spec, state_of
 from tests.trainer.learn.pairs import (
     CASES,
     FAST,
@@ -23,6 +22,7 @@ from tests.trainer.learn.pairs import (
     spec_of,
 )
 from tests.trainer.oracles.trial import by_textbook, weights_of
+from tests.worlds import batch_of, learn, model_of, shop_rows, shop_spec, state_of
 from trainer.learn.learners.registry import needs_seen
 from trainer.learn.table import ValueTable
 

@@ -9,9 +9,9 @@ from model_store.errors import InputError
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
-from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows
 from tests.trainer.learn.pairs import FTRL, FTRL_OWN_COARSE, assert_same, learned
 from tests.trainer.oracles.trial import by_kernel, weights_of
+from tests.worlds import SPEC, batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics.regret import RegretRecorder
 from trainer.learn.scorer import Scorer

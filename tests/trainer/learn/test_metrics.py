@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from model_store.errors import CheckpointError
-from tests.trainer.click_logs import batch_of
 from tests.trainer.learn import metrics_oracle as oracle
 from tests.trainer.learn.metrics_rows import add_log, add_rows, made_up
+from tests.worlds import batch_of
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics import metrics_kernels as kernels
 from trainer.learn.metrics.figures import Group, auc, new_tally, reliability

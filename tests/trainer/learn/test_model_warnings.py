@@ -10,7 +10,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.spec.spec import parse_spec
-from tests.trainer.click_logs import learn, model_of
+from tests.worlds import learn, model_of
 from trainer.learn.model import LearningModel
 
 SPEC = """

@@ -9,8 +9,8 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from model_store.versions.manifest import RecentFigures
-from tests.trainer.click_logs import SPEC as SHOP
-from tests.trainer.click_logs import batch_of, learn, model_of, shop_rows
+from tests.worlds import SPEC as SHOP
+from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import Examples
 from trainer.learn.metrics.recent import Recent
 from trainer.learn.predictions_kernels import Predictions

@@ -16,9 +16,9 @@ from ftrie.report.series import read_runs
 from model_store.errors import CheckpointError, InputError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, parse_spec
-from tests.trainer.click_logs import learn, shop_rows
 from tests.trainer.oracles.trial import by_textbook
 from tests.trainer.runs.runs import Training, rows, write_log, write_spec
+from tests.worlds import learn, shop_rows
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics import regret as module
 from trainer.learn.metrics.metrics import MetricsOptions

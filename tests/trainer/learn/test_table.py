@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model_store.spec.spec import parse_spec
-from tests.trainer.click_logs import learn, model_of
+from tests.worlds import learn, model_of
 from trainer.learn import table_kernels as kernels
 from trainer.learn.slots.layouts import (
     Compact,

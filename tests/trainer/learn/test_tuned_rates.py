@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from model_store.spec.learner_section import Rule
-from tests.trainer.click_logs import learn, model_of, shop_rows
 from tests.trainer.learn.pairs import FTRL, assert_equal, assert_same, gappy_rows, learned, spec_of
 from tests.trainer.oracles.trial import by_kernel, weights_of
+from tests.worlds import learn, model_of, shop_rows
 from trainer.learn.learners.rates import powers_of
 
 RULES = {

@@ -8,7 +8,6 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.sections import Variant
 from model_store.spec.spec import parse_spec
-from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
 from tests.trainer.learn.pairs import (
     CASES,
     FTRL,
@@ -19,6 +18,7 @@ from tests.trainer.learn.pairs import (
     section_of,
     spec_of,
 )
+from tests.worlds import SPEC, learn, model_of, shop_rows
 
 ROWS = shop_rows(400, 3)
 

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from model_store.features.features import FeaturePlan
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
-from tests.trainer.click_logs import learn, model_of
 from tests.trainer.oracles import learner_of
 from tests.trainer.oracles.adpredictor import AdPredictorOracle, Prior
 from tests.trainer.oracles.dense import Learner, Oracle, Parameters
+from tests.worlds import learn, model_of
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 

@@ -15,7 +15,7 @@ from model_store.artefact.artefact import Artefact, Delta
 from model_store.artefact.rows import Q213_STEP
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import slow_except
-from tests.trainer.click_logs import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
+from tests.worlds import SPEC, batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, DeltaChain
 

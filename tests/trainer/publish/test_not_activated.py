@@ -13,8 +13,8 @@ from model_store.errors import NotActivated
 from model_store.redis.embedded import SOCKET
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
+from tests.worlds import learn, model_of
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions

@@ -13,7 +13,7 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.model_store.models import model as small_model
-from tests.trainer.click_logs import SPEC, learn, model_of, shop_rows
+from tests.worlds import SPEC, learn, model_of, shop_rows
 from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions

@@ -1,4 +1,4 @@
-"""`ftrie trainer` as a process that can be killed, and a spec for the event logs of tests/simulated.py."""
+"""`ftrie trainer` as a process that can be killed, and a spec for the event logs of tests/worlds.py."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ftrie.cli import run
-from tests.trainer.click_logs import SPEC, shop_rows
+from tests.worlds import SPEC, shop_rows
 from trainer.examples import blocks
 
 TEXT_COLUMNS = [*shop_rows(1, seed=0)[0], "ts", "request"]

@@ -20,7 +20,6 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from tests.ftrie.test_report import Page
-from tests.simulated import event_logs
 from tests.trainer.oracles import diagnostics as oracle
 from tests.trainer.oracles.diagnostics import Row
 from tests.trainer.runs.judging import (
@@ -37,6 +36,7 @@ from tests.trainer.runs.judging import (
     write,
 )
 from tests.trainer.runs.running import SPEC as EVENTS
+from tests.worlds import event_logs
 from trainer.learn.metrics.reliability import wilson
 from trainer.runs import diagnostics, importance
 from trainer.runs.diagnostics import expected_index, stability_index

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulated import event_logs
 from tests.trainer.runs.running import Trainer, once
+from tests.worlds import event_logs
 
 SAME = ("events", "examples", "keys", "dead_letters", "lost", "counts", "join")
 REQUESTS = 4000

@@ -13,9 +13,9 @@ from model_store.errors import Pinned
 from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.integration.processes import ftrie
-from tests.simulated import event_logs
 from tests.trainer.runs.running import COMPILE_S, NAME, Trainer, command_of, once
 from tests.waiting import eventually
+from tests.worlds import event_logs
 
 
 @pytest.mark.slow

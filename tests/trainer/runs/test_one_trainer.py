@@ -10,9 +10,9 @@ from ftrie.cli import run
 from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
-from tests.simulated import event_logs
 from tests.trainer.runs.running import NAME, Trainer, command_of, once
 from tests.waiting import eventually
+from tests.worlds import event_logs
 from trainer.runs.lease import LeaseHolder
 
 

@@ -16,9 +16,9 @@ from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
-from tests.simulated import event_logs
 from tests.trainer.runs.running import COMPILE_S, NAME, SPEC, Trainer, command_of, once
 from tests.waiting import eventually
+from tests.worlds import event_logs
 from trainer.events.share import Share
 from trainer.output import SILENT
 from trainer.runs.rounds import Partners, WaitsForPartner

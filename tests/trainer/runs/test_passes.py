@@ -19,8 +19,8 @@ from model_store.errors import CheckpointError, SpecError
 from model_store.spec.spec import load_spec, parse_spec
 from model_store.store import Store
 from tests.matrix import slow_except
-from tests.trainer.click_logs import batch_of
 from tests.trainer.runs.runs import Shop, rows
+from tests.worlds import batch_of
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.examples import blocks
 from trainer.examples.hashing import ExampleMaker

@@ -6,8 +6,8 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from tests.trainer.click_logs import learn, model_of
 from tests.trainer.publish.shop import rows
+from tests.worlds import learn, model_of
 from trainer.checkpoint.schedule import Every
 from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.runs.publish_pacing import PublishPacer

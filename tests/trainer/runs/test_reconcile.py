@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import slow_except
-from tests.trainer.click_logs import SPEC, batch_of, shop_rows, shop_spec
+from tests.worlds import SPEC, batch_of, shop_rows, shop_spec
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
 from trainer.runs.reconcile import DATA, FEATURES, OFFSETS, VALUES, Reconciler, check_mergeable

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.simulated import event_logs
 from tests.trainer.runs.running import COMPILE_S, SPEC
+from tests.worlds import event_logs
 from trainer.events.events import Lag
 from trainer.runs.metrics import FAMILIES
 from trainer.runs.status import Status

@@ -19,8 +19,8 @@ from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError, StoreError
 from model_store.store import Store
-from tests.trainer.click_logs import SPEC, shop_rows
 from tests.waiting import eventually
+from tests.worlds import SPEC, shop_rows
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 ROWS = shop_rows(300, 1)

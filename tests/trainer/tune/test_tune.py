@@ -12,7 +12,7 @@ import pytest
 from ftrie.cli import run
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import load_spec, parse_spec
-from tests.trainer.click_logs import SPEC, shop_rows
+from tests.worlds import SPEC, shop_rows
 from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
