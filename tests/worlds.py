@@ -1,9 +1,9 @@
 """What most tests learn: a shop's log of clicks, as text, and the event logs of a simulated travel market.
 
-The shop is a spec with every kind of field, and rows as a CSV file would hold them. The market (ftrie/demo) has the shape
-of a travel site's: lists of 18 to 25 items with their prices, and one click each. Request n is a function of n alone: the
-first n requests are the same however many are made. The market's ages stand for cities; a user's number decides which of
-64 platforms is theirs.
+The shop is a spec with every kind of field, and rows as a CSV file would hold them. The market (ftrie/demo) has the
+shape of a travel site's: lists of 18 to 25 items with their prices, and one click each. Request n is a function of n
+alone: the first n requests are the same however many are made. The market's ages stand for cities; a user's number
+decides which of 64 platforms is theirs.
 """
 
 from __future__ import annotations
