@@ -31,14 +31,15 @@ class _CompilingTime:
     """Seconds by the clock in which numba compiled, once it is imported."""
 
     def __init__(self) -> None:
-        self.seconds, self._listens = 0.0, False
+        self.seconds = 0.0
+        self._listening: Any = None
 
     def listen(self) -> None:
-        if not self._listens and "model_store.jit" in sys.modules:
+        if self._listening is None and "model_store.jit" in sys.modules:
             from model_store.jit import on_compile
 
-            self._listens = True
-            on_compile(on_end=self._ended).__enter__()
+            self._listening = on_compile(on_end=self._ended)
+            self._listening.__enter__()
 
     def _ended(self, name: str, seconds: float, inside: int) -> None:
         self.seconds += 0.0 if inside else seconds
