@@ -41,6 +41,20 @@ COMPILE = tuple(
     for part, code in enumerate(COMPILE)
 )
 
+FIRST = (
+    "tests/repository/test_typed_commands.py",
+    "tests/repository/test_tutorials.py",
+    "tests/chaos/",
+    "tests/degradation/",
+    "tests/integration/",
+    "tests/ftrie/test_sklearn.py",
+    "tests/ftrie/commands/",
+    "tests/ftrie/dashboard/",
+    "tests/trainer/runs/",
+    "tests/trainer/distributed/",
+    "tests/trainer/learn/",
+)
+"""What takes longest, so that no process is left with it at the end; `--processor-time` shows it."""
 PASSED: list[str] = []
 """The tests that passed in this run."""
 
@@ -72,11 +86,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--processor-time", action="store_true", help="print how much processor time tests take")
     parser.addoption("--write-passed", type=Path, help="write the tests that passed to this file")
-    parser.addoption(
-        "--leave-out",
-        type=Path,
-        help="leave out the tests in this file, but those by Hypothesis, which draw more examples in `make test-all`",
-    )
+    parser.addoption("--leave-out", type=Path, help="leave out the tests in this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,15 +97,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessorTime())
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what has passed before, in continuous integration; Hypothesis has marked its own by now."""
+    """Put what takes longest first, and leave out what has passed before, in continuous integration."""
     if config.option.leave_out:
         passed = set(config.option.leave_out.read_text("utf-8").splitlines())
-        left = [each for each in items if each.nodeid in passed and not each.get_closest_marker("hypothesis")]
-        config.hook.pytest_deselected(items=left)
-        gone = {each.nodeid for each in left}
-        items[:] = [each for each in items if each.nodeid not in gone]
+        config.hook.pytest_deselected(items=[each for each in items if each.nodeid in passed])
+        items[:] = [each for each in items if each.nodeid not in passed]
+    items.sort(
+        key=lambda each: next((n for n, path in enumerate(FIRST) if each.nodeid.startswith(path)), len(FIRST))
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
