@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 @cache
 def build(*names: str) -> typer.core.TyperGroup:
-    """The command line with the commands of these names; without names, with all. It is made once, for it never changes."""
+    """The command line with the commands of these names, or with all. Made once for each: it never changes."""
     app = typer.Typer(
         name="ftrie",
         help="Learn click-through rates from logs, publish the models, serve rankings.",

@@ -192,13 +192,19 @@ class Coordinates:
             slots, first, of_key = np.unique(slots, return_index=True, return_inverse=True)
             features = features[first]
             weight, rate = _means(weight, of_key, slots.size), _means(rate, of_key, slots.size)
-        for v in range(self.own):
-            if self._of[v] >= 0:
-                continue  # an average begins with the weights of its variant: the state is 0
+        learning = np.flatnonzero(
+            self._of < 0
+        )  # an average begins with the weights of its variant: the state is 0
+        n_of = {
+            v: n_of_rate(self._section, rate[:, v], self._rate_of(v, features)) for v in learning.tolist()
+        }
+        if self._section.rate == "counts":
+            # The variants share a key's counts, of which those that do not use the key tell nothing.
+            shared = np.max(list(n_of.values()), axis=0)
+            shared = np.floor(2.0 * shared + 0.5) / 2.0  # the values that equal counts can yield
+            n_of = dict.fromkeys(n_of, shared)
+        for v, n in n_of.items():
             of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
-            n = n_of_rate(self._section, rate[:, v], of)
-            if self._section.rate == "counts":
-                n = np.floor(2.0 * n + 0.5) / 2.0  # the values that equal counts can yield
             a = state_of_weight(self._section, weight[:, v], n, of, self._l1_of(v, features), l2)
             save_each(self.table.layout, slots, features, v, self.learner, self.variants, a, n)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.spec.sections import Variant
+from model_store.spec.sections import FieldSpec, Variant
 from model_store.spec.spec import ModelSpec
 from tests.trainer.learn.pairs import (
     FOBOS,
@@ -200,3 +200,17 @@ def test_the_rate_of_counts_depends_neither_on_the_variants_nor_on_the_learner()
     assert counted[0] == counted[1]
     clicks = sum(row["click"] in (b"1", b"true") for row in ROWS)
     assert counted[0][b"bias"] == (clicks, len(ROWS) - clicks)
+
+
+@pytest.mark.parametrize("margin", [300.0, 360.0, 372.0, 400.0])
+def test_a_row_whose_squared_errors_nearly_vanish_changes_no_weight(margin):
+    """The errors of both variants are e^-360, and their squares no normal numbers."""
+    field = FieldSpec(kind="number", fixed_weight=-1.0)
+    row = {"click": b"1", "x": b"", "age": b"20", "brand": b"nike"}
+    log = [row, row | {"click": b"0", "x": b"%g" % margin}, row]
+    spec = shop_spec(3)
+    fields = {"x": field, "age": spec.fields["age"], "brand": spec.fields["brand"]}
+    variants = {"base": Variant(share=0.5), "lean": Variant(share=0.5, without=("brand",))}
+    spec = spec.model_copy(update={"fields": fields, "crosses": (), "variants": variants})
+    spec = spec.model_copy(update={"input": spec.input.model_copy(update={"weight": None})})
+    assert_equal(by_kernel(spec, log), by_textbook(spec, log)[:2])

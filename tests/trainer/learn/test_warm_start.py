@@ -68,9 +68,7 @@ def test_a_model_that_was_taken_over_is_the_model_that_was_published(section):
     "section", [FTRL_OWN_COARSE, pytest.param(FTRL | {"rate": "counts"}, marks=pytest.mark.slow)]
 )
 def test_counts_begin_near_the_rate_that_was_published(section):
-    spec = spec_of(section).model_copy(
-        update={"variants": {"a": Variant(share=0.5), "b": Variant(share=0.5)}}
-    )
+    spec = spec_of(section)
     published = learned(spec, shop_rows(800, 3)).artefact()
     again = weights_by_key(begun_with(spec, published).artefact())
     for key, weight in weights_by_key(published).items():

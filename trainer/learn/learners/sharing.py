@@ -54,6 +54,8 @@ from trainer.learn.learners.truncation import Truncation
 
 MEANS = LANES
 LARGEST_PART = 1.0 / 64.0
+_SMALLEST_REACH = 1e-300
+"""Below it the squares differ by nothing that counts, and the inverse of a number that is not normal is infinite."""
 _BINOMIALS = (1.0, 1.0 / 2, -1.0 / 8, 1.0 / 16, -5.0 / 128, 7.0 / 256, -21.0 / 1024, 33.0 / 2048)
 
 
@@ -81,7 +83,7 @@ def take_means(variants: Any, work: Any) -> Any:
     low, high = bounds_of(address(work.squared, 0), np.int64(work.squared.size))
     middle = low + 0.5 * (high - low)
     reach = max(high - middle, middle - low)
-    scale = 1.0 / reach if reach > 0.0 else 0.0
+    scale = 1.0 / reach if reach > _SMALLEST_REACH else 0.0
     for v in range(0, work.squared.size, LANES):
         store_powers(
             address(work.powers, v * MEANS), address(work.error, v), address(work.squared, v), middle, scale
