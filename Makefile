@@ -27,7 +27,7 @@ help:
 	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, with a dashboard to watch them"
-	@echo "make test    run the tests, without the slow ones: nine to fourteen minutes on two cores"
+	@echo "make test    run the tests, without the slow ones: five to seven minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
 	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
@@ -50,9 +50,9 @@ demo: $(RUNTIME)
 live: $(DASHBOARD)
 	@$(BIN)/ftrie live
 
-# A file's tests run in one process, which makes once what they share. One process more than cores: many tests wait for
+# One process more than cores: many tests wait for
 # others, and each process imports for some seconds before its first test. docs/testing.md has the durations.
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --numprocesses $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 1 ))
+PYTEST := $(BIN)/pytest --numprocesses $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 1 ))
 
 test: $(DEV)
 	@$(PYTEST) -m "not slow"

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -106,6 +106,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda each: next((n for n, path in enumerate(FIRST) if each.nodeid.startswith(path)), len(FIRST))
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give a file's tests to one process, and the fast ones of tests/degradation to one: they share a shop."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shares = nodeid.startswith("tests/degradation/") and config.option.markexpr == "not slow"
+            return "tests/degradation" if shares else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False  # FIRST has put them in order
+    return Files(config, log)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

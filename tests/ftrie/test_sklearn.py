@@ -34,6 +34,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from ftrie.sklearn import FTRLClassifier
 from model_store.spec.spec import spec_from_json
+from tests.matrix import slow_except
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
@@ -145,7 +146,7 @@ def all_weights(classifier: FTRLClassifier) -> list[float]:
 
 
 @pytest.mark.parametrize("hash_bits", [None, 8])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", slow_except(["ftrl", "adpredictor"], ALGORITHMS))
 def test_a_matrix_is_learned_as_the_log_of_its_rows(algorithm: str, hash_bits: int | None) -> None:
     X, y = rows()
     weights = np.random.default_rng(3).random(y.size) * 3

@@ -44,7 +44,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name",
     slow_except(
-        ["ftrl", "bloom"],
+        ["ftrl"],
         ["ftrl", "bloom", "poisson", "subsample", "own values in 16 bits by counts", "adpredictor"],
     ),
 )
