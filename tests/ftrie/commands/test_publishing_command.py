@@ -85,7 +85,7 @@ def test_a_run_that_was_killed_goes_on_with_a_snapshot(tmp_path: Path, store: St
     kills = 0
     while True:
         process = start(arguments, said)
-        wanted = len(known) + draw.randrange(1, 16)
+        wanted = len(known) + draw.randrange(1, 6)
         while process.is_alive() and store.client.zcard(shop.keys.versions) < wanted:
             process.join(draw.uniform(0.0, 0.01))
         process.kill()
