@@ -8,16 +8,19 @@ printed text as blocks, tables as HTML, pictures as files beside the page.
 from __future__ import annotations
 
 import base64
+import functools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import jupytext
+
+from ftrie.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = Path(__file__).with_name("tutorials")
@@ -32,13 +35,21 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def prepare(folder: Path) -> None:
     """Put into `folder` what `ftrie demo --keep` leaves: the spec, two days of clicks, users and items."""
+    shutil.copytree(_prepared().name, folder, dirs_exist_ok=True)
+
+
+@functools.cache
+def _prepared() -> tempfile.TemporaryDirectory[str]:
+    """What `prepare` copies: simulating two days takes longer than most tutorials."""
     from ftrie.demo import market
 
-    shop = market.Shop(1)
+    shop, kept = market.Shop(1), tempfile.TemporaryDirectory()
+    folder = Path(kept.name)
     for day in (1, 2):
         market.write_shop_log(shop.clicks(day, ROWS), folder / f"day-{day}.csv")
     shop.write_records(folder / "users.csv", folder / "items.csv")
     (folder / "shop.toml").write_text(market.SHOP_SPEC.read_text("utf-8"), "utf-8")
+    return kept
 
 
 def execute(tutorial: Path, folder: Path) -> Any:
@@ -59,7 +70,7 @@ def execute(tutorial: Path, folder: Path) -> Any:
         "NODE_PATH": str(NODE),
         "COLUMNS": "100",
     }
-    port, sources = _free_port(), [cell.source for cell in notebook.cells]
+    port, sources = str(free_port()), [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.source = cell.source.replace(PORT, port)
@@ -91,12 +102,6 @@ def has_node() -> bool:
 
 def _starts_node(source: str) -> bool:
     return source.startswith("%%bash") and re.search(r"^node ", source, re.MULTILINE) is not None
-
-
-def _free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def render(notebook: Any, name: str, folder: Path) -> str:

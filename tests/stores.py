@@ -49,6 +49,8 @@ class Node:
             "save": "",
             "appendonly": "yes",
             "repl-diskless-sync-delay": 0,
+            # By default port + 10,000, which may be an outgoing connection's.
+            **({"cluster-port": free_port()} if options.get("cluster-enabled") == "yes" else {}),
         }
         words = [str(w) for name, value in {**defaults, **options}.items() for w in (f"--{name}", value)]
         self._command = [str(get_binary_path()), *words]
@@ -57,8 +59,9 @@ class Node:
 
     def start(self) -> None:
         """Start it, and wait for its answer."""
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, cwd=self._folder)
-        await_that(self.client.ping, f"an answer of {self.name}")
+        with (self._folder / "log").open("wb") as said:
+            self.process = subprocess.Popen(self._command, stdout=said, stderr=said, cwd=self._folder)
+        await_that(self._answers, f"an answer of {self.name}")
 
     def kill(self) -> None:
         """Kill it: connections are refused."""
@@ -73,6 +76,10 @@ class Node:
     def go_on(self) -> None:
         """End a stall."""
         self.process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, (self._folder / "log").read_text()
+        return bool(self.client.ping())
 
     @property
     def role(self) -> str:
@@ -92,8 +99,7 @@ class Cluster:
         common |= {"cluster-replica-validity-factor": 0, "cluster-allow-replica-migration": "no", **options}
         try:
             for number in range(2 * MASTERS):
-                own = {"cluster-port": free_port()}
-                self.nodes.append(Node(folder, f"node-{number}", common | own))
+                self.nodes.append(Node(folder, f"node-{number}", common))
             self._form()
         except BaseException:
             self.close()

@@ -240,6 +240,7 @@ def train(
     model_spec = load_spec(spec)
     publish = publish or activate or publishing.publish_every is not None
     how, passes = publishing.publishing(activate), several.options()
+    passes.check(model_spec)
     if start.checkpoint is None and (start.resume or start.every is not None):
         raise typer.BadParameter("--resume and --every need --checkpoint DIR")
     # Inputs and outputs are checked first: a wrong path or URL should not cost a training run, nor a log.
@@ -254,13 +255,14 @@ def train(
             versions.refuse_beside_a_trainer()
         publisher = Publisher(versions, how, warn) if versions and how else None
         with _files(model_spec, start, rejects, strict, watched) as files:
+            fresh = files.checkpoints is None or files.checkpoints.earlier is None
+            initial = initial_model(model_spec, start.init_from, store) if fresh else None
             compile_kernels(
                 *(model_spec, formats_of(inputs, log.format)),
                 slices=bool(watched.slices),
                 publishes=publisher is not None,
                 output=terminal,
             )
-            fresh = files.checkpoints is None or files.checkpoints.earlier is None
             run = train(
                 model_spec,
                 log.log(inputs, model_spec.input, batch_bytes),
@@ -268,7 +270,7 @@ def train(
                 threads=threads,
                 metrics=files.metrics,
                 checkpoints=files.checkpoints,
-                initial=initial_model(model_spec, start.init_from, store) if fresh else None,
+                initial=initial,
                 publisher=publisher,
                 force=force,
                 passes=passes,

@@ -89,6 +89,8 @@ def train(
         until=until,
     )
     formats = formats_of(log.inputs, log.format) if log.table is None else frozenset(["parquet"])
+    several = PassOptions(passes, tolerance)
+    several.check(given.model_spec)
     compile_kernels(given.model_spec, formats, slices=bool(slices), output=output)
     with TemporaryDirectory(prefix="ftrie-run-") as folder:
         path = Path(folder) / "metrics"
@@ -100,7 +102,7 @@ def train(
                 threads=threads,
                 metrics=MetricsOptions(window, tuple(slices), file, regret),
                 initial=initial.artefact if initial is not None else None,
-                passes=PassOptions(passes, tolerance),
+                passes=several,
                 output=output,
             )
         (metrics,) = read_runs([path])

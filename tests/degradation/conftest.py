@@ -18,7 +18,7 @@ from tests.waiting import eventually
 THREADS, PLACES = 2, 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedShop]:
     flags = ("--threads", str(THREADS), "--max-concurrency", str(PLACES))
     shared = SharedShop(tmp_path_factory.mktemp("shop"), *flags)
@@ -51,7 +51,7 @@ def recovered(record_property: Callable[[str, object], None]) -> Recovered:
     return Recovered(record_property)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_of_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfFiles]:
     system = OfFiles(tmp_path_factory.mktemp("files"))
     with ending(system):
@@ -65,7 +65,7 @@ def of_files(shared_of_files: OfFiles) -> OfFiles:
     return shared_of_files
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_of_streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OfStreams]:
     system = OfStreams(tmp_path_factory.mktemp("streams"))
     with ending(system):

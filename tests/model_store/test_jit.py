@@ -79,6 +79,7 @@ def reinstalled(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_by_processes_that_start_together_and_not_again_after_reinstallation(
     tmp_path,
 ):

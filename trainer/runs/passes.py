@@ -34,6 +34,14 @@ class PassOptions:
     most: int = 1
     tolerance: float = 1e-4
 
+    def check(self, spec: ModelSpec) -> None:
+        """Raise SpecError where the spec cannot be learned in several passes."""
+        if self.most > 1 and spec.learner.ttl_seconds is not None:
+            raise SpecError(
+                f"learner.ttl: got {spec.learner.ttl!r}, with --passes {self.most}; later passes learn the log out of "
+                "the order of time, so keys cannot expire by time: expected a number of rows, or --passes 1"
+            )
+
 
 @dataclass(frozen=True)
 class PassFigures:
@@ -167,8 +175,8 @@ def open_passes(
 ) -> Iterator[Passes | None]:
     """The passes of a run, None if it makes only one. folder: the checkpoints', None without.
 
-    Raises SpecError where the spec cannot be learned in several passes, CheckpointError where the checkpoint's run was
-    started without them or this one is.
+    Raises SpecError as `PassOptions.check` does, CheckpointError where the checkpoint's run was started without them
+    or this one is.
     """
     if checkpoint is not None and (checkpoint.description.passes is None) == (options.most > 1):
         before, now = ("without", "with") if options.most > 1 else ("with", "without")
@@ -179,11 +187,7 @@ def open_passes(
     if options.most == 1:
         yield None
         return
-    if spec.learner.ttl_seconds is not None:
-        raise SpecError(
-            f"learner.ttl: got {spec.learner.ttl!r}, with --passes {options.most}; later passes learn the log out of "
-            "the order of time, so keys cannot expire by time: expected a number of rows, or --passes 1"
-        )
+    options.check(spec)
     path = folder / BLOCKS_FILE if folder is not None else None
     index = checkpoint.arrays[_INDEX] if checkpoint is not None else None
     with Blocks(path, index) as blocks:

@@ -18,6 +18,7 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.description import Description
 from trainer.examples.open_log import Log, RunStart
+from trainer.learn.learners.registry import check_start
 from trainer.learn.model import LearningModel
 from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 from trainer.output import Output
@@ -33,9 +34,13 @@ class Restorable(Protocol):
 
 
 def initial_model(spec: ModelSpec, init_from: str | None, store: str) -> Artefact | None:
-    """The model that `--init-from` names: a file, a version of this model in the store, or its active version."""
+    """The model that `--init-from` names: a file, a version of this model in the store, or its active version.
+
+    Raises SpecError where no model can start the spec's learner.
+    """
     if init_from is None:
         return None
+    check_start(spec.learner)
     if init_from.endswith(".arrow"):
         return read_named(init_from, store).artefact
     if init_from == ACTIVE:

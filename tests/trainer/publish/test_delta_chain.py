@@ -178,8 +178,7 @@ def test_no_weight_is_ever_farther_from_what_is_served_than_the_threshold(name: 
 def test_small_moves_add_up_and_go_out() -> None:
     """A weight that drifts by less than the threshold each time must not stay where it was published."""
     spec = parse_spec(
-        '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\n[learner]\nalgorithm = "ogd"\n'
-        'rate = "constant"\nalpha = 0.01\nbeta = 1.0\nl1 = 0.0\n'
+        '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\n[learner]\nalpha = 0.01\nl1 = 0.0\n'
     )
     row = {"click": b"1", "f": b"a"}
     model = learn(model_of(spec, tuple(row)), [row])

@@ -27,7 +27,7 @@ def forget_newest(training: Training, count: int) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl", "bloom", "buckets"], SPECS))
+@pytest.mark.parametrize("name", slow_except(["ftrl", "buckets"], SPECS))
 def test_every_learner_goes_on_bit_by_bit(shop: Shop, name: str) -> None:
     shop.use(name)
     a, b, training = shop.log(900), shop.log(600, seed=2), shop.training()

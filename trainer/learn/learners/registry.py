@@ -109,19 +109,23 @@ def n_of_rate(section: LearnerSection, rate: Numbers, of: RateParameters) -> Num
         return np.where((of.decay > 0.0) & np.isfinite(found), found, 0.0)
 
 
-def state_of_weight(
-    section: LearnerSection, weight: Numbers, n: Numbers, of: RateParameters, l1: Numbers, l2: float
-) -> Numbers:
-    """a of coordinates that have this weight; l1: of each coordinate.
-
-    FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError for RDA, whose weights are averages over all examples of
-    the earlier run.
-    """
+def check_start(section: LearnerSection) -> None:
+    """Raise SpecError for RDA, which no model can start: its weights are averages over all examples of a run."""
     if section.algorithm == "rda":
         raise SpecError(
             'a model cannot start algorithm = "rda": a weight is then an average over all examples, '
             "and a model does not hold them"
         )
+
+
+def state_of_weight(
+    section: LearnerSection, weight: Numbers, n: Numbers, of: RateParameters, l1: Numbers, l2: float
+) -> Numbers:
+    """a of coordinates that have this weight; l1: of each coordinate.
+
+    FTRL's z is -(w / eta + w l2 + sgn(w) l1). Raises SpecError as `check_start` does.
+    """
+    check_start(section)
     if section.link == "probit":
         return weight - l1
     if section.algorithm != "ftrl":
