@@ -50,15 +50,15 @@ demo: $(RUNTIME)
 live: $(DASHBOARD)
 	@$(BIN)/ftrie live
 
-# One process more than cores: many tests wait for
-# others, and each process imports for some seconds before its first test. docs/testing.md has the durations.
-PYTEST := $(BIN)/pytest --numprocesses $$(( $$($(BIN)/python -c 'import os; print(os.cpu_count())') + 1 ))
+# More processes than cores, since many tests wait for others, the slow ones most of their time; but each process imports for
+# some seconds before its first test. docs/testing.md has the durations.
+CORES := $$($(BIN)/python -c 'import os; print(os.cpu_count())')
 
 test: $(DEV)
-	@$(PYTEST) -m "not slow"
+	@$(BIN)/pytest --numprocesses $$(( $(CORES) + 1 )) -m "not slow"
 
 test-all: $(DEV)
-	@$(PYTEST)
+	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 2 ))
 
 check: lint types imports dependencies wire pages
 	@echo "check: all is well"

@@ -10,7 +10,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -104,6 +104,18 @@ def note(message: str) -> None:
     """Print one line for the user on stderr; nothing with --json."""
     if not json_output():
         print(harmless(message), file=sys.stderr, flush=True)
+
+
+def note_once() -> Callable[[str], None]:
+    """`note` for a log that may be read several times: each remark is printed the first time only."""
+    said: set[str] = set()
+
+    def noted(message: str) -> None:
+        if message not in said:
+            said.add(message)
+            note(message)
+
+    return noted
 
 
 def note_parts(parts: str) -> None:

@@ -55,6 +55,12 @@ FIRST = (
     "tests/trainer/learn/",
 )
 """What takes longest, so that no process is left with it at the end; `--processor-time` shows it."""
+APART = (
+    "tests/integration/test_junk_in_the_store.py::test_more",
+    "tests/repository/test_tutorials.py::",
+    "tests/repository/test_typed_commands.py::",
+)
+"""Tests of files that one process would run for longer than a share of the whole: each goes to any process."""
 PASSED: list[str] = []
 """The tests that passed in this run."""
 
@@ -81,7 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-cases",
         type=int,
-        default=8,
+        default=4,
         help="values put at each key of the store (1000: all that there are)",
     )
     parser.addoption("--processor-time", action="store_true", help="print how much processor time tests take")
@@ -110,11 +116,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file's tests to one process, and the fast ones of tests/degradation to one: they share a shop."""
+    """Give a file's tests to one process, but APART, and the fast ones of tests/degradation, which share a shop."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if nodeid.startswith(APART):
+                return nodeid
             shares = nodeid.startswith("tests/degradation/") and config.option.markexpr == "not slow"
             return "tests/degradation" if shares else nodeid.partition("::")[0]
 

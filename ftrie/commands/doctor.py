@@ -12,7 +12,7 @@ import typer
 
 from ftrie import terminal
 from ftrie.commands.flags import InputsArgument, LogFlags, grouped
-from ftrie.terminal import JsonOption, note, print_json
+from ftrie.terminal import JsonOption, note_once, print_json
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -77,7 +77,7 @@ def _opened(inputs: list[str], spec: Path | None, flags: LogFlags) -> tuple[Mode
         return loaded, flags.log(inputs, loaded.input)
     if flags.items is not None or flags.users is not None:
         raise typer.BadParameter("--items and --users need --spec, which names the columns of their ids")
-    return None, Log(inputs, flags.format, (), note, no_header=flags.no_header)
+    return None, Log(inputs, flags.format, (), note_once(), no_header=flags.no_header)
 
 
 def _print(found: Diagnosis) -> None:

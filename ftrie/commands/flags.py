@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from ftrie.terminal import note
+from ftrie.terminal import note_once
 
 if TYPE_CHECKING:
     from ftrie.client.access import Access
@@ -170,7 +170,7 @@ class LogFlags:
 
         tables = side_tables(self.items, self.users, section)
         size = batch_bytes or BATCH_BYTES
-        return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
+        return Log(inputs, self.format, tables, note_once(), size, no_header=self.no_header)
 
 
 @dataclass(frozen=True)

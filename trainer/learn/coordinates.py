@@ -104,13 +104,14 @@ class Coordinates:
 
     def learn(
         self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
-    ) -> npt.NDArray[np.int64]:
-        """Predict and learn rows begin to end in turn; return the positions of the new keys, int64[k].
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """Predict and learn rows begin to end in turn; return the new keys' positions, int64[k], and the next row.
 
-        It stops before `end`, as `examples` tells, if coordinates must catch up before the new keys are in the arena.
+        It stops before `end` if coordinates must catch up before the new keys are in the arena. Rows of weight 0 are
+        predicted alone, and are no examples.
         """
         if begin == end:
-            return np.empty(0, np.int64)
+            return np.empty(0, np.int64), end
         rows, places = self._margin.split(rows, begin, end, predicted.margins)
         keys, buckets = rows, self.table.buckets
         if buckets is not None:
@@ -121,22 +122,21 @@ class Coordinates:
         classes, lanes = self.variants.uses.shape
         work = loops.Work.room(longest, lanes, classes, self.own)
         repeats = self._may_repeat and _has_repeats(rows, begin, end, longest)
-        stream = loops.Stream(self.examples + 1 - begin, end, repeats)
         row, count = begin, 0
         while row < end:
-            reached, total = self._loop(
+            stream = loops.Stream(self.examples + 1, end, repeats)
+            row, following, total = self._loop(
                 self.table.layout, self.table.room, row, rows, stream, self.admission.parameters, self.learner,
                 self._l1, self._lazy, self.variants, predicted, added, count, work,
             )  # fmt: skip
             self.table.used += total - count
-            self.examples += reached - row
-            row, count = reached, total
+            self.examples, count = following - 1, total
             if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
                 break
         new = added[:count]
         if buckets is not None:
             new = buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
-        return new if places is None else places[new]
+        return (new if places is None else places[new]), row
 
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""

@@ -85,7 +85,7 @@ class LearningModel:
 
     @property
     def rows(self) -> int:
-        """The number of examples learned, in all passes."""
+        """The number of examples learned, in all passes: rows, but those of weight 0."""
         return self.coordinates.examples
 
     def learn(self, examples: Examples, again: ProgressiveMetrics | None = None) -> None:
@@ -103,11 +103,14 @@ class LearningModel:
         begin = 0
         while begin < size:
             before = self.rows
-            end = min(size, begin + self._eviction.next_row(before) - before)
-            added = self.coordinates.learn(rows, begin, end, predicted)
+            most = min(size, begin + self._eviction.next_row(before) - before)
+            added, end = self.coordinates.learn(rows, begin, most, predicted)
             self.keep_keys(examples, added)
-            end = begin + self.rows - before
-            self._sweep(examples.times[begin:end])
+            if self.rows > before:
+                times = examples.times[begin:end]
+                if times.size and rows.weights.size:
+                    times = times[rows.weights[begin:end] != 0.0]
+                self._sweep(times)
             begin = end
         outcome = rows, examples.requests, len(self.spec.variants)
         predictions = Predictions.of(predicted.scores, predicted.probabilities, *outcome)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
+from trainer.examples.examples_kernels import importance_of
 from trainer.learn.admission_kernels import admits
 from trainer.learn.buckets_kernels import slot_key
 from trainer.learn.slots.search import EMPTY, find_slot, home, prefetch_slot, search_from
@@ -29,6 +30,8 @@ def claim_slots(
 ) -> Any:
     """Find the slots of a row's keys; claim slots for new keys that are admitted at example t.
 
+    A row of importance 0 claims none: a new key's weight is read from an empty slot, which holds that of a new key.
+
     For each key it prefetches the slot of one of a later row: one by one they arrive beside the work, while many at
     once wait for each other.
 
@@ -46,7 +49,7 @@ def claim_slots(
         slot = np.uint64(home(table, key))
         if table.slots[slot].key != key:  # few keys: most are where the search begins
             slot = np.uint64(search_from(table, np.int64(slot), key))
-            if table.slots[slot].key == EMPTY:
+            if table.slots[slot].key == EMPTY and importance_of(rows, row) != 0.0:
                 if not admits(admission, key, rows.features[np.uint64(position)], t):
                     continue
                 table.slots[slot].key = key

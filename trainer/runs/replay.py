@@ -166,14 +166,14 @@ def replay_rows(
         batches = span.of(opened.batches([stamp] if stamp in opened.columns else []))
         loop = LearningLoop(model, opened, rejects)
         with opened.examples(threads, batches=batches) as stream, output.progress("replaying") as bar:
-            failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.rows)))
+            failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.metrics.rows)))
             if failure is not None:
                 raise failure
     for warning in opened.warnings():
         output.note(warning)
     seconds = time.perf_counter() - began
     return Replayed(
-        *(ROWS, model, model.rows, rejects.count, seconds, span.seconds),
+        *(ROWS, model, model.metrics.rows, rejects.count, seconds, span.seconds),
         reasons=rejects.counts,
         doubled=loop.doubled,
     )
@@ -246,7 +246,7 @@ class JoinedTap:
 def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
     logloss = model.metrics.recent_logloss()
     fields = {"log-loss": logloss} if logloss is not None else {}
-    bar.update(model.rows, total=expected, **fields, keys=model.table.count)
+    bar.update(model.metrics.rows, total=expected, **fields, keys=model.table.count)
 
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:

@@ -220,7 +220,7 @@ def _learn(
         blocks = passes.blocks if passes is not None else None
         with opened.examples(threads, blocks=blocks) as stream, output.progress(title) as bar:
             failure = loop.run(
-                stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.rows))
+                stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.metrics.rows))
             )
     else:
         output.note("pass 1 has ended: the log is not read again, and rows added to it are not learned")

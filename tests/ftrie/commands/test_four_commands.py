@@ -73,6 +73,8 @@ def test_init_lists_the_columns_of_a_log_without_a_header(tmp_path: Path, say: S
     assert spec.input.columns == ("c1", "c2", "c3", "c4", "c5")
     assert (spec.input.label, spec.input.positive) == ("c1", "clicked")
     assert set(spec.fields) == {"c2", "c3", "c4", "c5"}
+    code, _, told = say("tune", output, log, "-o", tmp_path / "best.toml", "--try", "alpha=0.03,0.3")
+    assert code == 0 and told.count("its cells are separated by tabs") == 1  # it reads the log several times
     code, _, told = say("train", output, log, "--json")
     assert (code, "header" in told) == (0, False)
 

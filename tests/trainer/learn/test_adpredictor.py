@@ -88,6 +88,14 @@ def test_a_whole_importance_is_as_many_examples():
     assert weights_of(learned(spec, heavy)) == weights_of(learned(spec, single))
 
 
+def test_a_fraction_of_an_importance_lies_between_the_whole_ones_and_weighs_less_the_larger_it_is():
+    def mean(importance):
+        return weights_of(learned(parse_spec(SPEC), rows_of((b"1", importance, b"p", b"", b""))))[b"a=p"][0]
+
+    means = [mean(b"%g" % importance) for importance in (0.5, 1, 16.6, 17, 17.3, 18, 1000, 1000.5, 1e6)]
+    assert means == sorted(set(means)) and means[4] - means[3] < 0.01 and means[-1] < 4.0
+
+
 @pytest.mark.parametrize("prior", [0.001, 0.9])
 def test_the_first_example_has_the_prior_click_rate(prior):
     spec = parse_spec(SPEC.replace('[[crosses]]\nfields = ["a", "x"]\n', "") + f"prior_ctr = {prior}\n")

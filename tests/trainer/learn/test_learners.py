@@ -29,7 +29,7 @@ from trainer.learn.table import ValueTable
 
 @pytest.mark.parametrize(("section", "variants"), list(fast_and_slow()))
 def test_a_kernel_equals_its_dense_textbook_wherever_batches_end(section, variants):
-    """Rows without weight teach nothing, but are examples."""
+    """Rows of weight 0 are predicted, and leave every bit as it was."""
     spec, rows = spec_of(section, variants), gappy_rows(160, 11)
     for row in rows[::7]:
         row["importance"] = b"0"
@@ -37,6 +37,7 @@ def test_a_kernel_equals_its_dense_textbook_wherever_batches_end(section, varian
     whole = learned(spec, rows)
     for size in (1, 64):
         assert_same_bits(learned(spec, rows, size), whole)
+    assert_same_bits(learned(spec, [row for row in rows if row["importance"] != b"0"]), whole)
 
 
 def test_the_cases_above_take_weights_past_0():

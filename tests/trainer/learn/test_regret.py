@@ -122,7 +122,8 @@ def test_the_curve_is_the_learners_own_loss_minus_the_least_of_fixed_weights() -
         for each in found.variants[name]:
             assert each.loss == pytest.approx(own[each.rows - 1], rel=1e-9)
             assert each.regret == pytest.approx(each.loss - each.least, rel=1e-12)
-            assert each.mean == pytest.approx(each.regret / each.rows, rel=1e-12)
+            weight = sum(omega for _, _, omega in examples[: each.rows])
+            assert each.mean == pytest.approx(each.regret / weight, rel=1e-12)
             assert each.gradient <= TOLERANCE * each.loss
         for each in found.variants[name][-1:-6:-2] if name != "same" else ():
             least = coordinate_descent(examples[: each.rows])

@@ -69,10 +69,11 @@ class AdPredictorOracle:
         for key, _, mask in keys:
             self._know(key, mask)
         first: list[float] = []
-        whole = omega == int(omega) and 1 <= omega <= 1000
-        for _ in range(int(omega) if whole else 1):
-            latent = self._observe(keys, label, 1.0 if whole else omega)
-            first = first or latent
+        learned = 0.0
+        while omega - learned > 1e-12 * omega:
+            part = min(omega - learned, 1.0 if learned < 1000.0 else 0.1 * learned)
+            latent = self._observe(keys, label, part)
+            first, learned = first or latent, learned + part
         self.t += 1
         return first
 
@@ -100,12 +101,8 @@ class AdPredictorOracle:
             deviation = math.sqrt(total)
             latent.append(sum(x * self.weight(key, variant) for key, x in mine) / deviation)
             v, w = v_and_w(y * latent[-1])
-            spread = total - prior.noise**2
-            most = (
-                1000.0 * total / (v * spread) if v * spread else math.inf
-            )  # moves the score by 1,000 deviations
-            slopes.append(min(omega, most) * y * v / deviation)
-            bends.append(min(omega, most) * w / total)
+            slopes.append(omega * y * v / deviation)
+            bends.append(omega * w / total)
         for key, x, _ in keys:
             known = self.coordinates[key]
             for place in known.users if self.per_variant else [0]:

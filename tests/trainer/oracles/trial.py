@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
@@ -92,7 +93,9 @@ def by_textbook(
     for row in rows:
         label = 1.0 if row["click"] in (b"1", b"true") else 0.0
         keys = [key for key in plan.keys(row) if key[2]]
-        scores.append(oracle.learn(placed(keys), label, float(row.get("importance", b"1"))))
+        omega = float(row.get("importance", b"1"))
+        of = oracle if omega else copy.deepcopy(oracle)  # a row of weight 0 is predicted alone
+        scores.append(of.learn(placed(keys), label, omega or 1.0))
     weights = {
         key: tuple(oracle.weight(key, variant) for variant in known.users)
         for key, known in oracle.coordinates.items()

@@ -20,9 +20,10 @@ each touch and not at each example, so that an untouched key does not change and
 A coordinate stores a = mu - mu0 and n = 1 / s2 - 1 / alpha, both 0 for a new key; r is s2. The third update adds
 q / (s2 (1 - q)) to n, with q = x^2 s2 w / S2, and forgetting multiplies n by 1 - f: neither cancels.
 
-The paper has no importance weights. An example of importance omega counts as omega examples: a whole omega up to 1,000
-repeats the update, and any other scales v and w by omega. That may overshoot where omega is very large, so q is at most
-1023 / 1024, and omega at most what moves the score by 1,000 S.
+The paper has no importance weights. An example of importance omega counts as omega examples: the update is repeated
+floor(omega) times, and then once with v and w scaled by the rest. Scaled by more than 1, as a whole, the mean runs away
+from the data. Beyond 1,000 repeats, each step is scaled by a tenth of the importance that is learned by then, which the
+variance has shrunk for.
 
 Oracle: `tests/trainer/oracles/adpredictor.py`.
 """
@@ -38,6 +39,7 @@ from trainer.learn.learners.operations import (
     derivatives,
     has_no_lazy_state,
     latent_of,
+    part_of,
     probability_of,
     repeats,
     stores_weights,
@@ -48,9 +50,9 @@ from trainer.learn.learners.operations import (
 )
 from trainer.learn.learners.rates import Rate, r_of, with_parameters
 
-MOST_REPEATS = 1000.0
+MOST_WHOLE = 1000
+_GROWTH = 1.1
 _MOST_LEARNED = 1023.0 / 1024.0
-_FARTHEST = 1000.0
 
 
 class AdPredictor(NamedTuple):
@@ -82,21 +84,28 @@ def _probit(learner: Any, latent: Any) -> Any:
 
 @implements(repeats, AdPredictor)
 def _repeats(learner: Any, importance: Any) -> Any:
-    if 1.0 < importance <= MOST_REPEATS and importance == math.floor(importance):
-        return int(importance)
-    return 1
+    if importance <= MOST_WHOLE:
+        return max(1, math.ceil(importance))
+    return MOST_WHOLE + math.ceil(math.log(importance / MOST_WHOLE) / math.log(_GROWTH))
+
+
+@implements(part_of, AdPredictor)
+def _part_of(learner: Any, importance: Any, again: Any) -> Any:
+    """1, of more than MOST_WHOLE a tenth of what came before, and at last the rest."""
+    before = float(again) if again < MOST_WHOLE else MOST_WHOLE * _GROWTH ** (again - MOST_WHOLE)
+    whole = 1.0 if again < MOST_WHOLE else before * (_GROWTH - 1.0)
+    return max(min(whole, importance - before), 0.0)
 
 
 @implements(derivatives, AdPredictor)
 def _of_probit(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
-    """-y v / S and w / S2, times omega."""
+    """-y v / S and w / S2, times the part of omega."""
     y = 1.0 if label > 0.5 else -1.0
     square = learner.rate.beta * learner.rate.beta + variance
     t = y * latent
     v = truncated_mean(t)
     w = truncated_shrinkage(t, v)
-    omega = min(importance, _FARTHEST * square / (v * variance))
-    return -omega * y * v / math.sqrt(square), omega * w / square
+    return -importance * y * v / math.sqrt(square), importance * w / square
 
 
 @bare_inline

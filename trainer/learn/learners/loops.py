@@ -1,7 +1,8 @@
 """The learning loops: one variant; several that share values; several with values of their own.
 
 A row takes four steps: find its keys' slots, sum their weights to a score, take the loss's derivatives, update every
-coordinate. A learner may take the last three several times for a row of importance above 1.
+coordinate. A learner may take the last three several times for a row of importance above 1. A row of importance 0 is
+predicted and is no example: it claims no slot, and nothing changes.
 Numba compiles a loop once for each learner, layout and admission that is used (`implements`).
 """
 
@@ -22,6 +23,7 @@ from trainer.learn.learners.operations import (
     derivatives,
     latent_of,
     needs_rebase,
+    part_of,
     probability_of,
     repeats,
     update,
@@ -112,7 +114,7 @@ class Predicted(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """`first`: the number of the batch's first example (from 1); `end`: the row before which the loop stops.
+    """`first`: the number of the next example (from 1); `end`: the row before which the loop stops.
 
     repeats: whether two keys of a row may have one slot.
     """
@@ -272,7 +274,7 @@ def learn_one(
 
     Stops at the end, or where the table must grow or the lazy state must be rebased. table: a layout; room: keys that
     still fit; rows: `HashedRows`; predicted: out; added: int64[features] out, positions of new keys, `count` so far.
-    Returns (next row, count).
+    Returns (next row, number of the next example, count).
 
     A row's coordinates are copied to `work`, computed there in loops that LLVM vectorizes, and copied back: all at
     once, or one after the other where keys of a row may share a slot (stream.repeats). The next row's slots are found
@@ -282,14 +284,13 @@ def learn_one(
     slots, positions, next_slots, next_positions = (
         work.slots, work.positions, work.next_slots, work.next_positions,
     )  # fmt: skip
-    size = next_size = 0
+    size, next_size, t = 0, 0, stream.first
     goes_on = has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy)
     if goes_on:
-        t = stream.first + row
         size, count = claim_slots(table, admission, rows, row, t, slots, positions, added, count)
     while goes_on:
-        t = stream.first + row
         importance, label = importance_of(rows, row), rows.labels[row]
+        next_t = t + (importance != 0.0)
         times = repeats(learner, importance)
         for again in range(times):
             gather_one(table, rows, l1, slots, positions, work, size)
@@ -313,13 +314,17 @@ def learn_one(
             p = probability_of(learner, latent)
             if again == 0:
                 predicted.scores[row, 0], predicted.probabilities[row, 0] = latent, p
-                advance(learner, t, lazy, 0)
+                if next_t != t:
+                    advance(learner, t, lazy, 0)
                 goes_on = has_room(rows, row + 1, stream, count, full) and not needs_rebase(learner, lazy)
                 if goes_on:
                     next_size, count = claim_slots(
-                        table, admission, rows, row + 1, t + 1, next_slots, next_positions, added, count
+                        table, admission, rows, row + 1, next_t, next_slots, next_positions, added, count
                     )
-            error, squared = derivatives(learner, importance / times, label, p, latent, spread)
+            if next_t == t:
+                break
+            part = part_of(learner, importance, again)
+            error, squared = derivatives(learner, part, label, p, latent, spread)
             first = again == 0
             if stream.repeats:
                 for i in range(size):
@@ -336,10 +341,10 @@ def learn_one(
                     table, rows, learner, lazy, variants, l1, slots, positions, work, 0, size, label, error,
                     squared, t, first,
                 )  # fmt: skip
-        row, size = row + 1, next_size
+        row, t, size = row + 1, next_t, next_size
         slots, next_slots = next_slots, slots
         positions, next_positions = next_positions, positions
-    return row, count
+    return row, t, count
 
 
 @bare_kernel
@@ -365,9 +370,8 @@ def learn_shared(
     variants that use a key are stored.
     """
     lanes = variants.uses.shape[1]
-    full = count + room
+    full, t = count + room, stream.first
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
-        t = stream.first + row
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
@@ -396,8 +400,10 @@ def learn_shared(
             if again == 0:
                 for v in range(lanes):
                     predicted.scores[row, v], predicted.probabilities[row, v] = work.error[v], work.p[v]
+                if importance == 0.0:
+                    break
                 advance(learner, t, lazy, 0)
-            part = importance / times
+            part = part_of(learner, importance, again)
             for v in range(lanes):
                 work.error[v], work.squared[v] = derivatives(
                     learner, part, label, work.p[v], work.error[v], work.squared[v]
@@ -414,8 +420,8 @@ def learn_shared(
                 update_shared(
                     table, rows, learner, lazy, variants, work, 0, size, label, middle, reach, t, first
                 )
-        row += 1
-    return row, count
+        row, t = row + 1, t + (importance != 0.0)
+    return row, t, count
 
 
 @bare_inline
@@ -519,9 +525,8 @@ def learn_own(
         work.l1.reshape(shape),
         work.part.reshape(shape),
     )
-    full = count + room
+    full, t = count + room, stream.first
     while has_room(rows, row, stream, count, full) and not needs_rebase(learner, lazy):
-        t = stream.first + row
         size, count = claim_slots(table, admission, rows, row, t, work.slots, work.positions, added, count)
         importance, label = importance_of(rows, row), rows.labels[row]
         times = repeats(learner, importance)
@@ -556,10 +561,12 @@ def learn_own(
                 p = probability_of(mine, latent)
                 if again == 0:
                     predicted.scores[row, v], predicted.probabilities[row, v] = latent, p
-                    advance(mine, t, lazy, v)
-                work.error[v], work.squared[v] = derivatives(
-                    mine, importance / times, label, p, latent, spread
-                )
+                    if importance != 0.0:
+                        advance(mine, t, lazy, v)
+                part = part_of(mine, importance, again)
+                work.error[v], work.squared[v] = derivatives(mine, part, label, p, latent, spread)
+            if importance == 0.0:
+                break
             first = again == 0
             if stream.repeats:
                 for i in range(size):
@@ -569,5 +576,5 @@ def learn_own(
                     update_own(table, rows, learner, lazy, variants, work, own, i, i + 1, label, t, first)
             else:
                 update_own(table, rows, learner, lazy, variants, work, own, 0, size, label, t, first)
-        row += 1
-    return row, count
+        row, t = row + 1, t + (importance != 0.0)
+    return row, t, count

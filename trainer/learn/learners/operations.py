@@ -55,7 +55,12 @@ def probability_of(learner: Any, latent: Any) -> Any:
 
 @stub
 def repeats(learner: Any, importance: Any) -> Any:
-    """How many times an example of this importance is learned, each time with importance / repeats."""
+    """How many times an example of this importance is learned; at least 1."""
+
+
+@stub
+def part_of(learner: Any, importance: Any, again: Any) -> Any:
+    """The part of the importance with which it is learned the first time (again 0), the second, and so on."""
 
 
 @stub
@@ -126,6 +131,7 @@ def learns_by_gradient(*learners: type) -> None:
     implements(latent_of, *learners)(_score)
     implements(probability_of, *learners)(_sigmoid)
     implements(repeats, *learners)(_once)
+    implements(part_of, *learners)(_whole)
     implements(derivatives, *learners)(_error)
     implements(update, *learners)(_step_along)
 
@@ -144,6 +150,10 @@ def _sigmoid(learner: Any, latent: Any) -> Any:
 
 def _once(learner: Any, importance: Any) -> Any:
     return 1
+
+
+def _whole(learner: Any, importance: Any, again: Any) -> Any:
+    return importance
 
 
 def _error(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:

@@ -129,8 +129,8 @@ class Detail(Record):
 class RegretPoint(Record):
     """After so many rows: the summed loss of the learner, and the least that fixed weights reach; `regret.py`.
 
-    regret: their difference; mean: the same by row; gradient: the 1-norm of the gradient at the least loss; steps: of
-    the solver that found it.
+    regret: their difference; mean: the same by the rows' weight; gradient: the 1-norm of the gradient at the least
+    loss; steps: of the solver that found it.
     """
 
     rows: int

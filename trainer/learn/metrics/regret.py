@@ -111,10 +111,11 @@ class RegretRecorder:
                 *(rows, uses, ends, TOLERANCE * np.min(least, axis=0)),
                 lambda done, before=number * ends.size: on_minimum(before + done, total),  # type: ignore[misc]
             )
+        weight = np.cumsum(rows.weights)[ends - 1] if rows.weights.size else ends.astype(np.float64)
         curves = zip(self._variants, own, (found[uses.tobytes()] for uses in self._uses), strict=True)
         return Regret(
             tolerance=TOLERANCE,
-            variants={name: _curve(ends, losses, minima) for name, losses, minima in curves},
+            variants={name: _curve(ends, weight, losses, minima) for name, losses, minima in curves},
         )
 
 
@@ -219,18 +220,20 @@ def _losses(rows: HashedRows, scores: Numbers, ends: npt.NDArray[np.int64]) -> N
     return out
 
 
-def _curve(ends: npt.NDArray[np.int64], losses: Numbers, minima: Sequence[Minimum]) -> list[RegretPoint]:
+def _curve(
+    ends: npt.NDArray[np.int64], weight: Numbers, losses: Numbers, minima: Sequence[Minimum]
+) -> list[RegretPoint]:
     return [
         RegretPoint(
             rows=end,
             loss=loss,
             least=each.loss,
             regret=loss - each.loss,
-            mean=(loss - each.loss) / end,
+            mean=(loss - each.loss) / of if of else 0.0,
             gradient=each.gradient,
             steps=each.steps,
         )
-        for end, loss, each in zip(ends.tolist(), losses.tolist(), minima, strict=True)
+        for end, of, loss, each in zip(ends.tolist(), weight.tolist(), losses.tolist(), minima, strict=True)
     ]
 
 
