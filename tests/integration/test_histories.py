@@ -102,9 +102,7 @@ def arrived(store: Store) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(store, store_url, tmp_path):
     """Given a server, a trainer and clicks, each answer's values are an oracle's, and the rows learned have them."""
     spec, log = tmp_path / "shop.toml", tmp_path / "log.csv"
     spec.write_text(TEXT)

@@ -62,9 +62,7 @@ def overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 @pytest.mark.slow
-def test_policies_are_estimated_from_fashion_items_shown_at_random(
-    open_bandit_folder: Path, tmp_path: Path
-) -> None:
+def test_policies_are_estimated_from_fashion_items_shown_at_random(open_bandit_folder, tmp_path):
     """Given a log of random items, uniform is what it did; from Thompson sampling's log, it is told within error."""
     thompson = open_bandit_folder.parent / "bts_men"
     items, model = thompson / "item_context.csv", tmp_path / "bts.arrow"
@@ -94,9 +92,7 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
 @pytest.mark.parametrize(
     ("source", "requests", "hours"), [("simulated_events", 1000, (3, 4)), ("trivago_folder", 6842, (23, 24))]
 )
-def test_a_replay_of_hotels_learns_what_the_trainer_learned(
-    request: pytest.FixtureRequest, tmp_path: Path, source: str, requests: int, hours: tuple[int, int]
-) -> None:
+def test_a_replay_of_hotels_learns_what_the_trainer_learned(request, tmp_path, source, requests, hours):
     """Given lists and clicks, when they are replayed, all are joined, and the model is the trainer's."""
     spec = tmp_path / "hotels.toml"
     spec.write_text(HOTELS)

@@ -267,9 +267,7 @@ def check_explained(explained: Explanation, artefact: Artefact) -> None:
 @pytest.mark.parametrize(
     ("seed", "calls", "versions"), [(1, 15, 2), pytest.param(2, 150, 6, marks=pytest.mark.slow)]
 )
-def test_every_feature_is_served_as_it_is_learned(
-    tmp_path: Path, store: Store, store_url: str, seed: int, calls: int, versions: int
-) -> None:
+def test_every_feature_is_served_as_it_is_learned(tmp_path, store, store_url, seed, calls, versions):
     shop = Shop(seed)
     spec, log = tmp_path / "shop.toml", tmp_path / "log.csv"
     spec.write_text(SPEC)

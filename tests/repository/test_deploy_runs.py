@@ -114,9 +114,7 @@ def test_a_training_job_publishes_what_it_learned_and_servers_are_to_switch_to_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", FILES)
-def test_servers_answer_and_the_trainer_learns_from_what_they_show(
-    stack: str, machine: Machine, tmp_path: Path
-) -> None:
+def test_servers_answer_and_the_trainer_learns_from_what_they_show(stack, machine, tmp_path):
     training, _, serving, learning = FILES[stack]
     valkey = Valkey(tmp_path)
     try:

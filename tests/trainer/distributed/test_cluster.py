@@ -110,9 +110,7 @@ def killed_in(crew: RayCrew, folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["worker 1", "reducer 0"])
-def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(
-    crew: RayCrew, output: Printed, tmp_path: Path, name: str
-) -> None:
+def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(crew, output, tmp_path, name):
     before = crew.processes
     killed_in(crew, tmp_path, name)
     crew.replace_lost()
@@ -124,9 +122,7 @@ def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(
     assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
 
 
-def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(
-    crew: RayCrew, output: Printed, tmp_path: Path
-) -> None:
+def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(crew, output, tmp_path):
     os.kill(crew.processes["reducer 1"][1], signal.SIGKILL)
     killed_in(crew, tmp_path, "worker 0")
     crew.replace_lost()
@@ -135,9 +131,7 @@ def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(
     assert {warning.partition(" on ")[0] for warning in output.warnings} == {"worker 0", "reducer 1"}
 
 
-def test_a_member_killed_again_while_others_are_replaced_is_replaced_too(
-    crew: RayCrew, tmp_path: Path
-) -> None:
+def test_a_member_killed_again_while_others_are_replaced_is_replaced_too(crew: RayCrew, tmp_path) -> None:
     killed_in(crew, tmp_path, "worker 0", "worker 1")
     crew.replace_lost()
     os.kill(crew.processes["worker 0"][1], signal.SIGKILL)
@@ -169,9 +163,7 @@ def test_a_step_that_loses_members_again_and_again_is_an_error(crew: RayCrew, tm
     assert raised.value.exit_code == 8
 
 
-def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(
-    crew: RayCrew, output: Printed
-) -> None:
+def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(crew, output):
     began = time.monotonic()
     with pytest.raises(MemberLost, match="worker 1 on .* was lost: it has worked on the step 'work' for"):
         crew.ask_workers("work", (2.0, 60.0))
@@ -270,9 +262,7 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="look
 
 @ON_LINUX
 @pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.slow)])
-def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
-    scenario: Callable[..., Scenario], part: str
-) -> None:
+def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(scenario, part):
     run = scenario("a_long_step")
     run.line("members")
     processes = family(run.process.pid)
@@ -291,9 +281,7 @@ def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
 
 @ON_LINUX
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_nothing_is_left_of_ray_when_a_run_is_ended(
-    scenario: Callable[..., Scenario], how: signal.Signals
-) -> None:
+def test_nothing_is_left_of_ray_when_a_run_is_ended(scenario, how):
     run = scenario("a_long_step")
     members = run.line("members")["members"]
     processes = family(run.process.pid)
@@ -306,9 +294,7 @@ def test_nothing_is_left_of_ray_when_a_run_is_ended(
 
 
 @ON_LINUX
-def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(
-    scenario: Callable[..., Scenario], tmp_path: Path
-) -> None:
+def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(scenario, tmp_path):
     run = scenario("between_steps", HOME=str(tmp_path))
     run.line("members")
     processes = family(run.process.pid)

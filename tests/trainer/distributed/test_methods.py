@@ -153,9 +153,7 @@ def weights(crew: InProcessCrew, column: int = 0, columns: int = 1) -> BY_KEY:
 @pytest.mark.parametrize(
     ("method", "workers"), [("surrogate", 1), ("surrogate", 4), ("admm", 2), ("admm-adaptive", 4)]
 )
-def test_the_minimum_is_found_however_many_workers_there_are(
-    log: Log, problem: Problem, least: tuple[BY_KEY, float], method: str, workers: int
-) -> None:
+def test_the_minimum_is_found_however_many_workers_there_are(log, problem, least, method, workers):
     expected, lowest = least
     crew = crew_of(SPEC, log, workers)
     found, iterations = minimise(
@@ -219,12 +217,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize("lost", LOSSES, ids=lambda each: "-".join(map(str, each)))
-def test_a_member_lost_at_any_step_does_not_change_the_result(
-    log: Log,
-    problem: Problem,
-    undisturbed: Callable[[str], tuple[float, BY_KEY]],
-    lost: tuple[str, int, str, int],
-) -> None:
+def test_a_member_lost_at_any_step_does_not_change_the_result(log, problem, undisturbed, lost):
     method = "admm" if lost[2] in {"solve", "agree"} else "surrogate"
     crew = crew_of(SPEC, log, 2)
     crew.asked.clear()
@@ -235,9 +228,7 @@ def test_a_member_lost_at_any_step_does_not_change_the_result(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_resumed_from_a_checkpoint_gives_the_same_result(
-    log: Log, problem: Problem, undisturbed: Callable[[str], tuple[float, BY_KEY]], method: str
-) -> None:
+def test_a_run_resumed_from_a_checkpoint_gives_the_same_result(log, problem, undisturbed, method):
     first = crew_of(SPEC, log, 2)
     stopped = Minimiser(first, problem, MethodOptions(method, iterations=3))
     stopped.run()
@@ -277,9 +268,7 @@ def test_a_key_on_one_worker_only_and_an_empty_shard(tmp_path: Path) -> None:
         assert {b"site=b", b"site=c"} <= weights(crew).keys()
 
 
-def test_held_out_rows_are_judged_and_not_learned(
-    log: Log, problem: Problem, least: tuple[BY_KEY, float]
-) -> None:
+def test_held_out_rows_are_judged_and_not_learned(log, problem, least):
     alone, several = (
         minimise(crew_of(SPEC, log, workers, held=0.3), problem, MethodOptions(tolerance=1e-7))
         for workers in (1, 3)

@@ -192,9 +192,7 @@ def test_shards_hold_the_rows_and_keys_that_train_reads(tmp_path: Path, name: st
         assert_transposed(shard)
 
 
-def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(
-    log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(log, trained):
     model, expected = trained
     (shard,) = shards_of(OF_ADS, [log], 1)
     keys = model.table.keys()
@@ -206,9 +204,7 @@ def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(
 
 
 @pytest.mark.parametrize(("name", "workers"), [("log.csv", 1), ("log.jsonl", 3)])
-def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(
-    tmp_path: Path, name: str, workers: int
-) -> None:
+def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(tmp_path, name, workers):
     inputs, cache = [write(tmp_path / name, rows_of())], tmp_path / "rows.cache"
     with open(inputs[0], "a", encoding="utf-8") as file:
         file.write("{\n" if name.endswith("jsonl") else "1,too,few\n")
@@ -259,9 +255,7 @@ def test_files_go_to_the_least_loaded_worker_by_size_then_name() -> None:
 
 
 @pytest.mark.parametrize("files", [1, 2])
-def test_every_worker_has_the_numbers_that_train_learns_from_the_first_rows(
-    tmp_path: Path, files: int
-) -> None:
+def test_every_worker_has_the_numbers_that_train_learns_from_the_first_rows(tmp_path, files: int) -> None:
     rows = rows_of(600)
     inputs = [write(tmp_path / f"{n}.csv", rows[n * 300 :][: 600 // files]) for n in range(files)]
     spec = parse_spec(SPEC.replace('kind = "number"', 'kind = "number", bucket = "quantile:6"'))
@@ -307,9 +301,7 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
         shards_of(OF_ADS, [str(path)], workers, strict=True)
 
 
-def test_rejects_beyond_those_listed_are_still_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_beyond_those_listed_are_still_counted(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(shard_module, "MOST_LISTED", 2)
     path = tmp_path / "log.csv"
     path.write_text("click,site\n1,a\n" + "maybe,a\n" * 7)
@@ -353,9 +345,7 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
         assert not users[0] & users[1]
 
 
-def test_a_held_out_row_is_not_learned(
-    tmp_path: Path, log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_a_held_out_row_is_not_learned(tmp_path, log: str, trained: tuple[LearningModel, list[Row]]) -> None:
     (shard,) = shards_of(OF_ADS, [log], 1, held_out=HeldOut(share=0.5))
     names = texts(shard.keys)
     kept = {key for _, _, keys in contents(shard.keys, shard.rows) for key, _ in keys}
@@ -376,9 +366,7 @@ def test_a_held_out_row_is_not_learned(
     }
 
 
-def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(
-    tmp_path: Path, log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(tmp_path, log, trained):
     held = [write(tmp_path / f"held{part}.jsonl", rows_of(300, 7 + part)) for part in range(2)]
     _, expected = learned(OF_ADS, Log(held))
     for workers in (1, 3):
@@ -426,9 +414,7 @@ def test_a_full_disk_names_the_folder_and_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "what"), [(300, "keys"), (900, "rows")])
-def test_a_shard_beyond_int32_asks_for_more_workers(
-    log: str, monkeypatch: pytest.MonkeyPatch, most: int, what: str
-) -> None:
+def test_a_shard_beyond_int32_asks_for_more_workers(log: str, monkeypatch, most: int, what: str) -> None:
     monkeypatch.setattr(shard_module, "MOST", most)
     with pytest.raises(InputError, match=f"more than {most} {what}; use more workers"):
         shards_of(OF_ADS, [log], 1)

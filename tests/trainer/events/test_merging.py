@@ -111,9 +111,7 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
     sizes=st.lists(st.lists(st.integers(1, 4), max_size=8), min_size=3, max_size=3),
     read_ahead=st.sampled_from((1, 2_000, 1 << 20)),
 )
-def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(
-    held: Any, stops: list[int], sizes: list[list[int]], read_ahead: int
-) -> None:
+def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(held, stops, sizes, read_ahead):
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
     events, bad, positions = [], [], list[SourcePosition]()
     for polls in (*stops, None):

@@ -183,9 +183,7 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
 
 @examples(250)
 @given(lines=blocks(), others=st.just([]) | blocks())
-def test_by_blocks_and_line_by_line_give_the_same_whatever_was_read_before(
-    lines: list[bytes], others: list[bytes]
-) -> None:
+def test_by_blocks_and_line_by_line_give_the_same_whatever_was_read_before(lines, others):
     parser = Parser(WANTED)
     parser.parse(*block_of(others))
     assert_same(parser.parse(*block_of(lines)), line_by_line(lines))
@@ -200,9 +198,7 @@ BROKEN = st.sampled_from(
 @given(
     lines=blocks().filter(bool), copies=st.integers(20, 60), broken=st.lists(BROKEN, min_size=1, max_size=4)
 )
-def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(
-    lines: list[bytes], copies: int, broken: list[bytes]
-) -> None:
+def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(lines, copies, broken):
     shown = json.dumps(event(items=[{"id": "a"}, {"id": "b"}], note=[None])).encode()  # odd, and good
     long = [*(lines * copies), *broken, shown, *(lines * copies), shown]
     assert_same(parsed(*long), line_by_line(long))

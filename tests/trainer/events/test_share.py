@@ -37,9 +37,7 @@ def owner(line: bytes, count: int) -> int:
 
 
 @given(IDS, OTHERS, st.integers(1, 9), st.booleans(), st.sampled_from([None, " ", ": "]))
-def test_impressions_and_clicks_of_a_request_are_one_partitions(
-    request: Any, others: dict[str, Any], count: int, ascii_only: bool, space: str | None
-) -> None:
+def test_impressions_and_clicks_of_a_request_are_one_partitions(request, others, count, ascii_only, space):
     def line(event: dict[str, Any]) -> bytes:
         separators = (",", ":") if space is None else (", ", space if ":" in space else f"{space}:{space}")
         text = json.dumps(event, ensure_ascii=ascii_only, separators=separators)

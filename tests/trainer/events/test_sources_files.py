@@ -509,9 +509,7 @@ def script(text: str) -> list[tuple[str, int]]:
 @example(script("append 9, read 2, copytruncate, append 1, reopen"))
 # A copy stands there, but the original is still whole; then it is cut back.
 @example(script("append 3, read 1, copy 1, read 9, append 1, read 9, copy 1, cut, append 5"))
-def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
+def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(tmp_path_factory, steps):
     life = Life(tmp_path_factory.mktemp("life"))
     reading = Reading(life.log)
     for name, value in steps:

@@ -122,9 +122,7 @@ def test_reading_can_go_on_from_every_place(brokers: Brokers) -> None:
         again.close()
 
 
-def test_with_once_a_source_ends_at_the_end_of_its_partition_to_which_the_lag_counts(
-    brokers: Brokers,
-) -> None:
+def test_with_once_a_source_ends_at_the_end_of_its_partition_to_which_the_lag_counts(brokers):
     brokers.put(*range(1200))
     source, empty, *_ = opened(brokers, once=True)
     first = read(source)
@@ -144,9 +142,7 @@ def test_messages_without_a_value_are_passed_over_and_a_line_is_one_line(brokers
     assert chunk.data == b'{"n": 7}\n' and source.position(chunk, 1)["offset"] == 2
 
 
-def test_a_place_beyond_the_end_is_said_and_read_from_the_start_as_a_new_partition_is(
-    brokers: Brokers, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_beyond_the_end_is_said_and_read_from_the_start_as_a_new_partition_is(brokers, capsys):
     brokers.put(1, 2)
     brokers.put(3, partition=3)
     position = {"source": "kafka clicks#0", "offset": 99}

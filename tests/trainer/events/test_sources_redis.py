@@ -197,9 +197,7 @@ def test_a_stream_that_is_gone_is_said_and_what_comes_then_is_read(log: Streamed
 
 
 @pytest.mark.parametrize("began", ["9-0", "3-0", "5-1"])
-def test_a_stream_deleted_and_begun_anew_is_read_from_its_start_and_that_is_said(
-    began: str, log: Streamed
-) -> None:
+def test_a_stream_deleted_and_begun_anew_is_read_from_its_start_and_that_is_said(began, log):
     log.put("5-0", 1)
     log.put("6-0", 2)
     source = log.open()

@@ -103,9 +103,7 @@ def grown(log: Path, data: bytes, cuts: Iterable[int], **options: Any) -> tuple[
 
 @pytest.mark.parametrize("name", LOGS)
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(
-    name: str, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(name, cuts, tmp_path_factory):
     log = tmp_path_factory.mktemp("rows") / name
     assert grown(log, LOGS[name], cuts)[0] == read_at_once(log)
 
@@ -168,9 +166,7 @@ BARE = b"\xef\xbb\xbf1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n1\t25\ta b\n"
 
 
 @given(cuts=st.lists(st.integers(5, 60), max_size=4))
-def test_a_file_without_a_header_grows_and_is_read_once(
-    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_without_a_header_grows_and_is_read_once(cuts: list[int], tmp_path_factory) -> None:
     """Its name tells the wrong separator too; the columns are those of the spec."""
     log, header = tmp_path_factory.mktemp("bare") / "log.csv", Header(WANTED)
     found, notes = grown(log, BARE, cuts, header=header)

@@ -111,9 +111,7 @@ EVENTS = st.lists(
 
 @examples(30)
 @given(EVENTS, st.booleans())
-def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(
-    events: list[Event], packed: bool
-) -> None:
+def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(events, packed):
     oracle = OracleJoin(SPEC.join)
     shown = [event for event in events if event.shows is not None]
     for event in events:
@@ -210,9 +208,7 @@ def test_without_fields_the_features_seen_are_the_fields_and_one_never_seen_is_n
         (["click,f", "1,a"], "csv", None, False),
     ],
 )
-def test_events_are_told_by_their_first_lines_or_the_format(
-    tmp_path: Path, lines: list[Any], format: str | None, label: str | None, expected: bool
-) -> None:
+def test_events_are_told_by_their_first_lines_or_the_format(tmp_path, lines, format, label, expected):
     assert holds_events([written(tmp_path / "log.jsonl", lines)], format, label) is expected
 
 

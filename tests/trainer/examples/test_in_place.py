@@ -287,9 +287,7 @@ FEATURES = st.sampled_from(
         st.tuples(*(st.lists(FEATURES, max_size=most) for most in (14, 3))), min_size=1, max_size=9
     )
 )
-def test_sparse_text_gives_the_same_examples_as_maps_of_it(
-    scratch: Path, lines: list[tuple[list[str], list[str]]]
-) -> None:
+def test_sparse_text_gives_the_same_examples_as_maps_of_it(scratch, lines):
     path = scratch / "log.vw"
     text = "\n".join(f"1 |f {' '.join(first)} |g:0.5 {' '.join(second)}" for first, second in lines)
     path.write_bytes(f"-1 |f a |g b\n{text}".encode())
@@ -306,9 +304,7 @@ CODED = st.none() | st.sampled_from(["", "a", "b%=", "é", "z" * 5000])
 
 
 @given(pairs=st.lists(st.tuples(CODED, CODED), min_size=1, max_size=40), pages=st.sampled_from([1, 3, 64]))
-def test_dictionaries_give_the_same_examples_as_their_texts(
-    scratch: Path, pairs: list[tuple[str | None, str | None]], pages: int
-) -> None:
+def test_dictionaries_give_the_same_examples_as_their_texts(scratch, pairs, pages):
     a, b = (pa.array(values, pa.string()) for values in zip(*pairs, strict=True))
     table, names = pa.table({"y": [1] * len(pairs), "a": a, "b": b}), ["y", "a", "b"]
     of = parse_spec(HEAD + 'a = {}\nb = {}\n[[crosses]]\nfields = ["a", "b"]\n')

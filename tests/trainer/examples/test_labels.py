@@ -117,9 +117,7 @@ COUNTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0,
 
 
 @given(rows=COUNTS)
-def test_a_row_of_counts_is_its_clicks_and_its_other_views(
-    rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_row_of_counts_is_its_clicks_and_its_other_views(rows, tmp_path_factory):
     """Against rows written out one by one: same order, labels, weights and hashes."""
     counted, written = counts(tmp_path_factory.getbasetemp(), rows)
     found = examples(counted, GIVEN + '\nweight = "w"')

@@ -163,9 +163,7 @@ def test_a_resumed_run_learns_as_one_that_never_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "once.arrow").read_bytes() == (tmp_path / "twice.arrow").read_bytes()
 
 
-def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(tmp_path, capsys) -> None:
     log = write(tmp_path / "log.csv", a_log(3, requests=60))
     spec, model, scores = (str(tmp_path / name) for name in ("m.toml", "m.arrow", "scores.csv"))
     Path(spec).write_text(TEXT + "[learner]\nl1 = 0.0\n")

@@ -72,9 +72,7 @@ ZEROS = Profile("a", ("0", "1", "0"))
         ([ZEROS, replace(ZEROS, name="b")], "c", "no column 'c' in the log; it has a, b"),
     ],
 )
-def test_without_one_label_the_user_is_told_what_there_is(
-    profiles: list[Profile], label: str | None, refusal: str
-) -> None:
+def test_without_one_label_the_user_is_told_what_there_is(profiles, label, refusal):
     with pytest.raises(SpecError, match=refusal):
         guess_all(profiles, label)
 
@@ -97,9 +95,7 @@ def test_of_several_candidates_the_one_that_is_named_is_the_label() -> None:
         ("label", ("0", "1", "1"), None),
     ],
 )
-def test_a_label_of_two_values_says_which_is_a_click(
-    name: str, values: tuple[str, ...], positive: str | None
-) -> None:
+def test_a_label_of_two_values_says_which_is_a_click(name, values, positive):
     device, found = guess_all([Profile("device", ("phone", "desk", "phone")), Profile(name, values)])
     assert (device.role, found.role, found.positive) == ("field", "label", positive)
 
@@ -216,9 +212,7 @@ def timed(form: str) -> dict[str, Any]:
         ("landing_ms", cycle(["300", "", "", ""]), IGNORED | {"why": "only there in clicked rows"}),
     ],
 )
-def test_what_a_column_is_follows_from_its_name_and_its_values(
-    name: str, values: list[Any], expected: dict[str, Any]
-) -> None:
+def test_what_a_column_is_follows_from_its_name_and_its_values(name, values, expected):
     found = guess(values, name)
     for member, value in expected.items():
         got = getattr(found, member)
@@ -295,9 +289,7 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_prints_a_spec_that_trains_or_writes_it_once(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_a_spec_that_trains_or_writes_it_once(log: Path, capsys) -> None:
     code, printed, _ = ftrie(capsys, "init", str(log))
     assert code == 0
     spec = log.with_name("shop.toml")
@@ -341,9 +333,7 @@ def test_command_prints_a_spec_that_trains_or_writes_it_once(
         ("log.ffm", "{y} 0:{u}:1 1:{i}:0.5", {"label": "label", "0": "set", "1": "set"}),
     ],
 )
-def test_logs_whose_rows_name_their_features_are_understood_and_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, line: str, roles: dict[str, str]
-) -> None:
+def test_logs_whose_rows_name_their_features_are_understood_and_train(tmp_path, capsys, name, line, roles):
     log, spec = tmp_path / name, tmp_path / "spec.toml"
     log.write_text("\n".join(line.format(y=i % 3 // 2, u=i % 40, i=i) for i in range(ROWS)))
     code, out, _ = ftrie(capsys, "init", str(log), "--output", str(spec), "--json")

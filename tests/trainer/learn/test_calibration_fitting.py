@@ -157,9 +157,7 @@ GROUPS = st.tuples(SCORES, st.sampled_from([1e-20, 1.0, 200.0, 1e24]), st.boolea
 
 @pytest.mark.parametrize("kind", ["power", "isotonic"])
 @given(st.lists(GROUPS, min_size=1, max_size=6))
-def test_whatever_was_predicted_there_is_no_curve_or_one_that_can_be_read_again(
-    kind: str, groups: list[tuple[float, float, bool]]
-) -> None:
+def test_whatever_was_predicted_there_is_no_curve_or_one_that_can_be_read_again(kind, groups):
     scores, weights, labels = (np.array(column, float) for column in zip(*groups, strict=True))
     curve = fitting.fit(kind, counts_of(scores, labels, weights))  # type: ignore[arg-type]
     if curve is None:

@@ -102,9 +102,7 @@ def test_variants_that_came_out_the_same_are_named_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_train_says_what_is_wrong_with_the_model(
-    as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_says_what_is_wrong_with_the_model(as_json: bool, tmp_path, capsys) -> None:
     (tmp_path / "m.toml").write_text(SPEC)
     log = write_log(tmp_path / "log.csv", log_of(1500))
     assert run(["train", str(tmp_path / "m.toml"), log, *(["--json"] if as_json else [])]) == 0

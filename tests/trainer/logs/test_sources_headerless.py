@@ -73,9 +73,7 @@ def test_a_header_is_a_header(tmp_path: Path) -> None:
     names=st.lists(st.text("abcxyz019", min_size=1, max_size=3), min_size=1, max_size=5, unique=True),
     cells=st.lists(st.lists(st.text("abc019", max_size=3), min_size=5, max_size=5), max_size=6),
 )
-def test_a_first_line_with_the_label_is_a_header_whatever_follows(
-    scratch: Path, names: list[str], cells: list[list[str]]
-) -> None:
+def test_a_first_line_with_the_label_is_a_header_whatever_follows(scratch, names, cells):
     lines = [names, *(row[: len(names)] for row in cells)]
     path = write(scratch / "known.csv", "".join(",".join(line) + "\n" for line in lines))
     assert columns_of(path, Header(known=frozenset({names[-1]}))) == (tuple(names), [])
@@ -131,9 +129,7 @@ def test_a_later_run_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert (got.rows, got.lines) == ([(b"0", b"last")], [5])
 
 
-def test_a_file_whose_name_tells_the_wrong_separator_is_read_by_the_right_one_and_said(
-    tmp_path: Path,
-) -> None:
+def test_a_file_whose_name_tells_the_wrong_separator_is_read_by_the_right_one_and_said(tmp_path) -> None:
     path, notes = write(tmp_path / "log.csv", b'click\ttitle\n1\tone, "two"\n'), list[str]()
     assert read(path, ["title"], on_note=notes.append).rows == [(b'one, "two"',)]
     said = f"{path}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"

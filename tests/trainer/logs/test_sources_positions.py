@@ -122,9 +122,7 @@ def test_what_was_read_of_files_that_are_not_named_now_is_kept(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
-def test_a_file_that_has_grown_goes_on_and_one_that_was_cut_back_is_refused(
-    tmp_path: Path, pack: type[bytes]
-) -> None:
+def test_a_file_that_has_grown_goes_on_and_one_that_was_cut_back_is_refused(tmp_path, pack):
     long = CSV + b"".join(b"0,%s%d\n" % (b"x" * 50, i) for i in range(4000))
     path = write(tmp_path / "log", pack(long))
     _, read = read_all([path])

@@ -28,9 +28,7 @@ CSV = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(ROWS))
 @pytest.mark.parametrize(
     ("data", "value"), [(b"a,b\n1,2\n", b"1"), (b"a\tb\n1\t2\n", b"1"), (b' {"a":"1"}\n', "1")]
 )
-def test_standard_input_of_any_format(
-    monkeypatch: pytest.MonkeyPatch, pack: type[bytes], data: bytes, value: bytes | str
-) -> None:
+def test_standard_input_of_any_format(monkeypatch, pack, data, value):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(pack(data))))
     with LogReader(["-"]) as reader:
         assert reader.columns()[0] == "a"

@@ -175,9 +175,7 @@ def index_line(parts: int) -> st.SearchStrategy[str]:
         ("libffm", index_line(2), ["label", "0", "1", "7"]),
     ],
 )
-def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
-    scratch: Path, format: str, line: st.SearchStrategy[str], wanted: list[str]
-) -> None:
+def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(scratch, format, line, wanted):
     first = {"vw": "1 | f", "libsvm": "1 1:1", "libffm": "1 1:1:1"}[format]
     parse = getattr(sparse_text, format)
 
@@ -215,9 +213,7 @@ WRITTEN = st.fixed_dictionaries(
 
 
 @given(st.lists(WRITTEN, min_size=1, max_size=5), st.sampled_from([50, 1 << 20]))
-def test_rows_written_as_vw_text_are_read_back_to_the_bit(
-    scratch: Path, rows: list[dict[str, Any]], batch_bytes: int
-) -> None:
+def test_rows_written_as_vw_text_are_read_back_to_the_bit(scratch, rows, batch_bytes):
     lines = []
     for row in rows:
         spaces = ["|" + name + "".join(f" {member}:{x!r}" for member, x in row[name]) for name in "ab"]
@@ -255,9 +251,7 @@ def test_compression_and_format_are_told_apart(tmp_path: Path, name: str, data: 
         ("1 |a\tb\n0\t1\n", ("label", "importance", "tag", "a")),
     ],
 )
-def test_standard_input_is_told_by_its_first_line(
-    monkeypatch: pytest.MonkeyPatch, text: str, columns: tuple[str, ...]
-) -> None:
+def test_standard_input_is_told_by_its_first_line(monkeypatch, text: str, columns: tuple[str, ...]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     with LogReader(["-"]) as reader:
         assert reader.columns() == columns

@@ -152,9 +152,7 @@ def test_two_models_may_not_compute_one_history_in_two_ways(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("models", [[PLAIN + COMPUTED], [PLAIN, PLAIN + COMPUTED]])
-def test_a_history_that_the_replayed_spec_lacks_is_refused_over_events(
-    models: list[str], tmp_path: Path
-) -> None:
+def test_a_history_that_the_replayed_spec_lacks_is_refused_over_events(models: list[str], tmp_path) -> None:
     specs: list[ModelSpec] = [parse_spec(each) for each in models]
     events = tmp_path / "events.jsonl"
     events.write_text('{"request_id": "r", "ts": 1700000000, "cookie": "u", "items": [{"id": "a"}]}\n')

@@ -133,9 +133,7 @@ def test_the_rates_of_places_are_those_of_their_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "learner", ["alpha = 0.3\n", 'algorithm = "adpredictor"\nalpha = 0.3\nprior_ctr = 0.2\n']
 )
-def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
-    tmp_path: Path, learner: str
-) -> None:
+def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_path, learner: str) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
     rows = LOG[:24]
     text = SPEC.replace("alpha = 0.3\n", learner)

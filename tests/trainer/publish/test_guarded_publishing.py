@@ -87,9 +87,7 @@ def test_a_version_out_of_bounds_is_kept_marked_counted_told_of_and_not_served(
     assert shop.materialise(8)
 
 
-def test_once_within_its_bounds_again_a_delta_over_versions_never_served_is_served(
-    poisoned: GuardedRun, shop: ModelVersions
-) -> None:
+def test_once_within_its_bounds_again_a_delta_over_versions_never_served_is_served(poisoned, shop):
     poisoned.learn(rows(6_000, seed=3))
     active = shop.active()
     assert active == shop.versions()[-1].version
@@ -98,9 +96,7 @@ def test_once_within_its_bounds_again_a_delta_over_versions_never_served_is_serv
     assert any("is within its bounds again, after" in warning for warning in poisoned.warnings)
 
 
-def test_clicks_that_come_before_what_was_not_clicked_do_not_bar_the_way_for_ever(
-    shop: ModelVersions,
-) -> None:
+def test_clicks_that_come_before_what_was_not_clicked_do_not_bar_the_way_for_ever(shop):
     """As a join gives them out when it begins: a click at once, the rest when its window closes."""
     early = [row for row in rows(3_000, seed=9) if row["click"] == b"1"]
     guarded = GuardedRun(shop)
@@ -125,9 +121,7 @@ def test_a_restart_judges_against_what_is_served(poisoned: GuardedRun, shop: Mod
     assert again.refused[-2:] == [14, 15]
 
 
-def test_force_serves_it_and_the_trainer_goes_on_from_it(
-    poisoned: GuardedRun, shop: ModelVersions, store_url: str
-) -> None:
+def test_force_serves_it_and_the_trainer_goes_on_from_it(poisoned, shop, store_url):
     assert run(["store", "activate", "shop", "13", "--force", "--store", store_url]) == 0
     assert shop.active() == 13
     assert shop.manifest(13).refused == ""

@@ -65,9 +65,7 @@ def kinds(versions: ModelVersions) -> str:
     return "".join(info.kind[0] for info in versions.versions())
 
 
-def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(run, shop):
     publisher, warnings = run(50, snapshot_every=3)
     assert shop.versions() == []
     publisher.go_on(950)
@@ -80,18 +78,14 @@ def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
     assert warnings == []
 
 
-def test_with_no_deltas_between_every_version_is_whole_and_a_short_run_publishes_once(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_with_no_deltas_between_every_version_is_whole_and_a_short_run_publishes_once(run, shop):
     publisher, _ = run(50, snapshot_every=0)
     assert publisher.finish(publisher.model) == 1
     publisher.go_on(350)
     assert kinds(shop) == "ssss"
 
 
-def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(run, shop):
     publisher, _ = run(1000, threshold=0.2)
     assert shop.materialise(10).content != publisher.model.artefact().content
     publisher.go_on(1200)
@@ -121,9 +115,7 @@ def test_every_version_is_activated_if_asked_and_old_ones_go_with_each_snapshot_
 # -- when it does not go well
 
 
-def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(
-    run: Callable[..., Any], shop: ModelVersions, store: Store
-) -> None:
+def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(run, shop, store):
     publisher, warnings = run(300)
     store.client.flushall()
     publisher.go_on(400)

@@ -53,9 +53,7 @@ def watched(shop: ModelVersions) -> Watched:
 BAD: Known = {1: Evidence(120.0, 110.0), 3: Evidence(90.0, 20.0), 5: Evidence(60.0, 10.0)}
 
 
-def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_nothing(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_nothing(watched, shop):
     record = shop.guard.record()
     assert (record.good, record.candidate) == (1, 3)
     watched.publish(2)
@@ -63,9 +61,7 @@ def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_not
     assert (shop.active(), watched.warnings) == (5, [])
 
 
-def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_over(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_over(watched, shop):
     watched.publish(2)
     went = watched.after(BAD)
     assert went == Rollback(origin=5, target=1, reason=went.reason if went else "")
@@ -129,9 +125,7 @@ def test_an_operator_who_activated_since_is_not_overruled(watched: Watched, shop
     assert "another writer" in watched.warnings[0]
 
 
-def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(watched, shop):
     watched.publish(2)
     went = RollbackWatch(BOUNDS, shop, watched.warnings.append).check(BAD, watched.epoch)
     assert went is not None and went.target == 1

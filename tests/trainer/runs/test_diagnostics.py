@@ -226,9 +226,7 @@ def test_the_worst_rows_are_those_with_the_largest_log_loss_and_their_keys_add_u
         assert audit["score"] == pytest.approx(sum(key["contribution"] for key in keys))
 
 
-def test_of_one_variant_alone_and_without_permutation_nothing_else_is_reported(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_of_one_variant_alone_and_without_permutation_nothing_else_is_reported(timed, judge):
     log = judge.log(log_rows(100, seed=5), names=COLUMNS)
     report = judge.reported(judge.model(timed), log, "--repeats", 0, "--worst", 3, "--variant", "plain")
     assert report["variants"] == list(report["worst"]) == list(report["total"]["variants"]) == ["plain"]
@@ -236,9 +234,7 @@ def test_of_one_variant_alone_and_without_permutation_nothing_else_is_reported(
     assert report["importance"]["fields"] == []
 
 
-def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(timed, judge):
     model, definition = judge.model(timed), Definition(timed)
     for hours, length in ((0.05, 3600), (0.3, 86_400)):
         rows = log_rows(400, seed=6, hours=hours)
@@ -272,9 +268,7 @@ def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(
         assert drift["fields"][0]["field"] == "brand"  # the one that was changed
 
 
-def test_without_times_periods_are_blocks_of_rows_that_grow_with_the_log(
-    single: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_times_periods_are_blocks_of_rows_that_grow_with_the_log(single, judge, monkeypatch):
     monkeypatch.setattr(diagnostics, "FIRST_BLOCK", 10)
     monkeypatch.setattr(diagnostics, "MOST_BLOCKS", 4)
     rows = log_rows(130, seed=7)
@@ -312,9 +306,7 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(
-    timed: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(timed, judge, monkeypatch):
     monkeypatch.setattr(importance, "MOST_SAMPLED", 100)
     log = judge.log(log_rows(1000, seed=9), names=COLUMNS)
     found = judge.reported(judge.model(timed), log, "--repeats", 1)["importance"]
@@ -323,9 +315,7 @@ def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(
     assert len(found["fields"]) == len(FIELDS)
 
 
-def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(timed, judge):
     model = judge.model(timed)
     for rows in ([row | {"click": "0"} for row in log_rows(100, seed=10)], []):
         log = judge.log(rows, names=COLUMNS)
@@ -386,9 +376,7 @@ def test_what_cannot_be_reported_is_said_before_a_row_is_read(timed: Artefact, j
     assert "cannot write" in judge.refused("evaluate", model, log, "--report", "/nowhere/page.html")
 
 
-def test_a_named_slice_counts_values_beyond_the_first_ones_together(
-    timed: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_slice_counts_values_beyond_the_first_ones_together(timed, judge, monkeypatch):
     monkeypatch.setattr(diagnostics, "VALUES", 2)
     monkeypatch.setattr(diagnostics, "_ABSENT", 3)
     log = judge.log(log_rows(400, seed=14), names=COLUMNS)
@@ -399,9 +387,7 @@ def test_a_named_slice_counts_values_beyond_the_first_ones_together(
     assert found == {"1": 100, "2": 100, None: 200}
 
 
-def test_the_page_is_well_formed_says_everything_in_words_and_needs_nothing_else(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_the_page_is_well_formed_says_everything_in_words_and_needs_nothing_else(timed, judge):
     rows = log_rows(400, seed=15)
     rows[0]["brand"] = "<script>alert(1)</script>"
     report = judge.reported(judge.model(timed), judge.log(rows, names=COLUMNS), "--repeats", 1)

@@ -40,9 +40,7 @@ def logs_of(shop: Shop, count: int) -> list[Path]:
         ("subsample", 4, ("--passes=3", "--tolerance=0")),
     ],
 )
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
-    shop: Shop, name: str, kills: int, more: tuple[str, ...]
-) -> None:
+def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(shop, name, kills, more):
     """Killed at random moments and gone on with, run after run, until so many were killed."""
     shop.use(name)
     logs, said, draw = logs_of(shop, 600), shop.folder / "said", random.Random(name)
@@ -99,9 +97,7 @@ def test_a_run_killed_before_any_operation_on_its_files_goes_on(shop: Shop) -> N
     assert training.outcome() == shop.expected(logs)
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_checkpoints_and_nothing_else(shop: Shop, capsys) -> None:
     """No file of this process grows beyond a limit meanwhile; Python ignores the signal of that."""
     logs, training = logs_of(shop, 600), shop.training()
     expected = shop.expected(logs)

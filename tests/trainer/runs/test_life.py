@@ -63,9 +63,7 @@ def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(store, store_url, tmp_path):
     good = event_logs(20).impressions
     wrong = json.loads(good[3])
     wrong["items"][0]["features"]["price"] = "cheap"
@@ -90,9 +88,7 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert join["positives"] + join["negatives"] == counts["examples"] + counts["bad_rows"]
 
 
-def test_a_rollback_holds_over_restarts_until_versions_may_go_on(
-    store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rollback_holds_over_restarts_until_versions_may_go_on(store, store_url, tmp_path, capsys):
     versions, lines = store.model(NAME), iter(event_logs(400).impressions)
 
     def learned() -> int:

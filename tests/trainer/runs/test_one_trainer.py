@@ -38,9 +38,7 @@ def test_a_second_trainer_is_refused_and_a_spare_takes_over_once_the_first_has_e
     spare.terminate()
 
 
-def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
-    streams: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(streams, store_url, tmp_path):
     killed = Trainer(tmp_path, store_url, "--every", "100")
     version = killed.until("version", 1)["version"]
     killed.kill()

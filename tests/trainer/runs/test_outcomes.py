@@ -63,9 +63,7 @@ def outcomes(
     return learned
 
 
-def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
-    tmp_path: Path, outcomes: Callable[..., dict[str, VariantOutcome]]
-) -> None:
+def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(tmp_path, outcomes):
     log, rows = tmp_path / "events.jsonl", tmp_path / "a.csv"
     log.write_text("".join(json.dumps(event) + "\n" for event in FIRST))
     assert outcomes(str(log)) == {

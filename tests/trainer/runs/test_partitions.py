@@ -155,9 +155,7 @@ def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store)
 
 
 @pytest.mark.slow
-def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
-    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
-) -> None:
+def test_one_that_slept_beyond_its_lease_contributes_nothing_more(tmp_path, store, store_url, undisturbed):
     fill(store)
     first = partition(tmp_path, store_url, "1/2", "--save", "1.arrow", state="1")
     sleeper = partition(tmp_path, store_url, "2/2", state="2")
@@ -174,9 +172,7 @@ def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
 
 
 @pytest.mark.slow
-def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_dead_letters_and_online_metrics_are_those_of_one_trainer(tmp_path, store: Store, store_url) -> None:
     bad = tuple(b'{"request_id": "bad-%d", "ts": "never"}' % n for n in range(40)) + (b"no event", b"[]")
     fill(store, 300, bad)
     one = once(tmp_path, store_url, state="one")

@@ -91,9 +91,7 @@ def part_of(batch: Any, first: int, end: int) -> Any:
     )
 
 
-def test_files_of_every_format_and_standard_input_give_the_same_model(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_every_format_and_standard_input_give_the_same_model(shop: Shop, monkeypatch) -> None:
     content, log = rows(900, 1), shop.log(900)
     expected = shop.expected([log], "--passes=3").model
     kinds = ("0.csv.gz", "1.parquet", "2.jsonl", "3.jsonl.gz")
@@ -190,9 +188,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, number: int = sign
 
 
 @pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "bloom", "subsample"]))
-def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(
-    shop: Shop, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(shop: Shop, name: str, monkeypatch) -> None:
     shop.use(name)
     logs, flags = [shop.log(500), shop.log(300, seed=2)], ["--passes=4", "--tolerance=0"]
     training, stops = shop.training(), 0
@@ -211,9 +207,7 @@ def test_a_run_that_is_stopped_in_any_pass_goes_on_bit_by_bit(
     assert training.outcome() == shop.expected(logs, *flags)
 
 
-def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(shop: Shop, capsys) -> None:
     content = rows(900, 1)
     log = shop.own_log(content)
     expected = shop.learned("whole", [log], "--passes=4", "--tolerance=0")
@@ -232,9 +226,7 @@ def test_a_run_that_has_ended_goes_on_with_more_passes_but_not_with_fewer(
     assert "of a run in pass 4, but --passes is 2; expected 4 or more" in capsys.readouterr().err
 
 
-def test_a_pass_that_has_begun_is_finished_whatever_the_tolerance(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_that_has_begun_is_finished_whatever_the_tolerance(shop: Shop, monkeypatch) -> None:
     log, training = shop.log(900), shop.training()
     with monkeypatch.context() as patch:
         stop_after(patch, 5 + 9 + 6)
@@ -245,9 +237,7 @@ def test_a_pass_that_has_begun_is_finished_whatever_the_tolerance(
     assert outcome.model == shop.expected([log], "--passes=3", "--tolerance=0").model
 
 
-def test_a_run_is_resumed_with_passes_only_if_it_was_started_with_them_and_has_its_blocks(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_resumed_with_passes_only_if_it_was_started_with_them_and_has_its_blocks(shop, capsys):
     log = shop.log(300)
     for first, then in ((1, 2), (2, 1)):
         training = shop.training(str(first))
@@ -295,9 +285,7 @@ def test_passes_that_cannot_be_made_are_refused(shop: Shop, capsys: pytest.Captu
         assert message in capsys.readouterr().err
 
 
-def test_later_passes_publish_deltas_whose_last_is_the_model(
-    shop: Shop, store_url: str, store: Store
-) -> None:
+def test_later_passes_publish_deltas_whose_last_is_the_model(shop: Shop, store_url, store: Store) -> None:
     flags = ["--store", store_url, "--activate", "--publish-every=300", "--keep=0", "--batch-bytes=20000"]
     report = shop.learned("run", [shop.log(900)], "--passes=3", *flags).report
     assert report["published"]["deltas"] + report["published"]["snapshots"] > 900 // 300 + 1

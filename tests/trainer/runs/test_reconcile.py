@@ -69,9 +69,7 @@ def test_all_partitions_hold_the_same_bits_after_each_round(learner: str) -> Non
 
 
 @pytest.mark.parametrize("learner", slow_except(["ftrl"], LEARNERS))
-def test_a_merge_of_one_partition_changes_no_bit_and_a_key_that_one_has_changed_gets_its_state(
-    learner: str,
-) -> None:
+def test_a_merge_of_one_partition_changes_no_bit_and_a_key_that_one_has_changed_gets_its_state(learner):
     spec = spec_of(learner)
     merged, alone, idle, new = (Partition(spec) for _ in range(4))
     for number in range(4):

@@ -37,9 +37,7 @@ def write_log(path: Path, labels: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.jsonl", "log.parquet"])
-def test_labels_of_minus_one_and_one_are_learned_and_told(
-    name: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_of_minus_one_and_one_are_learned_and_told(name: str, spec: str, tmp_path, capsys) -> None:
     log = write_log(tmp_path / name, ["-1"] * 180 + ["1"] * 20)
     assert run(["train", spec, log]) == 0
     out = capsys.readouterr().out
@@ -99,9 +97,7 @@ def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, cap
     assert warning.startswith("180 rows were rejected, 90 %") and json.loads(err)["warning"] == warning
 
 
-def test_rows_that_are_not_drawn_hide_no_rejected_ones(
-    tmp_path: Path, store: Store, store_url: str, capsys
-) -> None:
+def test_rows_that_are_not_drawn_hide_no_rejected_ones(tmp_path, store: Store, store_url, capsys) -> None:
     spec = tmp_path / "m.toml"
     spec.write_text(SPEC + "[learner]\nsubsample = { unclicked = 0.05 }\n")
     log = write_log(tmp_path / "log.csv", ["no"] * 1900 + ["1"] * 20)

@@ -100,9 +100,7 @@ def test_a_strict_run_goes_on_before_the_batch_with_the_bad_row(shop: Shop) -> N
     assert training.outcome() == expected
 
 
-def test_a_damaged_newest_checkpoint_falls_back_loudly(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_newest_checkpoint_falls_back_loudly(shop: Shop, capsys) -> None:
     a, b, training = shop.log(900), shop.log(600, seed=2), shop.training()
     go_on(training, [a])
     newest = checkpoints_in(training.checkpoints)[0]
@@ -119,9 +117,7 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(
     assert outcome == expected
 
 
-def test_another_spec_is_refused_and_nothing_is_touched(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_spec_is_refused_and_nothing_is_touched(shop: Shop, capsys) -> None:
     log, training = shop.log(300), shop.training()
     go_on(training, [log])
     before, text = training.outcome(), shop.spec.read_text()
@@ -159,9 +155,7 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(shop: Shop, capsys: pytest.
     assert "holds checkpoints of an earlier run" in capsys.readouterr().err
 
 
-def test_rejects_of_another_file_begin_empty_and_a_lost_file_is_an_error(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rejects_of_another_file_begin_empty_and_a_lost_file_is_an_error(shop: Shop, capsys) -> None:
     a, b, training = shop.log(300), shop.log(300, seed=2), shop.training()
     others = shop.folder / "others.jsonl"
     go_on(training, [a])

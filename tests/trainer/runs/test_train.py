@@ -56,9 +56,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_the_command_saves_reports_and_lists_bad_rows(
-    tmp_path: Path, learn: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_saves_reports_and_lists_bad_rows(tmp_path, learn: Callable[..., int], capsys) -> None:
     rows = [*ROWS[:7], ROWS[7] | {"click": b"yes"}, *ROWS[8:]]
     assert learn(rows, extra=b"1,2\n", save="model.arrow", report="report.json", rejects="rejects.jsonl") == 0
     report = json.loads((tmp_path / "report.json").read_text())
@@ -96,18 +94,14 @@ def test_the_artefact_does_not_depend_on_threads_nor_on_the_run(tmp_path: Path, 
     assert len(hashes) == 1
 
 
-def test_strict_stops_at_the_first_bad_row(
-    tmp_path: Path, learn: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_strict_stops_at_the_first_bad_row(tmp_path, learn: Callable[..., int], capsys) -> None:
     rows = [*ROWS[:3], ROWS[3] | {"click": b""}, *ROWS[4:20]]
     assert learn(rows, "--strict", save="m.arrow") == InputError.exit_code
     said = f"{tmp_path / 'log.csv'}:5: click: got '', expected 1, 0, -1, true or false"
     assert said in capsys.readouterr().err
 
 
-def test_a_missing_column_lists_those_there_are(
-    learn: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_column_lists_those_there_are(learn: Callable[..., int], capsys) -> None:
     assert learn([{"click": b"1", "importance": b"1", "age": b"20"}]) == SpecError.exit_code
     said = "fields.tags: no column 'tags' in the log; it has: click, importance, age"
     assert said in capsys.readouterr().err
@@ -126,9 +120,7 @@ def test_a_log_that_breaks_off_keeps_what_was_learned_and_publishes_nothing(
     assert store.model("shop").versions() == []
 
 
-def test_activate_publishes_and_activates(
-    tmp_path: Path, learn: Callable[..., int], store_url: str, store: Store
-) -> None:
+def test_activate_publishes_and_activates(tmp_path, learn, store_url, store):
     assert learn(ROWS, "--store", store_url, "--activate", report="r.json") == 0
     assert json.loads((tmp_path / "r.json").read_text())["version"] == store.model("shop").active() == 1
     assert learn(ROWS, "--store", store_url, "--publish") == 0
@@ -171,9 +163,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_log(
-    tmp_path: Path, spec_file: Path, learn: Callable[..., int]
-) -> None:
+def test_memory_does_not_grow_with_the_log(tmp_path, spec_file: Path, learn: Callable[..., int]) -> None:
     assert learn(ROWS) == 0  # compiling kernels takes memory too
     peaks = []
     for times in (1, 6):
@@ -184,9 +174,7 @@ def test_memory_does_not_grow_with_the_log(
     assert peaks[1] <= 1.10 * peaks[0], peaks
 
 
-def test_outputs_that_cannot_be_written_are_known_before_anything_is_learned(
-    tmp_path: Path, learn: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outputs_that_cannot_be_written_are_known_before_anything_is_learned(tmp_path, learn, capsys):
     for name, path in (("save", tmp_path / "none" / "m.arrow"), ("report", tmp_path)):
         assert learn(ROWS, **{name: str(path)}) == 1
         error = capsys.readouterr().err
@@ -206,9 +194,7 @@ def test_a_log_of_which_no_row_is_good_or_drawn_is_never_published(
     assert store.model("shop").versions() == []
 
 
-def test_an_input_is_never_written_over(
-    tmp_path: Path, spec_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_input_is_never_written_over(tmp_path, spec_file: Path, capsys) -> None:
     log = write_csv(tmp_path / "log.csv", ROWS)
     before = log.read_bytes()
     for flag in ("--save", "--report", "--rejects"):

@@ -139,9 +139,7 @@ def gaps(spec: ModelSpec, log: Log, artefact: Artefact) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_model_is_the_minimum_for_any_number_of_workers(
-    log: Log, of_two: Callable[..., DistributedRun], name: str
-) -> None:
+def test_the_model_is_the_minimum_for_any_number_of_workers(log, of_two, name):
     text = SPECS[name]
     runs = [of_two(text), *(trained(parse_spec(text), log, n) for n in ((1, 4) if text is SPEC else (3,)))]
     for run in runs:
@@ -159,9 +157,7 @@ def test_the_model_is_the_minimum_for_any_number_of_workers(
         ("worker", 1, "judge", 1),
     ],
 )
-def test_a_member_lost_in_the_middle_changes_no_bit(
-    log: Log, of_two: Callable[..., DistributedRun], lost: tuple[str, int, str, int]
-) -> None:
+def test_a_member_lost_in_the_middle_changes_no_bit(log, of_two, lost):
     how = HeldOut(share=0.1)
     expected = of_two(SPEC, held_out=how)
     run = trained(parse_spec(SPEC), log, held_out=how, crew=opener(lambda crew: crew.fail_at.add(lost)))
@@ -173,9 +169,7 @@ def test_a_member_lost_in_the_middle_changes_no_bit(
 
 
 @pytest.mark.parametrize(("method", "text"), [("surrogate", SPEC), ("admm", OWN)], ids=["surrogate", "admm"])
-def test_a_resumed_run_ends_as_one_that_never_stopped(
-    log: Log, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, method: str
-) -> None:
+def test_a_resumed_run_ends_as_one_that_never_stopped(log, tmp_path, capsys, text, method):
     spec, options = parse_spec(text), MethodOptions(method, iterations=12, tolerance=1e-9)
     folder = tmp_path / "state"
     with DistributedCheckpoints(folder, 4) as checkpoints:
@@ -196,9 +190,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(
     assert got == wanted
 
 
-def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(
-    log: Log, of_two: Callable[..., DistributedRun], tmp_path: Path
-) -> None:
+def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(log, of_two, tmp_path):
     def interrupt(crew: InProcessCrew) -> None:
         ask = crew.ask_workers
 
@@ -268,9 +260,7 @@ def test_the_metrics_are_those_of_the_rows_held_out(log: Log) -> None:
         assert artefact_of(run).metrics[name]["logloss"] == found.logloss
 
 
-def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_workers(
-    log: Log, of_two: Callable[..., DistributedRun]
-) -> None:
+def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_workers(log, of_two):
     spec = parse_spec(SPEC)
     one, four = (trained(spec, log, workers, held_out=HeldOut(share=0.2)).report for workers in (1, 4))
     assert one.held_out == four.held_out > 100
@@ -284,9 +274,7 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
 
 
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
-def test_a_trainer_starts_with_the_published_weights_and_rates(
-    of_two: Callable[..., DistributedRun], text: str
-) -> None:
+def test_a_trainer_starts_with_the_published_weights_and_rates(of_two, text):
     artefact = artefact_of(of_two(text))
     model = LearningModel(ExampleMaker(artefact.spec))
     assert model.warm_start(artefact) == artefact.rows
@@ -298,9 +286,7 @@ def test_a_trainer_starts_with_the_published_weights_and_rates(
     assert (artefact.rate < np.float32(0.3)).any(), "what was seen often has a lower rate than a new key"
 
 
-def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the_model(
-    log: Log, tmp_path: Path
-) -> None:
+def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the_model(log, tmp_path):
     spec = parse_spec(SPEC)
     with RejectLog(tmp_path / "bad.jsonl") as rejects:
         run = trained(spec, log, rejects=rejects)

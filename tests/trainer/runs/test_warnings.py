@@ -52,9 +52,7 @@ def write_rows(path: Path, labels: list[str]) -> str:
     return f"rows={path}"
 
 
-def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(
-    tmp_path: Path, trained: Callable[..., Any], store: Store
-) -> None:
+def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(tmp_path, trained, store):
     source = write_rows(tmp_path / "a.csv", ["no"] * 8 + ["1"] * 2)
     code, _, err = trained(source)
     assert code == 3
@@ -162,9 +160,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(tmp_path, store, store_url):
     output = Recording()
     with running(tmp_path, store_url, "store", PLAIN, output) as told:
         text = first_warning(told)
@@ -181,9 +177,7 @@ def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
 
 
 @pytest.mark.usefixtures("soon")
-def test_clicks_alone_count_as_nothing_and_a_file_that_is_not_there_is_named(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_clicks_alone_count_as_nothing_and_a_file_that_is_not_there_is_named(tmp_path, store, store_url):
     store.event_stream("ftrie:{m}:clicks").append([CLICKED, CLICKED])
     with running(tmp_path, store_url, "store", PLAIN) as told:
         text = first_warning(told)
@@ -238,9 +232,7 @@ def test_a_trainer_refuses_a_foreign_model_in_the_words_of_train_and_warns_of_on
     assert "learned from price, site; this spec has site" in said
 
 
-def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
-    tmp_path: Path, trained: Callable[..., Any]
-) -> None:
+def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(tmp_path, trained):
     source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
     assert trained(source, "--no-publish")[0] == 0
     path = checkpoints_in(tmp_path / "state")[0]
