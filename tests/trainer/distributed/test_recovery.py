@@ -92,8 +92,7 @@ def crew(shared: RayCrew) -> Killing:
 
 def test_a_run_on_ray_has_the_bits_of_one_in_this_process(crew, problem, expected):
     objective, iterations = minimise(crew, problem, OPTIONS)
-    assert (objective, weights(crew)) == expected
-    assert all(each.bytes > 0 for each in iterations)
+    assert (objective, weights(crew)) == expected and all(each.bytes > 0 for each in iterations)
 
 
 @pytest.mark.parametrize(

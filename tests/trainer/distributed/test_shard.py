@@ -74,7 +74,6 @@ def delimited(rows: list[dict[str, object]], delimiter: str) -> str:
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> str:
-    """The rows in the format of the file's name."""
     kinds = path.name.split(".")[1:]
     if kinds[0] == "parquet":
         table = pa.Table.from_pylist(rows)
@@ -146,8 +145,7 @@ def assert_transposed(shard: Shard) -> None:
     by_row = np.repeat(np.arange(rows.labels.size), np.diff(rows.starts))
     order = np.argsort(rows.ids, kind="stable")
     assert np.array_equal(np.diff(columns.starts), np.bincount(rows.ids, minlength=keys))
-    assert np.array_equal(columns.rows, by_row[order])
-    assert columns.x.size == rows.x.size
+    assert np.array_equal(columns.rows, by_row[order]) and columns.x.size == rows.x.size
     if rows.x.size:
         assert np.array_equal(columns.x, rows.x[order])
     assert np.array_equal(shard.keys.counts, np.bincount(rows.ids, minlength=keys).astype(float))
@@ -160,7 +158,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def trained(log: str) -> tuple[LearningModel, list[Row]]:
-    """What `ftrie train` reads of that log."""
     return learned(OF_ADS, Log([log]))
 
 
@@ -186,8 +183,7 @@ def test_shards_hold_the_rows_and_keys_that_train_reads(tmp_path: Path, name: st
     shards = shards_of(spec, inputs, workers)
     assert all_contents(shards) == Counter(expected)
     assert all(shard.rows.labels.size > rows / workers / 3 for shard in shards)
-    every = {key for shard in shards for key in texts(shard.keys)}
-    assert len(every) == model.table.count
+    assert len({key for shard in shards for key in texts(shard.keys)}) == model.table.count
     for shard in shards:
         assert_transposed(shard)
 
@@ -293,8 +289,7 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
         (700, "price"),
         (2, "click"),
     ]
-    assert found[0]["file"] == str(path)
-    assert sum(shard.log.rejected for shard in shards) == 3
+    assert found[0]["file"] == str(path) and sum(shard.log.rejected for shard in shards) == 3
     assert sum(shard.held_files.rejected for shard in shards) == 1
     assert sum(shard.log.rows_read for shard in shards) == 898  # of 900 lines one is blank, one unreadable
     with pytest.raises(InputError, match=r"log.csv:40: wrong number .* because of --strict"):
@@ -319,8 +314,7 @@ def test_more_workers_than_rows_leave_shards_empty(tmp_path: Path) -> None:
         empty = min(shards, key=lambda shard: shard.rows.labels.size)
         assert empty.keys.hashes.size == empty.columns.rows.size == 0
         assert empty.rows.starts.tolist() == empty.columns.starts.tolist() == [0]
-        assert empty.first.shape == (0, 1)
-        assert empty.summary(0.0).rows == 0
+        assert empty.first.shape == (0, 1) and empty.summary(0.0).rows == 0
         assert empty.keys.texts(np.empty(0, np.int64))[1].tolist() == [0]
 
 
@@ -335,8 +329,7 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
         held, kept = all_contents(shards, "held"), all_contents(shards)
         assert held + kept == Counter(everything)
         found.append(held)
-    assert found[0] == found[1] == found[2]
-    assert 120 < found[0].total() < 280
+    assert found[0] == found[1] == found[2] and 120 < found[0].total() < 280
     if by_request:
         users = [
             {key for _, _, keys in part for key, _ in keys if key.startswith(b"user=")}
@@ -350,8 +343,7 @@ def test_a_held_out_row_is_not_learned(tmp_path, log: str, trained: tuple[Learni
     names = texts(shard.keys)
     kept = {key for _, _, keys in contents(shard.keys, shard.rows) for key, _ in keys}
     only_held = np.array([name not in kept for name in names])
-    assert only_held.any()
-    assert np.array_equal(only_held, shard.keys.counts == 0)
+    assert only_held.any() and np.array_equal(only_held, shard.keys.counts == 0)
     assert not shard.first[only_held].any()
     header, *lines = Path(log).read_text().splitlines(keepends=True)
     held = all_contents([shard], "held")
@@ -449,8 +441,7 @@ def test_variants_with_values_of_their_own_have_first_weights_each(log: str) -> 
 
 
 def test_side_tables_are_joined_by_every_worker(tmp_path: Path) -> None:
-    rows = rows_of(400)
-    text = "".join(f"{row['click']},{row['site']},{row['user']}\n" for row in rows)
+    text = "".join(f"{row['click']},{row['site']},{row['user']}\n" for row in rows_of(400))
     (tmp_path / "log.csv").write_text("click,site,user\n" + text)
     users = tmp_path / "users.jsonl"
     users.write_text("".join(f'{{"cookie": "u{user}", "age": "{user % 7}"}}\n' for user in range(400)))
@@ -496,8 +487,7 @@ def test_files_of_very_different_sizes_are_noted(tmp_path: Path) -> None:
     inputs = [write(tmp_path / f"{rows}.csv", rows_of(rows)) for rows in (10, 1_000)]
     notes: list[str] = []
     plan_shards(OF_ADS, Log(inputs, on_note=notes.append), 2)
-    assert len(notes) == 1
-    assert "the other workers wait for that one" in notes[0]
+    assert len(notes) == 1 and "the other workers wait for that one" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ OTHERS = st.dictionaries(
 
 
 def owner(line: bytes, count: int) -> int:
-    """The one partition that a line belongs to."""
     starts = np.array([0, len(line)], np.int64)
     owners = [n for n in range(1, count + 1) if Share(n, count).mine(line, starts)[0]]
     assert len(owners) == 1
@@ -89,8 +88,7 @@ def test_the_partitions_of_a_log_are_about_equal_and_parse_to_the_events_of_the_
     assert {number: reason for part in parts for number, reason in part.bad.items()} == whole.bad
     for part, own in zip(parts, mine, strict=True):
         assert np.array_equal(whole.items[np.repeat(own, np.diff(whole.first))], part.items)
-        assert int(part.first[-1]) == part.items.size
-        assert (part.kind[list(part.bad)] == BAD).all()
+        assert int(part.first[-1]) == part.items.size and (part.kind[list(part.bad)] == BAD).all()
 
 
 def test_partitions_as_they_are_written() -> None:

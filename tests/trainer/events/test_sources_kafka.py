@@ -13,8 +13,9 @@ import pytest
 
 from model_store.errors import InputError, SourceUnavailable
 from model_store.spec.spec import ModelSpec
+from tests.trainer.events.sources import all_of, numbers_of, read
 from trainer.events import kafka as kafka_client
-from trainer.events.events import NEVER_US, Chunk, Source, SourcePosition
+from trainer.events.events import NEVER_US, Source, SourcePosition
 from trainer.events.kafka import PartitionSource, kafka_name
 from trainer.events.open_sources import open_sources
 
@@ -60,24 +61,6 @@ def opened(
 def places(*partitions: int) -> list[SourcePosition]:
     """Of partitions that have brought nothing yet."""
     return [{"source": f"kafka clicks#{n}", "offset": None} for n in partitions]
-
-
-def read(source: Source) -> Chunk:
-    """The next chunk, which there is."""
-    chunk = source.read()
-    assert chunk is not None and chunk.arrived_us is not None
-    return chunk
-
-
-def numbers_of(chunk: Chunk) -> list[int]:
-    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
-
-
-def all_of(source: Source) -> list[int]:
-    found = []
-    while (chunk := source.read()) is not None:
-        found += numbers_of(chunk)
-    return found
 
 
 def test_every_partition_is_a_source_and_messages_come_by_their_timestamps(brokers: Brokers) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import examples
 from tests.trainer.join.oracle import Event, OracleJoin
@@ -50,7 +50,6 @@ Row = tuple[Any, ...]
 
 
 def spec(old: str, new: str) -> ModelSpec:
-    """The spec with other words in it."""
     assert old in TEXT
     return parse_spec(TEXT.replace(old, new))
 
@@ -71,7 +70,6 @@ def read(
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """An impression and its click."""
     return written(tmp_path / "log.jsonl", [SHOWN, CLICK])
 
 
@@ -183,15 +181,6 @@ def test_columns_that_events_lack_come_from_a_file_of_items(log: str, tmp_path: 
     given = spec("[join]", 'colour = { side = "item" }\n[join]')
     found = read([log], given, tables=side_tables(items, None, given.input))
     assert rows(found, "item", "colour", "brand") == [("a", "red", "x"), ("b", "blue", "")]
-
-
-def test_without_fields_the_features_seen_are_the_fields_and_one_never_seen_is_none(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN | {"context": {"tags": ["x"]}}, CLICK])
-    with open_log(Log([log]), parse_spec(BARE)) as opened:
-        found = {name: (field.side, field.kind) for name, field in opened.spec.fields.items()}
-    assert found == {"brand": ("item", "category"), "tags": ("context", "set")}
-    with pytest.raises(SpecError, match="no impression so far has 'colour'"):
-        read([log], spec('brand = { side = "item", optional = true }', "colour = {}"))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,6 @@ class Found:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose files are written anew for each example."""
     return tmp_path_factory.mktemp("scratch")
 
 
@@ -166,12 +165,9 @@ def test_line_ends_and_a_last_line_without_one_change_nothing(tmp_path: Path) ->
 
 
 def test_long_sets_have_each_member_once(tmp_path: Path) -> None:
-    many = b"|".join(b"%d" % (number % 300) for number in range(700))
-    row = (*ROW[:8], many, b"k")
+    row = (*ROW[:8], b"|".join(b"%d" % (number % 300) for number in range(700)), b"k")
     assert len(assert_same(tmp_path, [row, ROW]).texts[7]) == 300 + 2
 
-
-# --- JSON lines ---
 
 JSON_FIELDS = """
 a = {}
@@ -274,9 +270,6 @@ def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> 
     assert json_columns(path, ["y", "a"])[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
 
 
-# --- Sparse text ---
-
-
 FEATURES = st.sampled_from(
     ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "w:1e30", "", "x" * 5000]
 )
@@ -295,9 +288,6 @@ def test_sparse_text_gives_the_same_examples_as_maps_of_it(scratch, lines):
     of = parse_spec(HEAD.replace('"y"', '"label"') + fields)
     found = examples(path, of, ["label", "f", "g"])
     assert found == examples(path, of, ["label", "f", "g"], as_arrays=True)
-
-
-# --- Dictionaries ---
 
 
 CODED = st.none() | st.sampled_from(["", "a", "b%=", "é", "z" * 5000])
@@ -321,8 +311,7 @@ def test_dictionaries_give_the_same_examples_as_their_texts(scratch, pairs, page
 
 
 def test_a_column_of_dictionaries_is_not_decoded_to_be_hashed(tmp_path: Path) -> None:
-    table = pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50})
-    pq.write_table(table, tmp_path / "log.parquet")
+    pq.write_table(pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50}), tmp_path / "log.parquet")
     with LogReader([str(tmp_path / "log.parquet")]) as reader:
         [batch] = reader.batches(["y", "a"])
     made = ExampleMaker(parse_spec(HEAD + "a = {}\n")).make(batch)

@@ -97,8 +97,7 @@ def test_variants_that_came_out_the_same_are_named_with_the_reason() -> None:
     assert "'base' and 'plain': they have the same fields and crosses and the same parameters" in text
     (text,) = learned(rows, SPEC.replace('"colour"', '"site"') + "[learner]\nl1 = 1e6\n").warnings.finish()
     assert "'base' and 'plain': they differ in 'site' alone, whose weights have all been 0" in text
-    coloured = [{**row, "colour": b"red"} for row in rows]
-    assert learned(coloured).warnings.finish() == ()
+    assert learned([{**row, "colour": b"red"} for row in rows]).warnings.finish() == ()
 
 
 @pytest.mark.parametrize("as_json", [False, True])

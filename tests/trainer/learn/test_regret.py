@@ -143,8 +143,7 @@ def test_a_minimum_is_as_close_as_asked() -> None:
     least = coordinate_descent(examples_of(0))
     for enough in (1.0, 1e-2, 1e-6):
         found = minimum(examples, uses, len(ROWS), np.zeros(keys), enough)
-        assert found.gradient <= enough
-        assert least - 1e-9 <= found.loss <= least + 10 * enough
+        assert found.gradient <= enough and least - 1e-9 <= found.loss <= least + 10 * enough
     again = minimum(examples, uses, len(ROWS), found.weights, 1e-6)
     assert (again.steps, again.loss) == (0, pytest.approx(found.loss))
 

@@ -147,7 +147,6 @@ def test_row_longer_than_a_block_is_read_and_one_without_end_refused(tmp_path, m
 
 
 def test_lines_are_int64_and_batches_of_nothing_but_rejects_are_allowed(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv", b"a,b\nx\ny\n")
-    (batch,) = LogReader([str(path)]).batches(["a"])
+    (batch,) = LogReader([str(write(tmp_path / "log.csv", b"a,b\nx\ny\n"))]).batches(["a"])
     assert batch.lines.dtype == np.int64
     assert (batch.rows, len(batch.rejects), len(batch.columns["a"])) == (0, 2, 0)

@@ -171,8 +171,7 @@ def test_a_column_that_only_later_blocks_have_is_null_before(tmp_path: Path) -> 
     rows = [b'{"a":1}'] * 20 + [b'{"a":2,"b":"x"}']
     # Both columns are in the first block, then b is away for some blocks, and comes back as another type.
     path = write(tmp_path / "log.jsonl", b"\n".join([b'{"a":0,"b":1}', *rows]))
-    got = read(path, ["a", "b"], batch_bytes=16)
-    assert got.rows == [(0, 1)] + [(1, None)] * 20 + [(2, "x")]
+    assert read(path, ["a", "b"], batch_bytes=16).rows == [(0, 1)] + [(1, None)] * 20 + [(2, "x")]
 
 
 def test_reasons_say_what_is_wrong_and_where(tmp_path: Path) -> None:

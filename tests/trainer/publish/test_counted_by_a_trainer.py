@@ -130,11 +130,9 @@ def test_versions_whose_promises_do_not_come_true_are_rolled_back(began, tmp_pat
     ads.guard.watch(candidate=2, good=1)
     shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
     events = [*shown, *clicks(shown, seed=4, chance=0.05)]
-    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0
-    assert ads.active() == 1
+    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0 and ads.active() == 1
     record = ads.guard.record()
     assert (record.rolled_back, record.target) == (1, 1)
     assert "online calibration since version 2: got " in ads.manifest(2).refused
-    said = capsys.readouterr().err
-    assert "ROLLED BACK from version " in said
+    assert "ROLLED BACK from version " in capsys.readouterr().err
     assert ads.versions()[-1].version > 2  # learned on, published, and held in the cooldown

@@ -158,8 +158,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_
 def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
     online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1))
     metrics = store.model("ads").online
-    assert online.flush(metrics) > 0
-    assert online.flush(metrics) == 0
+    assert online.flush(metrics) > 0 and online.flush(metrics) == 0
     key = store.model("ads").keys.online(NOW_US // MINUTE_US)
     assert 30 * 86_400 < store.client.ttl(key) <= 31 * 86_400
 
@@ -190,8 +189,7 @@ def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_
     added(online, later(requests, REMEMBERED_MINUTES + 1))
     before = written(online, store)
     added(online, requests[:3])
-    assert online.too_late == 3
-    assert written(online, store) == before
+    assert online.too_late == 3 and written(online, store) == before
     assert sum(sums.requests for sums in before.values()) == 40
 
 
@@ -203,8 +201,7 @@ def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(added
     added(online, later(old[:1], REMEMBERED_MINUTES))
     minute = request["time_us"] // MINUTE_US
     found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
-    assert len(each) == 60
-    assert found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
+    assert len(each) == 60 and found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
     assert sum(found.values(), OnlineSums()) == sum(each.values(), OnlineSums())
 
 

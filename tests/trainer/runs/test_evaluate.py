@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration, IsotonicCurve, VariantCurves
 from model_store.artefact.json_model import render
+from tests.trainer.learn import metrics_oracle as oracle
 from tests.trainer.learn import naive_metrics
 from tests.trainer.runs.judging import (
     CURVES,
@@ -34,7 +36,6 @@ def artefact(request: pytest.FixtureRequest, single: Artefact) -> Artefact:
 
 @pytest.fixture
 def log(judge: Judge) -> Path:
-    """The log to be judged on."""
     rows = rows_of(200, seed=2)
     rows[5]["brand"] = "unheard of"
     return judge.log(rows, "judged.csv")
@@ -90,8 +91,9 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(artefact, j
         both = [definition.of(row, bit) for row in rows]
         ctr = [definition.ctr(*each) for each in both]
         metrics, order = answer["variants"][name], found["orders"][name]
-        assert metrics["logloss"] == pytest.approx(naive_metrics.logloss(ctr, labels))
-        assert metrics["auc"] == pytest.approx(naive_metrics.auc(ctr, labels), abs=1e-3)
+        judged = [oracle.Row((math.log(p / (1 - p)),), y, 1.0, 0) for p, y in zip(ctr, labels, strict=True)]
+        assert metrics["logloss"] == pytest.approx(oracle.logloss(judged, 0))
+        assert metrics["auc"] == pytest.approx(oracle.auc(judged, 0), abs=1e-3)
         assert metrics["calibration"] == pytest.approx(sum(ctr) / sum(labels))
         assert metrics["uncertainty"] == pytest.approx(np.mean([each for _, each in both]))
         mrr = np.mean([naive_metrics.reciprocal_rank(ctr[each], labels[each]) for each in ranked])

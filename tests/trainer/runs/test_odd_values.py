@@ -46,8 +46,7 @@ def run_on(path: Path, rows: list[dict[str, Any]]) -> Run:
 )
 def test_an_odd_value_costs_its_row_and_not_the_model(tmp_path, column, rows, learned, rejected):
     run = run_on(tmp_path / "log.jsonl", rows)
-    assert (run.report.rows, run.report.rejected) == (learned, rejected)
-    assert run.failure is None
+    assert (run.report.rows, run.report.rejected) == (learned, rejected) and run.failure is None
     run.report.write(tmp_path / "report.json")
     run.model.artefact()
 
@@ -65,5 +64,4 @@ def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_an
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with RejectLog(tmp_path / "rejects") as rejects:
         run = train(spec, Log([str(log)]), rejects=rejects)
-    artefact = run.model.artefact()
-    assert artefact.key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]
+    assert run.model.artefact().key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]

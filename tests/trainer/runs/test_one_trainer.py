@@ -54,13 +54,11 @@ def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_mode
     lease = streams.trainer_lease(NAME, "the one in production")
     lease.ttl_s = 600.0
     lease.take()
-    trial = once(tmp_path, store_url, "--no-publish", state="trial")
-    assert trial["dead_letters"] == 1
+    assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 0
     assert not list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
     lease.release()
-    alone = once(tmp_path, store_url, "--no-publish", state="trial")
-    assert alone["dead_letters"] == 1
+    assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 1
     assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
 

@@ -30,7 +30,6 @@ class Paced:
         self.pacer.begin(self.model, through_us=through_us)
 
     def learn(self) -> None:
-        """50 rows."""
         self._seed += 1
         learn(self.model, rows(50, seed=self._seed))
 

@@ -63,8 +63,7 @@ def test_a_sign_before_the_one_is_a_click_and_a_log_that_mixes_0_and_minus_one_i
 
 
 def test_init_takes_a_column_of_minus_one_and_one_for_the_label(tmp_path: Path, capsys) -> None:
-    log = write_log(tmp_path / "log.csv", ["-1", "1"] * 20)
-    assert run(["init", log, "--json"]) == 0
+    assert run(["init", write_log(tmp_path / "log.csv", ["-1", "1"] * 20), "--json"]) == 0
     assert 'label = "click"' in json.loads(capsys.readouterr().out)["spec"]
 
 
@@ -78,10 +77,8 @@ def test_a_model_most_of_whose_rows_were_rejected_is_not_published(
     err = capsys.readouterr().err
     assert "180 rows were rejected, 90 % of those read: nothing is published" in err
     assert f"{log}:2: click: got 'no', expected 1, 0, -1, true or false" in err
-    assert "--rejects FILE" in err and "--force" in err
-    assert versions.versions() == []
-    assert run([*command, "--force"]) == 0
-    assert versions.versions()
+    assert "--rejects FILE" in err and "--force" in err and versions.versions() == []
+    assert run([*command, "--force"]) == 0 and versions.versions()
     assert (versions.active() is not None) == ("--activate" in flags)
     tenth = write_log(tmp_path / "log.csv", ["0", "0", "0", "1", "no", "0", "0", "0", "1", "0"] * 10)
     before = len(versions.versions())

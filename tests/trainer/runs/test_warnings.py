@@ -55,10 +55,8 @@ def write_rows(path: Path, labels: list[str]) -> str:
 def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(tmp_path, trained, store):
     source = write_rows(tmp_path / "a.csv", ["no"] * 8 + ["1"] * 2)
     code, _, err = trained(source)
-    assert code == 3
-    assert "8 rows were rejected, 80 % of those read: nothing is published" in err
-    assert "ftrie store dead m" in err and "--force" in err
-    assert store.model("m").versions() == []
+    assert code == 3 and "8 rows were rejected, 80 % of those read: nothing is published" in err
+    assert "ftrie store dead m" in err and "--force" in err and store.model("m").versions() == []
     code, status, _ = trained(source, "--force", state="forced")
     assert (code, status["withheld"], status["version"]) == (0, "", 1)
     # Good rows that follow let a model go out; -1 is no click, and told.
@@ -75,8 +73,7 @@ def test_a_trainer_warns_of_a_model_that_diverges_and_ends_with_the_totals_of_al
 ) -> None:
     source = f"rows={write_log(tmp_path / 'a.csv', log_of(1500))}"
     code, status, err = trained(source, spec=SPEC)
-    assert code == 0
-    assert status["normalized_entropy"] > 1.5
+    assert code == 0 and status["normalized_entropy"] > 1.5
     warnings = [json.loads(line)["warning"] for line in err.splitlines()]
     assert any("field 'price'" in text for text in warnings)
     assert any("'base' and 'plain'" in text for text in warnings)
@@ -252,6 +249,5 @@ def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(tmp_pa
         with path.open("wb") as out:
             file.write(out, description, arrays)
         code, _, err = trained(source, "--no-publish")
-        assert code == 7
-        assert f"{path} does not hold the state of this ftrie's learners" in err
+        assert code == 7 and f"{path} does not hold the state of this ftrie's learners" in err
         assert "it was written by ftrie" in err and "start again with another folder" in err
