@@ -23,7 +23,6 @@ from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.oracles.duality import Sparse, bounds, matrix_of
 from tests.trainer.runs.runs import Shared, rows, write_log
-from tests.worlds import SPEC as SHOP
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.distributed.checkpoint import DistributedCheckpoints
 from trainer.distributed.dealing import HeldOut, plan_shards
@@ -38,8 +37,31 @@ from trainer.logs.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train_distributed import DistributedOptions, DistributedRun, train_distributed
 
-SPEC = SHOP.replace("[fields]", 'request = "request"\n[fields]').replace("l1 = 0.05", "l1 = 0.5")
-OWN = SPEC.replace('"hour"] }', '"hour"], l1 = 1.5 }') + 'values = "per_variant"\n'
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+weight = "importance"
+request = "request"
+[fields]
+age = { side = "user" }
+tags = { side = "user", kind = "set", separator = "|" }
+brand = { side = "item" }
+price = { side = "item", kind = "number", bucket = "log" }
+size = { side = "item", kind = "number" }
+[[crosses]]
+fields = ["brand", "age"]
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.3, without = ["age*brand"] }
+lean = { share = 0.2, without = ["tags"] }
+[learner]
+alpha = 0.3
+l1 = 0.5
+l2 = 0.4
+"""
+OWN = SPEC.replace('"tags"] }', '"tags"], l1 = 1.5 }') + 'values = "per_variant"\n'
 ONE = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :].replace("l2 = 0.4", "l2 = 0.0")
 SPECS = {"shared values": SPEC, "own values": OWN, "one variant, no l2": ONE}
 CLOSE = 1e-3
