@@ -54,7 +54,6 @@ class Oracle:
 
     @classmethod
     def of(cls, store: Store, model: str, version: int) -> Oracle:
-        """The oracle of a version in the store."""
         return cls(store.model(model).materialise(version))
 
     def score(self, example: Mapping[str, Value], variant: str) -> float:

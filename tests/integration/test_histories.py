@@ -18,11 +18,11 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.features.features import FeaturePlan
 from model_store.features.history import HistoryPlan, UserHistory
-from model_store.hash_kernels import hash_keys
 from model_store.redis.redis_keys import history_key
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving
+from tests.trainer.learn.pairs import hash_of
 from tests.trainer.oracles.histories import expected, what_happened
 from tests.waiting import eventually
 from trainer.events.columns import Wanted
@@ -102,9 +102,7 @@ def arrived(store: Store) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(store, store_url, tmp_path):
     """Given a server, a trainer and clicks, each answer's values are an oracle's, and the rows learned have them."""
     spec, log = tmp_path / "shop.toml", tmp_path / "log.csv"
     spec.write_text(TEXT)
@@ -128,8 +126,7 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
         def visit(cookie: str, number: int) -> str:
             answer = client.rank("shop", cookie=cookie, candidates=ITEMS, top_k=3)
             assert not answer.degraded, answer.degraded
-            shown = [item.id for item in answer.items]
-            clicks = [item for item in shown if draw.random() < 0.4]
+            clicks = [item for item in [item.id for item in answer.items] if draw.random() < 0.4]
             events = [Feedback(answer.request_id, item) for item in clicks]
             if clicks and number % 4 == 0:
                 events += events[:1]  # reported twice
@@ -171,26 +168,19 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(
         if impression["request_id"] in settled:
             assert [without_nothing(row) for row in served] == [without_nothing(row) for row in rows]
     busy = [row for each in impressions if each["request_id"] in settled for row in served_values(each)]
-    assert any(row["brand_clicks"] for row in busy)
-    assert any(row["clicked_brands"] for row in busy)
+    assert any(row["brand_clicks"] for row in busy) and any(row["clicked_brands"] for row in busy)
 
     learned = learned_keys(resolved, store, store_url, tmp_path)
     plan = FeaturePlan.of(resolved)
     for impression in impressions:
         for item, values in zip(impression["items"], served_values(impression), strict=True):
             example = {"item": item["id"], **item["features"], **values}
-            keys = sorted((hashed(key), x) for key, x, _ in plan.keys(example))
+            keys = sorted((hash_of(key), x) for key, x, _ in plan.keys(example))
             assert learned[impression["request_id"], item["id"]] == keys
 
 
 def without_nothing(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value not in (None, [])}
-
-
-def hashed(key: bytes) -> int:
-    out = np.empty(1, np.uint64)
-    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)], np.int64), out)
-    return int(out[0])
 
 
 def learned_keys(

@@ -101,8 +101,6 @@ def filled(store: Store) -> None:
 
 @dataclass(frozen=True)
 class Junk:
-    """What is done to the store."""
-
     key: str
     name: str
     words: tuple[tuple[bytes | str, ...], ...]
@@ -332,8 +330,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
     serves(whole, active)
 
     if others := [each for each in good if each != active]:
-        assert versions.activate(others[0]) == active
-        assert versions.rollback() == active
+        assert versions.activate(others[0]) == active and versions.rollback() == active
     versions.pin.resume()
     newest = versions.publish_and_activate(shop.artefact(4))
     assert newest == max(info.version for info in versions.versions())

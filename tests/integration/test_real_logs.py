@@ -120,9 +120,7 @@ def test_real_impressions_are_served_by_the_weights_published_also_while_version
 
 
 @pytest.mark.slow
-def test_items_from_their_file_are_ranked_as_the_log_was_learned(
-    open_bandit_folder: Path, store: Store, store_url: str
-) -> None:
+def test_items_from_their_file_are_ranked_as_the_log_was_learned(open_bandit_folder, store, store_url):
     log, catalogue = open_bandit_folder / "men.csv.gz", open_bandit_folder / "item_context.csv"
     ftrie("train", "examples/open_bandit.toml", log, "--items", catalogue, "--store", store_url, "--activate")
     ftrie("store", "load", "items", catalogue, "--id-column", "item_id", "--store", store_url)

@@ -62,9 +62,7 @@ def overlap(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 
 
 @pytest.mark.slow
-def test_policies_are_estimated_from_fashion_items_shown_at_random(
-    open_bandit_folder: Path, tmp_path: Path
-) -> None:
+def test_policies_are_estimated_from_fashion_items_shown_at_random(open_bandit_folder, tmp_path):
     """Given a log of random items, uniform is what it did; from Thompson sampling's log, it is told within error."""
     thompson = open_bandit_folder.parent / "bts_men"
     items, model = thompson / "item_context.csv", tmp_path / "bts.arrow"
@@ -78,25 +76,21 @@ def test_policies_are_estimated_from_fashion_items_shown_at_random(
 
     assert (random["rows"], random["candidates"], random["decision"]) == (10_000, 34, "row")
     logged, uniform = (random["by_name"][name] for name in ("logged", "uniform"))
-    assert uniform["estimates"] == logged["estimates"]
-    assert uniform["support"]["largest"] == 1.0
+    assert uniform["estimates"] == logged["estimates"] and uniform["support"]["largest"] == 1.0
     assert logged["estimates"]["ips"]["value"] == pytest.approx(46 / 10_000)
     assert shown["by_name"]["logged"]["estimates"]["ips"]["value"] == pytest.approx(69 / 10_000)
     assert overlap(shown["by_name"]["uniform"]["estimates"]["snips"], logged["estimates"]["snips"])
     for variant in ("base", "plain"):
         of_model = random["by_name"][f"bts.arrow@{variant} softmax:1"]
         assert of_model["support"]["mean"] == pytest.approx(1.0, abs=0.02)
-        assert of_model["support"]["ess"] > 5_000
-        assert list(of_model["positions"]) == ["1", "2", "3"]
+        assert of_model["support"]["ess"] > 5_000 and list(of_model["positions"]) == ["1", "2", "3"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "requests", "hours"), [("simulated_events", 1000, (3, 4)), ("trivago_folder", 6842, (23, 24))]
 )
-def test_a_replay_of_hotels_learns_what_the_trainer_learned(
-    request: pytest.FixtureRequest, tmp_path: Path, source: str, requests: int, hours: tuple[int, int]
-) -> None:
+def test_a_replay_of_hotels_learns_what_the_trainer_learned(request, tmp_path, source, requests, hours):
     """Given lists and clicks, when they are replayed, all are joined, and the model is the trainer's."""
     spec = tmp_path / "hotels.toml"
     spec.write_text(HOTELS)
@@ -107,8 +101,7 @@ def test_a_replay_of_hotels_learns_what_the_trainer_learned(
     assert (
         found["examples"] == found["join"]["rows"] == found["join"]["positives"] + found["join"]["negatives"]
     )
-    assert found["rejected"] == 0
-    assert hours[0] * 3600 < found["span_s"] <= hours[1] * 3600
+    assert found["rejected"] == 0 and hours[0] * 3600 < found["span_s"] <= hours[1] * 3600
     sources = [argument for log in logs for argument in ("--from", log)]
     places = ("--store", f"embedded:{tmp_path / 'store'}", "--checkpoint", tmp_path / "state")
     ftrie("trainer", spec, *sources, *places, "--once", "--no-publish", "--save", tmp_path / "trained.arrow")

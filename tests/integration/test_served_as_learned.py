@@ -179,7 +179,6 @@ class Visitors:
         self._seeds = [seed * 100 + number for number in range(4)]
 
     def run(self) -> None:
-        """To their end."""
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self._run, self._seeds))
 
@@ -257,8 +256,7 @@ def check_explained(explained: Explanation, artefact: Artefact) -> None:
     for item in explained.items:
         parts = [key for group in item.groups if group.name != "rounding" for key in group.keys]
         for key in parts:
-            assert key.weight == weights[key.key]
-            assert key.contribution == key.weight * key.x
+            assert key.weight == weights[key.key] and key.contribution == key.weight * key.x
         size = sum(abs(key.contribution) for key in parts)
         total = sum(key.contribution for key in parts)
         assert abs(total - item.item.score) <= ROUNDING * max(1.0, size)
@@ -267,9 +265,7 @@ def check_explained(explained: Explanation, artefact: Artefact) -> None:
 @pytest.mark.parametrize(
     ("seed", "calls", "versions"), [(1, 15, 2), pytest.param(2, 150, 6, marks=pytest.mark.slow)]
 )
-def test_every_feature_is_served_as_it_is_learned(
-    tmp_path: Path, store: Store, store_url: str, seed: int, calls: int, versions: int
-) -> None:
+def test_every_feature_is_served_as_it_is_learned(tmp_path, store, store_url, seed, calls, versions):
     shop = Shop(seed)
     spec, log = tmp_path / "shop.toml", tmp_path / "log.csv"
     spec.write_text(SPEC)
@@ -294,8 +290,7 @@ def test_every_feature_is_served_as_it_is_learned(
 
     events = [event for _, event in stream(store, "impressions")]
     values = [event["user"] | item["features"] for event in events for item in event["items"]]
-    never = [name for name in HISTORIES if not any(each.get(name) for each in values)]
-    assert not never
+    assert not [name for name in HISTORIES if not any(each.get(name) for each in values)]
     artefacts = {version: store.model("shop").materialise(version) for version in visitors.served}
     logs = events, [without(COMPUTED, event) for event in events]
     for version, served in visitors.served.items():

@@ -11,7 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def page(name: str) -> str:
-    """The text of a page of docs/."""
     return (ROOT / "docs" / name).read_text("utf-8")
 
 

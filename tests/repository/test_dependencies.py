@@ -102,8 +102,7 @@ def files_of(distribution_name: str) -> set[str]:
 
 def distributions_of(name: str) -> set[str]:
     """The installed distributions that an imported name may come from."""
-    top = name.partition(".")[0]
-    candidates = providers().get(top, set())
+    candidates = providers().get(name.partition(".")[0], set())
     if len(candidates) < 2:
         return candidates
     # Several share the folder (google, opentelemetry): the one that has the module itself.

@@ -34,7 +34,6 @@ DNS_CACHE_S = 5.0
 
 
 def parsed(path: str) -> list[dict[str, Any]]:
-    """The documents of a YAML file in deploy/."""
     return list(yaml.safe_load_all((DEPLOY / path).read_text("utf-8")))
 
 
@@ -170,8 +169,7 @@ def test_every_timer_has_its_service_and_manifests_are_whole() -> None:
 
 
 def test_the_server_is_probed_by_grpc_health_and_its_ports_and_volumes_fit() -> None:
-    kinds = by_kind("kubernetes/server.yaml")
-    pod = kinds["Deployment"]["spec"]["template"]
+    pod = by_kind("kubernetes/server.yaml")["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert container["readinessProbe"]["grpc"] == {"port": ports["grpc"], "service": "ctr.v1.RankingService"}
@@ -193,8 +191,7 @@ def test_servers_are_replaced_one_by_one_and_given_the_time_that_a_drain_takes()
     (drain_s,) = (float(word[8:]) for word in container["args"] if word.startswith("--drain="))
     _, before_s = container["lifecycle"]["preStop"]["exec"]["command"]
     assert pod["terminationGracePeriodSeconds"] > float(before_s) + drain_s + KILL_AFTER_S
-    assert drain_s > 2 * (LEAVE_S + REFUSE_S)
-    assert float(before_s) >= DNS_CACHE_S
+    assert drain_s > 2 * (LEAVE_S + REFUSE_S) and float(before_s) >= DNS_CACHE_S
     assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert spec["minReadySeconds"] * 1000 > RESOLVE_MS
     assert spec["replicas"] > kinds["PodDisruptionBudget"]["maxUnavailable"] == 1
@@ -246,8 +243,7 @@ def test_the_ray_cluster_has_a_cpu_for_every_worker_and_its_volumes_and_token_fi
     flags = dict(word.removeprefix("--").split("=") for word in command if "=" in word)
     head, (workers,) = spec["rayClusterSpec"]["headGroupSpec"], spec["rayClusterSpec"]["workerGroupSpecs"]
     cpus = workers["replicas"] * int(workers["rayStartParams"]["num-cpus"])
-    assert head["rayStartParams"]["num-cpus"] == "0"
-    assert int(flags["workers"]) <= cpus
+    assert head["rayStartParams"]["num-cpus"] == "0" and int(flags["workers"]) <= cpus
     assert (
         command[:2] == ["ftrie", "train-distributed"] and flags["address"] == "auto" and "--resume" in command
     )

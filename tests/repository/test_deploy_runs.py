@@ -48,8 +48,7 @@ TOKEN = "deployed-0123456789abcdef"
 def command(where: str, *first: str) -> list[str]:
     """The one command of a file that begins with these words, without the program's name."""
     if where == COMPOSE.name and first == ("train",):
-        found = IN_COMPOSE_S_COMMENT.findall(COMPOSE.read_text("utf-8"))
-        return shlex.split(found[0])
+        return shlex.split(IN_COMPOSE_S_COMMENT.findall(COMPOSE.read_text("utf-8"))[0])
     (words,) = [words for name, words in CALLED if name == where and words[: len(first)] == [*first]]
     return words
 
@@ -77,8 +76,7 @@ class Machine:
         (folder / "etc/tokens.toml").write_text(roles)
         simulated = Shop(1)
         simulated.write_records(folder / "users.csv", folder / "items.csv")
-        rows = simulated.clicks(1, 2_000).log.to_pylist()
-        log = "".join(json.dumps(row) + "\n" for row in rows)
+        log = "".join(json.dumps(row) + "\n" for row in simulated.clicks(1, 2_000).log.to_pylist())
         (folder / "logs/clicks.jsonl.gz").write_bytes(gzip.compress(log.encode(), 1))
 
     def placed(self, words: list[str]) -> list[str]:
@@ -114,9 +112,7 @@ def test_a_training_job_publishes_what_it_learned_and_servers_are_to_switch_to_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", FILES)
-def test_servers_answer_and_the_trainer_learns_from_what_they_show(
-    stack: str, machine: Machine, tmp_path: Path
-) -> None:
+def test_servers_answer_and_the_trainer_learns_from_what_they_show(stack, machine, tmp_path):
     training, _, serving, learning = FILES[stack]
     valkey = Valkey(tmp_path)
     try:
@@ -170,8 +166,7 @@ def _shell(machine: Machine, stack: str, store_url: str) -> Shell:
 
 def _environment_of(unit: Path) -> dict[str, str]:
     """The variables that a unit's comment gives as an example, but for the store."""
-    text = unit.read_text("utf-8")
-    return dict(re.findall(r"^#   (FTRIE_SERVE\w+)=(\S+)", text, re.MULTILINE))
+    return dict(re.findall(r"^#   (FTRIE_SERVE\w+)=(\S+)", unit.read_text("utf-8"), re.MULTILINE))
 
 
 def _run(shell: Shell, words: list[str], *, background: bool = False) -> None:
@@ -183,8 +178,7 @@ def _run(shell: Shell, words: list[str], *, background: bool = False) -> None:
 
 def _image() -> Iterator[tuple[str, str]]:
     """The instructions of the Dockerfile, with what follows each."""
-    text = (DEPLOY / "docker/Dockerfile").read_text("utf-8").replace("\\\n", " ")
-    for line in text.splitlines():
+    for line in (DEPLOY / "docker/Dockerfile").read_text("utf-8").replace("\\\n", " ").splitlines():
         if line and not line.startswith("#"):
             instruction, _, rest = line.partition(" ")
             yield instruction, " ".join(rest.split())

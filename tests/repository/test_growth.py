@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,7 @@ from benchmarks import growth
 Sizes = dict[str, float]
 
 
-def test_the_bytes_of_each_structure_are_measured_and_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_bytes_of_each_structure_are_measured_and_drawn(tmp_path, capsys) -> None:
     picture = tmp_path / "memory.svg"
     counts = ("--keys", "50000", "--served", "8000", "--items", "500", "--pending", "300")
     growth.main([*counts, "--picture", str(picture), "--json"])

@@ -49,16 +49,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_packages_typed_and_nothing_else(wheel: Path) -> None:
-    found = content(wheel).keys()
-    own = {name for name in found if ".dist-info/" not in name}
-    assert own == tracked()
-    assert {name.partition("/")[0] for name in own} == {*PACKAGES, "ctr"}
+    own = {name for name in content(wheel) if ".dist-info/" not in name}
+    assert own == tracked() and {name.partition("/")[0] for name in own} == {*PACKAGES, "ctr"}
     assert {f"{package}/py.typed" for package in (*PACKAGES, "ctr")} <= own
 
 
 def test_the_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
-    packed = build(ROOT, "sdist", tmp_path / "sdist")
-    with tarfile.open(packed) as archive:
+    with tarfile.open(build(ROOT, "sdist", tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
     assert not any((source / name).exists() for name in ("tests", "benchmarks", ".ci"))

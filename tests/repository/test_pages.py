@@ -40,9 +40,6 @@ def code_of(*folders: str) -> str:
     )
 
 
-# -- degradation.md is a contract
-
-
 def test_every_failure_has_a_test_and_every_test_a_row_that_says_everything() -> None:
     lines = [line for line in page("degradation.md").splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
@@ -59,9 +56,6 @@ def test_every_failure_has_a_test_and_every_test_a_row_that_says_everything() ->
         assert re.search(r"\d[\d.]* s\b", row[5]), f"how long until it recovers? {row}"
     families = set(re.findall(r"`(ftrie_\w+?)(?:_count)?(?:\{[^`]*\})?`", page("degradation.md")))
     assert families and families <= FAMILIES.keys() | {family.name for family in TRAINERS}
-
-
-# -- server_metrics.md, protocol.md
 
 
 def test_server_metrics_has_every_metric_with_its_kind_and_labels_in_order_and_the_bounds() -> None:
@@ -84,8 +78,6 @@ def test_protocol_has_a_row_for_every_answer() -> None:
     answers |= {(each.code.name, each.reason) for each in refusals} | {("RESOURCE_EXHAUSTED", "OVERLOADED")}
     assert {(status, reason) for status, all_ in rows for reason in all_.split(", ")} == answers
 
-
-# -- training_metrics.md
 
 RECORDS = {
     "header": records.Header,
@@ -132,8 +124,6 @@ def test_the_example_in_the_documents_is_a_report() -> None:
         assert name in text
 
 
-# -- memory.md
-
 FILTERS = [row for row in tables("memory.md") if row[0].isdigit() and row[1].startswith("0")]
 
 
@@ -153,17 +143,12 @@ def test_the_documented_filters_are_the_filters(row: list[str]) -> None:
     assert (size.probes, round(8 * size.nbytes / 1_000_000, 1)) == (int(probes), float(bits))
 
 
-# -- inputs.md, sources.md
-
-
 def test_every_format_extension_and_category_of_rejects_of_inputs_is_listed() -> None:
     text = page("inputs.md")
     listed = {name: ends.replace("`", "").split() for name, ends, _ in tables("inputs.md", "## Inputs")[1:]}
-    assert listed.pop(EVENTS) == [".jsonl"]
-    assert tuple(listed) == FORMATS
+    assert listed.pop(EVENTS) == [".jsonl"] and tuple(listed) == FORMATS
     assert {ext: name for name, extensions in listed.items() for ext in extensions} == EXTENSIONS
-    code = code_of("trainer/logs")
-    raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code))
+    raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code_of("trainer/logs")))
     raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}
     assert raised == {name for name, *_ in tables("inputs.md", "## Rows that cannot be read")[1:]}
     assert f"a block ({BATCH_BYTES >> 20} MiB)" in text
@@ -182,8 +167,7 @@ def test_what_is_said_of_sources_stands_in_the_code(heading: str) -> None:
     # Messages are put together from pieces, so whatever stands between quotes on following lines is one text.
     code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/events", "trainer/logs"))
     said = [text for *_, cell in sources(heading) for text in re.findall(r"`([^`]+)`", cell)]
-    assert len(said) >= 4
-    assert [text for text in said if text not in code] == []
+    assert len(said) >= 4 and [text for text in said if text not in code] == []
 
 
 def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:

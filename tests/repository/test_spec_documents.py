@@ -58,8 +58,7 @@ def test_documented_keys_are_the_keys():
     for given, key in examples:
         name, value = (part.strip("`") for part in given.split(", "))
         text = f'[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n"{name}" = {{}}\n'
-        plan = FeaturePlan.of(spec.parse_spec(text))
-        assert plan.keys({name: value})[1][0] == key.encode()
+        assert FeaturePlan.of(spec.parse_spec(text)).keys({name: value})[1][0] == key.encode()
 
 
 def test_the_documented_hash_is_the_hash():

@@ -37,8 +37,7 @@ SHOWN = {
 
 def excerpt() -> tuple[list[str], list[str]]:
     """The README's excerpt of the first tutorial: lines of code, and of output; empty without one."""
-    fences = fences_of("README.md", (ROOT / "README.md").read_text("utf-8"))
-    for code, output in pairwise(fences):
+    for code, output in pairwise(fences_of("README.md", (ROOT / "README.md").read_text("utf-8"))):
         if code.said("run by") == ["tests/repository/test_tutorials.py"]:
             assert ("output", "") in output.comments
             return [line for line in code.body if line], [*output.body]

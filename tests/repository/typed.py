@@ -64,7 +64,6 @@ class Fence:
         return f"{self.page}:{self.line}"
 
     def said(self, kind: str) -> list[str]:
-        """What comments of a kind say, in order."""
         return [what for each, what in self.comments if each == kind]
 
     @property
@@ -97,7 +96,6 @@ class Block:
 
 
 def fences_of(page: str, text: str) -> list[Fence]:
-    """The fenced blocks of a page, in order."""
     lines = text.splitlines()
     marks = [number for number, line in enumerate(lines) if line.lstrip().startswith("```")]
     return [
@@ -177,7 +175,6 @@ def _prompted(body: list[str]) -> Iterator[Command]:
 
 
 def _plain(body: list[str]) -> Iterator[Command]:
-    """Every line is a command."""
     for text in re.split(r"(?<!\\)\n", "\n".join(body)):
         if text.strip():
             yield Command(text, ())

@@ -39,15 +39,7 @@ TRAINER = (
         ),
     ],
 )
-def test_a_run_resumes_from_an_earlier_release(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    command: str,
-    says: list[str],
-    digest: str,
-) -> None:
+def test_a_run_resumes_from_an_earlier_release(tmp_path, monkeypatch, capsys, name, command, says, digest):
     shutil.copytree(DATA / name, tmp_path, dirs_exist_ok=True)
     for path in tmp_path.rglob("*.gz"):
         path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))

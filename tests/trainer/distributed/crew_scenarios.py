@@ -49,7 +49,6 @@ class Tally:
         return self.number, [np.ones(3)] * self.others
 
     def fail(self, how: str, *, inbox: Sequence[Any] = ()) -> Outbox:
-        """Member 1 fails in one of several ways."""
         if self.number == 1:
             if how == "bug":
                 return [][self.number], []
@@ -59,7 +58,6 @@ class Tally:
         return None, [None] * self.others
 
     def touch(self, folder: str, seconds: float, *, inbox: Sequence[Any] = ()) -> Outbox:
-        """Leave a file, then work."""
         Path(folder, f"{self.kind}-{self.number}-{os.getpid()}").touch()
         time.sleep(seconds)
         return self.number, [None] * self.others
@@ -87,22 +85,18 @@ class Printed:
         self._printing = printing
 
     def note(self, message: str, /) -> None:
-        """Nothing notes."""
         raise AssertionError(message)
 
     def warn(self, message: str, /) -> None:
-        """Keep it."""
         self.warnings.append(message)
         if self._printing:
             say(warning=message)
 
     def progress(self, description: str, /, total: int | None = None, unit: str = "rows") -> Any:
-        """Nothing shows progress."""
         raise AssertionError(description)
 
 
 def crew_of(workers: int, reducers: int, **options: Any) -> RayCrew:
-    """A crew of tallies."""
     return RayCrew(
         [partial(Tally, "worker", number, reducers) for number in range(workers)],
         [partial(Tally, "reducer", number, workers) for number in range(reducers)],
@@ -111,7 +105,6 @@ def crew_of(workers: int, reducers: int, **options: Any) -> RayCrew:
 
 
 def say(**fields: Any) -> None:
-    """Print a line."""
     print(json.dumps(fields), flush=True)
 
 
@@ -125,14 +118,12 @@ def repeated(crew: RayCrew, step: Callable[[], Any]) -> Any:
 
 
 def a_long_step(address: str | None = None) -> None:
-    """Work until something happens."""
     with crew_of(2, 2, address=address, output=Printed(True)) as crew:
         say(members=crew.processes)
         repeated(crew, lambda: crew.ask_workers("work", (120.0, 120.0)))
 
 
 def between_steps() -> None:
-    """Do nothing for a while, then a step."""
     with crew_of(1, 1) as crew:
         say(members=crew.processes)
         time.sleep(2)
@@ -152,7 +143,6 @@ def out_of_memory() -> None:
 
 
 def a_head() -> None:
-    """A cluster of one node, until it is killed."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})

@@ -60,8 +60,7 @@ def test_each_member_is_a_process_and_gets_what_each_of_the_others_sent_to_it(cr
     pids = [pid for _, pid in crew.processes.values()]
     assert len({*pids, os.getpid()}) == WORKERS + REDUCERS + 1
     sent = crew.ask_workers("send", 100)
-    assert sent.summaries == pids[:WORKERS]
-    assert sent.bytes == 100 * 4 * WORKERS * REDUCERS
+    assert sent.summaries == pids[:WORKERS] and sent.bytes == 100 * 4 * WORKERS * REDUCERS
     assert crew.ask_reducers("add", inbox=sent).summaries == PARTS
 
 
@@ -110,23 +109,18 @@ def killed_in(crew: RayCrew, folder: Path, *names: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["worker 1", "reducer 0"])
-def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(
-    crew: RayCrew, output: Printed, tmp_path: Path, name: str
-) -> None:
+def test_a_member_killed_in_a_step_is_replaced_and_the_step_has_the_same_result(crew, output, tmp_path, name):
     before = crew.processes
     killed_in(crew, tmp_path, name)
     crew.replace_lost()
     [warning] = output.warnings
     assert warning.startswith(f"{name} on {socket.gethostname()} was lost: its process has ended")
     assert "; started again on " in warning
-    changed = {each for each, process in crew.processes.items() if process != before[each]}
-    assert changed == {name}
+    assert {each for each, process in crew.processes.items() if process != before[each]} == {name}
     assert crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries == PARTS
 
 
-def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(
-    crew: RayCrew, output: Printed, tmp_path: Path
-) -> None:
+def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(crew, output, tmp_path):
     os.kill(crew.processes["reducer 1"][1], signal.SIGKILL)
     killed_in(crew, tmp_path, "worker 0")
     crew.replace_lost()
@@ -135,9 +129,7 @@ def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(
     assert {warning.partition(" on ")[0] for warning in output.warnings} == {"worker 0", "reducer 1"}
 
 
-def test_a_member_killed_again_while_others_are_replaced_is_replaced_too(
-    crew: RayCrew, tmp_path: Path
-) -> None:
+def test_a_member_killed_again_while_others_are_replaced_is_replaced_too(crew: RayCrew, tmp_path) -> None:
     killed_in(crew, tmp_path, "worker 0", "worker 1")
     crew.replace_lost()
     os.kill(crew.processes["worker 0"][1], signal.SIGKILL)
@@ -169,9 +161,7 @@ def test_a_step_that_loses_members_again_and_again_is_an_error(crew: RayCrew, tm
     assert raised.value.exit_code == 8
 
 
-def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(
-    crew: RayCrew, output: Printed
-) -> None:
+def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(crew, output):
     began = time.monotonic()
     with pytest.raises(MemberLost, match="worker 1 on .* was lost: it has worked on the step 'work' for"):
         crew.ask_workers("work", (2.0, 60.0))
@@ -187,8 +177,6 @@ def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(
 
 
 class Scenario:
-    """A scenario in its own process."""
-
     def __init__(self, *words: str, **environment: str) -> None:
         root = Path(__file__).resolve().parents[3]
         # Not in tmp_path: a folder with a long path is not used, since paths of sockets must be short.
@@ -205,7 +193,6 @@ class Scenario:
         )
 
     def line(self, key: str) -> dict[str, Any]:
-        """The next line that has this key."""
         assert self.process.stdout is not None
         for text in self.process.stdout:
             found: dict[str, Any] = json.loads(text)  # nothing else may be printed
@@ -270,9 +257,7 @@ ON_LINUX = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="look
 
 @ON_LINUX
 @pytest.mark.parametrize("part", ["gcs_server", pytest.param("raylet", marks=pytest.mark.slow)])
-def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
-    scenario: Callable[..., Scenario], part: str
-) -> None:
+def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(scenario, part):
     run = scenario("a_long_step")
     run.line("members")
     processes = family(run.process.pid)
@@ -280,8 +265,7 @@ def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
     os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
     error = run.line("error")
-    assert time.monotonic() - began < 40
-    assert error["error"] == "ClusterError" and error["code"] == 8
+    assert time.monotonic() - began < 40 and error["error"] == "ClusterError" and error["code"] == 8
     assert error["message"].startswith("Ray at 127.0.0.1:") and "is away" in error["message"]
     assert "--resume goes on from the last checkpoint" in error["message"]
     code, _ = run.end()
@@ -291,9 +275,7 @@ def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(
 
 @ON_LINUX
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
-def test_nothing_is_left_of_ray_when_a_run_is_ended(
-    scenario: Callable[..., Scenario], how: signal.Signals
-) -> None:
+def test_nothing_is_left_of_ray_when_a_run_is_ended(scenario, how):
     run = scenario("a_long_step")
     members = run.line("members")["members"]
     processes = family(run.process.pid)
@@ -306,9 +288,7 @@ def test_nothing_is_left_of_ray_when_a_run_is_ended(
 
 
 @ON_LINUX
-def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(
-    scenario: Callable[..., Scenario], tmp_path: Path
-) -> None:
+def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(scenario, tmp_path):
     run = scenario("between_steps", HOME=str(tmp_path))
     run.line("members")
     processes = family(run.process.pid)
@@ -321,8 +301,7 @@ def test_ray_listens_on_loopback_only_and_leaves_nothing_after_ctrl_c(
     code, errors = run.end()
     assert code in {-signal.SIGINT, 128 + signal.SIGINT, 1}, errors
     wait_for_the_end_of(processes, 100)
-    assert not folder.exists()
-    assert not (tmp_path / ".ray").exists()
+    assert not folder.exists() and not (tmp_path / ".ray").exists()
 
 
 def listeners(pid: int) -> set[tuple[str, int]]:
@@ -346,8 +325,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 @ON_LINUX
 @pytest.mark.slow
 def test_a_member_that_ray_ends_for_its_memory_is_reported_as_such(scenario: Callable[..., Scenario]) -> None:
-    run = scenario("out_of_memory")
-    error = run.line("error")
+    error = scenario("out_of_memory").line("error")
     assert error["code"] == 8
     assert "lost 3 times at the step 'worker eat', which never ended" in error["message"]
     assert f"on {socket.gethostname()}: Ray ended it, since its host ran out of memory" in error["message"]
@@ -385,8 +363,7 @@ def test_workers_spread_over_the_nodes_and_move_when_a_node_goes(scenario: Calla
     lost = run.line("lost")["lost"]
     done = run.line("got")
     assert done["got"][1] == [[10.0 * sender + 1, 1_000_000, True] for sender in range(3)]
-    assert lost not in done["workers"]
-    assert run.end()[0] == 0
+    assert lost not in done["workers"] and run.end()[0] == 0
 
 
 @pytest.mark.slow
@@ -408,8 +385,7 @@ def test_a_joined_cluster_whose_head_is_killed_is_an_error(scenario: Callable[..
     for pid in (*head["gcs_server"], *head["raylet"]):
         os.kill(pid, signal.SIGKILL)
     error = run.line("error")
-    assert time.monotonic() - began < 60
-    assert error["code"] == 8 and "is away" in error["message"]
+    assert time.monotonic() - began < 60 and error["code"] == 8 and "is away" in error["message"]
 
 
 @pytest.mark.slow

@@ -90,12 +90,9 @@ def crew(shared: RayCrew) -> Killing:
     return Killing(shared)
 
 
-def test_a_run_on_ray_has_the_bits_of_one_in_this_process(
-    crew: Killing, problem: Problem, expected: tuple[float, dict[bytes, float]]
-) -> None:
+def test_a_run_on_ray_has_the_bits_of_one_in_this_process(crew, problem, expected):
     objective, iterations = minimise(crew, problem, OPTIONS)
-    assert (objective, weights(crew)) == expected
-    assert all(each.bytes > 0 for each in iterations)
+    assert (objective, weights(crew)) == expected and all(each.bytes > 0 for each in iterations)
 
 
 @pytest.mark.parametrize(
@@ -108,28 +105,19 @@ def test_a_run_on_ray_has_the_bits_of_one_in_this_process(
     ],
     ids=["worker", "reducer", "both workers", "in its recovery"],
 )
-def test_members_killed_in_an_iteration_do_not_change_a_bit(
-    crew: Killing,
-    problem: Problem,
-    expected: tuple[float, dict[bytes, float]],
-    at: dict[tuple[str, str, int], list[str]],
-) -> None:
+def test_members_killed_in_an_iteration_do_not_change_a_bit(crew, problem, expected, at):
     crew.at = at
     objective, _ = minimise(crew, problem, OPTIONS)
     assert (objective, weights(crew)) == expected
 
 
-def test_a_worker_and_a_reducer_lost_at_once_are_an_error_that_says_how_to_go_on(
-    crew: Killing, problem: Problem
-) -> None:
+def test_a_worker_and_a_reducer_lost_at_once_are_an_error_that_says_how_to_go_on(crew, problem):
     crew.at = {("worker", "propose", 2): ["worker 0", "reducer 1"]}
     with pytest.raises(FtrieError, match="--resume goes on from the last checkpoint"):
         minimise(crew, problem, OPTIONS)
 
 
-def test_a_log_that_changes_before_a_worker_is_replaced_is_an_error(
-    crew: Killing, problem: Problem, plans: list[ShardPlan]
-) -> None:
+def test_a_log_that_changes_before_a_worker_is_replaced_is_an_error(crew, problem, plans):
     path = Path(plans[0].log.files[0])
     before = path.read_text()
     crew.at = {("worker", "propose", 2): ["worker 0"]}

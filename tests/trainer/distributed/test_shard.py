@@ -74,7 +74,6 @@ def delimited(rows: list[dict[str, object]], delimiter: str) -> str:
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> str:
-    """The rows in the format of the file's name."""
     kinds = path.name.split(".")[1:]
     if kinds[0] == "parquet":
         table = pa.Table.from_pylist(rows)
@@ -146,8 +145,7 @@ def assert_transposed(shard: Shard) -> None:
     by_row = np.repeat(np.arange(rows.labels.size), np.diff(rows.starts))
     order = np.argsort(rows.ids, kind="stable")
     assert np.array_equal(np.diff(columns.starts), np.bincount(rows.ids, minlength=keys))
-    assert np.array_equal(columns.rows, by_row[order])
-    assert columns.x.size == rows.x.size
+    assert np.array_equal(columns.rows, by_row[order]) and columns.x.size == rows.x.size
     if rows.x.size:
         assert np.array_equal(columns.x, rows.x[order])
     assert np.array_equal(shard.keys.counts, np.bincount(rows.ids, minlength=keys).astype(float))
@@ -160,7 +158,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def trained(log: str) -> tuple[LearningModel, list[Row]]:
-    """What `ftrie train` reads of that log."""
     return learned(OF_ADS, Log([log]))
 
 
@@ -186,15 +183,12 @@ def test_shards_hold_the_rows_and_keys_that_train_reads(tmp_path: Path, name: st
     shards = shards_of(spec, inputs, workers)
     assert all_contents(shards) == Counter(expected)
     assert all(shard.rows.labels.size > rows / workers / 3 for shard in shards)
-    every = {key for shard in shards for key in texts(shard.keys)}
-    assert len(every) == model.table.count
+    assert len({key for shard in shards for key in texts(shard.keys)}) == model.table.count
     for shard in shards:
         assert_transposed(shard)
 
 
-def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(
-    log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(log, trained):
     model, expected = trained
     (shard,) = shards_of(OF_ADS, [log], 1)
     keys = model.table.keys()
@@ -206,9 +200,7 @@ def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(
 
 
 @pytest.mark.parametrize(("name", "workers"), [("log.csv", 1), ("log.jsonl", 3)])
-def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(
-    tmp_path: Path, name: str, workers: int
-) -> None:
+def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(tmp_path, name, workers):
     inputs, cache = [write(tmp_path / name, rows_of())], tmp_path / "rows.cache"
     with open(inputs[0], "a", encoding="utf-8") as file:
         file.write("{\n" if name.endswith("jsonl") else "1,too,few\n")
@@ -259,9 +251,7 @@ def test_files_go_to_the_least_loaded_worker_by_size_then_name() -> None:
 
 
 @pytest.mark.parametrize("files", [1, 2])
-def test_every_worker_has_the_numbers_that_train_learns_from_the_first_rows(
-    tmp_path: Path, files: int
-) -> None:
+def test_every_worker_has_the_numbers_that_train_learns_from_the_first_rows(tmp_path, files: int) -> None:
     rows = rows_of(600)
     inputs = [write(tmp_path / f"{n}.csv", rows[n * 300 :][: 600 // files]) for n in range(files)]
     spec = parse_spec(SPEC.replace('kind = "number"', 'kind = "number", bucket = "quantile:6"'))
@@ -299,17 +289,14 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
         (700, "price"),
         (2, "click"),
     ]
-    assert found[0]["file"] == str(path)
-    assert sum(shard.log.rejected for shard in shards) == 3
+    assert found[0]["file"] == str(path) and sum(shard.log.rejected for shard in shards) == 3
     assert sum(shard.held_files.rejected for shard in shards) == 1
     assert sum(shard.log.rows_read for shard in shards) == 898  # of 900 lines one is blank, one unreadable
     with pytest.raises(InputError, match=r"log.csv:40: wrong number .* because of --strict"):
         shards_of(OF_ADS, [str(path)], workers, strict=True)
 
 
-def test_rejects_beyond_those_listed_are_still_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejects_beyond_those_listed_are_still_counted(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(shard_module, "MOST_LISTED", 2)
     path = tmp_path / "log.csv"
     path.write_text("click,site\n1,a\n" + "maybe,a\n" * 7)
@@ -327,8 +314,7 @@ def test_more_workers_than_rows_leave_shards_empty(tmp_path: Path) -> None:
         empty = min(shards, key=lambda shard: shard.rows.labels.size)
         assert empty.keys.hashes.size == empty.columns.rows.size == 0
         assert empty.rows.starts.tolist() == empty.columns.starts.tolist() == [0]
-        assert empty.first.shape == (0, 1)
-        assert empty.summary(0.0).rows == 0
+        assert empty.first.shape == (0, 1) and empty.summary(0.0).rows == 0
         assert empty.keys.texts(np.empty(0, np.int64))[1].tolist() == [0]
 
 
@@ -343,8 +329,7 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
         held, kept = all_contents(shards, "held"), all_contents(shards)
         assert held + kept == Counter(everything)
         found.append(held)
-    assert found[0] == found[1] == found[2]
-    assert 120 < found[0].total() < 280
+    assert found[0] == found[1] == found[2] and 120 < found[0].total() < 280
     if by_request:
         users = [
             {key for _, _, keys in part for key, _ in keys if key.startswith(b"user=")}
@@ -353,15 +338,12 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
         assert not users[0] & users[1]
 
 
-def test_a_held_out_row_is_not_learned(
-    tmp_path: Path, log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_a_held_out_row_is_not_learned(tmp_path, log: str, trained: tuple[LearningModel, list[Row]]) -> None:
     (shard,) = shards_of(OF_ADS, [log], 1, held_out=HeldOut(share=0.5))
     names = texts(shard.keys)
     kept = {key for _, _, keys in contents(shard.keys, shard.rows) for key, _ in keys}
     only_held = np.array([name not in kept for name in names])
-    assert only_held.any()
-    assert np.array_equal(only_held, shard.keys.counts == 0)
+    assert only_held.any() and np.array_equal(only_held, shard.keys.counts == 0)
     assert not shard.first[only_held].any()
     header, *lines = Path(log).read_text().splitlines(keepends=True)
     held = all_contents([shard], "held")
@@ -376,9 +358,7 @@ def test_a_held_out_row_is_not_learned(
     }
 
 
-def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(
-    tmp_path: Path, log: str, trained: tuple[LearningModel, list[Row]]
-) -> None:
+def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(tmp_path, log, trained):
     held = [write(tmp_path / f"held{part}.jsonl", rows_of(300, 7 + part)) for part in range(2)]
     _, expected = learned(OF_ADS, Log(held))
     for workers in (1, 3):
@@ -426,9 +406,7 @@ def test_a_full_disk_names_the_folder_and_the_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "what"), [(300, "keys"), (900, "rows")])
-def test_a_shard_beyond_int32_asks_for_more_workers(
-    log: str, monkeypatch: pytest.MonkeyPatch, most: int, what: str
-) -> None:
+def test_a_shard_beyond_int32_asks_for_more_workers(log: str, monkeypatch, most: int, what: str) -> None:
     monkeypatch.setattr(shard_module, "MOST", most)
     with pytest.raises(InputError, match=f"more than {most} {what}; use more workers"):
         shards_of(OF_ADS, [log], 1)
@@ -463,8 +441,7 @@ def test_variants_with_values_of_their_own_have_first_weights_each(log: str) -> 
 
 
 def test_side_tables_are_joined_by_every_worker(tmp_path: Path) -> None:
-    rows = rows_of(400)
-    text = "".join(f"{row['click']},{row['site']},{row['user']}\n" for row in rows)
+    text = "".join(f"{row['click']},{row['site']},{row['user']}\n" for row in rows_of(400))
     (tmp_path / "log.csv").write_text("click,site,user\n" + text)
     users = tmp_path / "users.jsonl"
     users.write_text("".join(f'{{"cookie": "u{user}", "age": "{user % 7}"}}\n' for user in range(400)))
@@ -510,8 +487,7 @@ def test_files_of_very_different_sizes_are_noted(tmp_path: Path) -> None:
     inputs = [write(tmp_path / f"{rows}.csv", rows_of(rows)) for rows in (10, 1_000)]
     notes: list[str] = []
     plan_shards(OF_ADS, Log(inputs, on_note=notes.append), 2)
-    assert len(notes) == 1
-    assert "the other workers wait for that one" in notes[0]
+    assert len(notes) == 1 and "the other workers wait for that one" in notes[0]
 
 
 @pytest.mark.parametrize(

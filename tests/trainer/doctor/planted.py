@@ -59,12 +59,10 @@ def _clean(rows: int, seed: int) -> Columns:
 
 
 def table(columns: Mapping[str, Any]) -> pa.Table:
-    """The columns as an Arrow table."""
     return pa.table({name: pa.array(values) for name, values in columns.items()})
 
 
 def parquet(columns: Mapping[str, Any], folder: Path, name: str = "log.parquet") -> Path:
-    """The log as a Parquet file."""
     path = folder / name
     pq.write_table(table(columns), path)
     return path
@@ -87,8 +85,7 @@ def csv(
 def events(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The log as impressions and clicks: a click comes half a minute after its impression."""
     impressions, clicks = [], []
-    rows = len(columns["click"])
-    for first in range(0, rows, 4):
+    for first in range(0, len(columns["click"]), 4):
         request, ts = columns["request_id"][first], int(columns["ts"][first])
         shown = [
             {
@@ -116,7 +113,6 @@ def events(columns: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[
 
 
 def jsonl(objects: Sequence[Any], folder: Path, name: str) -> Path:
-    """Objects as JSON lines."""
     path = folder / name
     path.write_text("".join(json.dumps(each) + "\n" for each in objects))
     return path

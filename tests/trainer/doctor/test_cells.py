@@ -100,8 +100,7 @@ def test_a_column_counts_views_and_clicks_of_each_value(parts: list[pa.Array], s
         filled += sum(not is_absent(value) for value in part.to_pylist())
     total = counts.total
     assert total[1] + total[3] == views and total[2] + total[4] == clicks
-    assert counts.filled == filled
-    assert counts.absent_sums[0] == views - filled
+    assert counts.filled == filled and counts.absent_sums[0] == views - filled
     if not counts.is_several:
         assert counts.sample.sums.sum(axis=0).tolist() == total.tolist()
     if counts.edges is not None and not counts.is_several:

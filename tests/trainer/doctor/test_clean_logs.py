@@ -61,8 +61,7 @@ def test_a_log_without_a_header(tmp_path: Path) -> None:
     columns = clean(4000)
     columns["landed"] = columns["click"] * 7
     found = diagnosed(csv(columns, tmp_path, header=False), no_header=True, label="c1")
-    assert found.roles["label"] == "c1"
-    assert [each.columns for each in found.errors] == [("c10",)]
+    assert found.roles["label"] == "c1" and [each.columns for each in found.errors] == [("c10",)]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,7 @@ def test_a_log_of_two_files_whose_columns_change_their_type(tmp_path: Path) -> N
     first.write_text("".join(f'{{"click": {n % 9 == 0:d}, "size": {n % 13}}}\n' for n in range(3000)))
     second.write_text("".join(f'{{"click": {n % 9 == 0:d}, "size": "XL"}}\n' for n in range(200)))
     found = diagnosed(first, second)
-    assert found.rows == 3200
-    assert [each.check for each in found.findings] == ["mixed-types"]
+    assert found.rows == 3200 and [each.check for each in found.findings] == ["mixed-types"]
     assert found.findings[0].where == f"{second}:1"
 
 
@@ -140,13 +138,9 @@ def test_memory_does_not_grow_with_the_log() -> None:
     assert peaks[1] - peaks[0] < 100_000 * 100
 
 
-# --- Simulated and real logs ---
-
-
 def test_the_simulated_market_is_clean(simulated_events: Path) -> None:
     found = diagnosed(simulated_events / "impressions.jsonl", simulated_events / "clicks.jsonl")
-    assert found.rows > 20_000
-    assert {each.severity for each in found.findings} <= {"note"}
+    assert found.rows > 20_000 and {each.severity for each in found.findings} <= {"note"}
 
 
 REAL = {
@@ -161,12 +155,10 @@ REAL = {
 def test_real_logs_are_clean(name: str, tmp_path: Path) -> None:
     path = _click_log(name)
     found = diagnosed(path)
-    assert not found.errors
-    assert {each.check for each in found.warnings} == REAL[name]
+    assert not found.errors and {each.check for each in found.warnings} == REAL[name]
     text = spec_text(str(path), guess_all(take_sample(str(path))))
     by_spec = diagnosed(path, spec=parse_spec(text))
-    assert not by_spec.errors
-    assert {each.check for each in by_spec.warnings} == REAL[name]
+    assert not by_spec.errors and {each.check for each in by_spec.warnings} == REAL[name]
 
 
 @pytest.mark.slow

@@ -270,9 +270,7 @@ PLANTED: list[tuple[str, Callable[[Columns], Columns], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("check", "plant", "expected"), PLANTED, ids=[f"{n}-{each[0]}" for n, each in enumerate(PLANTED)]
 )
-def test_a_defect_of_rows_is_found(
-    tmp_path: Path, check: str, plant: Callable[[Columns], Columns], expected: dict[str, Any]
-) -> None:
+def test_a_defect_of_rows_is_found(tmp_path, check, plant, expected):
     diagnosis = diagnosed(parquet(plant(clean()), tmp_path))
     says(only(diagnosis, check), **expected)
     if check in {"duplicate-rows", "click-rate-shift"} and expected["severity"] == "warning":

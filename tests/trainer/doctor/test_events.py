@@ -19,7 +19,6 @@ Events = list[dict[str, Any]]
 
 
 def logs() -> tuple[Events, Events]:
-    """A clean log's impressions and clicks."""
     return events(clean(ROWS))
 
 
@@ -104,8 +103,7 @@ def test_a_log_that_begins_amid_clicks_is_no_defect(tmp_path: Path) -> None:
 def test_times_of_events_that_run_backwards(tmp_path: Path) -> None:
     impressions, clicks = logs()
     order = np.random.default_rng(3).permutation(REQUESTS)
-    found = diagnosis([impressions[each] for each in order], clicks, tmp_path)
-    bad = only(found, "time-backwards")
+    bad = only(diagnosis([impressions[each] for each in order], clicks, tmp_path), "time-backwards")
     assert (bad.severity, bad.columns, bad.unit) == ("warning", ("ts",), "events")
     assert "impressions.jsonl:" in bad.where
 
@@ -118,8 +116,7 @@ def test_beyond_a_bound_requests_are_sampled(tmp_path: Path, monkeypatch: pytest
     for click in clicks[100::4]:
         click["request_id"] = f"other-{click['request_id']}"
     bad = only(diagnosis(impressions, clicks, tmp_path), "orphan-clicks")
-    assert bad.is_estimate
-    assert bad.count == pytest.approx(len(clicks[100::4]), rel=0.3)
+    assert bad.is_estimate and bad.count == pytest.approx(len(clicks[100::4]), rel=0.3)
 
 
 def test_a_spec_says_what_is_learned_of_events(tmp_path: Path) -> None:

@@ -57,8 +57,7 @@ def test_repeats_are_counted_within_a_batch_and_across() -> None:
     keys = mixed(np.array([5, 6, 5, 7, 8, 5, 9, 8]))
     for first in (0, 4):
         repeats.add(keys[first : first + 4], np.arange(first, first + 4))
-    assert repeats.repeated == 3
-    assert repeats.examples == [(2, 0), (5, 0), (7, 4)]
+    assert repeats.repeated == 3 and repeats.examples == [(2, 0), (5, 0), (7, 4)]
 
 
 def test_the_repeats_of_a_long_stream_are_estimated() -> None:

@@ -13,14 +13,31 @@ from trainer.events.events import NEVER_US, Chunk, Lag, SourcePosition
 
 
 def lines_of(events: Iterable[Any]) -> list[bytes]:
-    """Each as one line of JSON; bytes stay as they are."""
     return [each if isinstance(each, bytes) else json.dumps(each).encode() for each in events]
 
 
 def block_of(lines: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
-    """Data and starts of a chunk with these lines."""
     ended = [line + b"\n" for line in lines]
     return b"".join(ended), np.cumsum([0, *(len(line) for line in ended)])
+
+
+def read(source: Any) -> Chunk:
+    """The next chunk, which there is, with the times at which its events came."""
+    chunk: Chunk | None = source.read()
+    assert chunk is not None and chunk.arrived_us is not None
+    return chunk
+
+
+def numbers_of(chunk: Chunk) -> list[int]:
+    assert chunk.starts[-1] == len(chunk.data)
+    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
+
+
+def all_of(source: Any) -> list[int]:
+    found = []
+    while (chunk := source.read()) is not None:
+        found += numbers_of(chunk)
+    return found
 
 
 class Listed:

@@ -13,7 +13,7 @@ from model_store.features.history import HistoryPlan
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
 from tests.trainer.events.sources import Tables, block_of, lines_of
-from tests.trainer.oracles.histories import expected
+from tests.trainer.oracles.histories import expected, plain
 from trainer.events import histories
 from trainer.events.columns import Wanted
 from trainer.events.events import Chunk
@@ -92,17 +92,12 @@ def take(taken: EventHistories, events: Sequence[Mapping[str, Any]]) -> list[dic
     marks = np.zeros((len(events), 1), np.int64)
     chunk = Parsed(Chunk(data, starts, None, marks, {}), parsed, np.arange(len(events)), 0)
     segments = Segments()
-    merged = merge([Part(0, chunk, 0, len(events))], [], segments.add)
-    taken.take(merged, segments)
+    taken.take(merge([Part(0, chunk, 0, len(events))], [], segments.add), segments)
     if not segments.tables:
         return []
     columns = segments.tables[0]
     rows = zip(*(columns[name].to_pylist() for name in FIELDS), strict=True)
     return [{name: plain(value) for name, value in zip(FIELDS, row, strict=True)} for row in rows]
-
-
-def plain(value: Any) -> Any:
-    return [text.decode() for text in value] if isinstance(value, list) else value
 
 
 def new() -> EventHistories:
@@ -159,8 +154,7 @@ def test_the_least_recently_used_user_is_dropped_and_counted():
     plan = HistoryPlan.of(SPEC)
     assert plan is not None
     taken = EventHistories(SPEC, plan, most_users=2)
-    story = [a_request(f"r{n}", n, "i1", cookie) for n, cookie in enumerate("abacab")]
-    rows = take(taken, story)
+    rows = take(taken, [a_request(f"r{n}", n, "i1", cookie) for n, cookie in enumerate("abacab")])
     assert [row["seen_before"] for row in rows] == [0.0, 0.0, 1.0, 0.0, 2.0, 0.0]
     assert (len(taken.users), taken.users.dropped) == (2, 2)
 

@@ -111,9 +111,7 @@ def streams(draw: st.DrawFn) -> list[tuple[list[bytes], list[int] | None]]:
     sizes=st.lists(st.lists(st.integers(1, 4), max_size=8), min_size=3, max_size=3),
     read_ahead=st.sampled_from((1, 2_000, 1 << 20)),
 )
-def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(
-    held: Any, stops: list[int], sizes: list[list[int]], read_ahead: int
-) -> None:
+def test_any_split_into_reads_and_stops_anywhere_gives_the_same_order(held, stops, sizes, read_ahead):
     whole = merged_by([Listed(f"s{n}", lines, came) for n, (lines, came) in enumerate(held)])
     events, bad, positions = [], [], list[SourcePosition]()
     for polls in (*stops, None):
@@ -153,8 +151,7 @@ def test_a_file_that_stands_still_holds_nobody_up_for_longer_than_idle() -> None
     sources = [Listed("still", []), Listed("busy", lines_of([click(1, 1), click(2, 2)]))]
     with merging(sources, Tables(), idle_s=0.01) as merger:
         merged = merger.poll(LONG_S)
-        assert merged is not None and len(merged) == 2
-        assert not merger.ended
+        assert merged is not None and len(merged) == 2 and not merger.ended
 
 
 @pytest.mark.parametrize("away", [None, StoreUnavailable("gone")])
@@ -198,18 +195,14 @@ def test_a_store_that_is_away_is_asked_again_and_said_once_as_json_where_that_wa
         )
     finally:
         set_json_output(False)
-    assert requests(events) == [1, 2]
-    assert [text.split(":")[0] for text in said] == ["a", "a"]
+    assert requests(events) == [1, 2] and [text.split(":")[0] for text in said] == ["a", "a"]
     assert "connection refused" in said[0] and "answers again" in said[1]
     assert as_json == [True, True]
 
 
 def test_what_a_source_cannot_get_over_is_raised() -> None:
     damaged = Listed("a", lines_of([click(1, 1)]), steps=[InputError("damaged")])
-    with (
-        merging([damaged], Tables(), once=True) as merger,
-        pytest.raises(InputError, match="damaged"),
-    ):
+    with merging([damaged], Tables(), once=True) as merger, pytest.raises(InputError, match="damaged"):
         drained(merger)
 
 
@@ -233,8 +226,7 @@ def test_lags_count_what_waits_to_be_handed_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(reading, "_LAG_EVERY_S", 0.0)
     source = Growing("a", lines_of([click(1, 1), click(2, 2)]), steps=[1, 1, *(10_000 * [0])])
     with merging([source], Tables()) as merger:
-        assert source.asked_often.wait(LONG_S)
-        assert merger.lags() == [Lag(events=7)]
+        assert source.asked_often.wait(LONG_S) and merger.lags() == [Lag(events=7)]
 
 
 def test_lags_are_looked_at_while_there_is_no_room_to_read_on(monkeypatch: pytest.MonkeyPatch) -> None:

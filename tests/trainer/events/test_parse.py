@@ -68,8 +68,7 @@ def parsed(*events: Any) -> Events:
 
 
 def line_by_line(lines: list[bytes]) -> Events:
-    raw = read_lines(lines, WANTED)
-    return validated(raw, np.full(len(lines), time.time_ns() // 1000))
+    return validated(read_lines(lines, WANTED), np.full(len(lines), time.time_ns() // 1000))
 
 
 def row_tokens(column: TokenColumn, rows: int) -> list[Any]:
@@ -95,8 +94,7 @@ def seen_by_learning(events: Events) -> dict[str, list[Any]]:
 def assert_same(one: Events, other: Events) -> None:
     for name in ("kind", "time_us", "request", "item", "what", "first", "items"):
         assert np.array_equal(getattr(one, name), getattr(other, name)), name
-    assert one.bad == other.bad
-    assert seen_by_learning(one) == seen_by_learning(other)
+    assert one.bad == other.bad and seen_by_learning(one) == seen_by_learning(other)
 
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -125,9 +123,7 @@ ODD = [
     scalars,
 ]
 LISTS = [st.lists(each, max_size=3) for each in (ints, st.none() | texts, scalars)]
-KINDS = st.sampled_from(
-    [*3 * COMMON, *ODD, *LISTS, scalars | st.lists(texts, max_size=2) | weighted, nested],
-)
+KINDS = st.sampled_from([*3 * COMMON, *ODD, *LISTS, scalars | st.lists(texts, max_size=2) | weighted, nested])
 NEAT = st.sampled_from([*COMMON[:5], st.booleans(), numbers, st.just("2024-01-01")])
 
 
@@ -183,9 +179,7 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
 
 @examples(250)
 @given(lines=blocks(), others=st.just([]) | blocks())
-def test_by_blocks_and_line_by_line_give_the_same_whatever_was_read_before(
-    lines: list[bytes], others: list[bytes]
-) -> None:
+def test_by_blocks_and_line_by_line_give_the_same_whatever_was_read_before(lines, others):
     parser = Parser(WANTED)
     parser.parse(*block_of(others))
     assert_same(parser.parse(*block_of(lines)), line_by_line(lines))
@@ -200,9 +194,7 @@ BROKEN = st.sampled_from(
 @given(
     lines=blocks().filter(bool), copies=st.integers(20, 60), broken=st.lists(BROKEN, min_size=1, max_size=4)
 )
-def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(
-    lines: list[bytes], copies: int, broken: list[bytes]
-) -> None:
+def test_the_pieces_of_a_long_block_give_what_it_gives_line_by_line(lines, copies, broken):
     shown = json.dumps(event(items=[{"id": "a"}, {"id": "b"}], note=[None])).encode()  # odd, and good
     long = [*(lines * copies), *broken, shown, *(lines * copies), shown]
     assert_same(parsed(*long), line_by_line(long))
@@ -257,8 +249,7 @@ def test_a_literal_is_read_as_line_by_line_wherever_it_stands(literal: str) -> N
 def test_any_bytes_are_answered_with_a_reason(lines: list[bytes]) -> None:
     lines = [line.replace(b"\n", b"") for line in lines]
     events = parsed(*lines)
-    assert set(events.bad) == set(range(len(lines)))
-    assert (events.kind == BAD).all()
+    assert set(events.bad) == set(range(len(lines))) and (events.kind == BAD).all()
 
 
 REASONS = [
@@ -314,8 +305,7 @@ REASONS = [
 def test_a_bad_event_says_why(bad: Any, reason: str) -> None:
     good = event(request_id="good")
     events = parsed(good, bad, good)
-    assert events.bad == {1: reason}
-    assert events.kind.tolist() == [IMPRESSION, BAD, IMPRESSION]
+    assert events.bad == {1: reason} and events.kind.tolist() == [IMPRESSION, BAD, IMPRESSION]
     assert events.first.tolist() == [0, 1, 1, 2]
 
 
@@ -329,8 +319,7 @@ def test_a_time_too_far_ahead_of_the_clock_or_of_the_present_is_bad() -> None:
 
 
 def test_a_line_that_is_too_long_is_bad_and_not_read() -> None:
-    long = told(note="x" * (16 << 20))
-    events = parsed(told(), long, told())
+    events = parsed(told(), told(note="x" * (16 << 20)), told())
     assert events.kind.tolist() == [FEEDBACK, BAD, FEEDBACK]
     assert "bytes, expected at most 16,777,216" in events.bad[1]
 
@@ -344,8 +333,7 @@ def test_an_impression_may_show_nothing_and_no_lines_are_no_events() -> None:
 
 def test_ids_are_equal_as_text_or_as_whole_numbers() -> None:
     events = parsed(event(request_id=7, items=[{"id": 42}]), told(request_id="7", item="42"))
-    assert events.request[0] == events.request[1]
-    assert events.items[0] == events.item[1]
+    assert events.request[0] == events.request[1] and events.items[0] == events.item[1]
 
 
 def test_feedback_is_a_click_unless_it_says_otherwise() -> None:

@@ -43,9 +43,7 @@ def test_columns_that_input_names_or_ignores_are_no_fields() -> None:
     assert list(found.fields) == ["tags", "hour"]
 
 
-def test_fields_need_an_impression_unless_they_are_named_and_must_be_in_one_unless_they_are_optional() -> (
-    None
-):
+def test_fields_need_an_impression_unless_they_are_named_and_must_be_in_one_unless_they_are_optional():
     with pytest.raises(SpecError, match="no impression yet"):
         resolve_fields(spec(), b'{"request_id": "r", "item": "a", "ts": 1}\n')
     with pytest.raises(SpecError, match=r"fields\.colour: .* has 'colour'; they have: brand, tags, id"):

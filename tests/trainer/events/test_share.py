@@ -29,7 +29,6 @@ OTHERS = st.dictionaries(
 
 
 def owner(line: bytes, count: int) -> int:
-    """The one partition that a line belongs to."""
     starts = np.array([0, len(line)], np.int64)
     owners = [n for n in range(1, count + 1) if Share(n, count).mine(line, starts)[0]]
     assert len(owners) == 1
@@ -37,9 +36,7 @@ def owner(line: bytes, count: int) -> int:
 
 
 @given(IDS, OTHERS, st.integers(1, 9), st.booleans(), st.sampled_from([None, " ", ": "]))
-def test_impressions_and_clicks_of_a_request_are_one_partitions(
-    request: Any, others: dict[str, Any], count: int, ascii_only: bool, space: str | None
-) -> None:
+def test_impressions_and_clicks_of_a_request_are_one_partitions(request, others, count, ascii_only, space):
     def line(event: dict[str, Any]) -> bytes:
         separators = (",", ":") if space is None else (", ", space if ":" in space else f"{space}:{space}")
         text = json.dumps(event, ensure_ascii=ascii_only, separators=separators)
@@ -91,8 +88,7 @@ def test_the_partitions_of_a_log_are_about_equal_and_parse_to_the_events_of_the_
     assert {number: reason for part in parts for number, reason in part.bad.items()} == whole.bad
     for part, own in zip(parts, mine, strict=True):
         assert np.array_equal(whole.items[np.repeat(own, np.diff(whole.first))], part.items)
-        assert int(part.first[-1]) == part.items.size
-        assert (part.kind[list(part.bad)] == BAD).all()
+        assert int(part.first[-1]) == part.items.size and (part.kind[list(part.bad)] == BAD).all()
 
 
 def test_partitions_as_they_are_written() -> None:

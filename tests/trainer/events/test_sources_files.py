@@ -25,7 +25,6 @@ from trainer.logs.open_files import PlainFile
 
 
 def event(number: int) -> bytes:
-    """A line that no other is like."""
     return json.dumps({"request_id": f"r{number}", "item": "a", "pad": "x" * (number % 40)}).encode() + b"\n"
 
 
@@ -64,7 +63,6 @@ class Reading:
         return True
 
     def all(self) -> list[bytes]:
-        """Everything there is now, and before."""
         while self.step():
             pass
         return self.lines
@@ -72,7 +70,6 @@ class Reading:
 
 @pytest.fixture(autouse=True)
 def looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each read sees what is there then."""
     monkeypatch.setattr(file_tracker, "RESTS", 0.0)
 
 
@@ -101,8 +98,7 @@ def test_a_file_that_is_not_there_yet_is_waited_for_and_that_is_said_once(log: P
     assert reading.all() == [] and reading.all() == []
     assert len(reading.notes) == 1 and "waiting for it" in reading.notes[0]
     append(log, event(0))
-    assert reading.all() == events(1)
-    assert reading.source.watermark_us() == 0
+    assert reading.all() == events(1) and reading.source.watermark_us() == 0
 
 
 def test_a_line_is_read_once_it_is_ended_or_with_once_by_the_end_of_the_file(log: Path) -> None:
@@ -114,8 +110,7 @@ def test_a_line_is_read_once_it_is_ended_or_with_once_by_the_end_of_the_file(log
     append(log, event(1)[10:-1])
     assert reading.all() == events(1)
     once = Reading(log, once=True)
-    assert once.all() == events(2)
-    assert once.source.watermark_us() == NEVER_US
+    assert once.all() == events(2) and once.source.watermark_us() == NEVER_US
     append(log, b"\n", event(2))
     once.reopen()
     assert once.all() == reading.all() == events(3)
@@ -140,8 +135,7 @@ def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
     append(log, event(3)[:-1])  # a last line without its end
     again = FileSource(str(log), source.position(chunk, 2), print, once=True)
     rest = again.read()
-    assert rest is not None
-    assert again.where(rest, 0) == f"{log}:5"
+    assert rest is not None and again.where(rest, 0) == f"{log}:5"
 
 
 def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,8 +256,7 @@ def test_the_unread_rest_of_a_file_deleted_meanwhile_is_counted_and_said(log: Pa
     reading.all()
     assert reading.at["lost"] == 6
     reading.reopen()
-    assert reading.all()[4:] == [event(1), event(2)]
-    assert reading.source.lost == 6
+    assert reading.all()[4:] == [event(1), event(2)] and reading.source.lost == 6
 
 
 def test_what_was_cut_off_before_it_was_read_is_counted(log: Path, lost_soon: None) -> None:
@@ -273,8 +266,7 @@ def test_what_was_cut_off_before_it_was_read_is_counted(log: Path, lost_soon: No
     os.truncate(log, 0)
     append(log, event(1))
     reading.reopen()
-    assert reading.all() == [event(40), event(1)]
-    assert reading.source.lost == 1
+    assert reading.all() == [event(40), event(1)] and reading.source.lost == 1
 
 
 def test_a_folder_is_read_in_the_order_of_names_and_new_files_join(tmp_path: Path) -> None:
@@ -334,8 +326,7 @@ def test_a_file_that_is_replaced_while_it_is_recognized_is_not_taken_for_its_suc
         return was
 
     monkeypatch.setattr(PlainFile, "head", replaced_after)
-    assert reading.all() == events(9)
-    assert PlainFile.head is head
+    assert reading.all() == events(9) and PlainFile.head is head
 
 
 MOVING = """
@@ -395,8 +386,7 @@ def test_every_line_is_read_once_while_another_process_moves_the_files_on(
     assert writer.returncode == 0
     reading.reopen()  # so that it looks at once
     monkeypatch.setattr(file_tracker, "RESTS", 0.0)
-    assert reading.all() == events(count)
-    assert reading.source.lost == 0
+    assert reading.all() == events(count) and reading.source.lost == 0
 
 
 def test_reading_can_go_on_from_every_place(log: Path) -> None:
@@ -509,9 +499,7 @@ def script(text: str) -> list[tuple[str, int]]:
 @example(script("append 9, read 2, copytruncate, append 1, reopen"))
 # A copy stands there, but the original is still whole; then it is cut back.
 @example(script("append 3, read 1, copy 1, read 9, append 1, read 9, copy 1, cut, append 5"))
-def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
+def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(tmp_path_factory, steps):
     life = Life(tmp_path_factory.mktemp("life"))
     reading = Reading(life.log)
     for name, value in steps:
@@ -522,6 +510,5 @@ def test_whatever_happens_to_the_files_every_line_is_read_once_and_in_order(
         assert reading.lines == life.written[: len(reading.lines)]
     assert reading.all() == life.written
     reading.reopen()
-    assert reading.all() == life.written
-    assert reading.source.lost == 0
+    assert reading.all() == life.written and reading.source.lost == 0
     reading.source.close()

@@ -13,8 +13,9 @@ import pytest
 
 from model_store.errors import InputError, SourceUnavailable
 from model_store.spec.spec import ModelSpec
+from tests.trainer.events.sources import all_of, numbers_of, read
 from trainer.events import kafka as kafka_client
-from trainer.events.events import NEVER_US, Chunk, Source, SourcePosition
+from trainer.events.events import NEVER_US, Source, SourcePosition
 from trainer.events.kafka import PartitionSource, kafka_name
 from trainer.events.open_sources import open_sources
 
@@ -62,24 +63,6 @@ def places(*partitions: int) -> list[SourcePosition]:
     return [{"source": f"kafka clicks#{n}", "offset": None} for n in partitions]
 
 
-def read(source: Source) -> Chunk:
-    """The next chunk, which there is."""
-    chunk = source.read()
-    assert chunk is not None and chunk.arrived_us is not None
-    return chunk
-
-
-def numbers_of(chunk: Chunk) -> list[int]:
-    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
-
-
-def all_of(source: Source) -> list[int]:
-    found = []
-    while (chunk := source.read()) is not None:
-        found += numbers_of(chunk)
-    return found
-
-
 def test_every_partition_is_a_source_and_messages_come_by_their_timestamps(brokers: Brokers) -> None:
     brokers.put(1, 3, partition=0)
     brokers.put(2, partition=1)
@@ -122,9 +105,7 @@ def test_reading_can_go_on_from_every_place(brokers: Brokers) -> None:
         again.close()
 
 
-def test_with_once_a_source_ends_at_the_end_of_its_partition_to_which_the_lag_counts(
-    brokers: Brokers,
-) -> None:
+def test_with_once_a_source_ends_at_the_end_of_its_partition_to_which_the_lag_counts(brokers):
     brokers.put(*range(1200))
     source, empty, *_ = opened(brokers, once=True)
     first = read(source)
@@ -144,9 +125,7 @@ def test_messages_without_a_value_are_passed_over_and_a_line_is_one_line(brokers
     assert chunk.data == b'{"n": 7}\n' and source.position(chunk, 1)["offset"] == 2
 
 
-def test_a_place_beyond_the_end_is_said_and_read_from_the_start_as_a_new_partition_is(
-    brokers: Brokers, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_beyond_the_end_is_said_and_read_from_the_start_as_a_new_partition_is(brokers, capsys):
     brokers.put(1, 2)
     brokers.put(3, partition=3)
     position = {"source": "kafka clicks#0", "offset": 99}

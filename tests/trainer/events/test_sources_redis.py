@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
-from trainer.events.events import NEVER_US, Chunk, SourcePosition
+from tests.trainer.events.sources import all_of, numbers_of, read
+from trainer.events.events import NEVER_US, SourcePosition
 from trainer.events.redis import StreamSource
 
 KEY = "ftrie:{ads}:clicks"
@@ -43,43 +43,20 @@ def log(store: Store) -> Streamed:
     return Streamed(store)
 
 
-def numbers(source: StreamSource) -> list[int]:
-    found = []
-    while (chunk := source.read()) is not None:
-        found += numbers_of(chunk)
-    return found
-
-
-def numbers_of(chunk: Chunk) -> list[int]:
-    assert chunk.starts[-1] == len(chunk.data)
-    return [json.loads(line)["n"] for line in chunk.data.splitlines()]
-
-
-def read(source: StreamSource) -> tuple[Chunk, np.ndarray[Any, Any]]:
-    """The next chunk, which there is, and the times at which its entries came."""
-    chunk = source.read()
-    assert chunk is not None and chunk.arrived_us is not None
-    return chunk, chunk.arrived_us
-
-
 def test_a_stream_that_is_not_there_is_empty_and_read_up_to_the_store_s_clock(log: Streamed) -> None:
     source = log.open()
     assert source.read() is None
     first = source.watermark_us()
-    assert 0 < first < NEVER_US and first % 1000 == 0
-    assert source.read() is None
-    assert source.watermark_us() >= first
-    assert source.lag().events == 0
+    assert 0 < first < NEVER_US and first % 1000 == 0 and source.read() is None
+    assert source.watermark_us() >= first and source.lag().events == 0
 
 
 def test_entries_come_in_order_with_the_time_of_their_ids(log: Streamed) -> None:
     for number, entry in enumerate(("5-0", "5-1", "7-0")):
         log.put(entry, number)
-    chunk, arrived_us = read(log.open())
-    assert numbers_of(chunk) == [0, 1, 2]
-    assert arrived_us.tolist() == [5000, 5000, 7000]
-    assert chunk.marks.tolist() == [[5, 0], [5, 1], [7, 0]]
-    assert log.open().where(chunk, 1) == "5-1"
+    chunk = read(log.open())
+    assert numbers_of(chunk) == [0, 1, 2] and chunk.arrived_us.tolist() == [5000, 5000, 7000]
+    assert chunk.marks.tolist() == [[5, 0], [5, 1], [7, 0]] and log.open().where(chunk, 1) == "5-1"
 
 
 def test_reading_can_go_on_from_every_place(log: Streamed) -> None:
@@ -93,20 +70,19 @@ def test_reading_can_go_on_from_every_place(log: Streamed) -> None:
         count += len(chunk)
     assert count == 2500
     for taken, position in positions:
-        assert numbers(log.open(position)) == list(range(taken, 2500))
+        assert all_of(log.open(position)) == list(range(taken, 2500))
 
 
 def test_while_there_is_more_only_what_was_read_is_sure_and_the_lag_counts_the_rest(log: Streamed) -> None:
     log.append(*range(1200))
     source = log.open()
-    _, arrived_us = read(source)
+    arrived_us = read(source).arrived_us
     assert source.watermark_us() == arrived_us[-1]
     lag = source.lag()
     assert lag.events == 200 and lag.seconds is not None and 0 <= lag.seconds < 3600
-    _, later_us = read(source)
-    assert later_us[0] >= arrived_us[-1]
-    assert source.watermark_us() >= later_us[-1]
-    assert numbers(source) == [] and (source.lag().events, source.lag().seconds) == (0, 0.0)
+    later_us = read(source).arrived_us
+    assert later_us[0] >= arrived_us[-1] and source.watermark_us() >= later_us[-1]
+    assert all_of(source) == [] and (source.lag().events, source.lag().seconds) == (0, 0.0)
 
 
 def test_no_entry_comes_before_what_was_said_to_be_read(log: Streamed) -> None:
@@ -114,7 +90,7 @@ def test_no_entry_comes_before_what_was_said_to_be_read(log: Streamed) -> None:
     for number in range(100):
         watermark_us = source.watermark_us()
         log.append(number)
-        assert read(source)[1][0] >= watermark_us
+        assert read(source).arrived_us[0] >= watermark_us
 
 
 def test_large_entries_are_read_a_few_at_a_time(log: Streamed) -> None:
@@ -129,8 +105,7 @@ def test_large_entries_are_read_a_few_at_a_time(log: Streamed) -> None:
 def test_with_once_the_source_ends_where_the_stream_does(log: Streamed) -> None:
     log.append(1)
     source = log.open(once=True)
-    assert numbers(source) == [1]
-    assert source.watermark_us() == NEVER_US
+    assert all_of(source) == [1] and source.watermark_us() == NEVER_US
     log.append(2)
     assert source.read() is None
 
@@ -138,26 +113,24 @@ def test_with_once_the_source_ends_where_the_stream_does(log: Streamed) -> None:
 def test_entries_trimmed_before_they_were_read_are_counted_and_said(log: Streamed) -> None:
     log.append(*range(10))
     source = log.open()
-    chunk, _ = read(source)
+    chunk = read(source)
     log.trim(3)
     again = log.open(source.position(chunk, 4))
-    assert numbers(again) == [7, 8, 9]
+    assert all_of(again) == [7, 8, 9]
     assert again.lost == 3 and "3 entries in all were deleted before they were read" in log.notes[0]
     log.append(10)
-    after, _ = read(again)
-    assert again.position(after, 1)["lost"] == 3
-    assert log.open(again.position(after, 1)).lost == 3
+    after = read(again)
+    assert again.position(after, 1)["lost"] == 3 and log.open(again.position(after, 1)).lost == 3
 
 
 def test_entries_trimmed_after_they_were_read_or_before_the_first_run_are_no_loss(log: Streamed) -> None:
     log.append(*range(5))
     log.trim(2)
     source = log.open()
-    assert numbers(source) == [3, 4]
+    assert all_of(source) == [3, 4]
     log.trim(0)
     log.append(5)
-    assert numbers(source) == [5]
-    assert source.lost == 0 and not log.notes
+    assert all_of(source) == [5] and source.lost == 0 and not log.notes
 
 
 def test_a_stream_that_lost_its_end_is_read_on_behind_what_it_has(log: Streamed) -> None:
@@ -167,51 +140,44 @@ def test_a_stream_that_lost_its_end_is_read_on_behind_what_it_has(log: Streamed)
     for number in (4, 5):
         log.put(f"{number}-0", number)
     source = log.open()
-    assert numbers(source) == [1, 2, 3, 4, 5]
+    assert all_of(source) == [1, 2, 3, 4, 5]
     log.client.restore(KEY, 0, copy, replace=True)
-    assert numbers(source) == []
+    assert all_of(source) == []
     assert len(log.notes) == 1 and "ends at 3-0 though it was read up to 5-0: a failover" in log.notes[0]
     log.put("4-1", 6)
-    assert numbers(source) == [6]
+    assert all_of(source) == [6]
     log.client.restore(KEY, 0, copy, replace=True)
     log.put("9-0", 7)
-    assert numbers(source) == [7]
-    assert len(log.notes) == 2 and "fewer entries" in log.notes[1]
+    assert all_of(source) == [7] and len(log.notes) == 2 and "fewer entries" in log.notes[1]
     assert source.lost == 0
 
 
 def test_a_stream_that_is_gone_is_said_and_what_comes_then_is_read(log: Streamed) -> None:
     log.append(1, 2)
     source = log.open()
-    chunk, arrived_us = read(source)
+    chunk = read(source)
     log.client.flushall()
     source = log.open(source.position(chunk, 2))
-    assert numbers(source) == []
-    assert "it was deleted" in log.notes[0]
+    assert all_of(source) == [] and "it was deleted" in log.notes[0]
     log.put("3-0", 3)
-    fresh, fresh_us = read(source)
+    fresh = read(source)
     assert numbers_of(fresh) == [3]
     # Arrivals never fall, though the id is of long ago.
-    assert fresh_us[0] >= arrived_us[-1]
-    assert np.all(np.diff(fresh_us) >= 0)
+    assert fresh.arrived_us[0] >= chunk.arrived_us[-1] and np.all(np.diff(fresh.arrived_us) >= 0)
 
 
 @pytest.mark.parametrize("began", ["9-0", "3-0", "5-1"])
-def test_a_stream_deleted_and_begun_anew_is_read_from_its_start_and_that_is_said(
-    began: str, log: Streamed
-) -> None:
+def test_a_stream_deleted_and_begun_anew_is_read_from_its_start_and_that_is_said(began, log):
     log.put("5-0", 1)
     log.put("6-0", 2)
     source = log.open()
-    numbers(source)
+    all_of(source)
     log.client.delete(KEY)
     log.put(began, 3)
-    assert numbers(source) == [3]
-    assert "created again" in log.notes[0]
+    assert all_of(source) == [3] and "created again" in log.notes[0]
     log.trim(0)
     log.put("10-0", 4)
-    assert numbers(source) == [4]
-    assert source.lost == 0 and len(log.notes) == 1
+    assert all_of(source) == [4] and source.lost == 0 and len(log.notes) == 1
 
 
 class Stepped(EventStream):
@@ -231,12 +197,11 @@ def test_when_the_store_s_clock_steps_back_nothing_is_taken_back_and_it_is_said(
     before = source.watermark_us()
     stepped.behind_us = 60_000_000
     log.put(f"{before // 1000 - 60_000}-0", 1)  # as that clock numbers it
-    assert numbers_of(read(source)[0]) == [1]
-    assert source.watermark_us() == before
+    assert numbers_of(read(source)) == [1] and source.watermark_us() == before
     assert len(log.notes) == 1 and "stepped back by 60." in log.notes[0]
 
 
 def test_entries_written_field_by_field_are_events_too(log: Streamed) -> None:
     log.client.xadd(KEY, {"request_id": "r1", "item": "a"}, id="1700000000123-0")
-    chunk, _ = read(log.open())
+    chunk = read(log.open())
     assert json.loads(chunk.data) == {"request_id": "r1", "item": "a", "ts": 1700000000.123}

@@ -80,8 +80,7 @@ def test_a_file_gives_the_rows_that_training_reads(name: str, tmp_path: Path) ->
     log = tmp_path / name
     log.write_bytes(LOGS[name])
     reading = Reading(log, once=True)
-    assert reading.source.columns() == WANTED
-    assert reading.all() == read_at_once(log)
+    assert reading.source.columns() == WANTED and reading.all() == read_at_once(log)
     assert reading.source.ended
 
 
@@ -103,9 +102,7 @@ def grown(log: Path, data: bytes, cuts: Iterable[int], **options: Any) -> tuple[
 
 @pytest.mark.parametrize("name", LOGS)
 @given(cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(
-    name: str, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_that_grows_by_any_steps_gives_the_same_rows_once(name, cuts, tmp_path_factory):
     log = tmp_path_factory.mktemp("rows") / name
     assert grown(log, LOGS[name], cuts)[0] == read_at_once(log)
 
@@ -139,11 +136,9 @@ def test_a_header_alone_is_no_row_and_two_files_with_one_header_are_two(tmp_path
 def test_nothing_there_has_no_columns_and_a_last_row_without_a_line_end_waits_for_it(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     reading = Reading(log)
-    assert reading.source.columns() is None
-    assert reading.all() == ([], [])
+    assert reading.source.columns() is None and reading.all() == ([], [])
     log.write_bytes(b"click,age,tags\n1,2,x\n0,3,y")
-    assert reading.source.columns() == WANTED
-    assert len(reading.all()[0]) == 1
+    assert reading.source.columns() == WANTED and len(reading.all()[0]) == 1
     assert len(Reading(log, once=True).all()[0]) == 2
 
 
@@ -168,13 +163,9 @@ BARE = b"\xef\xbb\xbf1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n1\t25\ta b\n"
 
 
 @given(cuts=st.lists(st.integers(5, 60), max_size=4))
-def test_a_file_without_a_header_grows_and_is_read_once(
-    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_file_without_a_header_grows_and_is_read_once(cuts: list[int], tmp_path_factory) -> None:
     """Its name tells the wrong separator too; the columns are those of the spec."""
     log, header = tmp_path_factory.mktemp("bare") / "log.csv", Header(WANTED)
     found, notes = grown(log, BARE, cuts, header=header)
     said = f"{log}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"
-    assert said in notes
-    assert found == read_at_once(log, header=header)
-    assert len(found[0]) == 4
+    assert said in notes and found == read_at_once(log, header=header) and len(found[0]) == 4

@@ -88,13 +88,11 @@ def test_every_batch_keeps_the_types_of_its_columns_and_their_names() -> None:
 def test_orders_are_permutations_that_never_change() -> None:
     assert shuffled(8, 1, 2) == [2, 5, 3, 1, 7, 6, 4, 0]
     seen = {tuple(shuffled(50, seed, number)) for seed in (1, 2) for number in (2, 3, 4)}
-    assert len(seen) == 6
-    assert all(sorted(order) == list(range(50)) for order in seen)
+    assert len(seen) == 6 and all(sorted(order) == list(range(50)) for order in seen)
 
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of temporary files."""
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
@@ -102,8 +100,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_temporary_file_has_no_name(temporary: Path) -> None:
     with Blocks() as blocks:
         keep(blocks, numbers(10_000, 3000))
-        assert os.listdir(temporary) == []
-        assert len(values(blocks.read(range(3)))) == 10_000
+        assert os.listdir(temporary) == [] and len(values(blocks.read(range(3)))) == 10_000
 
 
 def test_a_kept_file_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
@@ -114,11 +111,9 @@ def test_a_kept_file_goes_on_where_its_checkpoint_was(tmp_path: Path) -> None:
         index = blocks.index(4500)
     assert path.stat().st_size == size
     with Blocks(path, index) as blocks:
-        assert path.stat().st_size < size
-        assert values(blocks.read(range(2))) == whole[:4500]
+        assert path.stat().st_size < size and values(blocks.read(range(2))) == whole[:4500]
         keep(blocks, batches[5:])
-        assert values(blocks.read(range(3))) == whole
-        assert path.stat().st_size == size
+        assert values(blocks.read(range(3))) == whole and path.stat().st_size == size
 
 
 def test_a_kept_file_that_is_damaged_cut_short_or_cannot_be_opened_is_refused(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ def rows_of(requests: int, seed: int = 0, **given: str) -> list[dict[str, str]]:
 
 
 def expected(rows: list[dict[str, str]]) -> list[dict[str, float]]:
-    """The values by the definition."""
     found = [dict.fromkeys(NAMES, math.nan) for _ in rows]
     for request in dict.fromkeys(row["rq"] for row in rows):
         mine = [number for number, row in enumerate(rows) if row["rq"] == request]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import examples
 from tests.trainer.join.oracle import Event, OracleJoin
@@ -50,7 +50,6 @@ Row = tuple[Any, ...]
 
 
 def spec(old: str, new: str) -> ModelSpec:
-    """The spec with other words in it."""
     assert old in TEXT
     return parse_spec(TEXT.replace(old, new))
 
@@ -71,7 +70,6 @@ def read(
 
 @pytest.fixture
 def log(tmp_path: Path) -> str:
-    """An impression and its click."""
     return written(tmp_path / "log.jsonl", [SHOWN, CLICK])
 
 
@@ -111,9 +109,7 @@ EVENTS = st.lists(
 
 @examples(30)
 @given(EVENTS, st.booleans())
-def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(
-    events: list[Event], packed: bool
-) -> None:
+def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(events, packed):
     oracle = OracleJoin(SPEC.join)
     shown = [event for event in events if event.shows is not None]
     for event in events:
@@ -187,15 +183,6 @@ def test_columns_that_events_lack_come_from_a_file_of_items(log: str, tmp_path: 
     assert rows(found, "item", "colour", "brand") == [("a", "red", "x"), ("b", "blue", "")]
 
 
-def test_without_fields_the_features_seen_are_the_fields_and_one_never_seen_is_none(tmp_path: Path) -> None:
-    log = written(tmp_path / "log.jsonl", [SHOWN | {"context": {"tags": ["x"]}}, CLICK])
-    with open_log(Log([log]), parse_spec(BARE)) as opened:
-        found = {name: (field.side, field.kind) for name, field in opened.spec.fields.items()}
-    assert found == {"brand": ("item", "category"), "tags": ("context", "set")}
-    with pytest.raises(SpecError, match="no impression so far has 'colour'"):
-        read([log], spec('brand = { side = "item", optional = true }', "colour = {}"))
-
-
 @pytest.mark.parametrize(
     ("lines", "format", "label", "expected"),
     [
@@ -210,9 +197,7 @@ def test_without_fields_the_features_seen_are_the_fields_and_one_never_seen_is_n
         (["click,f", "1,a"], "csv", None, False),
     ],
 )
-def test_events_are_told_by_their_first_lines_or_the_format(
-    tmp_path: Path, lines: list[Any], format: str | None, label: str | None, expected: bool
-) -> None:
+def test_events_are_told_by_their_first_lines_or_the_format(tmp_path, lines, format, label, expected):
     assert holds_events([written(tmp_path / "log.jsonl", lines)], format, label) is expected
 
 

@@ -59,7 +59,6 @@ class Found:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose files are written anew for each example."""
     return tmp_path_factory.mktemp("scratch")
 
 
@@ -166,12 +165,9 @@ def test_line_ends_and_a_last_line_without_one_change_nothing(tmp_path: Path) ->
 
 
 def test_long_sets_have_each_member_once(tmp_path: Path) -> None:
-    many = b"|".join(b"%d" % (number % 300) for number in range(700))
-    row = (*ROW[:8], many, b"k")
+    row = (*ROW[:8], b"|".join(b"%d" % (number % 300) for number in range(700)), b"k")
     assert len(assert_same(tmp_path, [row, ROW]).texts[7]) == 300 + 2
 
-
-# --- JSON lines ---
 
 JSON_FIELDS = """
 a = {}
@@ -274,9 +270,6 @@ def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> 
     assert json_columns(path, ["y", "a"])[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
 
 
-# --- Sparse text ---
-
-
 FEATURES = st.sampled_from(
     ["a", "b", "a:2", "a:-2", "b:0", "c=1", "é", "%*", "d:0.1", "w:1e30", "", "x" * 5000]
 )
@@ -287,9 +280,7 @@ FEATURES = st.sampled_from(
         st.tuples(*(st.lists(FEATURES, max_size=most) for most in (14, 3))), min_size=1, max_size=9
     )
 )
-def test_sparse_text_gives_the_same_examples_as_maps_of_it(
-    scratch: Path, lines: list[tuple[list[str], list[str]]]
-) -> None:
+def test_sparse_text_gives_the_same_examples_as_maps_of_it(scratch, lines):
     path = scratch / "log.vw"
     text = "\n".join(f"1 |f {' '.join(first)} |g:0.5 {' '.join(second)}" for first, second in lines)
     path.write_bytes(f"-1 |f a |g b\n{text}".encode())
@@ -299,16 +290,11 @@ def test_sparse_text_gives_the_same_examples_as_maps_of_it(
     assert found == examples(path, of, ["label", "f", "g"], as_arrays=True)
 
 
-# --- Dictionaries ---
-
-
 CODED = st.none() | st.sampled_from(["", "a", "b%=", "é", "z" * 5000])
 
 
 @given(pairs=st.lists(st.tuples(CODED, CODED), min_size=1, max_size=40), pages=st.sampled_from([1, 3, 64]))
-def test_dictionaries_give_the_same_examples_as_their_texts(
-    scratch: Path, pairs: list[tuple[str | None, str | None]], pages: int
-) -> None:
+def test_dictionaries_give_the_same_examples_as_their_texts(scratch, pairs, pages):
     a, b = (pa.array(values, pa.string()) for values in zip(*pairs, strict=True))
     table, names = pa.table({"y": [1] * len(pairs), "a": a, "b": b}), ["y", "a", "b"]
     of = parse_spec(HEAD + 'a = {}\nb = {}\n[[crosses]]\nfields = ["a", "b"]\n')
@@ -325,8 +311,7 @@ def test_dictionaries_give_the_same_examples_as_their_texts(
 
 
 def test_a_column_of_dictionaries_is_not_decoded_to_be_hashed(tmp_path: Path) -> None:
-    table = pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50})
-    pq.write_table(table, tmp_path / "log.parquet")
+    pq.write_table(pa.table({"y": [1, 0] * 50, "a": ["x", "y"] * 50}), tmp_path / "log.parquet")
     with LogReader([str(tmp_path / "log.parquet")]) as reader:
         [batch] = reader.batches(["y", "a"])
     made = ExampleMaker(parse_spec(HEAD + "a = {}\n")).make(batch)

@@ -59,9 +59,6 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-# --- Two values ---
-
-
 def test_values_that_are_a_click_are_named_all_others_are_none() -> None:
     column = pa.array([b"clicked", b"skipped", b"", b"Clicked", b"bought"], pa.binary())
     assert parse_labels(column, "clicked")[0].tolist() == [1, 0, 0, 0, 0]
@@ -111,15 +108,11 @@ def test_a_value_that_never_occurs_is_warned_of_and_an_empty_one_is_no_click(tmp
             spec(f'label = "y"\n{empty}')
 
 
-# --- Clicks of views ---
-
 COUNTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), max_size=20)
 
 
 @given(rows=COUNTS)
-def test_a_row_of_counts_is_its_clicks_and_its_other_views(
-    rows: list[tuple[int, int, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_row_of_counts_is_its_clicks_and_its_other_views(rows, tmp_path_factory):
     """Against rows written out one by one: same order, labels, weights and hashes."""
     counted, written = counts(tmp_path_factory.getbasetemp(), rows)
     found = examples(counted, GIVEN + '\nweight = "w"')
@@ -210,8 +203,6 @@ def cells(log: Path) -> list[list[str]]:
     return [line.split(",") for line in log.read_text().splitlines()]
 
 
-# --- Rows joined from events, whose outcome is a click or none ---
-
 ITEMS = [{"id": "p", "ad": "a1", "sites": ["x"]}, {"id": "q", "ad": "a2", "sites": ["y"]}]
 
 
@@ -221,8 +212,7 @@ def test_joined_rows_are_labelled_as_a_log_of_the_spec_would_be(given: str, tmp_
     events = [*impressions, {"request_id": "r1", "ts": 1003, "item": "q"}]
     (made,) = examples(write(tmp_path / "events.jsonl", *map(json.dumps, events)), f"{PLAIN}\n{given}")
     assert made.hashed.labels.tolist() == [0, 0, 0, 1, 0, 0]
-    assert made.hashed.weights.tolist() in ([], [1.0] * 6)
-    assert made.doubled == 0
+    assert made.hashed.weights.tolist() in ([], [1.0] * 6) and made.doubled == 0
 
 
 def test_labels_are_read_as_they_are_written() -> None:

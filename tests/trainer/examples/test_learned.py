@@ -42,8 +42,7 @@ def learned(options: dict[str, object], numbers: Sequence[float]) -> tuple[float
 def test_quantiles_divide_the_numbers_whatever_their_order(numbers, buckets, order):
     options = {"bucket": f"quantile:{buckets}"}
     edges = learned(options, numbers)
-    assert list(edges) == sorted(set(edges))
-    assert len(edges) < buckets
+    assert list(edges) == sorted(set(edges)) and len(edges) < buckets
     found = NumberRule.of(field({**options, "learned": edges})).buckets(np.array(numbers))
     assert set(found.tolist()) == set(range(len(edges) + 1))  # no bucket is empty
     if len(set(numbers)) == len(numbers):
@@ -106,8 +105,7 @@ def resolved(log: Log, spec: str = SPEC, *known: ModelSpec) -> tuple[ModelSpec, 
     before = given.sha256
     with open_log(log, given, known=known) as opened, opened.examples(2) as examples:
         assert opened.spec.sha256 != before == given.sha256  # of what has been learned too
-        rows = sum(each.rows.size for each in examples)
-        return opened.spec, rows
+        return opened.spec, sum(each.rows.size for each in examples)
 
 
 def test_learning_does_not_depend_on_how_the_log_is_read(tmp_path, monkeypatch):

@@ -34,7 +34,6 @@ CLICKED = 'n = { side = "user", kind = "number", history = "clicked", measure = 
 
 
 def examples(folder: Path, spec: str, since: str | None, until: str | None, text: str = LOG) -> Examples:
-    """The examples of the log's only batch."""
     path = folder / "log.csv"
     path.write_text(text, encoding="utf-8")
     log = Log([str(path)], since=since, until=until)
@@ -56,13 +55,10 @@ def test_rows_from_one_time_on_and_before_another(tmp_path, since, until, labels
     found = examples(tmp_path, SPEC, since, until)
     assert found.hashed.labels.tolist() == labels
     (reject,) = found.rejects
-    assert reject.line == 4
-    assert "ts: got no value" in reject.reason
+    assert reject.line == 4 and "ts: got no value" in reject.reason
 
 
-def test_bounds_may_be_written_as_the_log_writes_times_and_wrong_ones_say_what_is_right(
-    tmp_path: Path,
-) -> None:
+def test_bounds_may_be_written_as_the_log_writes_times_and_wrong_ones_say_what_is_right(tmp_path) -> None:
     spec = SPEC + 'hour = { kind = "time", part = "hour", format = "%y%m%d%H", column = "ts" }\n'
     text = "ts,u,i,c\n14102100,a,x,1\n14102101,a,x,0\n14102102,a,x,0\n"
     for bound in ("14102101", "2014-10-21T01:00:00Z"):

@@ -88,8 +88,7 @@ def drawn(rows, spec, sizes):
         examples = maker.make(batch)
         assert examples.subsampled + examples.rows.size == batch.rows
         # The lines of the drawn rows, which are numbered after the draw.
-        lines = maker._draw(batch).batch.lines[examples.rows]
-        kept = np.flatnonzero(np.isin(batch.lines, lines))
+        kept = np.flatnonzero(np.isin(batch.lines, maker._draw(batch).batch.lines[examples.rows]))
         weights[batch.first_row + kept] = examples.hashed.weights
     return weights
 

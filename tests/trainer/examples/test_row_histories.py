@@ -15,8 +15,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.spec.spec import ModelSpec, parse_spec
-from tests.trainer.oracles.histories import value_of
-from trainer.examples.open_log import Log, open_log
+from tests.trainer.oracles.histories import plain, value_of
 from trainer.examples.row_histories import RowHistories
 from trainer.logs.batch import Position, RowBatch
 
@@ -89,10 +88,6 @@ def filled(histories: RowHistories, rows: Sequence[Row]) -> list[dict[str, Any]]
     return [dict(zip(FIELDS, map(plain, row), strict=True)) for row in values]
 
 
-def plain(value: Any) -> Any:
-    return [text.decode() for text in value] if isinstance(value, list) else value
-
-
 def new(spec: ModelSpec = SPEC) -> RowHistories:
     histories = RowHistories.of(spec)
     assert histories is not None
@@ -127,8 +122,7 @@ def test_a_log_that_is_not_sorted_by_time_is_reported() -> None:
     histories = new()
     rows = a_log(1)
     filled(histories, [*rows[60:], *rows[:60]])
-    assert histories.unsorted
-    assert "sort the log by 'ts'" in "".join(histories.warnings())
+    assert histories.unsorted and "sort the log by 'ts'" in "".join(histories.warnings())
 
 
 def write(path: Path, rows: Sequence[Row]) -> str:
@@ -137,15 +131,6 @@ def write(path: Path, rows: Sequence[Row]) -> str:
         writer.writeheader()
         writer.writerows(rows)
     return str(path)
-
-
-def test_a_log_is_opened_with_histories(tmp_path: Path) -> None:
-    rows = a_log(3)
-    log = Log([write(tmp_path / "log.csv", rows)], batch_bytes=500)
-    with open_log(log, parse_spec(TEXT)) as opened, opened.examples() as stream:
-        examples = list(stream)
-    assert b"clicked_brands=" in opened.maker.prefixes
-    assert sum(each.hashed.hashes.size for each in examples) > 4 * len(rows)
 
 
 def test_a_resumed_run_learns_as_one_that_never_stopped(tmp_path: Path) -> None:
@@ -163,9 +148,7 @@ def test_a_resumed_run_learns_as_one_that_never_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "once.arrow").read_bytes() == (tmp_path / "twice.arrow").read_bytes()
 
 
-def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(tmp_path, capsys) -> None:
     log = write(tmp_path / "log.csv", a_log(3, requests=60))
     spec, model, scores = (str(tmp_path / name) for name in ("m.toml", "m.arrow", "scores.csv"))
     Path(spec).write_text(TEXT + "[learner]\nl1 = 0.0\n")

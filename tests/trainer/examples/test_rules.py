@@ -48,8 +48,7 @@ def test_every_key_has_the_l1_of_the_longest_prefix(seed):
             np.testing.assert_equal(maker.feature_rules.l1[feature], expected, str(key))
             assert maker.rules.masks[feature] == mask
             at += 1
-    assert at == examples.hashed.starts[-1]
-    assert maker_of({}).feature_rules.l1 is None
+    assert at == examples.hashed.starts[-1] and maker_of({}).feature_rules.l1 is None
 
 
 def test_a_setting_that_the_longest_rule_leaves_out_comes_from_the_next_shorter_one():
@@ -59,12 +58,10 @@ inclusion = { kind = "bloom", count = 3 }
 [rules."age=2"]
 l1 = 7.0
 """
-    maker = maker_of({}, extra)
-    rules = maker.feature_rules
+    rules = maker_of({}, extra).feature_rules
     (apart,) = (rule.feature for rule in rules.value_rules if rule.owner == 1)
     assert (np.isnan(rules.l1[1]), rules.l1[apart]) == (True, 7.0)
-    assert rules.inclusions[1] == rules.inclusions[apart]
-    assert rules.inclusions[1].count == 3
+    assert rules.inclusions[1] == rules.inclusions[apart] and rules.inclusions[1].count == 3
     assert rules.sources[apart] == 'rules."age=".inclusion'
 
 
@@ -110,8 +107,7 @@ VALUE_RULES = ("age=2", "age*brand=20*", "tags=a%2A", "tags*brand*size=a*", "P_N
 def test_keys_set_apart_are_written_whole_and_learned_alike_or_emptied_by_their_l1():
     plain, before = published({})
     apart, after = published(dict.fromkeys(VALUE_RULES, 0.05))
-    assert plain == apart
-    assert before.data.tobytes() == after.data.tobytes()
+    assert plain == apart and before.data.tobytes() == after.data.tobytes()
     assert before.features.max() == 9 < after.features.max()
     ruled, _ = published(dict.fromkeys(VALUE_RULES, 1e6))
     under = tuple(prefix.encode() for prefix in VALUE_RULES)

@@ -58,7 +58,6 @@ class Story:
 
 
 def labels(joined: Joined) -> list[tuple[int, int, int]]:
-    """Impression, row and label."""
     return [(row.impression, row.row, row.label) for row in rows_of(joined)]
 
 
@@ -123,8 +122,7 @@ brings (impression, row, label); what is counted in the end."""
 )
 def test_what_becomes_of_each_event(story):
     title, steps, counts = (*story.splitlines(), "")[:3]
-    section = dict(each.split("=") for each in title.rpartition(".")[2].split())
-    told = Story(**section)
+    told = Story(**dict(each.split("=") for each in title.rpartition(".")[2].split()))
     for step in steps.split("|"):
         event, _, rows = step.partition("->")
         kind, *values = event.split()
@@ -143,18 +141,15 @@ def test_a_negative_says_whether_its_request_was_clicked():
 
 def test_a_conversion_after_a_click_is_counted_and_is_no_second_positive():
     story = Story().tell(shown(0), clicked(1))
-    assert story.learned(converted(2)) == []
-    assert closed_of(story.joined(PASSED)) == [(0, 1, 1, 1)]
+    assert story.learned(converted(2)) == [] and closed_of(story.joined(PASSED)) == [(0, 1, 1, 1)]
     story.counted(clicks=2, conversions=1, joined=2, duplicate_feedback=0)
 
 
 def test_where_conversions_are_the_positives_clicks_are_only_counted():
     story = Story(positive="conversion", late="correct").tell(shown(0))
-    assert story.learned(clicked(1)) == []
-    assert story.learned(converted(2)) == [(0, 0, 1)]
+    assert story.learned(clicked(1)) == [] and story.learned(converted(2)) == [(0, 0, 1)]
     joined = story.joined(PASSED)
-    assert labels(joined) == [(0, 1, 0)]
-    assert closed_of(joined) == [(0, 1, 1, 1)]
+    assert labels(joined) == [(0, 1, 0)] and closed_of(joined) == [(0, 1, 1, 1)]
     assert story.learned(clicked(OVER_S, 11)) == []
     story.counted(late=1, corrections=0)
 

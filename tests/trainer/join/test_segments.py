@@ -23,7 +23,6 @@ def numbers(*values: int) -> np.ndarray:
 
 
 def asked(*rows: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Segment and row of each."""
     return numbers(*(segment for segment, _ in rows)), np.array([row for _, row in rows], np.int64)
 
 
@@ -41,7 +40,6 @@ def gathered(segments: Segments, *rows: tuple[int, int]) -> list[dict]:
 
 
 def table(number: int, rows: int = 3) -> dict[str, pa.Array]:
-    """A table whose rows say where they are."""
     places = [f"{number}:{row}" for row in range(rows)]
     return {"at": pa.array(places), "n": pa.array([number * 10 + row for row in range(rows)])}
 
@@ -141,12 +139,10 @@ def test_over_memory_rows_are_dropped_and_only_then_go_to_the_disk_and_come_back
     bound = filled(tmp_path).memory_used // 2
     segments = filled(tmp_path, 4, bound)
     segments.relieve(lambda: numbers(3))
-    assert 0 < segments.memory_used <= bound
-    assert files(tmp_path) == []
+    assert 0 < segments.memory_used <= bound and files(tmp_path) == []
     segments = filled(tmp_path, memory_bytes=1)
     segments.relieve(lambda: numbers(0, 1, 2, 3))
-    assert segments.memory_used == 0
-    assert places(segments, *ROWS) == PLACES
+    assert segments.memory_used == 0 and places(segments, *ROWS) == PLACES
 
 
 def test_random_adding_and_dropping_stays_within_memory_and_loses_nothing(tmp_path):
@@ -204,8 +200,7 @@ def test_a_damaged_file_that_nobody_needs_goes_and_what_is_written_after_it_stay
     number = segments.add(table(7))
     segments.flush()
     commit(segments)
-    assert not path.exists()
-    assert places(restored(tmp_path, number), (number, 0)) == ["7:0"]
+    assert not path.exists() and places(restored(tmp_path, number), (number, 0)) == ["7:0"]
 
 
 def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
@@ -216,8 +211,7 @@ def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
         for attempt in (segments.flush, lambda: segments.relieve(lambda: numbers(0, 1, 2, 3))):
             with pytest.raises(OutputError, match="nothing is lost") as raised:
                 attempt()
-            assert raised.value.__cause__.errno == errno.EFBIG
-            assert files(tmp_path) == []
+            assert raised.value.__cause__.errno == errno.EFBIG and files(tmp_path) == []
         assert places(segments, *ROWS) == PLACES
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -19,8 +19,6 @@ from trainer.learn.predictions_kernels import Predictions
 
 
 class Log(NamedTuple):
-    """A log and what was predicted of it."""
-
     maker: ExampleMaker
     cells: Sequence[Mapping[str, bytes]]
     rows: Sequence[Row]
@@ -63,6 +61,5 @@ def add_rows(metrics: ProgressiveMetrics, log: Log, first: int, last: int, *, re
 
 
 def add_log(metrics: ProgressiveMetrics, log: Log, size: int = 10**9, *, requests: bool = True) -> None:
-    """Add all rows in batches of `size`."""
     for first in range(0, len(log.rows), size):
         add_rows(metrics, log, first, min(first + size, len(log.rows)), requests=requests)

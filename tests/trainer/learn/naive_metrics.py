@@ -7,23 +7,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 
-def auc(scores: Sequence[float], labels: Sequence[float]) -> float:
-    """The chance that a clicked row scores above another one; ties count half."""
-    pairs = [
-        (clicked, other)
-        for clicked, label in zip(scores, labels, strict=True)
-        if label
-        for other, other_label in zip(scores, labels, strict=True)
-        if not other_label
-    ]
-    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs) / len(pairs)
-
-
-def logloss(ctr: Sequence[float], labels: Sequence[float]) -> float:
-    """The mean of -ln of what was predicted for what happened."""
-    return sum(-math.log(p if label else 1 - p) for p, label in zip(ctr, labels, strict=True)) / len(labels)
-
-
 def orders(scores: Sequence[float]) -> Iterator[tuple[int, ...]]:
     """Every order of rows by descending score; equal scores stand in any order."""
     for order in itertools.permutations(range(len(scores))):

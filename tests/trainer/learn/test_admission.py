@@ -12,6 +12,7 @@ from model_store.errors import FtrieError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from tests.trainer.learn.pairs import learned, resumed
+from tests.trainer.learn.test_model_warnings import write_log
 from tests.worlds import SPEC, shop_rows, state_of
 from trainer.examples.open_log import Log
 from trainer.examples.rules import FeatureRules
@@ -26,7 +27,6 @@ ONE_VARIANT = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :]
 
 
 def admission_of(inclusion: str, seed: int = 1) -> Admission:
-    """The policy for a spec of one field."""
     text = (
         f'[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nf = {{}}\n[learner]\ninclusion = {inclusion}\n'
     )
@@ -58,8 +58,7 @@ def test_a_key_enters_at_its_countth_occurrence_or_before_but_never_later(count,
         seen[key] += 1
         if enters:
             entered_at.setdefault(key, seen[key])
-    assert set(entered_at) == set(keys.tolist())
-    assert max(entered_at.values()) <= count
+    assert set(entered_at) == set(keys.tolist()) and max(entered_at.values()) <= count
     if planned == 2000:
         assert list(entered_at.values()).count(count) >= 99
 
@@ -73,8 +72,7 @@ def test_no_more_keys_enter_early_than_was_asked_for(wanted, count):
     early = np.zeros(KEYS, bool)
     for _ in range(count - 1):
         early |= ask(admission, keys)
-    assert early.mean() <= wanted
-    assert list(admission.notes()) == []
+    assert early.mean() <= wanted and list(admission.notes()) == []
     (only,) = admission.filters
     assert only.keys() == pytest.approx(KEYS, rel=0.01)
     new = random_keys(KEYS, 8)
@@ -111,18 +109,15 @@ def test_the_rate_is_that_of_blocks_filled_at_random(width, probes):
     held = random.poisson(mean_keys, blocks)
     wrong = 0.0
     for keys in held:
-        touched = np.unique(random.integers(0, cells, keys * probes)).size
-        wrong += (touched / cells) ** probes
+        wrong += (np.unique(random.integers(0, cells, keys * probes)).size / cells) ** probes
     assert false_positive_rate(width, probes, mean_keys) == pytest.approx(wrong / blocks, rel=0.15)
 
 
 def test_memory_grows_with_keys_counts_and_precision():
     sizes = [[size_filter(10**6, count, rate).nbytes for rate in (0.1, 0.001)] for count in (2, 5, 17)]
-    assert all(few < many for few, many in sizes)
-    assert sizes == sorted(sizes)
+    assert all(few < many for few, many in sizes) and sizes == sorted(sizes)
     one, many = size_filter(10**6, 2, 0.01), size_filter(2 * 10**9, 2, 0.01)
-    assert one.nbytes * 8 / 10**6 < 10
-    assert many.blocks == pytest.approx(2000 * one.blocks, 1e-3)
+    assert one.nbytes * 8 / 10**6 < 10 and many.blocks == pytest.approx(2000 * one.blocks, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +159,7 @@ def test_poisson_goes_by_the_example_and_not_by_what_was_asked_before():
 
 
 @pytest.mark.parametrize(
-    "inclusion",
-    ['{ kind = "none" }', '{ kind = "poisson", p = 1.0 }', '{ kind = "bloom", count = 1 }'],
+    "inclusion", ['{ kind = "none" }', '{ kind = "poisson", p = 1.0 }', '{ kind = "bloom", count = 1 }']
 )
 def test_what_admits_everything_costs_nothing(inclusion):
     admission = admission_of(inclusion)
@@ -173,9 +167,7 @@ def test_what_admits_everything_costs_nothing(inclusion):
 
 
 def test_each_rule_has_a_filter_of_its_own():
-    text = (
-        SPEC
-        + """
+    text = """
 inclusion = { kind = "bloom", count = 2, keys = 100 }
 [rules."age="]
 inclusion = { kind = "bloom", count = 5, keys = 300 }
@@ -184,8 +176,7 @@ inclusion = { kind = "none" }
 [rules."brand="]
 inclusion = { kind = "poisson", p = 0.5 }
 """
-    )
-    spec = parse_spec(text).resolve(list(shop_rows(1, 0)[0]))
+    spec = parse_spec(SPEC + text).resolve(list(shop_rows(1, 0)[0]))
     admission = Admission.of(FeatureRules.of(spec, FeaturePlan.of(spec)), 1)
     assert isinstance(admission.parameters, ByRule)
     assert {each.source: each.inclusion.count for each in admission.filters} == {
@@ -235,13 +226,9 @@ def test_batches_and_a_resume_change_nothing(inclusion):
 
 
 def test_a_run_notes_an_overfull_filter(tmp_path):
-    rows = shop_rows(200, 14)
-    log = tmp_path / "log.csv"
-    lines = [b",".join(row.values()) for row in rows]
-    log.write_bytes(b"\n".join([",".join(rows[0]).encode(), *lines]) + b"\n")
+    log = write_log(tmp_path / "log.csv", shop_rows(200, 14))
     spec, notes = spec_with('{ kind = "bloom", count = 3, keys = 10 }'), []
     with RejectLog() as rejects:
         output = SimpleNamespace(note=notes.append, warn=SILENT.warn, progress=SILENT.progress)
-        run = train(spec, Log([str(log)]), rejects=rejects, output=output)
-    assert run.failure is None
-    assert [note for note in notes if "sized for 10" in note]
+        run = train(spec, Log([log]), rejects=rejects, output=output)
+    assert run.failure is None and [note for note in notes if "sized for 10" in note]

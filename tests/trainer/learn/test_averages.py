@@ -10,7 +10,7 @@ from model_store.spec.learner_section import Rule
 from model_store.spec.spec import parse_spec, spec_from_json
 from tests.matrix import slow_except
 from tests.trainer.learn.pairs import assert_same, gappy_rows, learned, resumed
-from tests.worlds import SPEC, learn, model_of, shop_rows
+from tests.worlds import SPEC, learn, model_of
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.scorer import first_rates
 from trainer.publish.delta_chain import DeltaChain
@@ -47,29 +47,10 @@ def test_batches_hashed_keys_and_a_resume_change_no_bit_of_an_average():
     whole = learned(spec, rows).artefact()
     assert learned(spec, rows, 7).artefact().to_bytes() == whole.to_bytes()
     assert resumed(spec, rows, 150).artefact().to_bytes() == whole.to_bytes()
+    rates = {name: whole.rates_of(bit).tolist() for bit, name in enumerate(spec.variants)}
+    assert rates["mean"] == rates["base"] == rates["slow"]
     hashed = spec.model_copy(update={"learner": spec.learner.model_copy(update={"hash_bits": 20})})
     assert learned(hashed, rows).artefact().weight.tolist() == whole.weight.tolist()
-
-
-def test_the_variants_that_learn_do_so_as_without_averages():
-    rows = gappy_rows(300, 4)
-    alone = VARIANTS.replace("0.3 }", "0.8 }")
-    alone = "\n".join(line for line in alone.splitlines() if "average" not in line) + "\n"
-    plain, both = (learned(averaging(variants=each), rows).artefact() for each in (alone, VARIANTS))
-    for name in ("base", "lean"):
-        found, among = (
-            dict(
-                zip(
-                    each.key_list(),
-                    each.weights_of(list(each.spec.variants).index(name)).tolist(),
-                    strict=True,
-                )
-            )
-            for each in (plain, both)
-        )
-        assert found == {key: among[key] for key in found}
-    rates = {name: both.rates_of(bit).tolist() for bit, name in enumerate(both.spec.variants)}
-    assert rates["mean"] == rates["base"] == rates["slow"]
 
 
 def test_an_average_starts_from_the_weights_of_its_variant():
@@ -79,8 +60,7 @@ def test_an_average_starts_from_the_weights_of_its_variant():
     started = second.artefact()
     numbers = {name: started.weights_of(bit).tolist() for bit, name in enumerate(started.spec.variants)}
     assert numbers["mean"] == numbers["slow"] == numbers["base"]
-    assert numbers["recent"] == numbers["lean"]
-    assert any(numbers["base"])
+    assert numbers["recent"] == numbers["lean"] and any(numbers["base"])
 
 
 def test_deltas_carry_averages_of_keys_that_no_example_touched():
@@ -108,13 +88,3 @@ def test_a_key_that_the_model_lacks_has_the_first_rate_of_the_averaged_variant_a
     np.testing.assert_allclose(first_rates(spec, lambda: ()), [base, base, lean, lean, base])
     ruled = spec.model_copy(update={"rules": {"brand=": Rule(alpha=0.5), "age=": Rule(alpha=0.1)}})
     np.testing.assert_allclose(first_rates(ruled, lambda: ()), [0.5 / 0.7, 0.5 / 0.7, lean, lean, 0.5 / 0.7])
-
-
-def test_an_average_wobbles_less_than_its_variant():
-    """With a large rate the weights never settle; their average does, and predicts better."""
-    variants = '[variants]\nbase = { share = 0.5 }\nmean = { share = 0.5, average = "base" }\n'
-    text = '[model]\nname = "x"\n[input]\nlabel = "click"\n[fields]\nage = {}\nbrand = {}\n' + variants
-    spec = parse_spec(text + '[learner]\nalpha = 2.0\nl1 = 0.0\nvalues = "per_variant"\n')
-    rows = [{name: row[name] for name in ("click", "age", "brand")} for row in shop_rows(2000, 8)]
-    losses = {name: each.logloss for name, each in learned(spec, rows).metrics.summary().items()}
-    assert losses["mean"] < losses["base"]

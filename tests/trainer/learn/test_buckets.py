@@ -115,8 +115,7 @@ def test_buckets_without_a_collision_change_no_bit(more):
         keys = model.table.keys()
         published = [part.tobytes() for part in model.published(keys)]
         found.append((model.metrics.scores.tobytes(), keys.data.tobytes(), published))
-    assert model.table.collisions().rate == 0.0
-    assert found[0] == found[1]
+    assert model.table.collisions().rate == 0.0 and found[0] == found[1]
 
 
 def test_batches_and_a_resume_change_no_bit_of_a_hashed_model():
@@ -201,15 +200,13 @@ def test_the_measured_rate_is_that_of_the_hashes_and_near_the_expected_one():
 
 def test_a_rate_below_a_thousandth_is_no_warning():
     buckets = Buckets(20, np.zeros(1, np.int64))
-    hashes = np.arange(1, 1001, dtype=np.uint64)
-    buckets.enter(hashes, np.zeros(1000, np.uint16), 0, 1000)
+    buckets.enter(np.arange(1, 1001, dtype=np.uint64), np.zeros(1000, np.uint16), 0, 1000)
     assert buckets.collisions(999).warning == ""
     assert "0.20% of the 1,000 keys" in buckets.collisions(998).warning
 
 
 def test_the_probability_of_a_64_bit_collision_is_the_birthday_bound():
-    assert any_collision(1) == 0.0
-    assert any_collision(2) == pytest.approx(2.0**-64)
+    assert any_collision(1) == 0.0 and any_collision(2) == pytest.approx(2.0**-64)
     assert any_collision(33_000_000) == pytest.approx(33e6**2 / 2**65, rel=1e-4)
     assert any_collision(10**11) == pytest.approx(1.0 - math.exp(-(10.0**22) / 2**65))
 
@@ -232,8 +229,7 @@ def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
         )
         assert table.keys().slots[start:].tolist() == slots.tolist()
         table._check()
-    assert table.count == 30_000
-    assert table.used == 3 * 2**bits
+    assert table.count == 30_000 and table.used == 3 * 2**bits
     assert table.slots.size == 4 * 2**bits  # bits for three groups
 
 

@@ -92,8 +92,7 @@ def test_batches_and_a_restored_calibrator_change_no_bit(kind: str) -> None:
 
 
 def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_whole() -> None:
-    log = Log(60_000)
-    calibration = calibrated(log, maker_of("power", BY_DEVICE)).calibration()
+    calibration = calibrated(Log(60_000), maker_of("power", BY_DEVICE)).calibration()
     grid = np.array([0.1, 0.2, 0.4])
     assert calibration.by == "device"
     assert calibration.variants["base"].values.keys() == {b"phone", b"tablet"}
@@ -104,8 +103,7 @@ def test_each_value_of_the_field_has_its_own_curve_and_a_row_without_one_the_who
 
 def test_without_a_field_there_is_one_curve_a_variant_and_of_a_short_log_none() -> None:
     calibration = calibrated(Log(5_000), maker_of("isotonic")).calibration()
-    assert calibration.by is None
-    assert calibration.curve("base") != calibration.curve("plain")
+    assert calibration.by is None and calibration.curve("base") != calibration.curve("plain")
     assert Calibrator.of(maker_of("none").spec) is None
     assert calibrated(Log(300), maker_of("power", BY_DEVICE)).calibration() is None
 
@@ -130,8 +128,7 @@ def test_the_report_judges_each_curve_by_rows_that_came_after_it() -> None:
     log, maker = Log(40_000), maker_of("power", BY_DEVICE)
     report = calibrated(log, maker).report()["base"]
     first, last = progressive.FIRST_DECAY, last_decay(40_000)
-    assert report.rows == pytest.approx(last - first)
-    assert report.values == 2
+    assert report.rows == pytest.approx(last - first) and report.values == 2
     assert report.logloss_corrected < report.logloss
     assert report.calibration == pytest.approx(1.0 / (2.6 / 3), rel=0.03)
     assert report.calibration_corrected == pytest.approx(1.0, abs=0.03)
@@ -155,7 +152,6 @@ def test_decays_are_due_at_doublings_and_later_at_even_distances() -> None:
     while len(folds) < 14:
         row = next_decay(row)
         folds.append(row)
-        assert last_decay(row) == row
-        assert last_decay(row - 1) < row
+        assert last_decay(row) == row and last_decay(row - 1) < row
     assert folds[:4] == [4096, 8192, 16384, 32768]
     assert folds[-3:] == [2 * 2**22, 3 * 2**22, 4 * 2**22]

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from tests.trainer.learn.pairs import (
-    CASES,
     COARSE,
     FTRL_OWN_COARSE,
-    OWN,
     TRUNCATION_COARSE,
     assert_same,
     assert_same_bits,
@@ -19,8 +17,8 @@ from tests.trainer.learn.pairs import (
     section_of,
     spec_of,
 )
-from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
-from tests.worlds import shop_rows, shop_spec
+from tests.trainer.oracles.trial import by_textbook, weights_of
+from tests.worlds import shop_rows
 
 STEP = 2.0**-13
 
@@ -39,38 +37,13 @@ def test_every_value_is_rounded_as_the_textbook_says(section, values):
     assert_same(spec_of(section | COARSE | {"values": values}), gappy_rows(200, 17))
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        FTRL_OWN_COARSE,
-        *(
-            pytest.param(section_of(name, rate, CASES[name][0]) | COARSE, marks=pytest.mark.slow)
-            for name, rate in (("ogd", "gradients"), ("fobos", "counts"), ("ftrl", "gradients"))
-        ),
-    ],
-)
-def test_coarse_values_stay_near_the_exact_ones(section):
-    rows = gappy_rows(300, 3)
-    coarse, _ = by_kernel(spec_of(section), rows)
-    exact = by_textbook(spec_of(section | {"precision": "f64"}), rows)[0]
-    assert 0 < np.abs(coarse - exact).max() < 0.05
-
-
-def test_a_weight_just_touched_is_a_multiple_of_the_step():
-    found = weights_of(learned(spec_of(TRUNCATION_COARSE, 1), shop_rows(50, 2)))
-    steps = np.array([weight for (weight,) in found.values()]) / STEP
-    assert (steps == np.round(steps)).all()
-    assert (steps != 0).any()
-
-
 def test_a_value_beyond_the_range_stays_at_its_end():
     rows = [{"click": b"1", "importance": b"100", "age": b"20"}] * 3
     rows += [{"click": b"0", "importance": b"100", "age": b"30"}] * 9
     spec = spec_of(TRUNCATION_COARSE | {"alpha": 30.0}, 1)
     spec = spec.model_copy(update={"fields": {"age": spec.fields["age"]}, "crosses": ()})
     found = weights_of(learned(spec, rows))
-    assert found[b"age=20"] == (4.0 - STEP,)
-    assert found[b"age=30"] == (-4.0,)
+    assert found[b"age=20"] == (4.0 - STEP,) and found[b"age=30"] == (-4.0,)
 
 
 @pytest.mark.slow
@@ -101,12 +74,3 @@ def test_another_seed_gives_other_bits_and_the_same_seed_the_same():
     )
     assert_same_bits(one, same)
     assert weights_of(one) != weights_of(other)
-
-
-def test_variants_are_rounded_apart():
-    spec = spec_of(FTRL_OWN_COARSE | OWN)
-    alike = {
-        name: variant.model_copy(update={"without": ()}) for name, variant in shop_spec().variants.items()
-    }
-    found = weights_of(learned(spec.model_copy(update={"variants": alike}), shop_rows(100, 4)))
-    assert any(len(set(of_variants)) > 1 for of_variants in found.values())

@@ -7,18 +7,7 @@ import pytest
 
 from model_store.spec.sections import FieldSpec, Variant
 from model_store.spec.spec import ModelSpec
-from tests.trainer.learn.pairs import (
-    FOBOS,
-    OGD_OWN,
-    OWN,
-    TRUNCATED,
-    Section,
-    assert_equal,
-    gappy_rows,
-    kinds,
-    learned,
-    spec_of,
-)
+from tests.trainer.learn.pairs import OWN, TRUNCATED, Section, assert_equal, gappy_rows, kinds, spec_of
 from tests.trainer.oracles.dense import Learner
 from tests.trainer.oracles.trial import by_kernel, by_textbook
 from tests.worlds import shop_rows, shop_spec
@@ -147,16 +136,6 @@ def with_variants(spec: ModelSpec, variants: dict[str, Variant]) -> ModelSpec:
 
 
 @pytest.mark.parametrize("section", list(learners()))
-def test_variants_alike_share_one_value_or_have_equal_ones(section):
-    alike = {name: Variant(share=0.5) for name in ("a", "b")}
-    alone, one = by_kernel(with_variants(spec_of(section), {"a": Variant(share=1.0)}), ROWS)
-    for values in ("single", "per_variant"):
-        found = by_kernel(with_variants(spec_of(section | {"values": values}), alike), ROWS)
-        expected = {key: weight * len(found[1][key]) for key, weight in one.items()}
-        assert_equal(found, (np.repeat(alone, 2, axis=1), expected), TOLERANCE)
-
-
-@pytest.mark.parametrize("section", list(learners()))
 def test_a_variant_with_a_value_of_its_own_learns_as_if_it_were_alone(section):
     variants = dict(shop_spec(3).variants)
     own: list[dict[str, float]] = [{}, {"alpha": 0.1, "beta": 1.3}, {"alpha": 0.7}]
@@ -178,28 +157,6 @@ def test_a_variant_with_a_value_of_its_own_learns_as_if_it_were_alone(section):
         alone = {name: Variant(share=1.0, without=variants[name].without)}
         by_itself, _ = by_kernel(with_variants(spec_of(section | parameters), alone), ROWS)
         np.testing.assert_allclose(scores[:, index], by_itself[:, 0], rtol=TOLERANCE, atol=TOLERANCE)
-
-
-def test_twice_the_importance_is_twice_the_gradient():
-    rows = [row | {"importance": b"1"} for row in ROWS]
-    heavy = [row | {"importance": b"2"} for row in rows]
-    section = FOBOS | {"alpha": 0.1, "l1": 0.0, "l2": 0.0}
-    expected = by_kernel(spec_of(section | {"alpha": 0.2}, 1), rows)
-    assert_equal(by_kernel(spec_of(section, 1), heavy), expected)
-
-
-def test_the_rate_of_counts_depends_neither_on_the_variants_nor_on_the_learner():
-    counted = []
-    for section, variants in ((OGD_OWN, 3), (TRUNCATED | {"rate": "counts"}, 1)):
-        model = learned(spec_of(section, variants), ROWS)
-        keys = model.table.keys()
-        held, data = model.table.slots[keys.slots], keys.data.tobytes()
-        names = [data[a:b] for a, b in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)]
-        both = zip(held["clicked"].tolist(), held["unclicked"].tolist(), strict=True)
-        counted.append(dict(zip(names, both, strict=True)))
-    assert counted[0] == counted[1]
-    clicks = sum(row["click"] in (b"1", b"true") for row in ROWS)
-    assert counted[0][b"bias"] == (clicks, len(ROWS) - clicks)
 
 
 @pytest.mark.parametrize("margin", [300.0, 360.0, 372.0, 400.0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
@@ -10,7 +9,6 @@ from tests.matrix import slow_except
 from tests.trainer.learn.pairs import (
     CASES,
     FAST,
-    FTRL,
     OWN,
     RATES,
     assert_same,
@@ -22,7 +20,7 @@ from tests.trainer.learn.pairs import (
     spec_of,
 )
 from tests.trainer.oracles.trial import by_textbook, weights_of
-from tests.worlds import batch_of, learn, model_of, shop_rows, shop_spec, state_of
+from tests.worlds import batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.learn.learners.registry import needs_seen
 from trainer.learn.table import ValueTable
 
@@ -56,8 +54,7 @@ def test_the_cases_above_cut_weights_and_keep_others(algorithm):
     for case in CASES[algorithm]:
         section = section_of(algorithm, RATES.get(algorithm, ("gradients",))[0], case)
         _, weights, _ = by_textbook(spec_of(section, 1), gappy_rows(200, 1))
-        zeros = sum(weight == (0.0,) for weight in weights.values())
-        cut.append(0 < zeros < len(weights))
+        cut.append(0 < sum(weight == (0.0,) for weight in weights.values()) < len(weights))
     assert sum(cut) >= len(cut) // 2
 
 
@@ -138,30 +135,9 @@ def test_fobos_catches_up_keys_of_the_batch_in_which_its_lazy_state_is_rebased(v
     assert_same_bits(learned(spec, rows, 200), learned(spec, rows, 7))
 
 
-def test_the_metrics_are_those_of_the_textbooks_scores():
-    rows, spec = shop_rows(500, 9), shop_spec(3)
-    summary = learned(spec, rows).metrics.summary()
-    scores, _, _ = by_textbook(spec, rows)
-    labels = np.array([row["click"] in (b"1", b"true") for row in rows], float)
-    weights = np.array([float(row["importance"]) for row in rows])
-    for metrics, of_variant in zip(summary.values(), scores.T, strict=True):
-        p = 1 / (1 + np.exp(-of_variant))
-        losses = -np.where(labels == 1, np.log(p), np.log1p(-p))
-        assert metrics.logloss == pytest.approx(np.average(losses, weights=weights), rel=1e-9)
-        assert metrics.calibration == pytest.approx((weights * p).sum() / (weights * labels).sum(), rel=1e-9)
-
-
 def test_a_weight_inside_the_l1_ball_is_zero_and_is_not_published():
     model = learned(spec_of({"l1": 1000.0}), shop_rows(50, 8))
-    assert model.table.used > 0
-    assert model.artefact().rows == 0
-
-
-def test_missing_values_make_no_key():
-    rows = [row | {"age": b"", "brand": b"", "tags": b""} for row in shop_rows(20, 1)]
-    assert not [
-        key for key in state_of(learned(spec_of(FTRL), rows)) if key.startswith((b"age", b"brand", b"tags"))
-    ]
+    assert model.table.used > 0 and model.artefact().rows == 0
 
 
 def test_bad_rows_are_left_out_and_named():

@@ -28,14 +28,11 @@ def close_to(value: float):
 
 
 def assert_metrics_are(metrics, rows, *, auc_within: float) -> None:
-    """The figures of a group are those of the rows."""
-    assert metrics.rows == len(rows)
-    assert metrics.weight == close_to(sum(row.weight for row in rows))
+    assert metrics.rows == len(rows) and metrics.weight == close_to(sum(row.weight for row in rows))
     assert metrics.clicks == close_to(sum(row.weight * row.label for row in rows))
     assert metrics.click_rate == close_to(oracle.mean(rows, lambda row: row.label))
     for index, (name, found) in enumerate(metrics.variants.items()):
-        assert name == NAMES[index]
-        assert found.logloss == close_to(oracle.logloss(rows, index))
+        assert name == NAMES[index] and found.logloss == close_to(oracle.logloss(rows, index))
         assert found.mean_prediction == close_to(oracle.mean(rows, lambda row, i=index: row.probability(i)))
         if any(row.label for row in rows):
             assert found.calibration == close_to(oracle.calibration(rows, index))
@@ -157,8 +154,7 @@ def test_a_restored_watcher_goes_on_as_if_never_stopped(cut, window, tmp_path):
 
 @pytest.mark.parametrize("other", [{"window": 9}, {"slices": ()}])
 def test_metrics_of_other_options_are_not_restored(other):
-    log = made_up(10)
-    asked = {"window": 10, "slices": [log.slice("brand")]}
+    asked = {"window": 10, "slices": [made_up(10).slice("brand")]}
     state = ProgressiveMetrics(NAMES, **asked).state()
     with pytest.raises(
         CheckpointError, match="was started with --window 10 --slice brand and is resumed with"
@@ -212,8 +208,7 @@ def test_reliability_bins_hold_all_rows_and_their_own_predictions():
     places = ((scores + 16.0) * 256).astype(int)
     counts = [np.bincount(places[chosen], minlength=AUC_BUCKETS) * 1.0 for chosen in (clicked, ~clicked)]
     bins = reliability(*counts)
-    assert len(bins) == 20
-    assert sum(each.weight for each in bins) == scores.size
+    assert len(bins) == 20 and sum(each.weight for each in bins) == scores.size
     assert sum(each.clicks for each in bins) == clicked.sum()
     at = np.cumsum([0, *(round(each.weight) for each in bins)])
     ordered = np.sort(p)

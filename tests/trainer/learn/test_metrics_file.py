@@ -40,8 +40,7 @@ def test_the_first_line_says_what_is_watched_and_the_last_hold_the_open_window_a
     assert (window["rows"], window["window"]["rows"]) == (50, 10)
     assert sum(each["rows"] for each in detail["slices"]["brand"]) <= 50
     weight = sum(each["weight"] for each in detail["reliability"]["base"])
-    assert weight == pytest.approx(window["total"]["weight"])
-    assert end == End(rows=50).model_dump()
+    assert weight == pytest.approx(window["total"]["weight"]) and end == End(rows=50).model_dump()
 
 
 def test_a_file_that_is_shorter_than_the_checkpoint_knows_or_cannot_be_written_is_refused(tmp_path):

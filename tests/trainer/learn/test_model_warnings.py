@@ -97,14 +97,11 @@ def test_variants_that_came_out_the_same_are_named_with_the_reason() -> None:
     assert "'base' and 'plain': they have the same fields and crosses and the same parameters" in text
     (text,) = learned(rows, SPEC.replace('"colour"', '"site"') + "[learner]\nl1 = 1e6\n").warnings.finish()
     assert "'base' and 'plain': they differ in 'site' alone, whose weights have all been 0" in text
-    coloured = [{**row, "colour": b"red"} for row in rows]
-    assert learned(coloured).warnings.finish() == ()
+    assert learned([{**row, "colour": b"red"} for row in rows]).warnings.finish() == ()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_train_says_what_is_wrong_with_the_model(
-    as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_train_says_what_is_wrong_with_the_model(as_json: bool, tmp_path, capsys) -> None:
     (tmp_path / "m.toml").write_text(SPEC)
     log = write_log(tmp_path / "log.csv", log_of(1500))
     assert run(["train", str(tmp_path / "m.toml"), log, *(["--json"] if as_json else [])]) == 0

@@ -62,8 +62,7 @@ def test_the_figures_are_those_of_the_last_examples_by_definition() -> None:
         assert found.predicted_variance == pytest.approx(np.sum(weights**2 * p))
     assert figures.clicks == pytest.approx(np.sum(weights * labels))
     assert figures.weight == pytest.approx(np.sum(weights))
-    assert figures.click_rate == figures.clicks / figures.weight
-    assert figures.keys == 42
+    assert figures.click_rate == figures.clicks / figures.weight and figures.keys == 42
 
 
 @pytest.mark.parametrize("examples", [100, 10_000])
@@ -87,8 +86,7 @@ def test_figures_come_back_from_a_checkpoint_and_a_manifest_as_they_were() -> No
     before, after = fed(1_000, [ROWS]), Recent(("base", "plain"), 1_000)
     after.restore(before.state())
     figures = before.figures(3)
-    assert after.figures(3) == figures
-    assert RecentFigures.from_json(figures.to_json()) == figures
+    assert after.figures(3) == figures and RecentFigures.from_json(figures.to_json()) == figures
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ BRAND = '\n[rules."brand="]\n'
 
 
 def margin(options: str) -> str:
-    """A spec with a number field."""
     return SPEC + f'x = {{ kind = "number", {options} }}\n'
 
 
@@ -124,5 +123,4 @@ def test_what_a_spec_does_not_set_is_not_in_its_json() -> None:
         assert word not in plain
     tuned = parse_spec(LEARNER + "warmup = 9\nhash_bits = 22" + BRAND + "alpha = 0.5\ndecay = 0.2").to_json()
     assert '"warmup":9' in tuned and '"hash_bits":22' in tuned
-    assert '"alpha":0.5,"decay":0.2' in tuned
-    assert LearnerSection(warmup=0) == LearnerSection()
+    assert '"alpha":0.5,"decay":0.2' in tuned and LearnerSection(warmup=0) == LearnerSection()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,8 +144,7 @@ def test_a_minimum_is_as_close_as_asked() -> None:
     least = coordinate_descent(examples_of(0))
     for enough in (1.0, 1e-2, 1e-6):
         found = minimum(examples, uses, len(ROWS), np.zeros(keys), enough)
-        assert found.gradient <= enough
-        assert least - 1e-9 <= found.loss <= least + 10 * enough
+        assert found.gradient <= enough and least - 1e-9 <= found.loss <= least + 10 * enough
     again = minimum(examples, uses, len(ROWS), found.weights, 1e-6)
     assert (again.steps, again.loss) == (0, pytest.approx(found.loss))
 
@@ -164,9 +162,7 @@ def test_batches_change_no_figure_and_an_empty_log_has_no_points() -> None:
     assert nothing.variants == {"base": [], "same": [], "lean": []}
 
 
-def test_a_log_beyond_the_bound_and_a_learner_with_another_link_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_log_beyond_the_bound_and_a_learner_with_another_link_are_refused(monkeypatch) -> None:
     text = SPEC[: SPEC.index("[variants]")] + '[learner]\nalgorithm = "adpredictor"\n'
     with pytest.raises(InputError, match='algorithm = "adpredictor" is not one'):
         model_of(parse_spec(text))
@@ -175,9 +171,7 @@ def test_a_log_beyond_the_bound_and_a_learner_with_another_link_are_refused(
         recorded()
 
 
-def test_a_run_writes_its_curve_and_the_page_draws_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_writes_its_curve_and_the_page_draws_it(tmp_path, capsys) -> None:
     log = write_log(tmp_path / "log.csv", rows(200, 3))
     training = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml"))
     assert run(training.arguments([log], "--regret")) == 0

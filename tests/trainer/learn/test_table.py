@@ -27,7 +27,6 @@ LAYOUTS = [Full, FullCounts, Compact, CompactCounts, Own, OwnCounts, OwnCompact,
 
 
 def keys_of(names):
-    """Keys as `ValueTable.add` takes them."""
     offsets = np.cumsum([0, *(len(name) for name in names)]).astype(np.int64)
     return np.frombuffer(b"".join(names), np.uint8), offsets, np.arange(len(names)).astype(np.uint16)
 
@@ -45,8 +44,7 @@ def names_in(table):
 def test_a_shared_slot_has_its_size_and_begins_a_cache_line(layout, seen, size):
     for capacity in (1 << 10, 1 << 16):
         table = ValueTable(layout, keep_seen=seen, capacity=capacity)
-        assert table.slots.dtype.itemsize == size
-        assert table.slots.ctypes.data % 64 == 0
+        assert table.slots.dtype.itemsize == size and table.slots.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -126,10 +124,8 @@ def test_slots_beyond_2_to_27_are_found():
     """Pages that nothing touches take no memory, so a table of this size costs what its few keys cost."""
     for layout in (Full, CompactCounts):
         table = ValueTable(layout, capacity=1 << 28)
-        names = [b"f=%d" % number for number in range(2000)]
-        slots = table.add(*keys_of(names))
-        assert slots.max() > 1 << 27
-        assert table.keys().slots.tolist() == slots.tolist()
+        slots = table.add(*keys_of([b"f=%d" % number for number in range(2000)]))
+        assert slots.max() > 1 << 27 and table.keys().slots.tolist() == slots.tolist()
 
 
 @pytest.mark.slow
@@ -174,12 +170,3 @@ def test_a_capacity_is_a_power_of_two_and_growth_doubles():
     assert table.room == 11
     table.grow()
     assert (table.slots.size, table.room) == (32, 22)
-
-
-def test_a_long_arena_is_widened_without_loss():
-    model = model_of(parse_spec(SPEC), ["click", "f"])
-    model.table._arena.resize(64)
-    values = [b"%060d" % number for number in range(50)]
-    learn(model, [{"click": b"1", "f": value} for value in values])
-    keys = model.table.keys()
-    assert keys.data.tobytes() == b"bias" + b"".join(b"f=" + value for value in values)

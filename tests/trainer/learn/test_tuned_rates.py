@@ -9,8 +9,8 @@ import pytest
 
 from model_store.spec.learner_section import Rule
 from tests.trainer.learn.pairs import FTRL, assert_equal, assert_same, gappy_rows, learned, spec_of
-from tests.trainer.oracles.trial import by_kernel, weights_of
-from tests.worlds import learn, model_of, shop_rows
+from tests.trainer.oracles.trial import by_kernel
+from tests.worlds import model_of, shop_rows
 from trainer.learn.learners.rates import powers_of
 
 RULES = {
@@ -32,6 +32,7 @@ ONE, SHARED, EACH = (1, "single"), (3, "single"), (3, "per_variant")
 # One variant of FTRL is the pair that the fast tests compile; the loops of several are spread over the learners.
 RULED = [
     (FTRL, *ONE),
+    (FTRL | WARM, *ONE),
     (FTRL, *SHARED),
     (FTRL, *EACH),
     (FTRL | {"rate": "counts"}, *EACH),
@@ -85,10 +86,6 @@ def test_a_learner_that_warms_up_equals_its_dense_textbook(section, variants):
     assert_same(spec_of(section, variants), gappy_rows(300, 11))
 
 
-def test_rates_by_prefix_and_a_warmup_go_together():
-    assert_same(ruled(FTRL | WARM), gappy_rows(300, 5))
-
-
 def test_rules_that_repeat_the_learner_and_a_warmup_of_one_example_change_no_bit():
     rows = shop_rows(300, 3)
     plain = by_kernel(spec_of(FTRL, 1), rows)
@@ -126,12 +123,3 @@ def test_the_power_of_n_is_that_of_the_c_library_to_a_few_bits():
     out = np.empty(n.size)
     powers_of(n, p, out)
     np.testing.assert_allclose(out, n**p, rtol=1e-13, atol=1e-300)
-
-
-def test_weights_of_untouched_keys_stay_during_a_warmup():
-    rows = gappy_rows(200, 6)
-    model = learned(spec_of(FTRL | {"warmup": 1000}, 1), rows[:100])
-    before = {key: weight for key, weight in weights_of(model).items() if key.startswith(b"tags=")}
-    learn(model, [row | {"tags": b""} for row in rows[100:]])
-    assert before.items() <= weights_of(model).items()
-    assert any(weight != (0.0,) for weight in before.values())

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import parse_spec
+from tests.trainer.learn.pairs import hash_of
 from trainer.examples.hashing import ExampleMaker
 from trainer.logs.batch import Position, RowBatch
 
@@ -57,12 +57,6 @@ def batch_of(rows: list[dict[str, Any]]) -> RowBatch:
     columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
     columns["y"] = pa.array([1] * len(rows))
     return RowBatch(columns, np.arange(len(rows)) + 1, "log", (), len(rows), Position("log"))
-
-
-def hash_of(key: bytes) -> int:
-    out = np.empty(1, np.uint64)
-    hash_keys(np.frombuffer(key, np.uint8).copy(), np.array([0, len(key)]), out)
-    return int(out[0])
 
 
 @given(ROWS)

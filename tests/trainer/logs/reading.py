@@ -21,14 +21,18 @@ class Everything(NamedTuple):
 
 def read(path: Path | str, wanted: Sequence[str], **options: Any) -> Everything:
     """Read `path` (a file, a glob, or -) with a LogReader of these options."""
-    everything = Everything([], [], [])
     with LogReader([str(path)], **options) as reader:
-        for batch in reader.batches(wanted):
-            assert all(len(column) == batch.rows == len(batch.lines) for column in batch.columns.values())
-            columns = (batch.columns[name].to_pylist() for name in wanted)
-            everything.rows.extend(zip(*columns, strict=True))
-            everything.lines.extend(batch.lines.tolist())
-            everything.rejects.extend((reject.line, reject.reason) for reject in batch.rejects)
+        return read_all(reader, wanted)
+
+
+def read_all(reader: LogReader, wanted: Sequence[str]) -> Everything:
+    everything = Everything([], [], [])
+    for batch in reader.batches(wanted):
+        assert all(len(column) == batch.rows == len(batch.lines) for column in batch.columns.values())
+        columns = (batch.columns[name].to_pylist() for name in wanted)
+        everything.rows.extend(zip(*columns, strict=True))
+        everything.lines.extend(batch.lines.tolist())
+        everything.rejects.extend((reject.line, reject.reason) for reject in batch.rejects)
     return everything
 
 

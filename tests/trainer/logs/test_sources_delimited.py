@@ -66,9 +66,7 @@ def test_csv_reads_like_the_csv_module(scratch: Path, text: str, batch_bytes: in
 
 @given(body=st.text(st.sampled_from('a",\n\r'), max_size=40), batch_bytes=BATCH_BYTES)
 @example(body='"a"b,"c\r"\r\n\n\ra,"b""\n",c\r\r', batch_bytes=1)
-def test_stray_quotes_mean_what_they_mean_to_the_csv_module(
-    scratch: Path, body: str, batch_bytes: int
-) -> None:
+def test_stray_quotes_mean_what_they_mean_to_the_csv_module(scratch, body, batch_bytes):
     text = "x,y\n" + body
     assume(oracle(text + "\nlast,row\n").rows[-1:] == [(b"last", b"row")])
     path = write(scratch / "stray.csv", text)
@@ -137,9 +135,7 @@ def test_lines_stay_right_after_bad_rows_blank_lines_and_quotes(tmp_path: Path, 
     assert [(line, reason.partition(":")[0]) for line, reason in got.rejects] == [(3, "quote never closed")]
 
 
-def test_row_longer_than_a_block_is_read_and_one_without_end_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_longer_than_a_block_is_read_and_one_without_end_refused(tmp_path, monkeypatch) -> None:
     long = b"x" * 100_000
     path = write(tmp_path / "log.csv", b"a,b\n1,2\n" + long + b",3\n4,5\n")
     got = read(path, ["a", "b"], batch_bytes=64)
@@ -151,7 +147,6 @@ def test_row_longer_than_a_block_is_read_and_one_without_end_refused(
 
 
 def test_lines_are_int64_and_batches_of_nothing_but_rejects_are_allowed(tmp_path: Path) -> None:
-    path = write(tmp_path / "log.csv", b"a,b\nx\ny\n")
-    (batch,) = LogReader([str(path)]).batches(["a"])
+    (batch,) = LogReader([str(write(tmp_path / "log.csv", b"a,b\nx\ny\n"))]).batches(["a"])
     assert batch.lines.dtype == np.int64
     assert (batch.rows, len(batch.rejects), len(batch.columns["a"])) == (0, 2, 0)

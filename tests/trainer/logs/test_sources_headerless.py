@@ -73,9 +73,7 @@ def test_a_header_is_a_header(tmp_path: Path) -> None:
     names=st.lists(st.text("abcxyz019", min_size=1, max_size=3), min_size=1, max_size=5, unique=True),
     cells=st.lists(st.lists(st.text("abc019", max_size=3), min_size=5, max_size=5), max_size=6),
 )
-def test_a_first_line_with_the_label_is_a_header_whatever_follows(
-    scratch: Path, names: list[str], cells: list[list[str]]
-) -> None:
+def test_a_first_line_with_the_label_is_a_header_whatever_follows(scratch, names, cells):
     lines = [names, *(row[: len(names)] for row in cells)]
     path = write(scratch / "known.csv", "".join(",".join(line) + "\n" for line in lines))
     assert columns_of(path, Header(known=frozenset({names[-1]}))) == (tuple(names), [])
@@ -110,8 +108,7 @@ def test_a_later_file_is_read_like_the_first_unless_the_spec_names_the_columns(t
     write(tmp_path / "part-3.tsv.gz", gzip.compress(TSV))
     notes: list[str] = []
     got = read(tmp_path / "part-*", ["c1", "c4"], on_note=notes.append)
-    assert got.rows == [*ROWS, (b"maybe", b"z"), *ROWS]
-    assert len(notes) == 1
+    assert got.rows == [*ROWS, (b"maybe", b"z"), *ROWS] and len(notes) == 1
     write(tmp_path / "part-1.tsv", "\t".join(NAMES).encode() + b"\n" + TSV)
     write(tmp_path / "part-2.tsv", TSV)
     assert read(tmp_path / "part-*", ["click", "site"], header=NAMED).rows == ROWS * 3
@@ -127,13 +124,10 @@ def test_a_later_run_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
         names = reader.columns_without_header
     path.write_bytes(TSV + b"0\t9\ttv\tlast\n")
     got = read(path, ["c1", "c4"], read=done, header=Header(names))
-    assert first == [row[0] for row in ROWS]
-    assert (got.rows, got.lines) == ([(b"0", b"last")], [5])
+    assert first == [row[0] for row in ROWS] and (got.rows, got.lines) == ([(b"0", b"last")], [5])
 
 
-def test_a_file_whose_name_tells_the_wrong_separator_is_read_by_the_right_one_and_said(
-    tmp_path: Path,
-) -> None:
+def test_a_file_whose_name_tells_the_wrong_separator_is_read_by_the_right_one_and_said(tmp_path) -> None:
     path, notes = write(tmp_path / "log.csv", b'click\ttitle\n1\tone, "two"\n'), list[str]()
     assert read(path, ["title"], on_note=notes.append).rows == [(b'one, "two"',)]
     said = f"{path}: its cells are separated by tabs: read as tsv; --format csv reads it as its name says"

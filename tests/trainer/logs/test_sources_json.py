@@ -129,9 +129,7 @@ RUNS = st.lists(UNIFORM, max_size=5).map(
 @given(lines=LINES | RUNS, batch_bytes=st.sampled_from([1, 16, 40, 60, 200, 1 << 20]))
 @example(lines=[b"null"], batch_bytes=1 << 20)
 @example(lines=[b'{"a":1}null{"a":2}'], batch_bytes=1 << 20)
-def test_each_line_means_the_same_wherever_the_blocks_fall(
-    scratch: Path, lines: list[bytes], batch_bytes: int
-) -> None:
+def test_each_line_means_the_same_wherever_the_blocks_fall(scratch, lines, batch_bytes):
     # The first line shows the columns; as wide as it is, the first block may hold nothing else.
     data = b"\n".join([b'{"a":"first","b":{"c":1}}', *lines])
     path = write(scratch / "log.jsonl", data)
@@ -151,9 +149,7 @@ def test_values_keep_their_types(tmp_path: Path) -> None:
     assert batch.columns["d"].to_pylist() == ["2019-01-01", "2019-01-02"]
 
 
-def test_columns_are_paths_to_values_that_can_be_learnt_and_a_list_leaves_scalars_as_they_are(
-    tmp_path: Path,
-) -> None:
+def test_columns_are_paths_to_values_that_can_be_learnt_and_a_list_leaves_scalars_as_they_are(tmp_path):
     path = write(
         tmp_path / "log.json", b'{"a":1,"c":{"x":1,"y":{"z":2}}}\n{"items":[{"id":1}],"tags":["t"]}\n'
     )
@@ -175,8 +171,7 @@ def test_a_column_that_only_later_blocks_have_is_null_before(tmp_path: Path) -> 
     rows = [b'{"a":1}'] * 20 + [b'{"a":2,"b":"x"}']
     # Both columns are in the first block, then b is away for some blocks, and comes back as another type.
     path = write(tmp_path / "log.jsonl", b"\n".join([b'{"a":0,"b":1}', *rows]))
-    got = read(path, ["a", "b"], batch_bytes=16)
-    assert got.rows == [(0, 1)] + [(1, None)] * 20 + [(2, "x")]
+    assert read(path, ["a", "b"], batch_bytes=16).rows == [(0, 1)] + [(1, None)] * 20 + [(2, "x")]
 
 
 def test_reasons_say_what_is_wrong_and_where(tmp_path: Path) -> None:

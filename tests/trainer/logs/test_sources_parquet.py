@@ -34,9 +34,7 @@ def write(path: Path, table: pa.Table, **options: Any) -> Path:
 EXPECTED = Everything([(f"s{i % 7}", i % 2) for i in range(ROWS)], list(range(1, ROWS + 1)), [])
 
 
-def test_row_groups_are_read_in_order_with_row_numbers_however_the_file_comes(
-    log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_groups_are_read_in_order_with_row_numbers_however_the_file_comes(log: Path, monkeypatch) -> None:
     assert read(log, ["site", "click"], batch_bytes=4096) == EXPECTED
     packed = log.with_name("log.parquet.gz")
     packed.write_bytes(gzip.compress(log.read_bytes()))
@@ -71,9 +69,7 @@ def test_progress_ends_at_the_file_size(log: Path) -> None:
         ([None], pa.null(), None),
     ],
 )
-def test_every_usable_type_becomes_a_plain_one(
-    tmp_path: Path, values: list[Any], kind: pa.DataType, plain: list[Any] | None
-) -> None:
+def test_every_usable_type_becomes_a_plain_one(tmp_path, values, kind, plain):
     path = write(tmp_path / "log.parquet", pa.table({"x": pa.array(values, kind)}))
     assert [value for (value,) in read(path, ["x"]).rows] == (values if plain is None else plain)
 

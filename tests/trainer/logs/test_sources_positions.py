@@ -33,7 +33,6 @@ def parquet(rows: int = ROWS) -> bytes:
 
 
 def rows_of(batches: Iterable[RowBatch]) -> list[tuple[object, ...]]:
-    """Rows and rejects as (file, line, what), in order."""
     found: list[tuple[object, ...]] = []
     for batch in batches:
         sites = batch.columns["site"].to_pylist()
@@ -64,6 +63,7 @@ LOGS = {
     "log.tsv": b"y\tsite\n" + b"".join(b"0\ts%d\n" % i for i in range(ROWS)),
     "returns.csv": b"y,site\r" + b"".join(b"0,s%d\r" % i for i in range(ROWS)),
     "log.jsonl": JSON,
+    "log.vw": b"".join(b"%d |site s%d\n" % (i % 2, i) for i in range(ROWS)),
     "log.jsonl.gz": gzip.compress(JSON[:-1]),
     "log.parquet": parquet(),
     "log.parquet.gz": gzip.compress(parquet()),
@@ -81,8 +81,7 @@ def test_reading_goes_on_behind_every_batch(tmp_path: Path, name: str) -> None:
             before.append(batch)
             read = reader.bookmarks.until(batch.stop)
             assert rows_of(before) + read_on([path], read, batch_bytes=1000) == whole
-        assert len(before) > 2
-        assert read_on([path], reader.bookmarks.until(None)) == []
+        assert len(before) > 2 and read_on([path], reader.bookmarks.until(None)) == []
 
 
 @pytest.mark.parametrize("name", ["bad.csv", "log.jsonl", "log.parquet"])
@@ -117,14 +116,11 @@ def test_what_was_read_of_files_that_are_not_named_now_is_kept(tmp_path: Path) -
     with LogReader([str(b)], read=read) as reader:
         (batch,) = reader.batches(["site"])
         read = reader.bookmarks.until(batch.stop)
-    assert [each.path for each in read] == [str(a), str(b)]
-    assert read_on([a, b], read) == []
+    assert [each.path for each in read] == [str(a), str(b)] and read_on([a, b], read) == []
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd])
-def test_a_file_that_has_grown_goes_on_and_one_that_was_cut_back_is_refused(
-    tmp_path: Path, pack: type[bytes]
-) -> None:
+def test_a_file_that_has_grown_goes_on_and_one_that_was_cut_back_is_refused(tmp_path, pack):
     long = CSV + b"".join(b"0,%s%d\n" % (b"x" * 50, i) for i in range(4000))
     path = write(tmp_path / "log", pack(long))
     _, read = read_all([path])
@@ -172,6 +168,5 @@ def test_the_same_standard_input_goes_on_and_another_is_read_whole(monkeypatch: 
 
     data = b"y,site\n" + b"".join(b"0,s%d\n" % i for i in range(20_000))
     sites, read = piped(data)
-    assert len(sites) == 20_000
-    assert piped(data + b"1,new\n", read=read)[0] == [b"new"]
+    assert len(sites) == 20_000 and piped(data + b"1,new\n", read=read)[0] == [b"new"]
     assert piped(b"y,site\n1,other\n", read=read)[0] == [b"other"]

@@ -28,9 +28,7 @@ CSV = b"click,site\n" + b"".join(b"%d,s%d\n" % (i % 2, i) for i in range(ROWS))
 @pytest.mark.parametrize(
     ("data", "value"), [(b"a,b\n1,2\n", b"1"), (b"a\tb\n1\t2\n", b"1"), (b' {"a":"1"}\n', "1")]
 )
-def test_standard_input_of_any_format(
-    monkeypatch: pytest.MonkeyPatch, pack: type[bytes], data: bytes, value: bytes | str
-) -> None:
+def test_standard_input_of_any_format(monkeypatch, pack, data, value):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(pack(data))))
     with LogReader(["-"]) as reader:
         assert reader.columns()[0] == "a"
@@ -136,8 +134,7 @@ def test_damage_is_reported_after_the_rows_before_it(tmp_path: Path, name: str, 
     with pytest.raises(InputError, match=r"damaged or cut short, about [0-9,]+ bytes into the file"):
         sites.extend(site for batch in batches for site in batch.columns["site"].to_pylist())
     # Deflate has no checksum before its end, so the last rows before the damage is noticed may be wrong.
-    assert len(sites) > 5000
-    assert sites[:5000] == [b"s%d" % i for i in range(5000)]
+    assert len(sites) > 5000 and sites[:5000] == [b"s%d" % i for i in range(5000)]
     if data == PACKED[:-4]:  # only the checksum is gone
         assert len(sites) == 20_000
 
@@ -148,8 +145,7 @@ def test_progress_grows_from_file_to_file_and_closing_in_the_middle_is_allowed(t
     reader, seen = LogReader([str(tmp_path / "*.csv*")], batch_bytes=5000), list[int]()
     for _ in reader.batches(["site"]):
         seen.append(reader.bytes_read())
-    assert seen == sorted(seen)
-    assert reader.bytes_read() == reader.total_bytes
+    assert seen == sorted(seen) and reader.bytes_read() == reader.total_bytes
     reader = LogReader([str(tmp_path / "1.csv")], batch_bytes=100)
     next(reader.batches(["site"]))
     reader.close()
@@ -192,5 +188,4 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
 
     rows, peak = peak_memory(make(100_000))
     more_rows, more_peak = peak_memory(make(500_000))
-    assert (rows, more_rows) == (100_000, 500_000)
-    assert more_peak < 1.1 * peak
+    assert (rows, more_rows) == (100_000, 500_000) and more_peak < 1.1 * peak

@@ -31,9 +31,6 @@ def rows_of(everything: Everything, wanted: list[str]) -> list[dict[str, Any]]:
     return [dict(zip(wanted, map(plain, row), strict=True)) for row in everything.rows]
 
 
-# -- Vowpal Wabbit
-
-
 def test_a_vw_line_has_a_label_an_importance_a_tag_and_namespaces(tmp_path: Path) -> None:
     lines = (
         "1 2.5 'first|user age:25 new |ad:0.5 shoes price:3\n-1 | plain |user old\n0 1 0 second|ad x\n+1.0 |\n"
@@ -89,12 +86,8 @@ def test_a_bad_vw_line_is_rejected_with_its_line_and_reason(tmp_path: Path) -> N
         bad = line if isinstance(line, bytes) else line.encode()
         path = write(tmp_path / "log.vw", b"1 |a caf\xc3\xa9\n\n \t\n" + bad + b"\n0 |a y:1e3\n")
         everything = read(path, ["label", "a"])
-        assert everything.rejects == [(4, reason)]
-        assert everything.lines == [1, 5]
+        assert everything.rejects == [(4, reason)] and everything.lines == [1, 5]
         assert everything.rows == [(1, [("café".encode(), 1.0)]), (0, [(b"y", 1000.0)])]
-
-
-# -- libsvm and libffm
 
 
 def test_a_libsvm_line_has_a_label_a_query_and_features(tmp_path: Path) -> None:
@@ -125,8 +118,6 @@ def test_a_bad_line_of_indices_is_rejected(tmp_path: Path) -> None:
             everything = read(write(tmp_path / name, f"{good}\n1 {word}\n{good}\n"), ["label"])
             assert (everything.lines, everything.rejects) == ([1, 3], [(2, f"{reason}: got '{word}'")])
 
-
-# -- every line, against the slow reading
 
 NUMBERS = st.one_of(
     st.sampled_from(
@@ -175,9 +166,7 @@ def index_line(parts: int) -> st.SearchStrategy[str]:
         ("libffm", index_line(2), ["label", "0", "1", "7"]),
     ],
 )
-def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(
-    scratch: Path, format: str, line: st.SearchStrategy[str], wanted: list[str]
-) -> None:
+def test_every_line_means_what_the_slow_reading_says_wherever_the_blocks_fall(scratch, format, line, wanted):
     first = {"vw": "1 | f", "libsvm": "1 1:1", "libffm": "1 1:1:1"}[format]
     parse = getattr(sparse_text, format)
 
@@ -215,18 +204,13 @@ WRITTEN = st.fixed_dictionaries(
 
 
 @given(st.lists(WRITTEN, min_size=1, max_size=5), st.sampled_from([50, 1 << 20]))
-def test_rows_written_as_vw_text_are_read_back_to_the_bit(
-    scratch: Path, rows: list[dict[str, Any]], batch_bytes: int
-) -> None:
+def test_rows_written_as_vw_text_are_read_back_to_the_bit(scratch, rows, batch_bytes):
     lines = []
     for row in rows:
         spaces = ["|" + name + "".join(f" {member}:{x!r}" for member, x in row[name]) for name in "ab"]
         lines.append(f"{row['label']} {row['importance']!r} {' '.join(spaces)}")
     path, wanted = write(scratch / "written.vw", "\n".join(lines)), list(rows[0])
     assert rows_of(read(path, wanted, batch_bytes=batch_bytes), wanted) == rows
-
-
-# -- files and columns
 
 
 VW_TEXT = b"".join(b"%d |site s%d |f x:%d\n" % (i % 2, i % 7, i) for i in range(2000))
@@ -255,9 +239,7 @@ def test_compression_and_format_are_told_apart(tmp_path: Path, name: str, data: 
         ("1 |a\tb\n0\t1\n", ("label", "importance", "tag", "a")),
     ],
 )
-def test_standard_input_is_told_by_its_first_line(
-    monkeypatch: pytest.MonkeyPatch, text: str, columns: tuple[str, ...]
-) -> None:
+def test_standard_input_is_told_by_its_first_line(monkeypatch, text: str, columns: tuple[str, ...]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     with LogReader(["-"]) as reader:
         assert reader.columns() == columns
@@ -276,8 +258,7 @@ def test_a_namespace_that_comes_late_is_read_if_wanted_and_else_told_once(tmp_pa
     rows = "\n".join(["1 |a x"] * 100 + ["0 |b y |c z", "1 |c z |d z"])
     paths, notes = [write(tmp_path / name, rows) for name in ("1.vw", "2.vw")], list[str]()
     with LogReader([str(path) for path in paths], batch_bytes=200, on_note=notes.append) as reader:
-        assert reader.columns() == ("label", "importance", "tag", "a")
-        assert reader.may_have("b")
+        assert reader.columns() == ("label", "importance", "tag", "a") and reader.may_have("b")
         found = [value for batch in reader.batches(["a", "b"]) for value in batch.columns["b"].to_pylist()]
     assert [value for value in found if value] == [[(b"y", 1.0)]] * 2
     assert notes == [
@@ -295,18 +276,6 @@ def test_a_spec_without_fields_takes_namespaces_as_sets_and_the_importance_as_we
     assert {name: field.kind for name, field in spec.fields.items()} == {"a": "set", "b": "set"}
     assert spec.input.weight == "importance"
     assert (list(ignored.fields), ignored.input.weight) == (["a"], None)
-
-
-def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path = str(write(tmp_path / "log.vw", VW_TEXT))
-    with LogReader([path], batch_bytes=4096) as reader:
-        batches = reader.batches(["site"])
-        first = [next(batches) for _ in range(3)]
-        read_so_far = reader.bookmarks.until(first[-1].stop)
-    with LogReader([path], batch_bytes=4096, read=read_so_far) as reader:
-        rest = list(reader.batches(["site"]))
-    lines = [line for batch in (*first, *rest) for line in batch.lines.tolist()]
-    assert lines == list(range(1, 2001))
 
 
 def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Path) -> None:

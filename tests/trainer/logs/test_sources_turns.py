@@ -59,9 +59,7 @@ LINES = {
 
 @pytest.mark.parametrize("name", LINES)
 @given(data=st.data(), batch_bytes=BATCH_BYTES, readers=READERS)
-def test_lines_of_the_other_formats_are_cut_alike(
-    scratch: Path, name: str, data: st.DataObject, batch_bytes: int, readers: int
-) -> None:
+def test_lines_of_the_other_formats_are_cut_alike(scratch, name, data, batch_bytes, readers):
     lines = [LINES[name][0], *data.draw(st.lists(st.sampled_from(LINES[name]), max_size=30))]
     path = write(scratch / name, "\n".join(lines) + data.draw(st.sampled_from(["", "\n"])))
     wanted = ["features"] if name == "log.libsvm" else ["x", "y"]

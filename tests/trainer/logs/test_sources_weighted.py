@@ -76,9 +76,7 @@ LIKES = st.none() | st.dictionaries(st.text(max_size=3), NUMBER, max_size=4)
 
 
 @given(st.lists(LIKES, max_size=6), st.sampled_from([1, 100, 1 << 20]))
-def test_objects_are_read_as_json_has_them_wherever_the_blocks_fall(
-    scratch: Path, likes: list[dict[str, Any] | None], batch_bytes: int
-) -> None:
+def test_objects_are_read_as_json_has_them_wherever_the_blocks_fall(scratch, likes, batch_bytes):
     path = write_lines(scratch, [FIRST, *({"user": {"likes": each}} for each in likes)])
     assert values_of(path, "user.likes", batch_bytes=batch_bytes)[1:] == [
         None if each is None else [(k, None if x is None else float(x)) for k, x in each.items()]

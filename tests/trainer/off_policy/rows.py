@@ -63,7 +63,6 @@ def rows_of(requests: int, seed: int, per_request: int = 1) -> list[Row]:
 
 
 def write_rows(path: Path, rows: list[Row]) -> Path:
-    """As CSV."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -72,7 +71,6 @@ def write_rows(path: Path, rows: list[Row]) -> Path:
 
 
 def write_items(path: Path) -> Path:
-    """The file of items."""
     path.write_text("item,brand\n" + "".join(f"{item},{brand}\n" for item, brand in ITEMS.items()))
     return path
 

@@ -15,8 +15,7 @@ def test_the_chances_of_a_list_add_up_to_its_length(choice: Choice) -> None:
     values, size = random.integers(0, 4, (60, 7)).astype(float), random.integers(1, 10, 60)
     size = np.ones(60, np.int64) if isinstance(choice, Softmax) else size
     chances = choice.probabilities(values, size)
-    assert chances.sum(axis=1) == pytest.approx(np.minimum(size, 7))
-    assert (chances >= 0.0).all()
+    assert chances.sum(axis=1) == pytest.approx(np.minimum(size, 7)) and (chances >= 0.0).all()
 
 
 def test_greedy_takes_the_best_and_equals_share() -> None:

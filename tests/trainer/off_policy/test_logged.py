@@ -52,8 +52,7 @@ def test_rows_that_come_with_keys_are_put_in_their_order_and_the_last_of_a_key_c
     collector.add(batch(["y", "x"], [0.5, 0.5], click=[1, 0]), keys=np.array([4, 1]))
     collector.add(batch(["y", "x", "y"], [0.5] * 3, click=[0, 1, 0]), keys=np.array([3, 1, 2]))
     rows = collector.rows(DECISION_ROW)
-    assert rows.label.tolist() == [1.0, 0.0, 0.0, 1.0]
-    assert rows.request.tolist() == [0, 1, 1, 1]
+    assert rows.label.tolist() == [1.0, 0.0, 0.0, 1.0] and rows.request.tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize("propensity", [None, 0.0, -0.5, 1.5, float("nan")])
@@ -140,8 +139,7 @@ def test_rows_have_the_derived_and_history_values_that_train_learns_from(tmp_pat
         rows, _, _ = LogOfRows(log, None, None, DECISION_ROW).read(own, models)
         for name in names:
             expected = [value for columns in learned for value in columns[name].to_pylist()]
-            assert rows.columns[name].to_pylist() == expected
-            assert len(set(map(str, expected))) > 2
+            assert rows.columns[name].to_pylist() == expected and len(set(map(str, expected))) > 2
 
 
 def test_two_models_may_not_compute_one_history_in_two_ways(tmp_path: Path) -> None:
@@ -152,9 +150,7 @@ def test_two_models_may_not_compute_one_history_in_two_ways(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("models", [[PLAIN + COMPUTED], [PLAIN, PLAIN + COMPUTED]])
-def test_a_history_that_the_replayed_spec_lacks_is_refused_over_events(
-    models: list[str], tmp_path: Path
-) -> None:
+def test_a_history_that_the_replayed_spec_lacks_is_refused_over_events(models: list[str], tmp_path) -> None:
     specs: list[ModelSpec] = [parse_spec(each) for each in models]
     events = tmp_path / "events.jsonl"
     events.write_text('{"request_id": "r", "ts": 1700000000, "cookie": "u", "items": [{"id": "a"}]}\n')

@@ -28,7 +28,6 @@ LOG = rows_of(300, seed=3, per_request=2)
 
 @pytest.fixture(scope="module")
 def artefact(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
-    """A model of another log."""
     log = write_rows(tmp_path_factory.mktemp("before") / "log.csv", rows_of(400, seed=1))
     return train(parse_spec(SPEC), Log([str(log)]), rejects=RejectLog()).model.artefact()
 
@@ -133,9 +132,7 @@ def test_the_rates_of_places_are_those_of_their_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "learner", ["alpha = 0.3\n", 'algorithm = "adpredictor"\nalpha = 0.3\nprior_ctr = 0.2\n']
 )
-def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
-    tmp_path: Path, learner: str
-) -> None:
+def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_path, learner: str) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
     rows = LOG[:24]
     text = SPEC.replace("alpha = 0.3\n", learner)
@@ -148,8 +145,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
         for row in rows[first : first + 2]:
             scores = slow.scores(row) if first else dict.fromkeys(ITEMS, 0.0)
             weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
-    clicks = np.array([row["click"] for row in rows])
-    expected = (np.array(weights) * clicks).mean()
+    expected = (np.array(weights) * np.array([row["click"] for row in rows])).mean()
     found = policy.estimates["ips"].value
     assert found == pytest.approx(expected, rel=1e-6)  # a model is published in float32
 
@@ -160,8 +156,7 @@ def test_a_better_model_is_estimated_to_be_better_than_the_log(artefact: Artefac
     greedy = estimated(tmp_path, ["shop.arrow@base"], [Greedy()], artefact, rows=rows).policies[0]
     snips = greedy.estimates["snips"]
     best = 0.5 * (1.5 + 1 + 1) / 3  # item a, over the three ages
-    assert snips.low is not None and snips.high is not None
-    assert snips.low <= best <= snips.high
+    assert snips.low is not None and snips.high is not None and snips.low <= best <= snips.high
     assert greedy.difference.low is not None and greedy.difference.low > 0.0
 
 
@@ -172,7 +167,6 @@ def test_wrong_propensities_and_items_that_the_log_never_shows_are_told(tmp_path
     right, wrong, lacking = (
         estimated(tmp_path, ["uniform"], [], rows=rows).policies[0] for rows in (LOG, halved, without)
     )
-    assert right.warnings == ()
-    assert any("mean weight" in warning for warning in wrong.warnings)
+    assert right.warnings == () and any("mean weight" in warning for warning in wrong.warnings)
     assert lacking.unlogged == pytest.approx(0.2)
     assert any("20.0%" in warning for warning in lacking.warnings)

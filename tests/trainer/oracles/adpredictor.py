@@ -24,8 +24,6 @@ class Prior(NamedTuple):
 
 @dataclass
 class Belief:
-    """A weight's mean and variance."""
-
     mean: float
     variance: float
 
@@ -39,7 +37,6 @@ class Coordinate:
 
 
 def phi(t: float) -> float:
-    """The standard normal density."""
     return math.exp(-t * t / 2.0) / math.sqrt(2.0 * math.pi)
 
 

@@ -116,7 +116,6 @@ class Oracle:
         return scores
 
     def _average(self) -> None:
-        """Average all weights, as after this example."""
         for variant, (of, half_life) in self.averages.items():
             share = 10.0 / (self.t + 9)
             if half_life is not None:

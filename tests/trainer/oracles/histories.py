@@ -13,6 +13,10 @@ Happened = tuple[int, str, Mapping[str, Any]]
 """A time in microseconds, an item's id and its features."""
 
 
+def plain(value: Any) -> Any:
+    return [text.decode() for text in value] if isinstance(value, list) else value
+
+
 def micros(event: Mapping[str, Any]) -> int:
     return round(event["ts"] * 1_000_000)
 

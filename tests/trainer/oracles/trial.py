@@ -34,7 +34,6 @@ class Recorder:
         self._parts: list[npt.NDArray[np.float64]] = []
 
     def update(self, predictions: Predictions, *_: Any) -> None:
-        """Keep the scores."""
         self._parts.append(predictions.scores[:, : self._variants].copy())
 
     @property

@@ -67,5 +67,4 @@ class GuardedRun:
 
     @property
     def refused(self) -> list[int]:
-        """The versions that are marked as refused."""
         return [info.version for info in self.versions.versions() if info.refused]

@@ -14,7 +14,6 @@ import pytest
 
 from ftrie.cli import run
 from model_store.spec.spec import parse_spec
-from model_store.store import Store
 from tests.model_store.models import model
 
 WINDOW_S = 60
@@ -95,9 +94,7 @@ def trained(folder: Path, store_url: str, spec: str, events: list[Event], *flags
     )
 
 
-def test_what_is_counted_is_what_the_events_say(
-    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_counted_is_what_the_events_say(began, tmp_path, store, store_url, capsys):
     shown = impressions(began, 300, seed=1, version=7, ctr=0.2)
     clicked = clicks(shown, seed=2, chance=0.15)
     assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
@@ -126,20 +123,16 @@ def test_what_is_counted_is_what_the_events_say(
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 
-def test_versions_whose_promises_do_not_come_true_are_rolled_back(
-    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_versions_whose_promises_do_not_come_true_are_rolled_back(began, tmp_path, store, store_url, capsys):
     ads = store.model("ads")
     for _ in range(2):
         ads.publish_and_activate(model(spec=parse_spec(SPEC)))
     ads.guard.watch(candidate=2, good=1)
     shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
     events = [*shown, *clicks(shown, seed=4, chance=0.05)]
-    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0
-    assert ads.active() == 1
+    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0 and ads.active() == 1
     record = ads.guard.record()
     assert (record.rolled_back, record.target) == (1, 1)
     assert "online calibration since version 2: got " in ads.manifest(2).refused
-    said = capsys.readouterr().err
-    assert "ROLLED BACK from version " in said
+    assert "ROLLED BACK from version " in capsys.readouterr().err
     assert ads.versions()[-1].version > 2  # learned on, published, and held in the cooldown

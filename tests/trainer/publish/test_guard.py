@@ -69,16 +69,12 @@ def test_a_risen_logloss_is_refused_with_what_it_is_what_it_may_be_and_what_it_w
         (figures(logloss=0.9), replace(figures(), variants={"other": RecentVariant(0.1, 0.0, 1e3, 1e3)}), 0),
     ],
 )
-def test_what_only_chance_or_the_click_rate_has_moved_is_not_refused(
-    candidate: RecentFigures, last: RecentFigures | None, refusals: int
-) -> None:
+def test_what_only_chance_or_the_click_rate_has_moved_is_not_refused(candidate, last, refusals):
     assert len(reasons(candidate, last)) == refusals
 
 
 @pytest.mark.parametrize(("predicted", "side"), [(1500.0, "above"), (600.0, "below")])
-def test_a_calibration_outside_its_band_is_refused_without_any_last_version(
-    predicted: float, side: str
-) -> None:
+def test_a_calibration_outside_its_band_is_refused_without_any_last_version(predicted, side):
     assert reasons(figures(predicted=predicted), None) == [
         f"calibration of base: got {predicted / 1000:.3g} ({predicted:,.0f} clicks predicted, 1,000 observed), "
         f"{side} the band from 0.8 to 1.25"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,14 +61,11 @@ def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: St
         assert len(store.model("shop").versions()) == 1  # nothing had changed since
         lift(store)
         publisher.retry_activation()
-        assert store.model("shop").active() == 1
-        assert said[-1] == "version 1 is active now"
+        assert store.model("shop").active() == 1 and said[-1] == "version 1 is active now"
         assert publisher.finish(model) == 1
 
 
-def test_train_names_the_version_that_is_out(
-    store: Store, half_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_train_names_the_version_that_is_out(store, half_url, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("shop.toml").write_text(SPEC)
     Path("log.csv").write_text("click,brand\n" + "1,a\n0,b\n" * 20)

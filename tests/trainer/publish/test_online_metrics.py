@@ -136,9 +136,7 @@ def test_how_requests_are_cut_into_batches_changes_no_number(added: Added) -> No
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 
 
-def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_taken_back(
-    added: Added, store: Store
-) -> None:
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_taken_back(added, store):
     first, then = drawn(200, seed=3), drawn(200, seed=4)
     online = added(OnlineAccumulator(), first)
     state = {name: array.copy() for name, array in online.state().items()}
@@ -160,8 +158,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_
 def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
     online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1))
     metrics = store.model("ads").online
-    assert online.flush(metrics) > 0
-    assert online.flush(metrics) == 0
+    assert online.flush(metrics) > 0 and online.flush(metrics) == 0
     key = store.model("ads").keys.online(NOW_US // MINUTE_US)
     assert 30 * 86_400 < store.client.ttl(key) <= 31 * 86_400
 
@@ -186,22 +183,17 @@ def test_evidence_is_of_requests_whose_clicks_were_all_predicted(added: Added) -
         assert found[version].expected == pytest.approx(sum(sum(r["ctr"]) for r in mine), abs=1e-6)
 
 
-def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
-    added: Added, store: Store
-) -> None:
+def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(added, store):
     requests = drawn(20, seed=8, minutes=1)
     online = added(OnlineAccumulator(), requests)
     added(online, later(requests, REMEMBERED_MINUTES + 1))
     before = written(online, store)
     added(online, requests[:3])
-    assert online.too_late == 3
-    assert written(online, store) == before
+    assert online.too_late == 3 and written(online, store) == before
     assert sum(sums.requests for sums in before.values()) == 40
 
 
-def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
-    added: Added, store: Store
-) -> None:
+def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(added, store):
     (request,) = drawn(1, seed=13)
     old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
     online = added(OnlineAccumulator(), old)
@@ -209,14 +201,11 @@ def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(
     added(online, later(old[:1], REMEMBERED_MINUTES))
     minute = request["time_us"] // MINUTE_US
     found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
-    assert len(each) == 60
-    assert found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
+    assert len(each) == 60 and found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
     assert sum(found.values(), OnlineSums()) == sum(each.values(), OnlineSums())
 
 
-def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(
-    added: Added, store: Store
-) -> None:
+def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(added, store):
     (request,) = drawn(1, seed=14)
     first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
     online = added(OnlineAccumulator(), first)
@@ -236,9 +225,7 @@ def later(requests: list[Request], minutes: int) -> list[Request]:
     return [each | {"time_us": each["time_us"] + minutes * MINUTE_US} for each in requests]
 
 
-def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(
-    added: Added, store: Store
-) -> None:
+def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(added, store):
     minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
     drawn_ = drawn(len(minutes), seed=12)
     requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(drawn_, minutes, strict=True)]
@@ -290,9 +277,7 @@ def counted(sums: dict[str, OnlineSums]) -> dict[str, tuple[int, int, int, int]]
     return {name: each.numbers()[:4] for name, each in sums.items()}  # type: ignore[misc]
 
 
-def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(
-    added: Added, store: Store
-) -> None:
+def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(added, store):
     known = ("base", "a:b", "silent")
     first, late = drawn(200, seed=15), drawn(20, seed=16)
     online = added(OnlineAccumulator(known), first)

@@ -65,14 +65,11 @@ def kinds(versions: ModelVersions) -> str:
     return "".join(info.kind[0] for info in versions.versions())
 
 
-def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(run, shop):
     publisher, warnings = run(50, snapshot_every=3)
     assert shop.versions() == []
     publisher.go_on(950)
-    assert publisher.finish(publisher.model) == 10
-    assert kinds(shop) == "sdddsdddsd"
+    assert publisher.finish(publisher.model) == 10 and kinds(shop) == "sdddsdddsd"
     assert shop.materialise(10).to_bytes() == publisher.model.artefact().to_bytes()
     assert [info.parent for info in shop.versions()] == [None, *range(1, 10)]
     assert publisher.counts == PublishCounts(snapshots=3, deltas=7)
@@ -80,18 +77,14 @@ def test_a_snapshot_begins_and_comes_back_after_so_many_deltas(
     assert warnings == []
 
 
-def test_with_no_deltas_between_every_version_is_whole_and_a_short_run_publishes_once(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_with_no_deltas_between_every_version_is_whole_and_a_short_run_publishes_once(run, shop):
     publisher, _ = run(50, snapshot_every=0)
     assert publisher.finish(publisher.model) == 1
     publisher.go_on(350)
     assert kinds(shop) == "ssss"
 
 
-def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(
-    run: Callable[..., Any], shop: ModelVersions
-) -> None:
+def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(run, shop):
     publisher, _ = run(1000, threshold=0.2)
     assert shop.materialise(10).content != publisher.model.artefact().content
     publisher.go_on(1200)
@@ -99,8 +92,7 @@ def test_what_was_held_back_goes_out_at_the_end_and_with_snapshots(
     assert shop.materialise(12).to_bytes() == publisher.model.artefact().to_bytes()
     publisher.go_on(1500)
     assert shop.materialise(15).content != publisher.model.artefact().content
-    assert publisher.finish(publisher.model) == 16
-    assert kinds(shop)[-1] == "d"
+    assert publisher.finish(publisher.model) == 16 and kinds(shop)[-1] == "d"
     assert shop.materialise(16).to_bytes() == publisher.model.artefact().to_bytes()
 
 
@@ -118,17 +110,11 @@ def test_every_version_is_activated_if_asked_and_old_ones_go_with_each_snapshot_
     assert publisher.finish(publisher.model) == shop.active() == 15
 
 
-# -- when it does not go well
-
-
-def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(
-    run: Callable[..., Any], shop: ModelVersions, store: Store
-) -> None:
+def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(run, shop, store):
     publisher, warnings = run(300)
     store.client.flushall()
     publisher.go_on(400)
-    assert kinds(shop) == "s"
-    assert shop.versions()[0].parent is None
+    assert kinds(shop) == "s" and shop.versions()[0].parent is None
     assert "version 3 can no longer be a parent" in warnings[0]
     assert "publishing a snapshot instead" in warnings[0]
     publisher.go_on(500)
@@ -138,8 +124,7 @@ def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(
     for _ in range(5):
         shop.publish(small_model())
     publisher.go_on(600)
-    assert kinds(shop) == "ssssss"
-    assert "whose content is" in warnings[1]
+    assert kinds(shop) == "ssssss" and "whose content is" in warnings[1]
 
 
 def test_a_store_that_is_away_costs_versions_and_what_they_held_goes_out_with_the_next(
@@ -164,8 +149,7 @@ def test_an_operator_who_rolls_back_is_not_overruled(run: Callable[..., Any], sh
     publisher, warnings = run(300, activate=True)
     shop.rollback(1)
     publisher.go_on(600)
-    assert shop.active() == 1
-    assert len(warnings) == 1
+    assert shop.active() == 1 and len(warnings) == 1
     assert "this run's versions stay inactive from now on" in warnings[0]
     assert len(shop.versions()) == 6
     with pytest.raises(StaleEpoch):

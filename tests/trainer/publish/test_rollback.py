@@ -53,9 +53,7 @@ def watched(shop: ModelVersions) -> Watched:
 BAD: Known = {1: Evidence(120.0, 110.0), 3: Evidence(90.0, 20.0), 5: Evidence(60.0, 10.0)}
 
 
-def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_nothing(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_nothing(watched, shop):
     record = shop.guard.record()
     assert (record.good, record.candidate) == (1, 3)
     watched.publish(2)
@@ -63,14 +61,11 @@ def test_a_candidate_within_the_band_is_good_and_too_little_evidence_decides_not
     assert (shop.active(), watched.warnings) == (5, [])
 
 
-def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_over(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_over(watched, shop):
     watched.publish(2)
     went = watched.after(BAD)
     assert went == Rollback(origin=5, target=1, reason=went.reason if went else "")
-    assert shop.active() == 1
-    assert watched.run.refused == [3, 4, 5]
+    assert shop.active() == 1 and watched.run.refused == [3, 4, 5]
     assert shop.manifest(5).refused == (
         "rolled back: online calibration since version 3: got 5 (150 clicks predicted, 30 observed), above the band "
         "from 0.5 to 2"
@@ -81,8 +76,7 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_
     assert warning.startswith("ROLLED BACK from version 5 to 1: online calibration since version 3: got 5")
     assert "ftrie store activate shop 5 --force" in warning
     watched.publish(2)  # the trainer goes on
-    assert shop.active() == 1
-    assert watched.run.refused == [3, 4, 5]
+    assert shop.active() == 1 and watched.run.refused == [3, 4, 5]
     assert watched.after(BAD | {7: Evidence(500.0, 1.0)}) is None
     assert shop.guard.record().rolled_back == 1
     # After the cooldown the next version is served and watched anew. The evidence of versions that were rolled back
@@ -92,8 +86,7 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_
     watched.publish(1)
     assert shop.active() == 8
     late = BAD | {3: Evidence(900.0, 20.0), 8: Evidence(50.0, 45.0)}
-    assert watched.after(late) is None
-    assert watched.after(late | {8: Evidence(150.0, 140.0)}) is None
+    assert watched.after(late) is None and watched.after(late | {8: Evidence(150.0, 140.0)}) is None
     record = shop.guard.record()
     assert (record.good, record.candidate, shop.active()) == (1, 8, 8)
 
@@ -103,8 +96,7 @@ def test_without_a_good_version_it_goes_to_what_was_served_before_the_candidate(
     begun.publish(3)
     begun.after({})
     begun.publish(1)
-    assert begun.after({3: Evidence(200.0, 10.0)}) is not None
-    assert shop.active() == 2
+    assert begun.after({3: Evidence(200.0, 10.0)}) is not None and shop.active() == 2
 
 
 def test_with_no_way_back_it_says_so_once_and_changes_nothing(shop: ModelVersions) -> None:
@@ -124,14 +116,11 @@ def test_with_no_way_back_it_says_so_once_and_changes_nothing(shop: ModelVersion
 def test_an_operator_who_activated_since_is_not_overruled(watched: Watched, shop: ModelVersions) -> None:
     watched.publish(2)
     shop.activate(4)
-    assert watched.after(BAD) is None
-    assert (shop.active(), watched.run.refused) == (4, [])
+    assert watched.after(BAD) is None and (shop.active(), watched.run.refused) == (4, [])
     assert "another writer" in watched.warnings[0]
 
 
-def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(
-    watched: Watched, shop: ModelVersions
-) -> None:
+def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(watched, shop):
     watched.publish(2)
     went = RollbackWatch(BOUNDS, shop, watched.warnings.append).check(BAD, watched.epoch)
     assert went is not None and went.target == 1
@@ -149,12 +138,10 @@ def test_gc_spares_the_candidate_and_the_good_version_and_an_older_one_gone_back
 ) -> None:
     watched.publish(8)
     shop.gc(1)
-    assert {1, 3, 11} <= {info.version for info in shop.versions()}
-    assert shop.materialise(3)
+    assert {1, 3, 11} <= {info.version for info in shop.versions()} and shop.materialise(3)
     shop.rollback(3)
     shop.activate(1)
-    assert watched.after(BAD) is None
-    assert shop.guard.record().candidate == 1
+    assert watched.after(BAD) is None and shop.guard.record().candidate == 1
 
 
 @pytest.mark.parametrize("bounds", [None, GuardSection(online_calibration="off")])
@@ -163,5 +150,4 @@ def test_nothing_is_watched_unless_asked(shop: ModelVersions, bounds: GuardSecti
     begun.publish(2)
     for _ in range(2):
         assert begun.after({1: Evidence(1e6, 1.0), 2: Evidence(1e6, 1.0)}) is None
-    assert shop.active() == 2
-    assert shop.guard.record().candidate == 0
+    assert shop.active() == 2 and shop.guard.record().candidate == 0

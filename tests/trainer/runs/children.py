@@ -22,11 +22,7 @@ OPERATIONS = ("open", "os.rename", "os.remove", "os.truncate")
 
 
 def start(
-    arguments: Sequence[str],
-    said: Path,
-    *,
-    file_bytes: int | None = None,
-    operation: int | None = None,
+    arguments: Sequence[str], said: Path, *, file_bytes: int | None = None, operation: int | None = None
 ) -> ForkServerProcess:
     """Start `ftrie` with these arguments; what it says on stderr goes to the file `said`.
 

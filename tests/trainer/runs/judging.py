@@ -125,7 +125,6 @@ class Definition:
         }
 
     def of(self, row: Mapping[str, str], bit: int = 0) -> tuple[float, float]:
-        """Score and uncertainty."""
         keys = [(key, x) for key, x, mask in self.plan.keys(row) if mask >> bit & 1]
         found = [(*map(float, self.known[bit].get(key, self.unseen)), x) for key, x in keys]
         score = sum(w * x for w, _, x in found)
@@ -144,7 +143,6 @@ class Definition:
         return self.artefact.spec.learner.algorithm == "adpredictor"
 
     def ctr(self, score: float, uncertainty: float) -> float:
-        """The click rate before calibration."""
         if self.probit:
             return NormalDist().cdf(score / math.hypot(self.artefact.spec.learner.beta, uncertainty))
         return 1 / (1 + math.exp(-score))
@@ -173,7 +171,6 @@ class Judge:
         return said.out, said.err
 
     def answer(self, *arguments: object) -> Any:
-        """What it says as JSON."""
         return json.loads(self.said(*arguments, "--json")[0])
 
     def refused(self, *arguments: object) -> str:

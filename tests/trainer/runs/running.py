@@ -84,7 +84,6 @@ class Trainer:
             self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err)
 
     def said(self) -> str:
-        """What it has written to standard error."""
         return self._err.read_text()
 
     def status(self) -> dict[str, Any]:
@@ -103,7 +102,6 @@ class Trainer:
         return self.status()
 
     def wait(self) -> int:
-        """Its exit code."""
         return self.process.wait(COMPILE_S)
 
     def last(self) -> dict[str, Any]:
@@ -113,7 +111,6 @@ class Trainer:
         return self.status()
 
     def kill(self) -> None:
-        """At once."""
         self.process.kill()
         self.wait()
 

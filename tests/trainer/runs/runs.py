@@ -110,11 +110,9 @@ class Training:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
         return self.folder / "checkpoints"
 
     def arguments(self, logs: Sequence[Path], *flags: str) -> list[str]:
-        """The command line without `ftrie`."""
         kinds = {"save": "arrow", "report": "json", "rejects": "jsonl", "metrics": "jsonl"}
         outputs = [f"--{name}={self.folder / name}.{kind}" for name, kind in kinds.items()]
         watched = ["--window=250", "--slice=age"]
@@ -133,7 +131,6 @@ class Training:
         return self.arguments(logs, *kept, *flags)
 
     def outcome(self) -> Outcome:
-        """What the run left behind."""
         report = json.loads((self.folder / "report.json").read_text())
         # Neither what a clock says, nor what is counted from where a run went on.
         for name in ("seconds", "rows_per_second", "resumed_requests", "cut_requests"):
@@ -183,7 +180,6 @@ class Shop:
         self.use("ftrl")
 
     def use(self, learner: str) -> None:
-        """Take another learner of SPECS."""
         self.learner, self.spec = learner, write_spec(self.folder / "shop.toml", learner)
 
     def log(self, count: int, seed: int = 1, kind: str = "csv") -> Path:

@@ -27,9 +27,7 @@ KINDS = {"ftrl": "csv.gz", "subsample": "jsonl", "bloom": "parquet", "buckets": 
 
 
 @pytest.mark.parametrize("learner", slow_except(["ftrl", "subsample"], KINDS))
-def test_a_model_from_the_cache_is_the_one_from_the_log(
-    shop: Shop, cache: Path, learner: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_from_the_cache_is_the_one_from_the_log(shop, cache, learner, capsys):
     shop.use(learner)
     flags = ["--passes=2"] if learner == "ftrl" else []
     kind = KINDS[learner]
@@ -41,9 +39,7 @@ def test_a_model_from_the_cache_is_the_one_from_the_log(
         assert said.format(cache) in capsys.readouterr().err
 
 
-def test_a_spec_of_fewer_columns_reads_the_cache_of_another_and_so_does_tune(
-    shop: Shop, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spec_of_fewer_columns_reads_the_cache_of_another_and_so_does_tune(shop, cache, capsys):
     log, best = shop.log(600), shop.folder / "best.toml"
     shop.learned("kept", [log], f"--cache={cache}")
     shop.spec.write_text(SHORT)
@@ -56,13 +52,10 @@ def test_a_spec_of_fewer_columns_reads_the_cache_of_another_and_so_does_tune(
     for flags in ([], [f"--cache={cache}"]):
         assert run([*command, *flags]) == 0
         found.append(best.read_text())
-    assert found[0] == found[1]
-    assert FROM_CACHE.format(cache) in capsys.readouterr().err
+    assert found[0] == found[1] and FROM_CACHE.format(cache) in capsys.readouterr().err
 
 
-def test_a_log_that_has_changed_is_read_and_kept_again(
-    shop: Shop, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_has_changed_is_read_and_kept_again(shop: Shop, cache: Path, capsys) -> None:
     log = shop.own_log(rows(300, 1))
     shop.learned("before", [log], f"--cache={cache}")
     shop.own_log(rows(300, 2))
@@ -91,9 +84,7 @@ def test_a_run_that_is_stopped_keeps_no_half_cache_and_a_resumed_one_reads_the_l
     assert training.outcome() == shop.expected([log])
 
 
-def test_a_damaged_piece_ends_the_run_after_the_rows_before_it(
-    shop: Shop, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_piece_ends_the_run_after_the_rows_before_it(shop: Shop, cache: Path, capsys) -> None:
     log = shop.log(300)
     shop.learned("kept", [log], f"--cache={cache}")
     data = bytearray(cache.read_bytes())
@@ -103,9 +94,7 @@ def test_a_damaged_piece_ends_the_run_after_the_rows_before_it(
     assert "is damaged; delete the file, and the log is read again" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_cache_is_not_replaced_and_one_that_cannot_be_written_stops_no_run(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_cache_is_not_replaced_and_one_that_cannot_be_written_stops_no_run(shop, capsys):
     log, other = shop.log(300), shop.own_log(rows(10, 2))
     before = other.read_bytes()
     assert run(shop.training().arguments([log], f"--cache={other}")) == InputError.exit_code
@@ -116,12 +105,9 @@ def test_a_file_that_is_no_cache_is_not_replaced_and_one_that_cannot_be_written_
     assert f"the rows are not kept: {nowhere} cannot be written: No such file" in capsys.readouterr().err
 
 
-def test_inputs_that_cannot_be_kept_are_refused(
-    shop: Shop, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inputs_that_cannot_be_kept_are_refused(shop: Shop, cache: Path, capsys) -> None:
     events = shop.folder / "events.jsonl"
     events.write_text(json.dumps({"kind": "impression"}) + "\n")
     for name, format in (("-", "csv"), (str(events), "events")):
         command = ["train", str(shop.spec), name, f"--cache={cache}", f"--format={format}"]
-        assert run(command) == InputError.exit_code
-        assert "--cache" in capsys.readouterr().err
+        assert run(command) == InputError.exit_code and "--cache" in capsys.readouterr().err

@@ -60,12 +60,10 @@ class Running:
         self.run = StreamRun(spec, loop, sources, [str(log)], checkpoints, saved, max_lag_s=30.0)
 
     def take(self, event: dict[str, Any]) -> None:
-        """Log an event, learn from it, and write a checkpoint."""
         self.learn(event)
         self.run.save()
 
     def learn(self, event: dict[str, Any]) -> None:
-        """Log an event, and learn from it."""
         events = self.run.counts.events
         with self._log.open("a") as log:
             log.write(json.dumps(event) + "\n")
@@ -87,8 +85,7 @@ def test_checkpoints_of_the_same_row_take_no_rows_from_those_before(tmp_path: Pa
         now.take(clicked("r", "b", 1_700_000_002))
         for later in range(6):  # the first closes the window of r, and none teaches anything
             now.take(shown("s", 1_700_002_000 + later))
-    newest = checkpoints_in(tmp_path / "state")[0]
-    newest.write_bytes(b"damaged")
+    checkpoints_in(tmp_path / "state")[0].write_bytes(b"damaged")
     with running(tmp_path) as now:
         assert now.run.model.rows == 1
         while now.run.counts.events < 9:
@@ -105,8 +102,7 @@ def test_a_disk_that_takes_no_rows_is_not_tried_again_at_each_step(tmp_path: Pat
         segments.rmdir()
         segments.touch()  # nothing can be written there
         now.run.save()
-        assert not checkpoints_in(tmp_path / "state")
-        assert not now.run.save_is_due()
+        assert not checkpoints_in(tmp_path / "state") and not now.run.save_is_due()
         now.learn(clicked("r", "b", 1_700_000_002))
         assert now.run.save_is_due()
 
@@ -117,8 +113,6 @@ def test_a_name_of_the_lease_that_cannot_be_read_is_told(tmp_path: Path, content
     with pytest.raises(CheckpointError, match="delete the file"):
         lease_owner(tmp_path)
 
-
-# -- rows of items of which the server knew nothing
 
 LEARNS = SPEC.model_copy(update={"join": JoinSection(unknown_items="learn")})
 
@@ -145,8 +139,7 @@ def test_rows_of_unknown_items_are_left_out_and_counted(tmp_path: Path) -> None:
         now.learn(shown_unknown("s", 1_700_000_003))
         now.run.finish()
         status = now.run.status(None, ended=True)
-        assert now.run.model.rows == status.examples == 4
-        assert status.counts["unknown_items"] == 2
+        assert now.run.model.rows == status.examples == 4 and status.counts["unknown_items"] == 2
         assert balanced(status.counts, status.join)
         assert "2 rows of UNKNOWN ITEMS skipped" in status.line()
 

@@ -46,8 +46,7 @@ def test_a_run_compiles_nothing_once_its_kernels_are_ready(more, loop, tmp_path)
     with RejectLog() as rejects:
         run = train(spec, Log([str(log)]), rejects=rejects)
     run.model.artefact()
-    assert run.report.rows == 100
-    assert set(loop.overloads) == compiled
+    assert run.report.rows == 100 and set(loop.overloads) == compiled
 
 
 SETS = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\nf = { kind = "set" }\n'
@@ -114,8 +113,7 @@ def test_a_name_that_does_not_tell_its_format_may_be_of_any(tmp_path):
     (tmp_path / "a.csv.gz").touch()
     (tmp_path / "b.vw").touch()
     assert formats_of([str(tmp_path / "*")]) == {"csv", "vw"}
-    assert formats_of(["-"]) > {"csv", "parquet", "libffm"}
-    assert formats_of(["-"], "tsv") == {"tsv"}
+    assert formats_of(["-"]) > {"csv", "parquet", "libffm"} and formats_of(["-"], "tsv") == {"tsv"}
 
 
 def test_the_warmup_of_a_trainer_joins_by_every_rule_for_late_clicks() -> None:

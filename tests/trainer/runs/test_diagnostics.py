@@ -98,9 +98,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
 
 
 @pytest.fixture(scope="module", params=["calibrated", "per_variant", "adpredictor"])
-def reported(
-    request: pytest.FixtureRequest, timed: Artefact, tmp_path_factory: pytest.TempPathFactory
-) -> Reported:
+def reported(request, timed: Artefact, tmp_path_factory) -> Reported:
     folder, rows = tmp_path_factory.mktemp("reported"), log_rows(240, seed=2)
     is_calibrated = request.param == "calibrated"
     artefact = of_learner(timed, TIMED, "single" if is_calibrated else request.param)
@@ -226,19 +224,14 @@ def test_the_worst_rows_are_those_with_the_largest_log_loss_and_their_keys_add_u
         assert audit["score"] == pytest.approx(sum(key["contribution"] for key in keys))
 
 
-def test_of_one_variant_alone_and_without_permutation_nothing_else_is_reported(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_of_one_variant_alone_and_without_permutation_nothing_else_is_reported(timed, judge):
     log = judge.log(log_rows(100, seed=5), names=COLUMNS)
     report = judge.reported(judge.model(timed), log, "--repeats", 0, "--worst", 3, "--variant", "plain")
     assert report["variants"] == list(report["worst"]) == list(report["total"]["variants"]) == ["plain"]
-    assert len(report["worst"]["plain"]) == 3
-    assert report["importance"]["fields"] == []
+    assert len(report["worst"]["plain"]) == 3 and report["importance"]["fields"] == []
 
 
-def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(timed, judge):
     model, definition = judge.model(timed), Definition(timed)
     for hours, length in ((0.05, 3600), (0.3, 86_400)):
         rows = log_rows(400, seed=6, hours=hours)
@@ -272,9 +265,7 @@ def test_periods_are_hours_then_days_and_fields_are_compared_with_the_first(
         assert drift["fields"][0]["field"] == "brand"  # the one that was changed
 
 
-def test_without_times_periods_are_blocks_of_rows_that_grow_with_the_log(
-    single: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_times_periods_are_blocks_of_rows_that_grow_with_the_log(single, judge, monkeypatch):
     monkeypatch.setattr(diagnostics, "FIRST_BLOCK", 10)
     monkeypatch.setattr(diagnostics, "MOST_BLOCKS", 4)
     rows = log_rows(130, seed=7)
@@ -304,7 +295,6 @@ def test_threads_and_files_change_nothing(timed: Artefact, judge: Judge) -> None
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:
-    """All leaves by path."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     found: dict[str, Any] = {}
     for name, each in pairs:
@@ -312,20 +302,15 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(
-    timed: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(timed, judge, monkeypatch):
     monkeypatch.setattr(importance, "MOST_SAMPLED", 100)
     log = judge.log(log_rows(1000, seed=9), names=COLUMNS)
     found = judge.reported(judge.model(timed), log, "--repeats", 1)["importance"]
-    assert 25 <= found["rows"] <= 100
-    assert found["rows"] == 4 * found["requests"]
+    assert 25 <= found["rows"] <= 100 and found["rows"] == 4 * found["requests"]
     assert len(found["fields"]) == len(FIELDS)
 
 
-def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(timed, judge):
     model = judge.model(timed)
     for rows in ([row | {"click": "0"} for row in log_rows(100, seed=10)], []):
         log = judge.log(rows, names=COLUMNS)
@@ -381,14 +366,11 @@ def test_what_cannot_be_reported_is_said_before_a_row_is_read(timed: Artefact, j
         (["--report", log], "is an input of this run"),
     ):
         said = judge.refused("evaluate", model, log, *flags)
-        assert message in said
-        assert "scoring" not in said and not page.exists()
+        assert message in said and "scoring" not in said and not page.exists()
     assert "cannot write" in judge.refused("evaluate", model, log, "--report", "/nowhere/page.html")
 
 
-def test_a_named_slice_counts_values_beyond_the_first_ones_together(
-    timed: Artefact, judge: Judge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_named_slice_counts_values_beyond_the_first_ones_together(timed, judge, monkeypatch):
     monkeypatch.setattr(diagnostics, "VALUES", 2)
     monkeypatch.setattr(diagnostics, "_ABSENT", 3)
     log = judge.log(log_rows(400, seed=14), names=COLUMNS)
@@ -399,9 +381,7 @@ def test_a_named_slice_counts_values_beyond_the_first_ones_together(
     assert found == {"1": 100, "2": 100, None: 200}
 
 
-def test_the_page_is_well_formed_says_everything_in_words_and_needs_nothing_else(
-    timed: Artefact, judge: Judge
-) -> None:
+def test_the_page_is_well_formed_says_everything_in_words_and_needs_nothing_else(timed, judge):
     rows = log_rows(400, seed=15)
     rows[0]["brand"] = "<script>alert(1)</script>"
     report = judge.reported(judge.model(timed), judge.log(rows, names=COLUMNS), "--repeats", 1)
@@ -438,6 +418,5 @@ def test_the_stability_index_is_that_of_its_definition_and_0_for_equal_distribut
         named = [{n: int(each[n]) for n in range(values) if first[n] + later[n]} for each in (first, later)]
         if named[0]:
             assert stability_index(first, later) == pytest.approx(oracle.psi(*named), abs=1e-12)
-        assert stability_index(first, first) == 0.0
-        assert stability_index(first, later) >= 0.0
+        assert stability_index(first, first) == 0.0 and stability_index(first, later) >= 0.0
         assert expected_index(first, later) >= 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration, IsotonicCurve, VariantCurves
 from model_store.artefact.json_model import render
-from model_store.store import Store
+from tests.trainer.learn import metrics_oracle as oracle
 from tests.trainer.learn import naive_metrics
 from tests.trainer.runs.judging import (
     CURVES,
@@ -35,7 +36,6 @@ def artefact(request: pytest.FixtureRequest, single: Artefact) -> Artefact:
 
 @pytest.fixture
 def log(judge: Judge) -> Path:
-    """The log to be judged on."""
     rows = rows_of(200, seed=2)
     rows[5]["brand"] = "unheard of"
     return judge.log(rows, "judged.csv")
@@ -77,9 +77,7 @@ def test_every_row_has_the_score_of_its_definition_and_an_audit_names_the_keys_i
         assert bias["contribution"] == bias["weight"]
 
 
-def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
-    artefact: Artefact, judge: Judge
-) -> None:
+def test_metrics_of_rows_and_requests_are_those_of_their_definitions(artefact, judge):
     rows = [row | {"importance": "1"} for row in rows_of(200, seed=2)]
     answer = judge.judged(judge.model(artefact), judge.log(rows), "--k", 3, "--position", "place")
     definition, labels = Definition(artefact), [float(row["click"]) for row in rows]
@@ -93,8 +91,9 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
         both = [definition.of(row, bit) for row in rows]
         ctr = [definition.ctr(*each) for each in both]
         metrics, order = answer["variants"][name], found["orders"][name]
-        assert metrics["logloss"] == pytest.approx(naive_metrics.logloss(ctr, labels))
-        assert metrics["auc"] == pytest.approx(naive_metrics.auc(ctr, labels), abs=1e-3)
+        judged = [oracle.Row((math.log(p / (1 - p)),), y, 1.0, 0) for p, y in zip(ctr, labels, strict=True)]
+        assert metrics["logloss"] == pytest.approx(oracle.logloss(judged, 0))
+        assert metrics["auc"] == pytest.approx(oracle.auc(judged, 0), abs=1e-3)
         assert metrics["calibration"] == pytest.approx(sum(ctr) / sum(labels))
         assert metrics["uncertainty"] == pytest.approx(np.mean([each for _, each in both]))
         mrr = np.mean([naive_metrics.reciprocal_rank(ctr[each], labels[each]) for each in ranked])
@@ -104,9 +103,7 @@ def test_metrics_of_rows_and_requests_are_those_of_their_definitions(
     assert found["orders"]["shown order"]["mrr"] == pytest.approx(np.mean(shown))
 
 
-def test_requests_without_an_order_to_judge_are_left_out_counted_and_told(
-    single: Artefact, judge: Judge
-) -> None:
+def test_requests_without_an_order_to_judge_are_left_out_counted_and_told(single, judge):
     model = judge.model(single)
     of_one_row = [row | {"request": f"u{number}"} for number, row in enumerate(rows_of(40, seed=5))]
     log = judge.log(of_one_row)
@@ -138,9 +135,7 @@ def test_requests_without_an_order_to_judge_are_left_out_counted_and_told(
     assert (found["requests"], found["single"], found["judged"]) == (2, 2, 0)
 
 
-def test_a_field_left_out_counts_for_no_row_and_its_column_may_be_missing(
-    artefact: Artefact, judge: Judge
-) -> None:
+def test_a_field_left_out_counts_for_no_row_and_its_column_may_be_missing(artefact, judge):
     rows, model, file = rows_of(100, seed=4), judge.model(artefact), judge.folder / "predictions.csv"
     short = judge.log(rows, "short.csv", [name for name in NAMES if name not in ("brand", "place")])
     leaving = ["--without", "brand", "--without", "place"]
@@ -157,9 +152,7 @@ def test_a_field_left_out_counts_for_no_row_and_its_column_may_be_missing(
     assert cross["variants"]["base"]["logloss"] != whole["variants"]["base"]["logloss"]
 
 
-def test_calibrated_click_rates_are_judged_beside_those_before_calibration(
-    artefact: Artefact, log: Path, judge: Judge
-) -> None:
+def test_calibrated_click_rates_are_judged_beside_those_before_calibration(artefact, log, judge):
     """Which curve a row's click rate goes through, test_diagnostics.py compares with the definition."""
     plain, rows, file = judge.judged(judge.model(artefact), log), read(log), judge.folder / "ctr.csv"
     calibrated = judge.model(replace(artefact, calibration=CURVES), "calibrated.arrow")
@@ -176,9 +169,7 @@ def test_calibrated_click_rates_are_judged_beside_those_before_calibration(
         assert answer["requests"] == plain["requests"]
 
 
-def test_an_audit_shows_what_the_model_lacks_and_how_many_rows_there_are(
-    artefact: Artefact, log: Path, judge: Judge
-) -> None:
+def test_an_audit_shows_what_the_model_lacks_and_how_many_rows_there_are(artefact, log, judge):
     model = judge.model(artefact)
     lines = judge.said("audit", model, log, "--row", 6)[0].splitlines()
     [line] = [line for line in lines if "brand=unheard of" in line and not line.startswith("age*brand")]
@@ -188,9 +179,7 @@ def test_an_audit_shows_what_the_model_lacks_and_how_many_rows_there_are(
     assert "the log has only 200 rows" in judge.refused("audit", model, log, "--row", "201")
 
 
-def test_a_model_of_the_store_goes_by_name_and_version(
-    single: Artefact, log: Path, judge: Judge, store: Store, store_url: str
-) -> None:
+def test_a_model_of_the_store_goes_by_name_and_version(single, log, judge, store, store_url):
     versions = store.model("shop")
     versions.publish_and_activate(single)
     other = replace(single, weight=single.weight * 2)
@@ -205,9 +194,7 @@ def test_a_model_of_the_store_goes_by_name_and_version(
     assert "whole number" in judge.refused("evaluate", "shop:x", log, "--store", store_url)
 
 
-def test_a_json_model_scores_by_the_spec_given_and_knows_no_rates(
-    single: Artefact, log: Path, judge: Judge
-) -> None:
+def test_a_json_model_scores_by_the_spec_given_and_knows_no_rates(single, log, judge):
     file, spec = judge.folder / "model.json", judge.folder / "shop.toml"
     file.write_bytes(render(single))
     spec.write_text(SPEC)
@@ -217,9 +204,7 @@ def test_a_json_model_scores_by_the_spec_given_and_knows_no_rates(
     assert "--spec" in judge.refused("evaluate", file, log)
 
 
-def test_what_cannot_be_done_is_said_before_anything_is_read(
-    single: Artefact, log: Path, judge: Judge
-) -> None:
+def test_what_cannot_be_done_is_said_before_anything_is_read(single, log, judge):
     model = judge.model(single)
     for flag, value, message in (
         ("--without", "brands", "--without brands: no such field or cross; fields: age, likes"),
@@ -232,9 +217,7 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(
         assert message in judge.refused("evaluate", model, log, flag, value)
 
 
-def test_bad_rows_are_counted_and_an_unfinished_file_of_predictions_does_not_appear(
-    single: Artefact, judge: Judge
-) -> None:
+def test_bad_rows_are_counted_and_an_unfinished_file_of_predictions_does_not_appear(single, judge):
     rows, model, file = rows_of(50, seed=5), judge.model(single), judge.folder / "predictions.csv"
     rows[20]["click"] = "perhaps"
     log = judge.log(rows)

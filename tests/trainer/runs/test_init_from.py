@@ -9,7 +9,6 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.errors import ArtefactError, SpecError, UsageError, VersionNotFound
-from model_store.store import Store
 from tests.trainer.runs.runs import Shop, rows
 from trainer.checkpoint.file import read_description
 from trainer.checkpoint.folder import checkpoints_in
@@ -21,9 +20,7 @@ def begun_with(shop: Shop, name: str, log: object, *flags: str) -> Artefact:
     return Artefact.read(training.folder / "save.arrow")
 
 
-def test_a_file_and_a_version_and_the_active_one_begin_the_same_model(
-    shop: Shop, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_and_a_version_and_the_active_one_begin_the_same_model(shop, store, store_url, capsys):
     in_store = f"--store={store_url}"
     first = begun_with(shop, "first", shop.log(600), in_store, "--activate")
     more = shop.log(300, seed=2)
@@ -62,16 +59,12 @@ def test_a_checkpoint_wins(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
         ("active", VersionNotFound, "shop"),
     ],
 )
-def test_what_is_no_model_is_refused(
-    shop: Shop, store_url: str, capsys: pytest.CaptureFixture[str], value: str, error: type, said: str
-) -> None:
+def test_what_is_no_model_is_refused(shop, store_url, capsys, value, error, said):
     command = ["train", str(shop.spec), str(shop.log(300)), f"--store={store_url}", f"--init-from={value}"]
     assert (run(command), said in capsys.readouterr().err) == (error.exit_code, True)
 
 
-def test_a_model_that_does_not_fit_the_spec_is_refused(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_does_not_fit_the_spec_is_refused(shop: Shop, capsys) -> None:
     log = shop.log(300)
     begun_with(shop, "first", log)
     command = ["train", str(shop.spec), str(log), f"--init-from={shop.folder / 'first' / 'save.arrow'}"]

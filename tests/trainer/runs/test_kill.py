@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def logs_of(shop: Shop, count: int) -> list[Path]:
-    """One of each format."""
     return [shop.log(count, seed, kind) for seed, kind in enumerate(("csv", "jsonl.gz", "parquet"), 1)]
 
 
@@ -40,9 +39,7 @@ def logs_of(shop: Shop, count: int) -> list[Path]:
         ("subsample", 4, ("--passes=3", "--tolerance=0")),
     ],
 )
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
-    shop: Shop, name: str, kills: int, more: tuple[str, ...]
-) -> None:
+def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(shop, name, kills, more):
     """Killed at random moments and gone on with, run after run, until so many were killed."""
     shop.use(name)
     logs, said, draw = logs_of(shop, 600), shop.folder / "said", random.Random(name)
@@ -81,10 +78,8 @@ def test_a_run_killed_at_any_byte_of_a_checkpoint_goes_on_from_the_one_before(sh
     for at in (listed + 100, 64 << 10, size // 2, size - 5000, size - 48, size - 8, size - 1):
         assert finish(training.keeping(logs), said, file_bytes=at) == -signal.SIGXFSZ, said.read_text()
         (half,) = training.checkpoints.glob("*.begun")
-        assert half.stat().st_size == at
-        assert checkpoints_in(training.checkpoints) == before
-    assert finish(training.keeping(logs), said) == 0
-    assert training.outcome() == expected
+        assert half.stat().st_size == at and checkpoints_in(training.checkpoints) == before
+    assert finish(training.keeping(logs), said) == 0 and training.outcome() == expected
 
 
 @pytest.mark.slow
@@ -95,13 +90,10 @@ def test_a_run_killed_before_any_operation_on_its_files_goes_on(shop: Shop) -> N
         if code == 0:
             break
         assert code == -signal.SIGKILL, said.read_text()
-    assert operation >= 12
-    assert training.outcome() == shop.expected(logs)
+    assert operation >= 12 and training.outcome() == shop.expected(logs)
 
 
-def test_a_full_disk_costs_checkpoints_and_nothing_else(
-    shop: Shop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_checkpoints_and_nothing_else(shop: Shop, capsys) -> None:
     """No file of this process grows beyond a limit meanwhile; Python ignores the signal of that."""
     logs, training = logs_of(shop, 600), shop.training()
     expected = shop.expected(logs)
@@ -118,8 +110,7 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(
     assert not list(training.checkpoints.glob("*.begun"))
     warnings = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     outcome = training.outcome()
-    failed = outcome.report.pop("checkpoints")["failed"]
-    assert failed == len(warnings) > 5
+    assert outcome.report.pop("checkpoints")["failed"] == len(warnings) > 5
     assert "could not be written" in warnings[0] and "File too large" in warnings[0]
     del expected.report["checkpoints"]
     assert outcome == expected

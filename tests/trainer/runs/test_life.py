@@ -28,13 +28,11 @@ def test_sigterm_saves_publishes_and_gives_the_lease_back_and_once_closes_what_i
     trainer.until("events", 200)
     last = trainer.terminate()
     assert versions.materialise(versions.active_or_fail()).rows > 0
-    assert last["version"] == versions.active()
-    assert last["join"]["pending"] > 0
+    assert last["version"] == versions.active() and last["join"]["pending"] > 0
     # What an earlier run has published is not published again.
     again = Trainer(tmp_path, store_url, *flags)
     again.until("events", 200)
-    assert again.terminate()["version"] is None
-    assert versions.active() == last["version"]
+    assert again.terminate()["version"] is None and versions.active() == last["version"]
     kept = json.loads(ftrie("checkpoint", tmp_path / "state", "--json"))[0]["stream"]
     assert kept["sources"] == [str(impressions), str(clicks)]
     assert kept["counts"]["impressions"] == kept["join"]["impressions"] == 100
@@ -63,9 +61,7 @@ def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(store, store_url, tmp_path):
     good = event_logs(20).impressions
     wrong = json.loads(good[3])
     wrong["items"][0]["features"]["price"] = "cheap"
@@ -90,17 +86,14 @@ def test_what_cannot_be_learned_is_a_dead_letter_once_also_after_a_kill(
     assert join["positives"] + join["negatives"] == counts["examples"] + counts["bad_rows"]
 
 
-def test_a_rollback_holds_over_restarts_until_versions_may_go_on(
-    store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rollback_holds_over_restarts_until_versions_may_go_on(store, store_url, tmp_path, capsys):
     versions, lines = store.model(NAME), iter(event_logs(400).impressions)
 
     def learned() -> int:
         store.impressions(NAME).append([next(lines) for _ in range(40)])
         return run(command_of(tmp_path, store_url, flags=["--once"]))
 
-    assert (learned(), learned()) == (0, 0)
-    assert versions.active() == 2
+    assert (learned(), learned()) == (0, 0) and versions.active() == 2
     versions.rollback(1)
     for newest in (3, 4):
         capsys.readouterr()

@@ -44,20 +44,15 @@ def run_on(path: Path, rows: list[dict[str, Any]]) -> Run:
         *((column, [{}, {column: 1e300}, {column: 1e24}, {"y": 0}], 3, 1) for column in ("w", "real")),
     ],
 )
-def test_an_odd_value_costs_its_row_and_not_the_model(
-    tmp_path: Path, column: str, rows: list[dict[str, Any]], learned: int, rejected: int
-) -> None:
+def test_an_odd_value_costs_its_row_and_not_the_model(tmp_path, column, rows, learned, rejected):
     run = run_on(tmp_path / "log.jsonl", rows)
-    assert (run.report.rows, run.report.rejected) == (learned, rejected)
-    assert run.failure is None
+    assert (run.report.rows, run.report.rejected) == (learned, rejected) and run.failure is None
     run.report.write(tmp_path / "report.json")
     run.model.artefact()
 
 
 @pytest.mark.parametrize("values", ["single", "per_variant"])
-def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_and_published(
-    tmp_path: Path, values: str
-) -> None:
+def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_and_published(tmp_path, values):
     spec = parse_spec(
         '[model]\nname = "odd"\n[input]\nlabel = "y"\n[fields]\nu = {}\nraw = { kind = "raw", separator = "|" }\n'
         '[variants]\na = {}\nb = { without = ["u"] }\nc = { without = ["raw"] }\n'
@@ -69,5 +64,4 @@ def test_raw_keys_spelled_like_those_of_other_fields_and_the_bias_are_learned_an
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with RejectLog(tmp_path / "rejects") as rejects:
         run = train(spec, Log([str(log)]), rejects=rejects)
-    artefact = run.model.artefact()
-    assert artefact.key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]
+    assert run.model.artefact().key_list() == [b"bias", b"u=0", b"u=1", b"u=2"]

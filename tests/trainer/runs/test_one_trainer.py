@@ -38,9 +38,7 @@ def test_a_second_trainer_is_refused_and_a_spare_takes_over_once_the_first_has_e
     spare.terminate()
 
 
-def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(
-    streams: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_the_same_folder_takes_its_lease_over_at_once_after_a_kill(streams, store_url, tmp_path):
     killed = Trainer(tmp_path, store_url, "--every", "100")
     version = killed.until("version", 1)["version"]
     killed.kill()
@@ -56,13 +54,11 @@ def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_mode
     lease = streams.trainer_lease(NAME, "the one in production")
     lease.ttl_s = 600.0
     lease.take()
-    trial = once(tmp_path, store_url, "--no-publish", state="trial")
-    assert trial["dead_letters"] == 1
+    assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 0
     assert not list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
     lease.release()
-    alone = once(tmp_path, store_url, "--no-publish", state="trial")
-    assert alone["dead_letters"] == 1
+    assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 1
     assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,9 +47,7 @@ THEN = [impression(5000, "plain", 0.25), feedback(5000), impression(5010, "base"
 
 
 @pytest.fixture
-def outcomes(
-    tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict[str, VariantOutcome]]:
+def outcomes(tmp_path, store_url, capsys) -> Callable[..., dict[str, VariantOutcome]]:
     """Learn a source with `ftrie trainer --once`; what the last line of status says of outcomes."""
     (tmp_path / "m.toml").write_text(SPEC)
 
@@ -63,9 +60,7 @@ def outcomes(
     return learned
 
 
-def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(
-    tmp_path: Path, outcomes: Callable[..., dict[str, VariantOutcome]]
-) -> None:
+def test_outcomes_are_counted_by_variant_and_go_on_after_a_restart(tmp_path, outcomes):
     log, rows = tmp_path / "events.jsonl", tmp_path / "a.csv"
     log.write_text("".join(json.dumps(event) + "\n" for event in FIRST))
     assert outcomes(str(log)) == {

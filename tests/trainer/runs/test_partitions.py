@@ -29,7 +29,6 @@ ONCE = ("--once", "--reconcile", ROUND, "--every", "1s")
 
 
 def partition(folder: Path, store_url: str, name: str, *flags: str, state: str) -> Trainer:
-    """A trainer of one partition."""
     return Trainer(folder, store_url, "--partition", name, *ONCE, *flags, state=state)
 
 
@@ -61,8 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert models[0] == models[1]
     for name in ("impressions", "feedback"):  # each request is in one of them
         counts = [status["counts"][name] for status in last]
-        assert sum(counts) == REQUESTS
-        assert min(counts) > 0.4 * REQUESTS
+        assert sum(counts) == REQUESTS and min(counts) > 0.4 * REQUESTS
     for status in last:
         assert status["join"]["joined"] == status["counts"]["feedback"]  # a click is where its impression is
         assert status["join"]["orphans"] == status["join"]["waiting"] == 0
@@ -121,8 +119,7 @@ def test_a_pair_that_has_ended_ends_again_one_by_one_and_what_it_cannot_merge_is
         (("3/2",), "", "expected I/N or any/N"),
     ):
         command = command_of(tmp_path, store_url, "other", (*ONCE, "--partition", *flags), learner)
-        assert run(command) in (2, 3, 7)
-        assert says in capsys.readouterr().err
+        assert run(command) in (2, 3, 7) and says in capsys.readouterr().err
 
 
 def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store) -> None:
@@ -155,9 +152,7 @@ def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store)
 
 
 @pytest.mark.slow
-def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
-    tmp_path: Path, store: Store, store_url: str, undisturbed: dict[str, Any]
-) -> None:
+def test_one_that_slept_beyond_its_lease_contributes_nothing_more(tmp_path, store, store_url, undisturbed):
     fill(store)
     first = partition(tmp_path, store_url, "1/2", "--save", "1.arrow", state="1")
     sleeper = partition(tmp_path, store_url, "2/2", state="2")
@@ -174,9 +169,7 @@ def test_one_that_slept_beyond_its_lease_contributes_nothing_more(
 
 
 @pytest.mark.slow
-def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_dead_letters_and_online_metrics_are_those_of_one_trainer(tmp_path, store: Store, store_url) -> None:
     bad = tuple(b'{"request_id": "bad-%d", "ts": "never"}' % n for n in range(40)) + (b"no event", b"[]")
     fill(store, 300, bad)
     one = once(tmp_path, store_url, state="one")
@@ -187,11 +180,9 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(
     both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
     last = [each.last() for each in both]
     found = [letter.json for _, letter in store.dead_letters(NAME).latest(1000)]
-    assert len(found) == len(bad)
-    assert set(found) == letters
+    assert len(found) == len(bad) and set(found) == letters
     assert sum(status["dead_letters"] for status in last) == len(bad)
-    assert all(status["dead_letters"] for status in last)
-    assert online_cells(store) == cells
+    assert all(status["dead_letters"] for status in last) and online_cells(store) == cells
     first, second = (status["outcomes"] for status in last)
     assert any(whole["clicks"] for whole in one["outcomes"].values())
     for name, whole in one["outcomes"].items():

@@ -30,7 +30,6 @@ class Paced:
         self.pacer.begin(self.model, through_us=through_us)
 
     def learn(self) -> None:
-        """50 rows."""
         self._seed += 1
         learn(self.model, rows(50, seed=self._seed))
 
@@ -67,9 +66,7 @@ def test_labelled_rows_which_have_no_order_time_go_out_while_they_are_learned(pa
 
 
 @pytest.mark.parametrize(("rejected", "goes_out"), [(10, True), (11, False)])
-def test_rejected_rows_are_counted_among_rows_of_which_each_may_be_two_examples(
-    paced: Paced, rejected: int, goes_out: bool
-) -> None:
+def test_rejected_rows_are_counted_among_rows_of_which_each_may_be_two_examples(paced, rejected, goes_out):
     paced.begin()
     assert (paced.step(Counts(rows=100, examples=180, bad_rows=rejected)) is not None) is goes_out
 

@@ -33,18 +33,14 @@ def spec_of(learner: str) -> ModelSpec:
 
 
 class Partition:
-    """A model and what reconciles it."""
-
     def __init__(self, spec: ModelSpec) -> None:
         self.model = LearningModel(ExampleMaker(spec), keep_seen=True)
         self.reconciler = Reconciler(self.model.coordinates)
 
     def learn(self, rows: int, seed: int) -> None:
-        """Rows of its own."""
         self.model.learn(self.model.maker.make(batch_of(shop_rows(rows, seed))))
 
     def content(self) -> dict[str, bytes]:
-        """All keys and their state."""
         return {name: array.tobytes() for name, array in self.reconciler.whole().items()}
 
 
@@ -61,17 +57,14 @@ def test_all_partitions_hold_the_same_bits_after_each_round(learner: str) -> Non
     for number in range(4):
         for index, each in enumerate(partitions):
             each.learn(40 + 7 * index, seed=10 * number + index)
-        changes = merge(partitions)
-        assert all(each[VALUES].size for each in changes)
+        assert all(each[VALUES].size for each in merge(partitions))
         contents = [each.content() for each in partitions]
         assert contents[0] == contents[1] == contents[2]
     assert [each[VALUES].size for each in merge(partitions)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("learner", slow_except(["ftrl"], LEARNERS))
-def test_a_merge_of_one_partition_changes_no_bit_and_a_key_that_one_has_changed_gets_its_state(
-    learner: str,
-) -> None:
+def test_a_merge_of_one_partition_changes_no_bit_and_a_key_that_one_has_changed_gets_its_state(learner):
     spec = spec_of(learner)
     merged, alone, idle, new = (Partition(spec) for _ in range(4))
     for number in range(4):
@@ -128,8 +121,7 @@ def test_partitions_predict_about_as_well_as_one_trainer_of_all(learner: str) ->
             one.learn(50, seed=2 * number + index)
             each.learn(50, seed=2 * number + index)
         merge(partitions)
-    losses = [loss(each) for each in partitions]
-    assert sum(losses) / 2 < 1.02 * loss(one)
+    assert sum([loss(each) for each in partitions]) / 2 < 1.02 * loss(one)
 
 
 def loss(partition: Partition) -> float:

@@ -37,9 +37,7 @@ def write_log(path: Path, labels: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.jsonl", "log.parquet"])
-def test_labels_of_minus_one_and_one_are_learned_and_told(
-    name: str, spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_of_minus_one_and_one_are_learned_and_told(name: str, spec: str, tmp_path, capsys) -> None:
     log = write_log(tmp_path / name, ["-1"] * 180 + ["1"] * 20)
     assert run(["train", spec, log]) == 0
     out = capsys.readouterr().out
@@ -65,8 +63,7 @@ def test_a_sign_before_the_one_is_a_click_and_a_log_that_mixes_0_and_minus_one_i
 
 
 def test_init_takes_a_column_of_minus_one_and_one_for_the_label(tmp_path: Path, capsys) -> None:
-    log = write_log(tmp_path / "log.csv", ["-1", "1"] * 20)
-    assert run(["init", log, "--json"]) == 0
+    assert run(["init", write_log(tmp_path / "log.csv", ["-1", "1"] * 20), "--json"]) == 0
     assert 'label = "click"' in json.loads(capsys.readouterr().out)["spec"]
 
 
@@ -80,10 +77,8 @@ def test_a_model_most_of_whose_rows_were_rejected_is_not_published(
     err = capsys.readouterr().err
     assert "180 rows were rejected, 90 % of those read: nothing is published" in err
     assert f"{log}:2: click: got 'no', expected 1, 0, -1, true or false" in err
-    assert "--rejects FILE" in err and "--force" in err
-    assert versions.versions() == []
-    assert run([*command, "--force"]) == 0
-    assert versions.versions()
+    assert "--rejects FILE" in err and "--force" in err and versions.versions() == []
+    assert run([*command, "--force"]) == 0 and versions.versions()
     assert (versions.active() is not None) == ("--activate" in flags)
     tenth = write_log(tmp_path / "log.csv", ["0", "0", "0", "1", "no", "0", "0", "0", "1", "0"] * 10)
     before = len(versions.versions())
@@ -99,9 +94,7 @@ def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, cap
     assert warning.startswith("180 rows were rejected, 90 %") and json.loads(err)["warning"] == warning
 
 
-def test_rows_that_are_not_drawn_hide_no_rejected_ones(
-    tmp_path: Path, store: Store, store_url: str, capsys
-) -> None:
+def test_rows_that_are_not_drawn_hide_no_rejected_ones(tmp_path, store: Store, store_url, capsys) -> None:
     spec = tmp_path / "m.toml"
     spec.write_text(SPEC + "[learner]\nsubsample = { unclicked = 0.05 }\n")
     log = write_log(tmp_path / "log.csv", ["no"] * 1900 + ["1"] * 20)

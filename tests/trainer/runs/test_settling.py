@@ -20,9 +20,7 @@ from trainer.runs.signals import StopRequest
 
 
 @pytest.mark.slow
-def test_a_field_that_the_first_impressions_lack_is_waited_for(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
+def test_a_field_that_the_first_impressions_lack_is_waited_for(store: Store, store_url, tmp_path) -> None:
     lines = event_logs(20).impressions
     without = json.loads(lines[0])
     del without["context"]["device"]

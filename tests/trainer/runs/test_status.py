@@ -7,21 +7,16 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.trainer.runs.running import COMPILE_S, SPEC
+from tests.trainer.runs.test_warnings import a_status
 from tests.worlds import event_logs
 from trainer.events.events import Lag
 from trainer.runs.metrics import FAMILIES
 from trainer.runs.status import Status
 from trainer.runs.stream import Counts
-
-EMPTY: dict[str, Any] = {
-    "model": "ads", "events": 0, "examples": 0, "rate": 0.0, "keys": 0, "logloss": None, "version": None,
-    "published": {}, "failed_checkpoints": 0, "dead_letters": 0, "lost": {}, "counts": {}, "join": {},
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -36,7 +31,7 @@ EMPTY: dict[str, Any] = {
 )
 def test_a_file_whose_events_nobody_has_counted_is_behind_by_bytes(lags: list[Lag], said: str) -> None:
     named = {str(number): lag for number, lag in enumerate(lags)}
-    assert said in Status(**EMPTY, lags=named).line().split(" · ")
+    assert said in a_status(lags=named).line().split(" · ")
 
 
 @pytest.mark.slow

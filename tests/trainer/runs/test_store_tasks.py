@@ -53,8 +53,7 @@ def test_the_first_letter_of_a_kind_is_said_aloud_and_the_others_are_counted() -
     letters = DeadLetterOutbox(None, None, said.append)
     for reason in ("ts: got 'a'", "ts: got 'b'", "malformed JSON: x"):
         letters.add("log.jsonl", "", reason, b"{}")
-    assert len(said) == 2
-    assert said[0].startswith("log.jsonl: not learned from: ts: got 'a';")
+    assert len(said) == 2 and said[0].startswith("log.jsonl: not learned from: ts: got 'a';")
     again = DeadLetterOutbox(None, letters.state(), said.append)
     again.add("log.jsonl", "", "ts: got 'c'", b"{}")
     assert (len(said), again.count) == (2, 4)  # known from the checkpoint

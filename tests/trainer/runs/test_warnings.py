@@ -52,15 +52,11 @@ def write_rows(path: Path, labels: list[str]) -> str:
     return f"rows={path}"
 
 
-def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(
-    tmp_path: Path, trained: Callable[..., Any], store: Store
-) -> None:
+def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(tmp_path, trained, store):
     source = write_rows(tmp_path / "a.csv", ["no"] * 8 + ["1"] * 2)
     code, _, err = trained(source)
-    assert code == 3
-    assert "8 rows were rejected, 80 % of those read: nothing is published" in err
-    assert "ftrie store dead m" in err and "--force" in err
-    assert store.model("m").versions() == []
+    assert code == 3 and "8 rows were rejected, 80 % of those read: nothing is published" in err
+    assert "ftrie store dead m" in err and "--force" in err and store.model("m").versions() == []
     code, status, _ = trained(source, "--force", state="forced")
     assert (code, status["withheld"], status["version"]) == (0, "", 1)
     # Good rows that follow let a model go out; -1 is no click, and told.
@@ -77,8 +73,7 @@ def test_a_trainer_warns_of_a_model_that_diverges_and_ends_with_the_totals_of_al
 ) -> None:
     source = f"rows={write_log(tmp_path / 'a.csv', log_of(1500))}"
     code, status, err = trained(source, spec=SPEC)
-    assert code == 0
-    assert status["normalized_entropy"] > 1.5
+    assert code == 0 and status["normalized_entropy"] > 1.5
     warnings = [json.loads(line)["warning"] for line in err.splitlines()]
     assert any("field 'price'" in text for text in warnings)
     assert any("'base' and 'plain'" in text for text in warnings)
@@ -162,9 +157,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(tmp_path, store, store_url):
     output = Recording()
     with running(tmp_path, store_url, "store", PLAIN, output) as told:
         text = first_warning(told)
@@ -181,9 +174,7 @@ def test_a_trainer_that_reads_nothing_says_that_no_server_logs_impressions(
 
 
 @pytest.mark.usefixtures("soon")
-def test_clicks_alone_count_as_nothing_and_a_file_that_is_not_there_is_named(
-    tmp_path: Path, store: Store, store_url: str
-) -> None:
+def test_clicks_alone_count_as_nothing_and_a_file_that_is_not_there_is_named(tmp_path, store, store_url):
     store.event_stream("ftrie:{m}:clicks").append([CLICKED, CLICKED])
     with running(tmp_path, store_url, "store", PLAIN) as told:
         text = first_warning(told)
@@ -238,9 +229,7 @@ def test_a_trainer_refuses_a_foreign_model_in_the_words_of_train_and_warns_of_on
     assert "learned from price, site; this spec has site" in said
 
 
-def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
-    tmp_path: Path, trained: Callable[..., Any]
-) -> None:
+def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(tmp_path, trained):
     source = write_rows(tmp_path / "a.csv", ["1", "0"] * 20)
     assert trained(source, "--no-publish")[0] == 0
     path = checkpoints_in(tmp_path / "state")[0]
@@ -260,6 +249,5 @@ def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(
         with path.open("wb") as out:
             file.write(out, description, arrays)
         code, _, err = trained(source, "--no-publish")
-        assert code == 7
-        assert f"{path} does not hold the state of this ftrie's learners" in err
+        assert code == 7 and f"{path} does not hold the state of this ftrie's learners" in err
         assert "it was written by ftrie" in err and "start again with another folder" in err

@@ -34,7 +34,6 @@ def log(tmp_path):
 
 
 def spec_in(folder, text=SPEC):
-    """The path of the spec, written to a file."""
     (folder / "spec.toml").write_text(text, encoding="utf-8")
     return str(folder / "spec.toml")
 
@@ -100,12 +99,10 @@ def test_a_best_on_the_edge_is_widened_until_it_is_not(log):
     assert narrow.tuning.edges == (Edge("alpha", 0.002, "largest"),)
     assert any("larger values may be better" in each for each in narrow.warnings())
     wide = found_in(log, tries=["alpha=0.001,0.002"], widen=10)
-    assert wide.tuning.edges == ()
-    assert wide.best["alpha"] > 0.02
+    assert wide.tuning.edges == () and wide.best["alpha"] > 0.02
     tried = {each.parameters["alpha"] for each in wide.tuning.ranking}
     assert set(wide.tuning.widened["alpha"]) == tried - {0.001, 0.002}
-    same = found_in(log, tries=[f"alpha={','.join(map(str, sorted(tried)))}"])
-    assert same.best == wide.best
+    assert found_in(log, tries=[f"alpha={','.join(map(str, sorted(tried)))}"]).best == wide.best
 
 
 def test_a_least_l1_of_zero_is_no_edge(log):
@@ -114,10 +111,8 @@ def test_a_least_l1_of_zero_is_no_edge(log):
 
 
 def test_candidates_that_predict_the_same_are_not_distinguishable(log):
-    found = found_in(log, tries=["ttl=5000,6000", "alpha=0.2,0.00001"])
-    near, *far = found.tuning.ranking[1:]
-    assert near.difference.may_be_zero
-    assert not any(each.difference.may_be_zero for each in far)
+    near, *far = found_in(log, tries=["ttl=5000,6000", "alpha=0.2,0.00001"]).tuning.ranking[1:]
+    assert near.difference.may_be_zero and not any(each.difference.may_be_zero for each in far)
     assert all(each.difference.interval()[0] > 0.0 for each in far)
 
 
@@ -154,8 +149,7 @@ def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(shown):
         for each in ranking[1:]:
             assert each.difference.mean == pytest.approx(each.outcome.measure - measures[0], abs=1e-12)
         assert judged.difference.mean == pytest.approx(judged.best.measure - judged.given.measure, abs=1e-12)
-        assert judged.rows == 200
-        assert {each.outcome.metrics.logloss for each in ranking} == by_loss
+        assert judged.rows == 200 and {each.outcome.metrics.logloss for each in ranking} == by_loss
 
 
 def test_a_best_by_order_whose_click_rates_are_worse_than_none_is_warned_of(shown):
@@ -190,17 +184,14 @@ def test_a_search_killed_during_a_pass_goes_on_and_finds_the_same(tmp_path, caps
     )
     eventually(lambda: passes() >= 2 or killed.poll() is not None, "the second pass")
     killed.kill()
-    assert killed.wait() == -signal.SIGKILL
-    assert 2 <= passes() < expected["passes"]
-    assert answer("--state", str(state)) == expected
-    assert passes() == expected["passes"]
+    assert killed.wait() == -signal.SIGKILL and 2 <= passes() < expected["passes"]
+    assert answer("--state", str(state)) == expected and passes() == expected["passes"]
 
 
 def test_a_state_of_another_search_is_refused_with_the_reason(log, tmp_path, capsys):
     state = ["--try", "alpha=0.1,0.2", "--state", str(tmp_path / "state.json")]
     arguments = ["tune", spec_in(tmp_path), log, *state]
-    assert run(arguments) == 0
-    assert run([*arguments, "--try", "l1=0,1"]) == CheckpointError.exit_code
+    assert run(arguments) == 0 and run([*arguments, "--try", "l1=0,1"]) == CheckpointError.exit_code
     assert "another grid" in capsys.readouterr().err
     other = spec_in(tmp_path, SPEC.replace("alpha = 0.2", "alpha = 0.3"))
     assert run(["tune", other, log, *state]) == CheckpointError.exit_code
@@ -208,8 +199,7 @@ def test_a_state_of_another_search_is_refused_with_the_reason(log, tmp_path, cap
     spec_in(tmp_path)
     with Path(log).open("a", encoding="utf-8") as file:
         file.write("1,1800000000,a1,b1,c1,d1\n")
-    assert run(arguments) == CheckpointError.exit_code
-    assert "another log" in capsys.readouterr().err
+    assert run(arguments) == CheckpointError.exit_code and "another log" in capsys.readouterr().err
 
 
 def test_a_damaged_state_is_refused(tmp_path):
@@ -230,8 +220,7 @@ def test_the_report_draws_candidates_parameters_and_pairs(log, tmp_path):
     for name in ("page.html", "page.svg"):
         assert run([*arguments, "--report", str(tmp_path / name)]) == 0
         text = (tmp_path / name).read_text("utf-8")
-        assert all(each in text for each in said)
-        assert ("judged" in text) == (name == "page.html")
+        assert all(each in text for each in said) and ("judged" in text) == (name == "page.html")
 
 
 @pytest.mark.parametrize(

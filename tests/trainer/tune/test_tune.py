@@ -57,8 +57,7 @@ def test_a_candidate_does_as_the_model_it_stands_for(log, shared):
     found = by_parameters(tuned(text, log))
     assert len(found) == 6
     for (alpha, l1), each in found.items():
-        wanted = with_best(text, parse_spec(text), {"alpha": alpha, "l1": l1})
-        alone = trained(wanted, log)
+        alone = trained(with_best(text, parse_spec(text), {"alpha": alpha, "l1": l1}), log)
         first = next(iter(alone.report.variants.values()))
         assert each.outcome.metrics.logloss == pytest.approx(first.logloss, rel=1e-9)
         assert each.outcome.metrics.auc == pytest.approx(first.auc, rel=1e-9)
@@ -71,8 +70,7 @@ def test_candidates_of_one_variants_parameters_share_a_pass_and_are_ranked(log):
     assert (found.passes, found.rejected) == (1, 0)
     losses = [each.outcome.metrics.logloss for each in found.ranking]
     assert losses == sorted(losses)
-    by_auc = tuned(ONE_VARIANT, log, by="auc")
-    aucs = [each.outcome.metrics.auc for each in by_auc.ranking]
+    aucs = [each.outcome.metrics.auc for each in tuned(ONE_VARIANT, log, by="auc").ranking]
     assert aucs == sorted(aucs, reverse=True)
 
 
@@ -110,8 +108,7 @@ def test_halving_gives_the_best_ever_more_rows(log):
 
 
 def test_a_rung_longer_than_the_log_is_the_last(log):
-    found = tuned(ONE_VARIANT, log, first_rung=1000)
-    assert [each.rows for each in found.ranking] == [400] * 6
+    assert [each.rows for each in tuned(ONE_VARIANT, log, first_rung=1000).ranking] == [400] * 6
 
 
 @pytest.mark.parametrize(
@@ -206,8 +203,7 @@ def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
         == answer["best"]["alpha"]
         == answer["ranking"][0]["parameters"]["alpha"]
     )
-    assert run(arguments) == 1
-    assert "exists" in capsys.readouterr().err
+    assert run(arguments) == 1 and "exists" in capsys.readouterr().err
     assert run([*arguments, "--force"]) == 0
 
 
