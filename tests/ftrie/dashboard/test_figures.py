@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
+import socketserver
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
+from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.scrape import (
     ServerWatch,
@@ -25,6 +30,7 @@ from ftrie.dashboard.scrape import (
 from model_store.store import Store
 from model_store.versions.online_metrics import Cell, OnlineSums
 from server.telemetry.http import MetricsPage
+from tests.model_store import models
 
 NOW = 0
 
@@ -160,6 +166,47 @@ def test_what_is_no_metrics_page_is_a_problem(
         trainer.scrape()
         assert server.state.problem.startswith("no answer from a:1")
         assert trainer.state.problem.startswith("no answer from a:1")
+
+
+@pytest.fixture
+def no_http() -> Iterator[str]:
+    """The address of a server that does not speak HTTP, such as a gRPC port."""
+
+    class Greeting(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+            self.request.sendall(b"\0\0\x12\x04\0\0\0\0\0\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greeting) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield "{}:{}".format(*server.server_address)
+        server.shutdown()
+
+
+def test_neither_a_wrong_metrics_address_nor_a_damaged_model_ends_the_feed(
+    store: Store, store_url: str, no_http: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERY_S", "NAMES_EVERY_S"):
+        monkeypatch.setattr(feed_module, name, 0.05)
+    monkeypatch.setattr(module, "STEP", 10)
+    for name in ("shop", "zoo"):
+        store.model(name).publish_and_activate(models.model())
+    wrong = [no_http, "host:x", "[::1", ""]
+    feed = Feed(store_url, wrong, wrong)
+    feed.start()
+    try:
+        feed.refreshed(30.0)
+        assert feed.names == ("shop", "zoo") and not feed.problem
+        for peer in (*feed.servers, *feed.trainers):
+            assert peer.problem.startswith(f"no answer from {peer.address}: ")
+        store.client.set(store.impressions("shop").key, "?")
+        store.client.set("ftrie:{no name!}:versions", "?")
+        before = feed.model("zoo").at
+        feed.refreshed(30.0)
+        assert not feed.problem and store.impressions("shop").key in feed.model("shop").problem
+        assert feed.model("zoo").at > before and not feed.model("zoo").problem
+    finally:
+        feed.stop()
 
 
 def test_a_counter_that_starts_again_counts_from_zero_and_percentiles_are_linear_within_a_bucket() -> None:
