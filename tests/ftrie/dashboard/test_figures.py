@@ -118,6 +118,22 @@ def test_what_the_trainer_changes_later_is_read_again(
     assert totals(minutes, NOW - 60, NOW - 59) == added({**written, **changed}, NOW - 60, NOW - 59)
 
 
+@pytest.mark.parametrize("window", [150, 2_000], ids=["hours", "days"])
+def test_outcomes_of_a_long_join_window_come_to_minutes_that_were_read_empty(
+    store: Store, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(module, "ALL_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "KEPT", 5_000)
+    minutes, online = Minutes(), store.model("shop").online
+    for closed in (None, NOW - window - 60, NOW - window):  # none yet, the first ones, then on with time
+        cells = {} if closed is None else {(closed, 1, "base"): OnlineSums(requests=7)}
+        online.write(cells)
+        for _ in range(3):
+            minutes.follow(online)
+        if closed is not None:
+            assert totals(minutes, closed, closed + 1) == added(cells, closed, closed + 1)
+
+
 @pytest.fixture
 def registry() -> CollectorRegistry:
     """Some of a server's metrics."""
