@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
@@ -9,6 +10,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,6 +20,8 @@ from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
+from ftrie.dashboard.queries import recent as recent_module
+from ftrie.dashboard.queries.recent import Recent
 from ftrie.dashboard.scrape import (
     ServerWatch,
     TrainerWatch,
@@ -31,6 +35,8 @@ from model_store.store import Store
 from model_store.versions.online_metrics import Cell, OnlineSums
 from server.telemetry.http import MetricsPage
 from tests.model_store import models
+from tests.server import shop
+from tests.waiting import eventually
 
 NOW = 0
 
@@ -235,3 +241,31 @@ def test_a_counter_that_starts_again_counts_from_zero_and_percentiles_are_linear
     assert percentile({1.0: 0.0, math.inf: 5.0}, 0.5) == 1.0  # above the last bound nothing is known
     assert percentile({}, 0.5) is None
     assert per_bucket(buckets)[:3] == [(0.0, 1.0, 0.0), (1.0, 2.0, 50.0), (2.0, 4.0, 50.0)]
+
+
+@pytest.fixture
+def feed(store: Store, store_url: str) -> Iterator[Feed]:
+    """A feed of a store with the shop, its items and users."""
+    shop.fill(store)
+    found = Feed(store_url)
+    found.start()
+    eventually(lambda: found.names == (shop.NAME,))
+    yield found
+    found.stop()
+
+
+def test_files_of_traffic_that_is_read_stay_as_they_are(
+    store: Store, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_module, "RENEWED_S", 0.0)
+    recent = Recent(feed, shop.NAME)
+    store.impressions(shop.NAME).append([b'{"n":1}'])
+    before = recent.traffic()
+    store.impressions(shop.NAME).append([b'{"n":2}'])
+    after = recent.traffic()
+    texts = [Path(traffic.files[0]).read_text() for traffic in (before, after)]
+    assert texts == ['{"n":1}\n', '{"n":1}\n{"n":2}\n']
+    gone = before.files[0]
+    del before
+    gc.collect()
+    assert not Path(gone).exists() and Path(after.files[0]).exists()
