@@ -21,7 +21,9 @@ from ftrie.dashboard import scrape
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.queries import recent as recent_module
+from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
+from ftrie.dashboard.queries.try_it import Request, TryIt
 from ftrie.dashboard.scrape import (
     ServerWatch,
     TrainerWatch,
@@ -269,3 +271,12 @@ def test_files_of_traffic_that_is_read_stay_as_they_are(
     del before
     gc.collect()
     assert not Path(gone).exists() and Path(after.files[0]).exists()
+
+
+def test_rankings_are_tried_over_the_items_as_they_are_now(store: Store, feed: Feed) -> None:
+    eventually(lambda: feed.model(shop.NAME).active == 1)
+    trial = TryIt(feed, Models(feed), shop.NAME)
+    for record in (shop.ITEMS["item-1"], shop.ITEMS["item-2"]):
+        store.records.put_items([("item-1", record)])
+        found = trial.rank(Request(candidates=("item-1",)))
+        assert found["base"].items[0].score == pytest.approx(shop.expected_score(record, 0))
