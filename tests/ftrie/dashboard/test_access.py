@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
 from ftrie.dashboard.app import DashboardOptions, run
 from model_store.errors import ServerError, UsageError
+from tests.ftrie.dashboard.conftest import dashboard
 
 PASSWORD = "a long secret"
 
@@ -110,3 +112,9 @@ def test_others_need_a_password_and_tls_and_a_port_that_is_free() -> None:
         pytest.raises(ServerError, match="is the port taken"),
     ):
         run(DashboardOptions("embedded:nowhere", "127.0.0.1", taken.getsockname()[1]), print)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_with_0_as_sigterm_does(store_url: str) -> None:
+    with dashboard(store_url, ended_by=signal.SIGINT):
+        pass
