@@ -85,7 +85,7 @@ def dashboard(
         else:
             note(f"the dashboard is at {url}; Ctrl-C ends it")
 
-    with _ended_by_sigterm():
+    with ended_by_signals():
         options, run = options_and_run()
         run(
             options(
@@ -108,13 +108,17 @@ def dashboard(
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Within, SIGTERM ends the process with exit code 0, as it ends `ftrie serve`: nothing is lost."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: deferred(number, frame) or sys.exit(0))
+def ended_by_signals() -> Iterator[None]:
+    """Within, SIGINT and SIGTERM end the process with exit code 0, as they end `ftrie serve`: nothing is lost."""
+    stop = (signal.SIGINT, signal.SIGTERM)
+    before = [
+        signal.signal(each, lambda number, frame: deferred(number, frame) or sys.exit(0)) for each in stop
+    ]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in zip(stop, before, strict=True):
+            signal.signal(each, handler)
 
 
 def options_and_run() -> tuple[

@@ -34,7 +34,7 @@ def demo(
 
     Works in a temporary folder and leaves nothing behind; with --keep the files stay, for use with any command.
     """
-    from ftrie.commands.dashboard import options_and_run
+    from ftrie.commands.dashboard import ended_by_signals, options_and_run
     from ftrie.demo.demo import run
 
     show = (
@@ -44,17 +44,18 @@ def demo(
     def watch(store: str, metrics: str) -> None:
         assert show is not None
         options, serve = show
-        serve(
-            options(
-                store=store,
-                host=HOST,
-                port=0,
-                model="shop",
-                servers=(metrics,),
-                allow_changes=True,
-                open_browser=True,
-            ),
-            lambda url: note(f"the dashboard is at {url}; Ctrl-C ends it and the demo"),
-        )
+        with ended_by_signals():
+            serve(
+                options(
+                    store=store,
+                    host=HOST,
+                    port=0,
+                    model="shop",
+                    servers=(metrics,),
+                    allow_changes=True,
+                    open_browser=True,
+                ),
+                lambda url: note(f"the dashboard is at {url}; Ctrl-C ends it and the demo"),
+            )
 
     run(rows, seed, keep, watch if open_browser else None)

@@ -2,8 +2,9 @@
 
 Without a password the dashboard is for this machine only: it listens on the loopback, and a request must name it by a
 loopback address, so that a page of another site cannot reach it by a name that resolves to 127.0.0.1. With one, a
-browser signs in at /login and gets a signed cookie, a program sends it as a bearer token. Requests that may change
-something, and web sockets, must come from the dashboard's own pages.
+browser signs in at /login and gets a signed cookie, a program sends it as a bearer token. An address that has sent a
+wrong one waits before another is looked at. Requests that may change something, and web sockets, must come from the
+dashboard's own pages, which no page may frame.
 """
 
 from __future__ import annotations
@@ -12,22 +13,34 @@ import getpass
 import hmac
 import html
 import ipaddress
+import math
 import secrets
-from urllib.parse import parse_qs, urlsplit
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
 from itsdangerous import BadSignature, TimestampSigner
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from model_store.backoff import Pauses
 
 COOKIE = "ftrie-dashboard"
-LOGIN = "/login"
+LOGIN, LOGOUT = "/login", "/logout"
+LEAST_PASSWORD = 8
+WRONG_PAUSES = Pauses(1.0, 60.0, jitter=False)
+"""Between two passwords of one address, the last of which was wrong."""
+MOST_ADDRESSES = 10_000
+"""Of which wrong passwords are remembered, the latest ones."""
 SIGNED_IN_S = 12 * 3600
 MOST_NAME = 64
 MOST_FORM = 4096
 VIEWER = "ftrie.viewer"
 """Where a request's scope has the viewer's name, for the audit stream."""
 POLICY_VIOLATION = 1008
+UNFRAMED = [(b"content-security-policy", b"frame-ancestors 'none'"), (b"x-frame-options", b"DENY")]
 
 
 def is_loopback(host: str) -> bool:
@@ -41,39 +54,64 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+class _Slowed(Exception):
+    """A password that was not looked at. wait_s: until one is."""
+
+    def __init__(self, wait_s: float) -> None:
+        super().__init__(f"the last password was wrong; wait {math.ceil(wait_s)} s")
+        self.headers = {"Retry-After": str(math.ceil(wait_s))}
+
+
 class Guarded:
     """The application behind the checks. password: None for viewers on this machine only."""
 
-    def __init__(self, app: ASGIApp, password: str | None, *, secure: bool) -> None:
-        """secure: whether it is served over TLS; the cookie is then sent over TLS only."""
-        self._app, self._password, self._secure = app, password, secure
+    def __init__(
+        self, app: ASGIApp, password: str | None, *, secure: bool, report: Callable[[str], None]
+    ) -> None:
+        """secure: whether it is served over TLS; the cookie is then sent over TLS only. report: of wrong passwords."""
+        self._app, self._password, self._secure, self._report = app, password, secure, report
         self._signer = TimestampSigner(secrets.token_hex(32), salt=COOKIE)
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        """By address: wrong passwords in a row, and until when no other is looked at."""
+        self._signed_out: set[str] = set()
+        """Cookies that were valid."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request: refuse it, sign the viewer in, or pass it on."""
+        """Answer a request: refuse it, sign the viewer in or out, or pass it on."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+
+        async def unframed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *UNFRAMED]
+            await send(message)
+
         connection = HTTPConnection(scope)
         refusal = self._refusal(connection)
-        if refusal:
-            await _refuse(scope, receive, send, PlainTextResponse(refusal + "\n", 403))
-        elif self._password is not None and scope["path"] == LOGIN:
-            await (await self._login(Request(scope, receive)))(scope, receive, send)
-        elif (viewer := self._viewer(connection)) is None:
-            await _refuse(scope, receive, send, _unknown(connection))
-        else:
-            scope[VIEWER] = viewer
-            await self._app(scope, receive, send)
+        try:
+            if refusal:
+                await _refuse(scope, receive, unframed, PlainTextResponse(refusal + "\n", 403))
+            elif self._password is not None and scope["path"] == LOGIN:
+                await (await self._login(Request(scope, receive)))(scope, receive, unframed)
+            elif (viewer := self._viewer(connection)) is None:
+                await _refuse(scope, receive, unframed, _unknown(connection))
+            elif self._password is not None and scope["path"] == LOGOUT and scope.get("method") == "POST":
+                await self._logout(connection)(scope, receive, unframed)
+            else:
+                scope[VIEWER] = viewer
+                await self._app(scope, receive, unframed)
+        except _Slowed as slowed:
+            await _refuse(scope, receive, unframed, PlainTextResponse(f"{slowed}\n", 429, slowed.headers))
 
     def _refusal(self, connection: HTTPConnection) -> str:
         """Why a request is not answered at all; empty if it may be."""
         host = connection.headers.get("host", "")
-        if self._password is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if self._password is None and not is_loopback(_named(f"//{host}").hostname or ""):
             return f"got a request for host {host!r}; without a password only loopback addresses are served"
         harmless = connection.scope["type"] == "http" and connection.scope["method"] in ("GET", "HEAD")
         origin = connection.headers.get("origin")
-        if not harmless and origin is not None and urlsplit(origin).netloc != host:
+        if not harmless and origin is not None and _named(origin).netloc != host:
             return f"got a request from a page of {origin}; only the dashboard's own pages may send it"
         return ""
 
@@ -82,17 +120,33 @@ class Guarded:
         if self._password is None:
             return _user_of_this_process()
         kind, _, token = connection.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._is_right(token):
+        if kind.lower() == "bearer" and self._is_right(token, connection):
             return "token"
+        signed = connection.cookies.get(COOKIE, "")
+        if signed in self._signed_out:
+            return None
         try:
-            signed = connection.cookies.get(COOKIE, "")
-            return self._signer.unsign(signed, max_age=SIGNED_IN_S).decode()
+            value = self._signer.unsign(signed, max_age=SIGNED_IN_S).decode()
         except BadSignature:
             return None
+        return unquote(value.partition(":")[2])
 
-    def _is_right(self, password: str) -> bool:
+    def _is_right(self, password: str, connection: HTTPConnection) -> bool:
+        """Whether it is the password. Raises _Slowed too soon after another one of this address that was not."""
         assert self._password is not None
-        return hmac.compare_digest(password.strip().encode(), self._password.encode())
+        address = connection.client.host if connection.client is not None else ""
+        failures, until = self._wrong.get(address, (0, 0.0))
+        if (left_s := until - time.monotonic()) > 0.0:
+            raise _Slowed(left_s)
+        if hmac.compare_digest(password.strip().encode(), self._password.encode()):
+            self._wrong.pop(address, None)
+            return True
+        self._wrong[address] = failures + 1, time.monotonic() + WRONG_PAUSES.after(failures + 1)
+        self._wrong.move_to_end(address)
+        if len(self._wrong) > MOST_ADDRESSES:
+            self._wrong.popitem(last=False)
+        self._report(f"the dashboard was sent a wrong password by {address or 'an unknown address'}")
+        return False
 
     async def _login(self, request: Request) -> Response:
         """The form, or the cookie for a right password."""
@@ -105,18 +159,38 @@ class Guarded:
                 return PlainTextResponse("the form is too long\n", 413)
         given = parse_qs(body.decode("utf-8", "replace"))
         name = " ".join(given.get("name", [""])[0].split())[:MOST_NAME]
-        if not name or not self._is_right(given.get("password", [""])[0]):
-            return HTMLResponse(_form("The password is wrong, or the name is missing."), 401)
+        try:
+            if not name or not self._is_right(given.get("password", [""])[0], request):
+                return HTMLResponse(_form("The password is wrong, or the name is missing."), 401)
+        except _Slowed as slowed:
+            return HTMLResponse(_form(f"Not looked at: {slowed}."), 429, slowed.headers)
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             COOKIE,
-            self._signer.sign(name).decode(),
+            # Each sign-in has a value of its own, which a sign-out ends; a header has no letters outside Latin-1.
+            self._signer.sign(f"{secrets.token_hex(8)}:{quote(name, safe='')}").decode(),
             max_age=SIGNED_IN_S,
             httponly=True,
             samesite="strict",
             secure=self._secure,
         )
         return answer
+
+    def _logout(self, connection: HTTPConnection) -> Response:
+        """Ends the viewer's cookie, wherever it was copied to."""
+        if COOKIE in connection.cookies:
+            self._signed_out.add(connection.cookies[COOKIE])
+        answer = RedirectResponse(LOGIN, 303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+
+def _named(url: str) -> SplitResult:
+    """What a URL of a request's header names; nothing if it cannot be read."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _user_of_this_process() -> str:

@@ -16,11 +16,12 @@ import uvicorn
 from fastapi import FastAPI, Request
 from nicegui import ui
 
-from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
+from ftrie.dashboard.access import LEAST_PASSWORD, VIEWER, Guarded, is_loopback
 from ftrie.dashboard.chart import serve_library
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.pages import experiments, features, learning, models, system, try_it
 from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
+from ftrie.terminal import warn
 from model_store.errors import ServerError, UsageError
 
 STYLE = Path(__file__).with_name("style.css")
@@ -82,7 +83,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
         show_welcome_message=False,
         message_history_length=MESSAGES_KEPT,
     )
-    guarded = Guarded(app, options.password, secure=secure)
+    guarded = Guarded(app, options.password, secure=secure, report=warn)
     server = uvicorn.Server(
         uvicorn.Config(
             guarded,
@@ -125,6 +126,7 @@ def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) 
             hours=hours if hours in HOURS else DEFAULT_HOURS,
             viewer=request.scope.get(VIEWER, ""),
             allow_changes=options.allow_changes,
+            may_sign_out=options.password is not None,
             logs=options.logs,
             effect=options.effect,
             shared=shared,
@@ -138,6 +140,9 @@ def _check(options: DashboardOptions) -> None:
             f"--host {options.host}: others can reach this address: give --password-file, --tls-cert and --tls-key, or "
             "listen on 127.0.0.1, behind a proxy that asks for a password"
         )
+    if options.password is not None and len(options.password) < LEAST_PASSWORD:
+        found = f"got {len(options.password)} characters in its first line"
+        raise UsageError(f"--password-file: {found}, expected at least {LEAST_PASSWORD}")
     if bool(options.tls_cert) != bool(options.tls_key):
         raise UsageError("--tls-cert and --tls-key: give both or neither")
 

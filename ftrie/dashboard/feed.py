@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.scrape import ServerState, ServerWatch, TrainerState, TrainerWatch
-from model_store.errors import ArtefactError, FtrieError, VersionNotFound
+from model_store.errors import ArtefactError, FtrieError, StoreUnavailable, UsageError, VersionNotFound
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
 from model_store.versions.audit import AuditEntry
@@ -210,19 +210,26 @@ class Feed:
                 self._named_at = time.monotonic()
                 for name in self._store.model_names():
                     if name not in self._models:
-                        self._models[name] = _ModelWatch(self._store, name)
+                        with suppress(
+                            UsageError
+                        ):  # not the name of a model: `ftrie store check` shows the key
+                            self._models[name] = _ModelWatch(self._store, name)
             for watch in list(self._models.values()):
-                watch.read()
+                try:
+                    watch.read()
+                except StoreUnavailable:
+                    raise
+                except Exception as error:  # of this model's keys: the others are read
+                    watch.state = replace(watch.state, problem=_text(error))
             self._problem = ""
-        except FtrieError as error:
-            self._failed(str(error))
         except Exception as error:  # the thread must go on, and every page says what happened
-            self._failed(f"{type(error).__name__}: {error}")
+            self._problem = _text(error)
+            for watch in self._models.values():
+                watch.state = replace(watch.state, problem=self._problem)
 
-    def _failed(self, problem: str) -> None:
-        self._problem = problem
-        for watch in self._models.values():
-            watch.state = replace(watch.state, problem=problem)
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, FtrieError) else f"{type(error).__name__}: {error}"
 
 
 class _ModelWatch:

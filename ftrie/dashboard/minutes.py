@@ -1,7 +1,8 @@
 """The online metrics of one model in memory: the sums of every minute and variant that the store has, for quick charts.
 
 `Minutes.follow` reads what is new from the store: the last day at first, then older minutes step by step, then only
-minutes that can still change. Every question after that is answered from one array, without the store.
+minutes that can still change, which follow from the latest that has outcomes. Every question after that is answered
+from one array, without the store.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KEPT = KEPT_S // 60
 FIRST, STEP = 1_440, 4_000
 """Minutes read by the first `follow`, and older ones by each later one until all are there."""
 CHANGING, JUST_NOW = 125, 4
-"""The trainer may change so many of the latest minutes; most changes are in the very latest."""
+"""The trainer may change so many minutes before the latest that it has written; most changes are in the very latest."""
 ALL_EVERY_S = 30.0
 NO_VERSION = 0
 
@@ -48,13 +49,16 @@ class Minutes:
 
     def follow(self, online: OnlineMetrics) -> None:
         """Read what may be new. Raises StoreUnavailable; then nothing was forgotten."""
-        now = _now()
-        if self._oldest is None:
+        now, due = _now(), time.monotonic() - self._read_all_at > ALL_EVERY_S
+        may_change = min(int(self._minute_at.max()), now) - CHANGING
+        # Of nothing, or nothing of a day, all is read again: a long join window, or a trainer that is behind, fills
+        # minutes that are long past.
+        if self._oldest is None or (due and self.is_complete and may_change < now - FIRST):
             self._read(online, now - FIRST, now + 1)
             self._oldest, self._read_all_at = now - FIRST, time.monotonic()
             return
-        if time.monotonic() - self._read_all_at > ALL_EVERY_S:
-            self._read(online, now - CHANGING, now + 1)
+        if due:
+            self._read(online, max(may_change, now - FIRST), now + 1)
             self._read_all_at = time.monotonic()
         else:
             self._read(online, now - JUST_NOW, now + 1)

@@ -14,6 +14,7 @@ import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -139,7 +140,7 @@ class ServerWatch:
         try:
             health = json.loads(fetched(address, "/healthz"))
             totals = samples_of(fetched(address, "/metrics").decode())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
             return
         at = time.time()
@@ -169,7 +170,7 @@ class TrainerWatch:
         address = self.state.address
         try:
             totals = samples_of(fetched(address, "/metrics").decode())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
             return
         at = time.time()
@@ -181,7 +182,10 @@ class TrainerWatch:
 
 
 def fetched(address: str, path: str) -> bytes:
-    """A page of a server. Raises OSError; a status other than 200 with a body is an answer too."""
+    """A page of a server. A status other than 200 with a body is an answer too.
+
+    Raises OSError; HTTPException if what answers does not speak HTTP; either, or ValueError, for no HOST:PORT.
+    """
     url = f"http://{address}{path}"
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
@@ -238,7 +242,7 @@ def per_bucket(buckets: Histogram) -> list[tuple[float, float, float]]:
 
 def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", error)
-    return str(getattr(reason, "strerror", None) or reason)
+    return str(getattr(reason, "strerror", None) or reason).strip() or type(error).__name__
 
 
 def labels_of(samples: Samples, name: str, label: str) -> Sequence[str]:

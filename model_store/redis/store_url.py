@@ -7,12 +7,13 @@
     embedded:DIR                                                 see `model_store.redis.embedded`
 
 `?wait=N`: what is published or added to a stream counts as written once N replicas have it. All other parameters are
-redis-py's, such as `ssl_ca_certs`; `sentinel_username` and `sentinel_password` are those of the Sentinels themselves.
+redis-py's, those of `_options`; `sentinel_username` and `sentinel_password` are those of the Sentinels themselves.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -39,8 +40,17 @@ EXPECTED = (
     "sentinel://HOST:PORT,HOST:PORT/MASTER or embedded:DIR"
 )
 _PORTS = {CLUSTER: 6379, SENTINEL: 26379}
+# Of redis-py's, those that a text can give and under which answers stay as the store expects them.
+_OPTIONS = (
+    *("wait", "username", "password", "client_name", "max_connections", "health_check_interval"),
+    *("socket_timeout", "socket_connect_timeout", "retry_on_timeout"),
+)
+_TLS_OPTIONS = (
+    *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_check_hostname", "ssl_min_version"),
+    *("ssl_certfile", "ssl_keyfile", "ssl_password", "ssl_ciphers"),
+)
 _HOST = re.compile(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?")
-_SECRET = re.compile(r"([?&](?:sentinel_)?password=)[^&]*")
+_SECRET = re.compile(r"([?&](?:sentinel_|ssl_)?password=)[^&]*")
 
 Address = tuple[str, int]
 
@@ -69,11 +79,19 @@ class StoreUrl:
         if kind is None or "://" not in url:
             raise StoreError(f"got the store {without_password(url)!r}; expected {EXPECTED}")
         head, _, query = rest.partition("?")
-        parameters = dict(parse_qsl(query))
+        parameters = dict(parse_qsl(query, keep_blank_values=True))
+        authority, _, path = head.partition("/")
+        is_socket = scheme.lower() == "unix"
+        if (
+            "#" in rest or "@" in query.partition("=")[0] or ("@" in path and not is_socket)
+        ):  # may be of a password
+            raise ValueError("expected %23 for '#', %2F for '/' and %3F for '?' in a name, password or path")
+        _check_options(kind, scheme.lower(), parameters)
         wait = _replicas(parameters.pop("wait", "0"))
         if kind == ONE:
+            if not is_socket:
+                _path(kind, path)
             return cls(ONE, f"{scheme}://{head}?{urlencode(parameters)}".rstrip("?"), wait=wait)
-        authority, _, path = head.partition("/")
         login, at, hosts = authority.rpartition("@")
         seeds = tuple(_address(host, _PORTS[kind]) for host in hosts.split(","))
         master, database = _path(kind, path)
@@ -112,13 +130,34 @@ def _path(kind: str, path: str) -> tuple[str, int]:
             "no master is named; expected sentinel://HOST:PORT/MASTER, with the name that Sentinel gives it"
         )
     if not re.fullmatch(r"\d{0,5}", database) or (kind == CLUSTER and int(database or 0)):
-        most = (
-            "a cluster has only database 0"
-            if kind == CLUSTER
-            else "expected the number of a database after MASTER/"
+        before = "MASTER" if kind == SENTINEL else "HOST:PORT"
+        most = f"expected the number of a database after {before}/"
+        raise ValueError(
+            f"got the database {database!r}; {'a cluster has only database 0' if kind == CLUSTER else most}"
         )
-        raise ValueError(f"got the database {database!r}; {most}")
     return unquote(name), int(database or 0)
+
+
+def _options(kind: str, scheme: str) -> tuple[str, ...]:
+    """The parameters that a URL of this scheme may have."""
+    return (
+        *_OPTIONS,
+        *(("db",) if kind != CLUSTER else ()),
+        *(("socket_keepalive",) if scheme != "unix" else ()),
+        *(_TLS_OPTIONS if scheme == "rediss" or scheme.endswith("+tls") else ()),
+        *(("sentinel_username", "sentinel_password") if kind == SENTINEL else ()),
+    )
+
+
+def _check_options(kind: str, scheme: str, parameters: Mapping[str, str]) -> None:
+    known = _options(kind, scheme)
+    for name, value in parameters.items():
+        if name in _TLS_OPTIONS and name not in known:
+            raise ValueError(f"{name} is of TLS; expected rediss://, cluster+tls:// or sentinel+tls://")
+        if name not in known:
+            raise ValueError(f"got the parameter {name!r}; expected one of {', '.join(known)}")
+        if not value:
+            raise ValueError(f"got {name} without a value; expected {name}=VALUE")
 
 
 def _replicas(text: str) -> int:

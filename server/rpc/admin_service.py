@@ -28,7 +28,7 @@ from server.rpc import security
 from server.rpc.gate import BoundedPool, Gate
 from server.rpc.grpc_server import MAX_STREAMS, listen, reflection_gates
 from server.settings import Settings
-from server.sync.experiment_sync import ExperimentSync, assigned_by_spec
+from server.sync.experiment_sync import ExperimentSync, change_experiment
 from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerStatus
 
@@ -181,24 +181,17 @@ class ModelAdminService:
         fields = masked_fields(request)
         expected = request.expected_revision if request.HasField("expected_revision") else None
         with Store.open(self._store_url) as store:
-            versions = store.model(name, _found_junk)
-            spec = assigned_by_spec(versions)
-
-            replaced: list[Experiment] = []
-
-            def changed(before: Experiment) -> Experiment:
-                replaced.append(before)
-                try:
-                    after = updated(before, request.experiment, fields)
-                    if spec is not None:
-                        Assignment(name, spec.variants, spec.spec_shares, after)
-                except ExperimentError as error:
-                    raise ExperimentError(f"experiment.{error}") from None
-                return after
-
-            record = versions.experiments.change(changed, expected)
-            versions.audit.write_experiment(TOOL, replaced[-1], record, context.peer())
-        return pb.UpdateExperimentResponse(experiment=experiment_message(record))
+            try:
+                changed = change_experiment(
+                    store.model(name, _found_junk),
+                    lambda before: updated(before, request.experiment, fields),
+                    tool=TOOL,
+                    who=context.peer(),
+                    revision=expected,
+                )
+            except ExperimentError as error:
+                raise ExperimentError(f"experiment.{error}") from None
+        return pb.UpdateExperimentResponse(experiment=experiment_message(changed.record))
 
     def _model(self, status: ModelStatus) -> pb.ModelStatus:
         experiment = self._server.experiment(status.name)

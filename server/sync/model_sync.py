@@ -199,11 +199,12 @@ class ModelSync(threading.Thread):
             self._sync_items()
             return
         self.experiment.check(versions)
-        if self._retry.resting(active):
-            self._enter(State.REFUSED)
-            return
         try:
-            self._come_to(versions, versions.manifest(active))
+            if self._retry.resting(active):
+                self._enter(State.REFUSED)
+                self._sync_items()
+            else:
+                self._come_to(versions, versions.manifest(active))
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -285,7 +286,7 @@ class ModelSync(threading.Thread):
             since=time.time(),
             keys=self._builder.keys,
             items=self._builder.items,
-            source=STORE,
+            source=self.status.source if kind in (ITEMS, REBUILT) else STORE,
         )
         self._meter.count(RELOADS, self._model, kind)
         self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began_s)

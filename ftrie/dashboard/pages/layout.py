@@ -19,6 +19,7 @@ from nicegui import ui
 
 from ftrie.charts.kinds import ROWS, Spec
 from ftrie.charts.theme import config
+from ftrie.dashboard.access import LOGOUT
 from ftrie.dashboard.chart import Chart, library
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.queries.models import Models
@@ -70,6 +71,7 @@ class View:
     hours: int
     viewer: str
     allow_changes: bool
+    may_sign_out: bool
     logs: tuple[str, ...]
     effect: float
     shared: Shared
@@ -114,6 +116,10 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
                     link.props('aria-current="page"')
         with ui.row().classes("choices"):
             _choices(view)
+            if view.may_sign_out:
+                ui.html(
+                    f'<form method="post" action="{LOGOUT}"><button>Sign out</button></form>', sanitize=False
+                )
     with ui.element("main").props('id="content"'):
         ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
         banner = Text("banner", 'role="status" aria-live="polite"')
@@ -170,7 +176,8 @@ def _nothing() -> None:
 def _away(view: View, problem: str) -> str:
     at = view.state.at
     since = f" Shown is what was there at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC." if at else ""
-    return f"The store cannot be read: {problem}.{since} This page goes on as soon as it can be."
+    what = "store" if view.feed.problem else "model"
+    return f"The {what} cannot be read: {problem}.{since} This page goes on as soon as it can be."
 
 
 def _choices(view: View) -> None:

@@ -1,7 +1,7 @@
 """The latest traffic of a model as a log: impressions and clicks from the store's streams, as files in a folder.
 
 What reads logs reads them: `trainer.runs.evaluate` joins the clicks to their impressions by the rules of the spec, as
-training does. `Recent.log` writes the files again when they are older than RENEWED_S.
+training does. Traffic older than RENEWED_S is read again, into files of its own.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ GROUPS = 20
 
 @dataclass(frozen=True)
 class Traffic:
-    """Some impressions and the clicks reported since. at: seconds since 1970 when they were read."""
+    """Some impressions and the clicks reported since. at: seconds since 1970 when they were read.
+
+    files: in `folder`, which is removed with the last reference to this traffic; who reads them keeps it until then.
+    """
 
     at: float
     impressions: tuple[bytes, ...]
     clicks: tuple[bytes, ...]
     files: tuple[str, ...]
+    folder: tempfile.TemporaryDirectory[str]
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,10 @@ class Served:
 
 
 class Recent:
-    """The latest traffic of one model. Thread-safe; the files are removed with the last reference."""
+    """The latest traffic of one model. Thread-safe."""
 
     def __init__(self, feed: Feed, model: str) -> None:
         self._feed, self._model, self._lock = feed, model, Lock()
-        self._folder = tempfile.TemporaryDirectory(prefix="ftrie-recent-")
         self._traffic: Traffic | None = None
         self._served: tuple[float, Served] | None = None
 
@@ -104,12 +107,12 @@ class Recent:
             raise InputError(
                 f"the store has no impressions of {model}: start servers with --impressions store"
             )
-        names = []
+        names, folder = [], tempfile.TemporaryDirectory(prefix="ftrie-recent-")
         for name, payloads in (("impressions", impressions), ("clicks", clicks)):
-            path = Path(self._folder.name, f"{name}.jsonl")
+            path = Path(folder.name, f"{name}.jsonl")
             path.write_bytes(b"".join(payload + b"\n" for payload in payloads))
             names += [str(path)] if payloads else []
-        return Traffic(time.time(), tuple(impressions), tuple(clicks), tuple(names))
+        return Traffic(time.time(), tuple(impressions), tuple(clicks), tuple(names), folder)
 
 
 def _limited(payloads: Sequence[bytes]) -> list[bytes]:

@@ -111,7 +111,7 @@ class Slices:
             if self._logs:
                 files, stamp, source = self._logs, 0.0, ", ".join(self._logs)
             else:
-                traffic = self._recent.traffic()
+                traffic = self._recent.traffic()  # held until its files are read
                 files, stamp = traffic.files, traffic.at
                 source = f"the latest {len(traffic.impressions):,} impressions"
             key = (state.active, stamp, name)

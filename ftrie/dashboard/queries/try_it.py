@@ -14,6 +14,7 @@ from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import key_ranges
 from model_store.errors import UsageError, VersionNotFound
+from model_store.records.item_changes import ItemsState
 from model_store.spec.keys import unescape
 from model_store.spec.spec import ModelSpec
 
@@ -67,6 +68,7 @@ class TryIt:
     def __init__(self, feed: Feed, models: Models, model: str) -> None:
         self._feed, self._models, self._model, self._lock = feed, models, model, Lock()
         self._ranker: Ranker | None = None
+        self._items: ItemsState | None = None
 
     def form(self) -> Form:
         """The fields of a request. Raises FtrieError."""
@@ -99,19 +101,24 @@ class TryIt:
         return list(explanation.items)
 
     def _current(self) -> Ranker:
-        """The ranker of the active version."""
+        """The ranker of the active version, over the store's items as they are now."""
         state = self._feed.model(self._model)
         with self._lock:
             if state.active is None:
                 raise VersionNotFound(f"no version of {self._model} is active")
-            if self._ranker is None or self._ranker.version != state.active:
-                store = self._feed.store
-                artefact = store.model(self._model).materialise(state.active)
-                if self._ranker is None:
-                    self._ranker = Ranker(artefact, items=store, users=store, version=state.active)
+            store, ranker = self._feed.store, self._ranker
+            items = (
+                store.records.item_changes.state()
+            )  # before the items: later changes are seen the next time
+            if ranker is None or (ranker.version, self._items) != (state.active, items):
+                artefact = self._models.artefact(state, state.active)
+                if ranker is None:
+                    self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
                 else:
-                    self._ranker.update(artefact, version=state.active)
-            return self._ranker
+                    changed = None if items == self._items else store
+                    ranker.update(artefact, changed, version=state.active)
+                self._items = items
+            return ranker
 
     def _spec(self, state: ModelState) -> ModelSpec:
         if state.spec is None:

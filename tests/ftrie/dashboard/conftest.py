@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def traded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def dashboard(store: str, *words: str) -> Iterator[str]:
+def dashboard(store: str, *words: str, ended_by: signal.Signals = signal.SIGTERM) -> Iterator[str]:
     """Run `ftrie dashboard` on a free port; yields its URL."""
     command = [sys.executable, "-m", "ftrie", "dashboard", "--store", store, "--port", "0", "--json", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -48,7 +49,7 @@ def dashboard(store: str, *words: str) -> Iterator[str]:
         PROCESSES[ready["url"]] = process.pid
         yield ready["url"]
     finally:
-        process.terminate()
+        process.send_signal(ended_by)
         assert process.wait(20) == 0
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import random
+import socketserver
+import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
+from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
+from ftrie.dashboard.queries import recent as recent_module
+from ftrie.dashboard.queries.models import Models
+from ftrie.dashboard.queries.recent import Recent
+from ftrie.dashboard.queries.try_it import Request, TryIt
 from ftrie.dashboard.scrape import (
     ServerWatch,
     TrainerWatch,
@@ -25,6 +36,9 @@ from ftrie.dashboard.scrape import (
 from model_store.store import Store
 from model_store.versions.online_metrics import Cell, OnlineSums
 from server.telemetry.http import MetricsPage
+from tests.model_store import models
+from tests.server import shop
+from tests.waiting import eventually
 
 NOW = 0
 
@@ -112,6 +126,22 @@ def test_what_the_trainer_changes_later_is_read_again(
     assert totals(minutes, NOW - 60, NOW - 59) == added({**written, **changed}, NOW - 60, NOW - 59)
 
 
+@pytest.mark.parametrize("window", [150, 2_000], ids=["hours", "days"])
+def test_outcomes_of_a_long_join_window_come_to_minutes_that_were_read_empty(
+    store: Store, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(module, "ALL_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "KEPT", 5_000)
+    minutes, online = Minutes(), store.model("shop").online
+    for closed in (None, NOW - window - 60, NOW - window):  # none yet, the first ones, then on with time
+        cells = {} if closed is None else {(closed, 1, "base"): OnlineSums(requests=7)}
+        online.write(cells)
+        for _ in range(3):
+            minutes.follow(online)
+        if closed is not None:
+            assert totals(minutes, closed, closed + 1) == added(cells, closed, closed + 1)
+
+
 @pytest.fixture
 def registry() -> CollectorRegistry:
     """Some of a server's metrics."""
@@ -162,6 +192,47 @@ def test_what_is_no_metrics_page_is_a_problem(
         assert trainer.state.problem.startswith("no answer from a:1")
 
 
+@pytest.fixture
+def no_http() -> Iterator[str]:
+    """The address of a server that does not speak HTTP, such as a gRPC port."""
+
+    class Greeting(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+            self.request.sendall(b"\0\0\x12\x04\0\0\0\0\0\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greeting) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield "{}:{}".format(*server.server_address)
+        server.shutdown()
+
+
+def test_neither_a_wrong_metrics_address_nor_a_damaged_model_ends_the_feed(
+    store: Store, store_url: str, no_http: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EVERY_S", "NAMES_EVERY_S"):
+        monkeypatch.setattr(feed_module, name, 0.05)
+    monkeypatch.setattr(module, "STEP", 10)
+    for name in ("shop", "zoo"):
+        store.model(name).publish_and_activate(models.model())
+    wrong = [no_http, "host:x", "[::1", ""]
+    feed = Feed(store_url, wrong, wrong)
+    feed.start()
+    try:
+        feed.refreshed(30.0)
+        assert feed.names == ("shop", "zoo") and not feed.problem
+        for peer in (*feed.servers, *feed.trainers):
+            assert peer.problem.startswith(f"no answer from {peer.address}: ")
+        store.client.set(store.impressions("shop").key, "?")
+        store.client.set("ftrie:{no name!}:versions", "?")
+        before = feed.model("zoo").at
+        feed.refreshed(30.0)
+        assert not feed.problem and store.impressions("shop").key in feed.model("shop").problem
+        assert feed.model("zoo").at > before and not feed.model("zoo").problem
+    finally:
+        feed.stop()
+
+
 def test_a_counter_that_starts_again_counts_from_zero_and_percentiles_are_linear_within_a_bucket() -> None:
     assert grown(10.0, 12.0) == 2.0
     assert grown(10.0, 3.0) == 3.0
@@ -172,3 +243,40 @@ def test_a_counter_that_starts_again_counts_from_zero_and_percentiles_are_linear
     assert percentile({1.0: 0.0, math.inf: 5.0}, 0.5) == 1.0  # above the last bound nothing is known
     assert percentile({}, 0.5) is None
     assert per_bucket(buckets)[:3] == [(0.0, 1.0, 0.0), (1.0, 2.0, 50.0), (2.0, 4.0, 50.0)]
+
+
+@pytest.fixture
+def feed(store: Store, store_url: str) -> Iterator[Feed]:
+    """A feed of a store with the shop, its items and users."""
+    shop.fill(store)
+    found = Feed(store_url)
+    found.start()
+    eventually(lambda: found.names == (shop.NAME,))
+    yield found
+    found.stop()
+
+
+def test_files_of_traffic_that_is_read_stay_as_they_are(
+    store: Store, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recent_module, "RENEWED_S", 0.0)
+    recent = Recent(feed, shop.NAME)
+    store.impressions(shop.NAME).append([b'{"n":1}'])
+    before = recent.traffic()
+    store.impressions(shop.NAME).append([b'{"n":2}'])
+    after = recent.traffic()
+    texts = [Path(traffic.files[0]).read_text() for traffic in (before, after)]
+    assert texts == ['{"n":1}\n', '{"n":1}\n{"n":2}\n']
+    gone = before.files[0]
+    del before
+    gc.collect()
+    assert not Path(gone).exists() and Path(after.files[0]).exists()
+
+
+def test_rankings_are_tried_over_the_items_as_they_are_now(store: Store, feed: Feed) -> None:
+    eventually(lambda: feed.model(shop.NAME).active == 1)
+    trial = TryIt(feed, Models(feed), shop.NAME)
+    for record in (shop.ITEMS["item-1"], shop.ITEMS["item-2"]):
+        store.records.put_items([("item-1", record)])
+        found = trial.rank(Request(candidates=("item-1",)))
+        assert found["base"].items[0].score == pytest.approx(shop.expected_score(record, 0))

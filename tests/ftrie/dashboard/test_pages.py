@@ -209,6 +209,8 @@ def test_with_a_password_viewers_sign_in_over_tls_and_are_named(
             (change,) = store.model("market").audit.read(1)
             store.model("market").experiments.clear()
         assert (change.who, change.tool, change.action) == ("Ada", "dashboard", "pin")
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("Your name").wait_for()
 
 
 def test_read_only_pages_change_nothing(window: Watcher, traded: str) -> None:

@@ -50,6 +50,25 @@ def test_replicas_may_confirm_the_writes_of_one_server_too() -> None:
         ("sentinel://host", "no master is named; expected sentinel://HOST:PORT/MASTER"),
         ("sentinel://host/shop/two", "expected the number of a database"),
         ("redis://host?wait=many", "expected how many replicas"),
+        ("redis://host?wait", "got wait without a value; expected wait=VALUE"),
+        (
+            "redis://host/staging",
+            "got the database 'staging'; expected the number of a database after HOST:PORT/",
+        ),
+        ("rediss://host:6380/3/4", "got the database '3/4'; expected the number of a database"),
+        ("redis://host?db=staging", "Invalid value for 'db'"),
+        ("redis://host#3", "expected %23 for '#'"),
+        ("sentinel://host/shop#3", "expected %23 for '#'"),
+        (
+            "unix:///a/socket?tiemout=3",
+            "got the parameter 'tiemout'; expected one of wait, username, .*socket_timeout",
+        ),
+        ("redis://host?decode_responses=1", "got the parameter 'decode_responses'; expected one of "),
+        ("unix:///a/socket?socket_keepalive=1", "got the parameter 'socket_keepalive'; expected one of "),
+        ("cluster://host?db=3", "got the parameter 'db'; expected one of "),
+        ("cluster://host?sentinel_password=x", "got the parameter 'sentinel_password'; expected one of "),
+        ("sentinel://host/shop?tiemout=3", "got the parameter 'tiemout'; expected one of "),
+        ("redis://host?ssl_ca_certs=ca.pem", "ssl_ca_certs is of TLS; expected rediss://"),
         ("redis+cluster://host", "expected redis://HOST:PORT"),
         *((url, "expected redis://HOST:PORT, rediss://HOST:PORT, unix://") for url in OTHERS),
         ("embedded:", "expected embedded:DIR"),
@@ -61,12 +80,25 @@ def test_what_a_url_cannot_mean_is_refused_with_what_it_may(url: str, complaint:
         Store.open(url)
 
 
+def test_a_socket_may_have_an_at_in_its_path() -> None:
+    assert StoreUrl.parse("unix:///a@b/socket?db=1") == StoreUrl(ONE, "unix:///a@b/socket?db=1")
+
+
+@pytest.mark.parametrize("letter", "#/?")
+@pytest.mark.parametrize("url", ["redis://:pass{}word@host", "sentinel://:pass{}word@host/shop"])
+def test_a_password_that_is_not_quoted_is_not_shown(url: str, letter: str) -> None:
+    with pytest.raises(StoreError, match="expected %23 for '#', %2F for '/' and %3F for '\\?'") as refused:
+        Store.open(url.format(letter))
+    assert "word@" not in str(refused.value) and "pass" not in str(refused.value).replace("password", "")
+
+
 def test_no_password_is_shown() -> None:
     for url in (
         "redis://me:hidden@host",
         "cluster://me:hidden@a,b",
         "sentinel://a/shop?sentinel_password=hidden&sentinel_username=me",
         "redis://host?password=hidden",
+        "rediss://host?ssl_keyfile=key.pem&ssl_password=hidden",
     ):
         assert "hidden" not in without_password(url)
         assert "…" in without_password(url)

@@ -236,6 +236,10 @@ def test_a_change_that_cannot_be_is_told_apart_by_its_status(
     ):
         answered, message = code_of(call)
         assert (answered, text in message) == (code, True), message
+    active = served.store.client.getdel(versions.keys.active)  # the objective depends on no version
+    answered, message = code_of(update(objective="import os"))
+    served.store.client.set(versions.keys.active, active)
+    assert (answered, "experiment.objective: " in message) == ("INVALID_ARGUMENT", True), message
     assert admin.experiment().experiment.revision == revision
 
 

@@ -175,6 +175,31 @@ def test_a_server_starts_from_disk_while_the_store_is_away_or_empty_and_says_so(
         assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0].detail
 
 
+def test_items_follow_the_store_while_a_version_is_refused_and_what_is_from_disk_stays_so(
+    store: Store, begin: Start
+) -> None:
+    def takes(client: Client, record: dict[str, str]) -> None:
+        store.records.put_items([("item-1", record)])
+        score = pytest.approx(shop.expected_score(record, 0))
+        eventually(lambda: item_1(client) == score)
+
+    first = begin()
+    with asking(first) as client:
+        store.client.set(store.model(shop.NAME).keys.active, 7)
+        eventually(lambda: status(first).refused.get("gone"))
+        takes(client, shop.ITEMS["item-2"])
+    end(first)
+    from_disk = begin()
+    with asking(from_disk) as client:
+        assert status(from_disk).source == "disk"
+        takes(client, shop.ITEMS["item-3"])
+        assert status(from_disk).source == "disk"
+        assert "from this server's disk" in client.rank(candidates=CANDIDATES).degraded[0].detail
+        version = shop.publish(store, seed=2)
+        eventually(lambda: status(from_disk).version == version)
+        eventually(lambda: status(from_disk).source == "store")
+
+
 def test_a_damaged_copy_on_disk_is_not_served(begin: Start, tmp_path: Path) -> None:
     first = begin()
     assert first.ready.wait(180)
