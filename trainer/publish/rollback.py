@@ -20,7 +20,10 @@ from trainer.publish.guard import crossed_bound, shown_calibration
 
 @dataclass(frozen=True)
 class Evidence:
-    """Expected and observed clicks of a version's answers, of requests whose join window has closed."""
+    """Expected and observed clicks of a version's answers, of requests whose join window has closed.
+
+    Clicks are the join's positives: conversions, if those are learned.
+    """
 
     expected: float = 0.0
     clicks: float = 0.0

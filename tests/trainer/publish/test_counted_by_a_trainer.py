@@ -126,6 +126,25 @@ def test_what_is_counted_is_what_the_events_say(
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 
+def test_probabilities_of_conversions_are_judged_by_conversions(
+    began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ads = store.model("ads")
+    spec = SPEC + 'positive = "conversion"\n'
+    for _ in range(2):
+        ads.publish_and_activate(model(spec=parse_spec(spec)))
+    ads.guard.watch(candidate=2, good=1)
+    shown = impressions(began, 600, seed=3, version=2, ctr=0.05)
+    conversions = [each | {"event": "conversion"} for each in clicks(shown, seed=4, chance=0.055)]
+    events = [*shown, *clicks(shown, seed=5, chance=0.4), *conversions]
+    assert trained(tmp_path, store_url, spec + GUARD, events) == 0
+    assert (ads.guard.record().rolled_back, ads.guard.record().good) == (0, 2)
+    capsys.readouterr()
+    since = datetime.fromtimestamp(began, UTC).isoformat()
+    assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
+    assert 0.8 < json.loads(capsys.readouterr().out)["all"]["calibration"] < 1.25
+
+
 def test_versions_whose_promises_do_not_come_true_are_rolled_back(
     began: int, tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
