@@ -54,6 +54,7 @@ class OnlineAccumulator:
         self._is_restored = False
         # By version: predicted positives in CTR_UNIT, and positives, of requests with a ctr for every item.
         self._versions: dict[int, Int64s] = {}
+        self._since_us = 0
         self._latest = 0
 
     def add(self, joined: Joined, rows: Rows) -> None:
@@ -100,8 +101,13 @@ class OnlineAccumulator:
             self._versions[version] = self._versions.get(version, 0) + sums
         self._limit_versions()
 
-    def evidence(self) -> dict[int, Evidence]:
-        """Expected and observed positives by version, of the newest MOST_VERSIONS."""
+    def evidence(self, since_us: int = 0) -> dict[int, Evidence]:
+        """Expected and observed positives by version, of the newest MOST_VERSIONS.
+
+        since_us: only of requests after this minute; another one than before forgets all that was counted.
+        """
+        if since_us != self._since_us:
+            self._since_us, self._versions = since_us, {}
         return {
             version: Evidence(float(sums[0]) * CTR_UNIT, float(sums[1]))
             for version, sums in self._versions.items()
@@ -131,7 +137,7 @@ class OnlineAccumulator:
             "totals": np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS)),
             "versions": np.array(versions, np.int64),
             "evidence": np.array([self._versions[each] for each in versions], np.int64).reshape(-1, 2),
-            "head": np.array([self._latest, self.too_late], np.int64),
+            "head": np.array([self._latest, self.too_late, self._since_us], np.int64),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -154,7 +160,8 @@ class OnlineAccumulator:
         self._unwritten = set(cells)
         self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
-        self._latest, self.too_late = state["head"].tolist()
+        self._latest, self.too_late, *since_us = state["head"].tolist()
+        (self._since_us,) = since_us or [0]
 
     def _in_time(self, minutes: Int64s) -> npt.NDArray[np.bool_]:
         """Which requests are counted. Depends on earlier requests only, not on when cells were written."""
@@ -183,7 +190,8 @@ class OnlineAccumulator:
 
     def _add_evidence(self, requests: ClosedRequests) -> None:
         """Add the requests whose positives were predicted for every item."""
-        predicted = requests.sums[:, _WITHOUT] == 0
+        # A window may end, and a run be resumed, after the order that requests before it be forgotten.
+        predicted = (requests.sums[:, _WITHOUT] == 0) & (requests.minute > self._since_us // MINUTE_US)
         versions, index = np.unique(requests.version[predicted], return_inverse=True)
         sums = np.zeros((versions.size, 2), np.int64)
         np.add.at(sums, index.reshape(-1), requests.sums[predicted][:, [_CTR, _POSITIVES]])

@@ -162,3 +162,9 @@ def test_versions_whose_promises_do_not_come_true_are_rolled_back(
     said = capsys.readouterr().err
     assert "ROLLED BACK from version " in said
     assert ads.versions()[-1].version > 2  # learned on, published, and held in the cooldown
+    # An operator's order is not undone by answers before it, whose windows end in the next run.
+    assert run(["store", "activate", "ads", "2", "--force", "--store", store_url]) == 0
+    later = [each | {"request_id": f"later {each['request_id']}", "ts": each["ts"] + 720} for each in shown]
+    assert trained(tmp_path, store_url, SPEC + GUARD, [*events, *later]) == 0
+    record = ads.guard.record()
+    assert (record.rolled_back, record.candidate, ads.active() or 0) == (1, 2, ads.versions()[-1].version)

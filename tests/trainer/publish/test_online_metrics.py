@@ -193,6 +193,28 @@ def test_evidence_is_of_requests_whose_positives_were_all_predicted(added: Added
         assert found[version].expected == pytest.approx(sum(sum(r["ctr"]) for r in mine), abs=1e-6)
 
 
+def test_evidence_before_an_order_is_forgotten_also_what_closes_later_or_after_a_restart(
+    added: Added,
+) -> None:
+    requests = drawn(300, seed=20)
+    online = added(OnlineAccumulator(), requests[:100])
+    of_before = online.state()
+    order_us = NOW_US + 2 * MINUTE_US
+    assert online.evidence(order_us) == {}
+    of_after = added(
+        OnlineAccumulator(), [r for r in requests if r["time_us"] // MINUTE_US > order_us // MINUTE_US]
+    )
+    added(online, requests)
+    assert online.evidence(order_us) == of_after.evidence() != {}
+    for state in (of_before, online.state()):
+        again = OnlineAccumulator()
+        again.restore(state)
+        if state is of_before:
+            assert again.evidence(order_us) == {}
+            added(again, requests)
+        assert again.evidence(order_us) == of_after.evidence()
+
+
 def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
     added: Added, store: Store
 ) -> None:
