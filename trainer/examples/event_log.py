@@ -44,6 +44,13 @@ _MOST_PARTS = 4  # of a batch, one for each run of rows of one file
 Int64s = npt.NDArray[np.int64]
 
 
+def with_request(spec: ModelSpec) -> ModelSpec:
+    """The spec, whose `input.request` is REQUEST if it names none."""
+    if spec.input.request is not None:
+        return spec
+    return spec.model_copy(update={"input": spec.input.model_copy(update={"request": REQUEST})})
+
+
 class EventLog:
     """Event files as a source of batches, with the methods of a LogReader that `OpenLog` uses. Read once.
 
@@ -108,10 +115,7 @@ class EventLog:
 
         elsewhere: see `resolve_fields`. The first spec's [input] and [join] are those of the log. Raises SpecError.
         """
-        if spec.input.request is None:
-            given = spec.input.model_copy(update={"request": REQUEST})
-            spec = spec.model_copy(update={"input": given})
-        resolved = resolve_fields(spec, self._first_events(), self.names, elsewhere)
+        resolved = resolve_fields(with_request(spec), self._first_events(), self.names, elsewhere)
         self._specs.append(resolved)
         return resolved
 
