@@ -61,7 +61,10 @@ def fill(url: str) -> None:
 
 def _sums(draw: random.Random) -> OnlineSums:
     requests, clicks = draw.randrange(500, 600), draw.randrange(300, 500)
-    return OnlineSums(requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks)
+    return OnlineSums(
+        requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks,
+        positives=clicks, positives_squared=clicks,
+    )  # fmt: skip
 
 
 def first_views(url: str) -> dict[str, list[float]]:

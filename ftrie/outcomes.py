@@ -109,7 +109,9 @@ def _outcome(sums: OnlineSums, versions: set[int], base: OnlineSums | None, effe
         ctr=rate.value if rate else None,
         ctr_interval=click_rate_interval(sums),
         calibration=calibrated.value if calibrated else None,
-        calibration_interval=calibrated.logarithmic() if calibrated and not is_tiny(sums) else None,
+        calibration_interval=calibrated.logarithmic()
+        if calibrated and not _is_tiny(sums.positives, sums.shown)
+        else None,
         versions=tuple(sorted(versions)),
         difference=difference(own, against),
         lift=lift(own, against, effect),
@@ -195,15 +197,19 @@ def click_rate_interval(sums: OnlineSums) -> Interval | None:
 
 def is_tiny(sums: OnlineSums) -> bool:
     """Whether there are too few clicks, or shown items without one, for a normal interval."""
-    return min(sums.clicks, sums.shown - sums.clicks) < TINY
+    return _is_tiny(sums.clicks, sums.shown)
+
+
+def _is_tiny(clicks: int, shown: int) -> bool:
+    return min(clicks, shown - clicks) < TINY
 
 
 def calibration(sums: OnlineSums) -> Ratio | None:
-    """Predicted clicks per click; None without clicks, or if some items have no ctr."""
+    """Predicted positives per positive; None without positives, or if some items have no ctr."""
     if sums.without_ctr:
         return None
-    c, cc, cy = sums.ctr_nano * CTR_UNIT, sums.ctr_squared * SQUARE_UNIT, sums.ctr_clicks * SQUARE_UNIT
-    return Ratio.of(sums.requests, sums.clicks, c, sums.clicks_squared, cc, cy)
+    c, cc, cp = sums.ctr_nano * CTR_UNIT, sums.ctr_squared * SQUARE_UNIT, sums.ctr_clicks * SQUARE_UNIT
+    return Ratio.of(sums.requests, sums.positives, c, sums.positives_squared, cc, cp)
 
 
 def wilson(successes: float, trials: float) -> Interval:

@@ -84,7 +84,7 @@ class VersionNotFound(StoreError):
 
 
 class VersionRefused(StoreError):
-    """A guard has refused the version, and no operator has overruled it."""
+    """A guard has refused the version, or holds it during a cooldown, and no operator has overruled it."""
 
 
 class NotActivated(StoreError):

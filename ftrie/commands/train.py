@@ -382,7 +382,8 @@ def _published(report: Report) -> str:
         return ""
     failed = f", {counts.failed:,} could not be published" if counts.failed else ""
     refused = f", {counts.refused:,} refused by the guard" if counts.refused else ""
-    return f" ({counts.snapshots:,} snapshots, {counts.deltas:,} deltas{failed}{refused})"
+    held = f", {counts.held:,} held during the cooldown of a rollback" if counts.held else ""
+    return f" ({counts.snapshots:,} snapshots, {counts.deltas:,} deltas{failed}{refused}{held})"
 
 
 def _print_calibration(report: Report) -> None:

@@ -31,7 +31,7 @@ Int64s = npt.NDArray[np.int64]
 class Minutes:
     """Sums by minute and variant. `follow` is for one thread, questions for any.
 
-    Memory: 88 bytes a minute and variant.
+    Memory: 104 bytes a minute and variant.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ def online_cell(
 ) -> tuple[int, str, tuple[int, ...]]:
     """A field of an online HASH: version, variant, and the sums in the order of `members`. Raises UnreadableValue.
 
-    Members added by a later ftrie are ignored.
+    Members added by a later ftrie are ignored. Cells of an earlier one lack positives, which were its clicks.
     """
     name, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
     try:
@@ -116,6 +116,7 @@ def online_cell(
         if as_written is not None:  # a third of the time that JSON takes, and there may be 90,000 of them
             return version, variant, tuple(map(int, as_written.groups()))
         sums = json_object(value)
+        sums = {"positives": sums["clicks"], "positives_squared": sums["clicks_squared"]} | sums
         numbers = tuple(sums[each] for each in members)
         if not all(map(is_integer, numbers)):
             raise ValueError("a sum is not an integer")

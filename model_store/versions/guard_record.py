@@ -45,8 +45,9 @@ class GuardRecord:
 
     refused: number of versions refused; rolled_back: number of automatic rollbacks; when_us: the time of the last one
     by the store's clock, 0 if there was none or an operator has overruled it; origin, target, reason: of that
-    rollback. good: the last version whose online calibration was within its band; candidate: the version being
-    watched.
+    rollback. good: the last version whose online calibration was within its band, or that servers went back to;
+    candidate: the version being watched; since_us: the time of an operator's last order to serve a refused version, by
+    the store's clock: answers before it are no evidence.
     """
 
     refused: int = 0
@@ -57,6 +58,7 @@ class GuardRecord:
     reason: str = ""
     good: int = 0
     candidate: int = 0
+    since_us: int = 0
 
 
 class GuardRecords:
@@ -116,8 +118,8 @@ class GuardRecords:
             self._client.hset(self._keys.manifest(version), "forced", "1")
 
     def overrule(self, version: int) -> None:
-        """Clear the refusal of this version and any cooldown, as an operator ordered."""
-        clear = {"when_us": 0, "origin": 0, "target": 0}
+        """Clear the refusal of this version, any cooldown, and all evidence so far, as an operator ordered."""
+        clear = {"when_us": 0, "origin": 0, "target": 0, "since_us": self.now_us()}
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.manifest(version), REFUSED, "")
             pipe.hset(self._keys.guard, mapping=clear | {"candidate": version})

@@ -31,7 +31,9 @@ class OnlineSums:
 
     requests: their number; shown: sum of s; clicks: sum of y; conversions: items converted. ctr_nano: sum of c, the
     request's predicted clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: sums of s², y², s·y.
-    ctr_squared, ctr_clicks: sums of c², c·y, in SQUARE_UNIT. without_ctr: requests with an item without ctr; c is 0.
+    ctr_squared, ctr_clicks: sums of c², c·p, in SQUARE_UNIT. without_ctr: requests with an item without ctr, c = 0.
+    positives, positives_squared: sums of p, p², where p items had the outcome that c predicts: y, or with
+    `join.positive = "conversion"` the items converted.
     """
 
     requests: int = 0
@@ -45,6 +47,8 @@ class OnlineSums:
     ctr_squared: int = 0
     ctr_clicks: int = 0
     without_ctr: int = 0
+    positives: int = 0
+    positives_squared: int = 0
 
     def __add__(self, other: OnlineSums) -> OnlineSums:
         return OnlineSums(*map(add, _numbers(self), _numbers(other)))

@@ -45,6 +45,8 @@ def sums(shown: Floats, clicks: Floats, predicted: Floats) -> OnlineSums:
         shown_clicks=int((shown * clicks).sum()),
         ctr_squared=round((predicted**2).sum() / 1e-6),
         ctr_clicks=round((predicted * clicks).sum() / 1e-6),
+        positives=int(clicks.sum()),
+        positives_squared=int((clicks**2).sum()),
     )
 
 

@@ -201,10 +201,10 @@ class Worker:
         data, offsets = keys.texts(chosen)
         return (data, offsets, keys.features[chosen], numbers), self._nothing
 
-    def judge(self, problems: Sequence[Problem], *, inbox: Inbox = ()) -> Outbox:
+    def judge(self, problems: Sequence[Problem], of_views: bool, *, inbox: Inbox = ()) -> Outbox:
         """Predict the held-out rows by the results of all problems. Returns the sums of the metrics, and the guard's.
 
-        None where the worker has no such rows.
+        None where the worker has no such rows. of_views: see `trainer.learn.metrics.recent.weights_are_views`.
         """
         held = self._shard_made.held
         rows = int(held.labels.size)
@@ -219,7 +219,7 @@ class Worker:
         labelled = HashedRows(held.starts, none, none, none, held.labels.astype(np.float64), held.weights)
         scores = np.ascontiguousarray(np.column_stack(columns))
         predictions = Predictions.of_scores(scores, labelled, np.empty(0, np.uint64), len(columns))
-        return (group_of(predictions, len(columns)), sums_of(predictions)), self._nothing
+        return (group_of(predictions, len(columns)), sums_of(predictions, of_views)), self._nothing
 
     def reset(self, iteration: int, *, inbox: Inbox = ()) -> Outbox:
         """Return to the state of this iteration. Returns False if it is not here."""

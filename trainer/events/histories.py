@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 import numpy as np
@@ -228,7 +229,11 @@ class EventHistories:
         self._most_requests = spec.join.max_pending
         self._watermark = np.iinfo(np.int64).min // 2
         self._requests: dict[int, _Request] = {}
-        self._early: dict[int, list[tuple[int, int, int]]] = {}
+        # Feedback before its request: item, kind and time by a serial number; and a heap of what is due first, which
+        # also has feedback whose request has come meanwhile.
+        self._early: dict[int, dict[int, tuple[int, int, int]]] = {}
+        self._due: list[tuple[int, int, int]] = []
+        self._held = self._waiting = 0
 
     @classmethod
     def of(cls, *specs: ModelSpec) -> EventHistories | None:
@@ -275,8 +280,8 @@ class EventHistories:
         since = self._watermark - self._window_us
         while self._requests and next(iter(self._requests.values())).time_us < since:
             self._requests.pop(next(iter(self._requests)))
-        while self._early and all(each[2] < since for each in next(iter(self._early.values()))):
-            self._early.pop(next(iter(self._early)))
+        while self._due and self._due[0][0] < since:
+            self._give_up()
 
     def _impression(
         self, index: int, request: int, time_us: int, rows: _SegmentRows, part: slice, shown: Any
@@ -298,7 +303,9 @@ class EventHistories:
         if len(self._requests) >= self._most_requests:
             self._requests.pop(next(iter(self._requests)))
         self._requests[request] = _Request(time_us, cookie, shown, texts, bytearray(len(shown)))
-        for item, what, at_us in self._early.pop(request, ()):
+        early = self._early.pop(request, {})
+        self._waiting -= len(early)
+        for item, what, at_us in early.values():
             if at_us >= self._watermark - self._window_us:
                 self._feedback(request, item, what, at_us)
 
@@ -309,7 +316,7 @@ class EventHistories:
         found, since = self._requests.get(request), self._watermark - self._window_us
         if found is None or found.time_us < since:
             if time_us >= since:
-                self._early.setdefault(request, []).append((item, what, time_us))
+                self._hold(request, item, what, time_us)
             return
         places = np.flatnonzero(found.items == np.uint64(item))
         if not places.size or time_us > found.time_us + self._window_us:
@@ -319,10 +326,28 @@ class EventHistories:
             found.flags[row] |= flag
             self.users.add(found.cookie, what, time_us, [[column[row]] for column in found.texts])
 
+    def _hold(self, request: int, item: int, what: int, time_us: int) -> None:
+        """Let feedback wait for its request: as in the join, `max_pending` at most, the latest ones."""
+        self._held += 1
+        self._early.setdefault(request, {})[self._held] = (item, what, time_us)
+        heappush(self._due, (time_us, request, self._held))
+        self._waiting += 1
+        while self._waiting > self._most_requests:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Forget the feedback that is due first, unless its request has come meanwhile."""
+        _, request, number = heappop(self._due)
+        some = self._early.get(request, {})
+        if some.pop(number, None) is not None:
+            self._waiting -= 1
+            if not some:
+                del self._early[request]
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The users, and the requests that clicks may belong to, as arrays for `restore`."""
         known = list(self._requests.values())
-        early = [(request, *each) for request, some in self._early.items() for each in some]
+        early = [(request, *each) for request, some in self._early.items() for each in some.values()]
         saved = {
             **self.users.state(),
             "watermark": np.array([self._watermark], np.int64),
@@ -358,11 +383,11 @@ class EventHistories:
             )
             for request, time_us, cookie, part in known
         }
-        self._early = {}
+        self._early, self._due, self._waiting = {}, [], 0
         for (request, item), (what, time_us) in zip(
             arrays["early"].tolist(), arrays["early.times"].tolist(), strict=True
         ):
-            self._early.setdefault(request, []).append((item, what, time_us))
+            self._hold(request, item, what, time_us)
 
 
 def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:

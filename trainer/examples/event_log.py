@@ -42,6 +42,14 @@ _ROW_BITS = 40  # of a row's number in its key; the number of its segment is abo
 _MOST_PARTS = 4  # of a batch, one for each run of rows of one file
 
 Int64s = npt.NDArray[np.int64]
+_NO_KEYS = np.empty(0, np.int64)
+
+
+def with_request(spec: ModelSpec) -> ModelSpec:
+    """The spec, whose `input.request` is REQUEST if it names none."""
+    if spec.input.request is not None:
+        return spec
+    return spec.model_copy(update={"input": spec.input.model_copy(update={"request": REQUEST})})
 
 
 class EventLog:
@@ -108,10 +116,7 @@ class EventLog:
 
         elsewhere: see `resolve_fields`. The first spec's [input] and [join] are those of the log. Raises SpecError.
         """
-        if spec.input.request is None:
-            given = spec.input.model_copy(update={"request": REQUEST})
-            spec = spec.model_copy(update={"input": given})
-        resolved = resolve_fields(spec, self._first_events(), self.names, elsewhere)
+        resolved = resolve_fields(with_request(spec), self._first_events(), self.names, elsewhere)
         self._specs.append(resolved)
         return resolved
 
@@ -238,19 +243,30 @@ class _Rows:
 
 
 class _WholeRequests:
-    """Holds back what the join says of rows until their request closes. Memory: 8 bytes for each click that waits."""
+    """Holds back what the join says of rows until their request closes. Memory: 8 bytes for each click that waits.
+
+    By segment, as the requests that close in a step are of few: the clicks of all others are not looked at.
+    """
 
     def __init__(self) -> None:
-        self._positives = np.empty(0, np.int64)
+        self._positives: dict[int, Int64s] = {}
 
     def of(self, joined: Joined) -> _Rows:
         """The rows of the requests that closed, in their order and as they were shown."""
         positive = joined.label == 1
-        keys = _keys(joined.segment[positive], joined.row[positive])
-        self._positives = np.concatenate([self._positives, keys])
-        rows = _Rows(joined, self._positives)
-        self._positives = self._positives[~np.isin(self._positives, rows.keys)]
+        self._add(_keys(joined.segment[positive], joined.row[positive]))
+        closing = np.unique(joined.closed.segment).tolist()
+        known = np.concatenate([_NO_KEYS, *(self._positives.pop(each, _NO_KEYS) for each in closing)])
+        rows = _Rows(joined, known)
+        self._add(known[~np.isin(known, rows.keys)])
         return rows
+
+    def _add(self, keys: Int64s) -> None:
+        keys = np.sort(keys)
+        edges = np.flatnonzero(np.diff(keys >> _ROW_BITS)) + 1
+        for part in np.split(keys, edges) if keys.size else ():
+            segment = int(part[0] >> _ROW_BITS)
+            self._positives[segment] = np.concatenate([self._positives.get(segment, _NO_KEYS), part])
 
 
 def _keys(segment: npt.NDArray[np.int32], row: Int64s) -> Int64s:

@@ -2,8 +2,9 @@
 
 In: batches in the order of the log. Out: the same batches, with a value in the columns of history
 fields where the log has none. A request is a run of rows with one id, or each row where the log has no ids; its cookie
-and time are those of its first row. Once it has ended, its rows count as seen at that time, and those whose label is 1
-as clicked (with `join.positive = "conversion"`: as converted). So the rows of a request do not see one another.
+and time are those of its first row. Once it has ended, its rows count as seen at that time, and those with a click
+(`input.positive`, `input.views`) as clicked (with `join.positive = "conversion"`: as converted). So the rows of a
+request do not see one another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import signed_labels
+from model_store.features.cells import clicked
 from model_store.features.history import CLICKED, CONVERTED, SEEN, HistoryPlan, HistoryValue, kept
 from model_store.spec.spec import ModelSpec
 from trainer.events.histories import (
@@ -85,7 +86,7 @@ class RowHistories:
             for name in self._sources
         ]
         times = parse_times(columns[given.timestamp], self._format)[0].tolist()
-        clicks = (signed_labels(columns[given.label])[0] > 0.0).tolist()
+        clicks = clicked(columns, given).tolist()
         ids = request_ids(replace(batch, first_row=self._rows), given.request)
         self._rows += batch.rows
         masks = {each.source: lacking(columns[each.source], None) for each in plan.fields}
@@ -144,11 +145,11 @@ class RowHistories:
             return
         self.users.add(ended.cookie, SEEN, ended.time_us, ended.texts)
         if True in ended.clicks:
-            clicked = [
+            chosen = [
                 [text for text, click in zip(column, ended.clicks, strict=True) if click]
                 for column in ended.texts
             ]
-            self.users.add(ended.cookie, self._outcome, ended.time_us, clicked)
+            self.users.add(ended.cookie, self._outcome, ended.time_us, chosen)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The users and the open request as arrays, for `restore`."""

@@ -203,7 +203,8 @@ class LearningScores:
         known = np.flatnonzero(slots >= 0)
         features = hashed.features[first:last][known]
         keys = TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features)
-        weights = np.zeros((last - first, coordinates.own))
+        given = coordinates.margin.weights[hashed.features[first:last]]
+        weights = np.repeat(given[:, None], coordinates.own, axis=1)
         weights[known] = coordinates.weights(keys)
         x = hashed.x[first:last] if hashed.x.size else np.ones(last - first)
         pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))
@@ -218,6 +219,7 @@ class LearningScores:
                 alpha, beta = coordinates.variants.parameters[own, :2]
                 variances = np.full(last - first, alpha)
                 variances[known] = rates[:, own]
+                variances[given != 0.0] = 0.0
                 variance = np.bincount(pair, variances * x * x * used, end - begin)
                 normal_cdfs(
                     out[:, column] / np.sqrt(beta * beta + variance), predicted := np.empty(end - begin)

@@ -104,11 +104,16 @@ class Guard:
             self._in_a_row = 0
 
     def check(self, version: int, verdict: Verdict) -> None:
-        """Raise VersionRefused if the last version of a run is refused."""
+        """Raise VersionRefused if the last version of a run is refused, or held."""
         if verdict.reasons:
             raise VersionRefused(
                 f"version {version} is published and stays inactive: {verdict.refused}; to serve it nevertheless: "
                 f"ftrie store activate {self._versions.model} {version} --force"
+            )
+        if verdict.held:
+            raise VersionRefused(
+                f"version {version} is published and stays inactive: {verdict.held}; to serve it nevertheless: "
+                f"ftrie store activate {self._versions.model} {version}"
             )
 
     def _report_refused(self, version: int, verdict: Verdict) -> None:

@@ -26,7 +26,8 @@ REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
 MINUTE_US = 60_000_000
 
-_CTR, _CLICKS = SUMS.index("ctr_nano"), SUMS.index("clicks")
+_CTR, _POSITIVES = SUMS.index("ctr_nano"), SUMS.index("positives")
+_CLICKS, _CLICKS_SQUARED = SUMS.index("clicks"), SUMS.index("clicks_squared")
 _WITHOUT = SUMS.index("without_ctr")
 NO_VARIANT = ""
 """Stands for every variant that the spec does not name; no variant of a spec has this name."""
@@ -51,8 +52,9 @@ class OnlineAccumulator:
         self._cells: dict[Cell, Int64s] = {}
         self._unwritten: set[Cell] = set()
         self._is_restored = False
-        # By version: predicted clicks in CTR_UNIT, and clicks, of requests with a ctr for every item.
+        # By version: predicted positives in CTR_UNIT, and positives, of requests with a ctr for every item.
         self._versions: dict[int, Int64s] = {}
+        self._since_us = 0
         self._latest = 0
 
     def add(self, joined: Joined, rows: Rows) -> None:
@@ -99,8 +101,13 @@ class OnlineAccumulator:
             self._versions[version] = self._versions.get(version, 0) + sums
         self._limit_versions()
 
-    def evidence(self) -> dict[int, Evidence]:
-        """Expected and observed clicks by version, of the newest MOST_VERSIONS."""
+    def evidence(self, since_us: int = 0) -> dict[int, Evidence]:
+        """Expected and observed positives by version, of the newest MOST_VERSIONS.
+
+        since_us: only of requests after this minute; another one than before forgets all that was counted.
+        """
+        if since_us != self._since_us:
+            self._since_us, self._versions = since_us, {}
         return {
             version: Evidence(float(sums[0]) * CTR_UNIT, float(sums[1]))
             for version, sums in self._versions.items()
@@ -130,29 +137,31 @@ class OnlineAccumulator:
             "totals": np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS)),
             "versions": np.array(versions, np.int64),
             "evidence": np.array([self._versions[each] for each in versions], np.int64).reshape(-1, 2),
-            "head": np.array([self._latest, self.too_late], np.int64),
+            "head": np.array([self._latest, self.too_late, self._since_us], np.int64),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore `state`. All its minutes are written again, which undoes what was written after it.
 
-        In a checkpoint of an earlier ftrie there are no totals: they start with the sums of its cells.
+        In a checkpoint of an earlier ftrie there are no positives: they were its clicks. And no totals: they start
+        with the sums of its cells.
         """
         variants = _unpacked(state["names"], state["lengths"])
         cells = [(m, v, name) for (m, v), name in zip(state["places"].tolist(), variants, strict=True)]
-        self._cells = dict(zip(cells, state["sums"].copy(), strict=True))
+        self._cells = dict(zip(cells, _with_positives(state["sums"]), strict=True))
         self._recent = {name: _zeros() for name in self._known}
         for (_, _, variant), sums in self._cells.items():
             self._add_to(self._recent, variant, sums)
         if "totals" in state:
             names = _unpacked(state["total_names"], state["total_lengths"])
-            self._totals |= dict(zip(names, state["totals"].copy(), strict=True))
+            self._totals |= dict(zip(names, _with_positives(state["totals"]), strict=True))
         else:
             self._totals = {name: sums.copy() for name, sums in self._recent.items()}
         self._unwritten = set(cells)
         self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
-        self._latest, self.too_late = state["head"].tolist()
+        self._latest, self.too_late, *since_us = state["head"].tolist()
+        (self._since_us,) = since_us or [0]
 
     def _in_time(self, minutes: Int64s) -> npt.NDArray[np.bool_]:
         """Which requests are counted. Depends on earlier requests only, not on when cells were written."""
@@ -180,11 +189,12 @@ class OnlineAccumulator:
             self._add_to(self._totals, variant, added)
 
     def _add_evidence(self, requests: ClosedRequests) -> None:
-        """Add the requests whose clicks were predicted for every item."""
-        predicted = requests.sums[:, _WITHOUT] == 0
+        """Add the requests whose positives were predicted for every item."""
+        # A window may end, and a run be resumed, after the order that requests before it be forgotten.
+        predicted = (requests.sums[:, _WITHOUT] == 0) & (requests.minute > self._since_us // MINUTE_US)
         versions, index = np.unique(requests.version[predicted], return_inverse=True)
         sums = np.zeros((versions.size, 2), np.int64)
-        np.add.at(sums, index.reshape(-1), requests.sums[predicted][:, [_CTR, _CLICKS]])
+        np.add.at(sums, index.reshape(-1), requests.sums[predicted][:, [_CTR, _POSITIVES]])
         for version, added in zip(versions.tolist(), sums, strict=True):
             self._versions[version] = self._versions.get(version, 0) + added
         self._limit_versions()
@@ -229,6 +239,13 @@ def _by_cell(requests: ClosedRequests) -> tuple[list[Cell], Int64s]:
     minute, version = np.divmod(above, versions.size)
     found = zip(minutes[minute].tolist(), versions[version].tolist(), variant.tolist(), strict=True)
     return [(m, v, requests.variants[name]) for m, v, name in found], sums
+
+
+def _with_positives(sums: npt.NDArray[Any]) -> Int64s:
+    """A copy of a checkpoint's sums, also of one that an earlier ftrie wrote."""
+    if sums.shape[1] == len(SUMS):
+        return sums.copy()
+    return np.hstack([sums, sums[:, [_CLICKS, _CLICKS_SQUARED]]])
 
 
 def _zeros() -> Int64s:
@@ -294,7 +311,7 @@ class ClosedRequests:
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),
             variant=codes,
             variants=variants,
-            sums=_sums(count, closed.clicks[shows], closed.conversions[shows], ctr),
+            sums=_sums(count, closed.clicks[shows], closed.conversions[shows], closed.positives[shows], ctr),
         )
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
@@ -322,6 +339,7 @@ def _sums(
     shown: Int64s,
     clicks: npt.NDArray[np.int32],
     conversions: npt.NDArray[np.int32],
+    positives: npt.NDArray[np.int32],
     ctr: npt.NDArray[np.float64],
 ) -> Int64s:
     """The sums of each request, in the order of SUMS. ctr: of every row, NaN if unknown."""
@@ -330,7 +348,7 @@ def _sums(
     complete = _between(np.cumsum(~usable), ends, shown) == 0
     nano = np.rint(np.where(usable, ctr, 0.0) / CTR_UNIT).astype(np.int64)
     predicted = np.where(complete, _between(np.cumsum(nano), ends, shown), 0)
-    c, y = predicted * CTR_UNIT, clicks.astype(np.int64)
+    c, y, p = predicted * CTR_UNIT, clicks.astype(np.int64), positives.astype(np.int64)
     each: dict[str, Any] = {
         "requests": np.ones(shown.size),
         "shown": shown,
@@ -341,8 +359,10 @@ def _sums(
         "clicks_squared": y * y,
         "shown_clicks": shown * y,
         "ctr_squared": np.rint(c * c / SQUARE_UNIT),
-        "ctr_clicks": np.rint(c * y / SQUARE_UNIT),
+        "ctr_clicks": np.rint(c * p / SQUARE_UNIT),
         "without_ctr": ~complete,
+        "positives": p,
+        "positives_squared": p * p,
     }
     return np.stack([each[name].astype(np.int64) for name in SUMS], axis=1)
 

@@ -161,18 +161,22 @@ class Publisher:
     def finish(self, model: LearningModel) -> int:
         """Publish all changes at the end of a run, also those below the threshold; return the last version.
 
-        Raises InputError if publishing is `withheld`, StaleEpoch if another writer has overtaken this one, Pinned if an
-        operator's pin keeps the version inactive, VersionRefused if the guard does, NotActivated if the store failed
-        after it was published, and what publishing raises.
+        Raises InputError if publishing is `withheld`, and what publishing raises.
         """
         if self.withheld:
             raise InputError(self.withheld)
-        version = self._publish(model, last=True)
+        return self._publish(model, last=True)
+
+    def check_activated(self) -> None:
+        """After `finish`: raise why the last version stays inactive, if it was to be activated.
+
+        StaleEpoch if another writer has overtaken this one, Pinned if an operator's pin keeps it inactive,
+        VersionRefused if the guard does, NotActivated if the store failed after it was published.
+        """
         if reason := self._stale or self._pinned or self._failed:
             raise reason
-        if self._options.activate:
-            self._guard.check(version, self._verdict)
-        return version
+        if self._options.activate and self.version is not None:
+            self._guard.check(self.version, self._verdict)
 
     def _publish(self, model: LearningModel, *, last: bool) -> int:
         chain, change = self._chain, None

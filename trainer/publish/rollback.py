@@ -3,7 +3,7 @@
 One version at a time is the candidate. Its evidence is the answers of that version and of all later ones: with a
 version a second no single one would ever get enough clicks. Once the evidence has `online_clicks` expected clicks,
 either the candidate is good, and the version active now is the next candidate; or all versions from the candidate on
-are refused, and servers go back to the last good one.
+are refused, and servers go back to the last good one. That one is then watched until another version is served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from trainer.publish.guard import crossed_bound, shown_calibration
 
 @dataclass(frozen=True)
 class Evidence:
-    """Expected and observed clicks of a version's answers, of requests whose join window has closed."""
+    """Expected and observed clicks of a version's answers, of requests whose join window has closed.
+
+    Clicks are the join's positives: conversions, if those are learned.
+    """
 
     expected: float = 0.0
     clicks: float = 0.0
@@ -30,6 +33,10 @@ class Evidence:
 
     def __sub__(self, other: Evidence) -> Evidence:
         return Evidence(self.expected - other.expected, self.clicks - other.clicks)
+
+
+EvidenceSince = Callable[[int], Mapping[int, Evidence]]
+"""The evidence by version of answers after this time, microseconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,14 @@ class RollbackWatch:
         self._versions = versions
         self._warn = on_warning
         self._before: Mapping[int, Evidence] = {}  # the evidence when the candidate became one
+        self._since_us = 0  # the record's when `_before` was taken
         self._stuck = 0  # the active version for which `_warn_stuck` has warned
 
-    def check(self, evidence: Mapping[int, Evidence], epoch: int) -> Rollback | None:
+    def check(self, evidence_since: EvidenceSince, epoch: int) -> Rollback | None:
         """Judge the evidence so far, by version; roll back if it is bad. To be called every few seconds.
 
-        epoch: the trainer's; a writer that has activated a version since is not overruled. Raises StoreUnavailable.
+        evidence_since: `OnlineAccumulator.evidence`. epoch: the trainer's; a writer that has activated a version since
+        is not overruled. Raises StoreUnavailable.
         """
         bounds = self._bounds
         if bounds is None or bounds.online_calibration == "off":
@@ -67,8 +76,15 @@ class RollbackWatch:
         if active is None:
             return None
         record = self._versions.guard.record()
+        evidence = evidence_since(record.since_us)
+        if record.since_us != self._since_us:
+            self._since_us, self._before = record.since_us, {}
         if not record.candidate or active < record.candidate:  # the first one, or an operator went back
             self._begin(active, record.good, evidence)
+            return None
+        if record.candidate == record.target and active > record.origin:  # the first one after a rollback
+            # Else the target would be refused for the answers of this one, and nothing be left to go back to.
+            self._begin(active, record.target, evidence)
             return None
         pooled = self._pooled(evidence, record)
         if pooled.expected < bounds.online_clicks:

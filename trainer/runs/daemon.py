@@ -297,7 +297,7 @@ class Daemon:
 
     def _check_rollback(self) -> None:
         assert self._watch is not None
-        self._watch.check(self._run.online.evidence(), self._epoch)
+        self._watch.check(self._run.online.evidence, self._epoch)
 
     def _report(self, *, ended: bool = False) -> None:
         status = replace(

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import (
-    InputError,
-    LeaseHeld,
-    NotActivated,
-    StaleEpoch,
-    Stopped,
-    StoreError,
-    VersionRefused,
-)
+from model_store.errors import InputError, LeaseHeld, NotActivated, StaleEpoch, Stopped, StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from trainer.output import Output
@@ -61,13 +53,12 @@ def finish_run(
     try:
         if publisher is not None and isinstance(run, Run):
             run.set_version(publisher.finish(run.model))
+            publisher.check_activated()
         else:
-            run.set_version(_publish(run, versions, artefact(), activate, output))
-    except (VersionRefused, NotActivated) as error:
-        run.failure = error
+            _publish(run, versions, artefact(), activate, output)
     except StoreError as error:
         run.failure = error
-        if save is None:
+        if save is None and run.report.version is None:
             _keep(versions.model, artefact(), output)
 
 
@@ -83,11 +74,12 @@ def _nothing_learned(run: Run | DistributedRun) -> str:
 
 def _publish(
     run: Run | DistributedRun, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output
-) -> int:
+) -> None:
     guard = Guard(versions, output.warn)
     verdict = guard.judge(run.model, artefact.rows)
     epoch = versions.begin() if activate else 0
     version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
+    run.set_version(version)
     try:
         guard.report(version, verdict)
         if activate and verdict.may_be_served:
@@ -98,7 +90,6 @@ def _publish(
         raise NotActivated(versions.model, version, error) from error
     if activate:
         guard.check(version, verdict)
-    return version
 
 
 def _keep(name: str, artefact: Artefact, output: Output) -> None:

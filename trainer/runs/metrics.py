@@ -96,7 +96,7 @@ FAMILIES = (
         "ftrie_trainer_calibration",
         "gauge",
         _VARIANT,
-        "predicted clicks a click, over the same minutes; 1 is right",
+        "predicted clicks a click (conversions with join.positive), over the same minutes; 1 is right",
     ),
 )
 _EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}

@@ -76,7 +76,7 @@ class PublishPacer:
             self._not_before = began + took * (1.0 + PAUSE_WHILE_BEHIND if behind else 1.0)
 
     def finish(self, model: LearningModel, counts: Counts) -> int | None:
-        """Publish all remaining changes; None if nothing was learned. Raises what prevents it."""
+        """Publish all remaining changes; None if nothing was learned. Raises what prevents it, or its activation."""
         through_us = counts.through_us
         # This run has learned nothing, and an earlier one has published what the checkpoint holds.
         is_published = (
@@ -90,6 +90,7 @@ class PublishPacer:
         self.publisher.withheld = self._withheld(counts)
         self.version = self.publisher.finish(model)
         self.rows = model.rows
+        self.publisher.check_activated()
         return self.version
 
     def _withheld(self, counts: Counts) -> str:

@@ -26,6 +26,7 @@ from trainer.events.columns import Wanted
 from trainer.events.merge import Merger
 from trainer.events.open_sources import EVENTS, ROWS, open_sources
 from trainer.examples.derived import check_one_way
+from trainer.examples.event_log import with_request
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
@@ -195,7 +196,7 @@ class JoinedTap:
         decision: str,
     ) -> None:
         """Raises SpecError if a spec does not name its fields."""
-        self.spec = as_events(spec)
+        self.spec = spec = as_events(with_request(spec))
         self._propensity, self._position, self._decision = propensity, position, decision
         named = (spec.input.request, spec.input.item, propensity, position)
         self.models = resolved = [as_events(each) for each in models]
@@ -251,8 +252,11 @@ def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
-    more = tap.columns if tap is not None else ()
-    wanted = Wanted.of_columns((*resolved.wanted_columns(), *more), resolved)
+    more, own = (tap.columns, tap.spec.input) if tap is not None else ((), resolved.input)
+    read = resolved.model_copy(
+        update={"input": own}
+    )  # which may name a request that the trainer's spec does not
+    wanted = Wanted.of_columns((*resolved.wanted_columns(), *more), read)
     models = tap.models if tap is not None else ()
     check_one_way([resolved, *models])
     histories = {each.column or name for name, each in resolved.fields.items() if each.history is not None}

@@ -39,8 +39,8 @@ class VariantOutcome:
         ctr = calibration = None
         if recent is not None and recent.shown:
             ctr = recent.clicks / recent.shown
-        if recent is not None and recent.clicks and not recent.without_ctr:
-            calibration = recent.ctr_nano * CTR_UNIT / recent.clicks
+        if recent is not None and recent.positives and not recent.without_ctr:
+            calibration = recent.ctr_nano * CTR_UNIT / recent.positives
         counts = totals.requests, totals.shown, totals.clicks, totals.conversions
         return cls(*counts, ctr, calibration)
 

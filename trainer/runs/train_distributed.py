@@ -52,7 +52,7 @@ from trainer.distributed.shard import ShardSummary, collect_rejects
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, default_threads
 from trainer.learn.metrics.figures import Group
-from trainer.learn.metrics.recent import figures_of
+from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.logs.reader import expand
 from trainer.logs.rejects import RejectLog, too_many_rejected
@@ -464,7 +464,9 @@ class _Driver:
         while True:
             try:
                 keys = solution(self._crew, len(self._problems))
-                judged = self._crew.ask_workers("judge", self._problems).summaries
+                judged = self._crew.ask_workers(
+                    "judge", self._problems, weights_are_views(self._spec)
+                ).summaries
                 peaks = self._crew.ask_workers("peak_bytes").summaries
                 break
             except MemberLost:

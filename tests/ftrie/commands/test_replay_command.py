@@ -102,6 +102,19 @@ def test_a_replay_of_events_joins_them_however_their_files_are_cut_and_called(
     assert ask("replay", events_spec, folder, clicks)["sha256"] == found["sha256"]
 
 
+def test_the_lists_of_events_are_those_of_the_request_id_also_if_the_spec_names_none(
+    tmp_path: Path, ask: Ask
+) -> None:
+    logs = write_events(tmp_path, lists_of(400, seed=2))
+    flags = ("--policy", "uniform", "--policy", "learning", "--bootstrap", "0")
+    named, unnamed = (
+        ask("replay", written(tmp_path, text), *logs, *flags)["estimates"]
+        for text in (EVENTS_SPEC, EVENTS_SPEC.replace('request = "request_id"\n', ""))
+    )
+    assert unnamed == named
+    assert named["policies"][0]["warnings"] == []
+
+
 def test_what_a_stores_streams_hold_is_replayed(
     events_spec: Path, tmp_path: Path, store: Store, store_url: str, ask: Ask
 ) -> None:

@@ -30,6 +30,8 @@ def served(requests: int, clicks: int, per_request: int = 10, promised: float | 
         shown_clicks=clicks * per_request,
         ctr_squared=round(c * c * requests / 1e-6),
         ctr_clicks=round(c * clicks / 1e-6),
+        positives=clicks,
+        positives_squared=clicks,
     )
 
 

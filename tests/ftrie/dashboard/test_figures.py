@@ -54,7 +54,10 @@ def sums(draw: random.Random) -> OnlineSums:
     """Plausible sums of a minute."""
     requests = draw.randrange(1, 50)
     clicks = draw.randrange(0, requests)
-    return OnlineSums(requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks)
+    return OnlineSums(
+        requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks,
+        positives=clicks, positives_squared=clicks,
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -25,6 +25,14 @@ def test_a_cell_reads_the_same_however_its_json_is_written(store: Store) -> None
         assert list(ads.online.read([5])) == [((5, 7, "a:b"), OnlineSums(*NUMBERS))]
 
 
+def test_a_cell_without_positives_has_those_of_its_clicks(store: Store) -> None:
+    ads = store.model("ads")
+    earlier = {name: number for name, number in WRITTEN.items() if not name.startswith("positives")}
+    store.client.hset(ads.keys.online(5), "7:base", json.dumps(earlier, separators=(",", ":")))
+    ((_, sums),) = ads.online.read([5])
+    assert (sums.positives, sums.positives_squared) == (sums.clicks, sums.clicks_squared)
+
+
 def test_any_whole_number_is_read_and_anything_else_left_out_and_reported(store: Store) -> None:
     for number, is_whole in [*((n, True) for n in WHOLE), *((n, False) for n in OTHERS)]:
         told: list[str] = []

@@ -159,6 +159,34 @@ def test_the_least_recently_used_user_is_dropped_and_counted():
     assert (len(taken.users), taken.users.dropped) == (2, 2)
 
 
+def clicked(request: str, second: float, item: str = "i1") -> dict[str, Any]:
+    return {"request_id": request, "ts": START + second, "item": item}
+
+
+def waiting(taken: EventHistories) -> list[float]:
+    """The seconds of the clicks that wait for their request."""
+    return sorted((taken.state()["early.times"][:, 1] / 1e6 - START).tolist())
+
+
+def test_clicks_whose_request_never_comes_are_forgotten_each_at_its_time_and_at_most_max_pending_wait():
+    taken = new()
+    take(taken, [clicked("for ever", n) for n in range(10)])
+    assert waiting(taken) == [*range(10)]
+    again = new()
+    again.restore(taken.state())
+    for each in (taken, again):  # the window is 40 s, lateness 3 s: those before the 7th second are over
+        take(each, [clicked("other", 20), clicked("for ever", 50)])
+        assert waiting(each) == [7.0, 8.0, 9.0, 20.0, 50.0]
+    few = SPEC.model_copy(update={"join": SPEC.join.model_copy(update={"max_pending": 3})})
+    bound = EventHistories.of(few)
+    assert bound is not None
+    take(bound, [clicked(f"r{n}", n) for n in range(10)])
+    assert waiting(bound) == [7.0, 8.0, 9.0]
+    rows = take(bound, [a_request("r8", 8, "i1"), a_request("r1", 8, "i1"), a_request("last", 11, "i1")])
+    assert [row["clicks"] for row in rows] == [0.0, 0.0, 1.0]
+    assert waiting(bound) == [7.0, 9.0]
+
+
 def a_request(name: str, second: float, item: str, cookie: str = "ann") -> dict[str, Any]:
     items = [{"id": item, "features": {"brand": "b"}}]
     return {"request_id": name, "ts": START + second, "cookie": cookie, "items": items}

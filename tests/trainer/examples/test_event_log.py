@@ -22,9 +22,10 @@ from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import examples
 from tests.trainer.join.oracle import Event, OracleJoin
 from trainer.events.log_files import holds_events
-from trainer.examples.event_log import EventLog
+from trainer.examples.event_log import EventLog, _WholeRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
+from trainer.join.join import Closed, Joined
 from trainer.join.rows import Segments
 from trainer.logs.batch import RowBatch
 
@@ -46,6 +47,7 @@ SPEC = parse_spec(TEXT)
 BARE = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 SHOWN = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "x"}}, {"id": "b"}]}
 CLICK = {"request_id": "r1", "ts": 1001, "item": "b"}
+CLOSING = {"rows": 2, "positives": 0, "clicks": 0, "conversions": 0, "time_us": 0}
 Row = tuple[Any, ...]
 
 
@@ -291,6 +293,32 @@ def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Segments, "_write_pack", lambda self: written_packs.append(1) or flush(self))
     assert rows(read(logs), "request_id", "brand", "click") == expected
     assert written_packs and not list((tmp_path / "folder").iterdir())
+
+
+def test_a_step_looks_only_at_the_clicks_of_the_segments_whose_requests_close() -> None:
+    requests = _WholeRequests()
+
+    def step(segment: int, clicks: Sequence[int], closing: Sequence[int]) -> list[int]:
+        """Rows clicked in a segment of requests of two rows; the labels of those that close."""
+        many = np.array(clicks, np.int64)
+        closed = {name: np.full(len(closing), value, np.int32) for name, value in CLOSING.items()}
+        joined = Joined(
+            *(np.full(many.size, segment, np.int32), many, np.ones(many.size, np.uint8), many > 0),
+            Closed(
+                **closed
+                | {"segment": np.full(len(closing), segment, np.int32), "row": np.array(closing, np.int64)}
+            ),
+        )
+        return requests.of(joined).label.tolist()
+
+    assert step(7, range(0, 2_000_000, 2), []) == []
+    others = requests._positives[7]
+    assert step(8, [0, 3], []) == []
+    assert step(8, [5], [0, 4]) == [1, 0, 0, 1]
+    assert step(8, [], [2]) == [0, 1]
+    assert requests._positives.keys() == {7} and requests._positives[7] is others
+    assert step(7, [], [4]) == [1, 0]
+    assert requests._positives[7].size == others.size - 1
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:

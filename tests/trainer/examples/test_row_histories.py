@@ -6,6 +6,7 @@ import csv
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,11 @@ def batch(rows: Sequence[Row]) -> RowBatch:
 
 
 def filled(histories: RowHistories, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    columns = histories.fill(batch(rows)).columns
-    values = zip(*(columns[name].to_pylist() for name in FIELDS), strict=True)
+    return values_of(histories.fill(batch(rows)))
+
+
+def values_of(batch: RowBatch) -> list[dict[str, Any]]:
+    values = zip(*(batch.columns[name].to_pylist() for name in FIELDS), strict=True)
     return [dict(zip(FIELDS, map(plain, row), strict=True)) for row in values]
 
 
@@ -116,6 +120,23 @@ def test_without_request_ids_each_row_is_a_request() -> None:
     rows = [dict(zip(COLUMNS, ("1", str(ts), "ann", "i1", "r", "b"), strict=True)) for ts in (5, 6, 7)]
     found = [row for each in rows for row in filled(histories, [each])]
     assert [row["brand_clicks"] for row in found] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("input_line", "labels"),
+    [
+        ('positive = "yes"', {"0": "no", "1": "yes"}),
+        ('positive = ["2", "3"]', {"0": "1", "1": "2"}),
+        ('views = "shown"', {"0": "0", "1": "3"}),
+    ],
+)
+def test_a_click_is_what_the_input_section_says(input_line: str, labels: Mapping[str, str]) -> None:
+    rows = a_log(2, 40)
+    spec = parse_spec(TEXT.replace('label = "click"', f'label = "click"\n{input_line}'))
+    histories = new(spec.resolve((*COLUMNS, *(["shown"] if spec.input.views else []))))
+    written = batch([row | {"click": labels[row["click"]]} for row in rows])
+    shown = {"shown": pa.array(["5"] * len(rows))}
+    assert values_of(histories.fill(replace(written, columns={**written.columns, **shown}))) == oracle(rows)
 
 
 def test_a_log_that_is_not_sorted_by_time_is_reported() -> None:

@@ -28,8 +28,8 @@ def stream(weighted: bool = True) -> tuple[Any, Any, Any]:
     return scores, labels, random.integers(1, 4, ROWS).astype(np.float64) if weighted else np.empty(0)
 
 
-def fed(examples: int, sizes: Any, weighted: bool = True) -> Recent:
-    recent, template = Recent(("base", "plain"), examples), examples_of_one_row()
+def fed(examples: int, sizes: Any, weighted: bool = True, of_views: bool = False) -> Recent:
+    recent, template = Recent(("base", "plain"), examples, of_views), examples_of_one_row()
     scores, labels, weights = stream(weighted)
     begin = 0
     for size in sizes:
@@ -46,20 +46,22 @@ def examples_of_one_row() -> Examples:
     return model_of(SPEC, tuple(rows[0])).maker.make(batch_of(rows))
 
 
-def test_the_figures_are_those_of_the_last_examples_by_definition() -> None:
-    figures = fed(10_000, [ROWS]).figures(keys=42)
+@pytest.mark.parametrize("of_views", [False, True])
+def test_the_figures_are_those_of_the_last_examples_by_definition(of_views: bool) -> None:
+    figures = fed(10_000, [ROWS], of_views=of_views).figures(keys=42)
     assert 10_000 <= figures.examples <= 10_000 + 10_000 // 32
     last = slice(ROWS - figures.examples, ROWS)
     scores, labels, weights = (each[last] for each in stream())
+    squares = weights if of_views else weights**2
     for column, name in enumerate(("base", "plain")):
         p = 1.0 / (1.0 + np.exp(-scores[:, column]))
         loss = -np.log(np.where(labels == 1.0, p, 1.0 - p))
         mean = np.average(loss, weights=weights)
-        error = np.sqrt(np.sum(weights**2 * (loss - mean) ** 2)) / weights.sum()
+        error = np.sqrt(np.sum(squares * (loss - mean) ** 2)) / weights.sum()
         found = figures.variants[name]
         assert (found.logloss, found.logloss_error) == pytest.approx((mean, error))
         assert found.predicted == pytest.approx(np.sum(weights * p))
-        assert found.predicted_variance == pytest.approx(np.sum(weights**2 * p))
+        assert found.predicted_variance == pytest.approx(np.sum(squares * p))
     assert figures.clicks == pytest.approx(np.sum(weights * labels))
     assert figures.weight == pytest.approx(np.sum(weights))
     assert figures.click_rate == figures.clicks / figures.weight and figures.keys == 42
@@ -96,6 +98,23 @@ def test_a_window_that_was_not_kept_or_is_another_begins_anew(state: Any) -> Non
     recent = Recent(("base", "plain"), 1_000)
     recent.restore(state)
     assert recent.figures(0).examples == 0
+
+
+def test_a_row_of_many_views_is_judged_as_these_views_written_out() -> None:
+    text = '[model]\nname = "v"\n[input]\nlabel = "click"\n{}[fields]\nsite = {{}}\n[guard]\n'
+    template, found = examples_of_one_row(), []
+    for line, weights, labels in (
+        ('views = "shown"\n', [300.0, 9_700.0], [1.0, 0.0]),
+        ("", [], [1.0] * 300 + [0.0] * 9_700),
+    ):
+        recent = Recent.of(parse_spec(text.format(line)))
+        assert recent is not None
+        hashed = template.hashed._replace(labels=np.array(labels), weights=np.array(weights))
+        scores = np.full((len(labels), 1), -3.0)
+        recent.update(Predictions.of_scores(scores, hashed, template.requests, 1))
+        variant = recent.figures(0).variants["base"]
+        found.append([variant.logloss, variant.logloss_error, variant.predicted, variant.predicted_variance])
+    assert found[0] == pytest.approx(found[1])
 
 
 def test_a_model_watches_what_it_predicted_before_it_learned() -> None:

@@ -15,6 +15,7 @@ from model_store.features.features import FeaturePlan
 from model_store.model_files import NamedModel
 from model_store.spec.spec import parse_spec
 from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, write_items, write_rows
+from tests.worlds import model_of
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
 from trainer.logs.rejects import RejectLog
@@ -64,7 +65,8 @@ class Slow:
 
     def scores(self, row: Mapping[str, object]) -> dict[str, float]:
         """The score of every item in the row's place; with AdPredictor the log-odds of its click rate."""
-        return {item: self._score({**row, "item": item, "brand": ITEMS[item]}) for item in ITEMS}
+        own = {item: {"item": item, "brand": ITEMS[item], "propensity": CHANCES[item]} for item in ITEMS}
+        return {item: self._score({**row, **own[item]}) for item in ITEMS}
 
     def _score(self, row: Mapping[str, object]) -> float:
         example = {field.name: str(row[field.column]) for field in self._plan.fields}
@@ -129,21 +131,27 @@ def test_the_rates_of_places_are_those_of_their_rows(tmp_path: Path) -> None:
     assert list(uniform.positions) == ["1", "2"]
 
 
-@pytest.mark.parametrize(
-    "learner", ["alpha = 0.3\n", 'algorithm = "adpredictor"\nalpha = 0.3\nprior_ctr = 0.2\n']
-)
-def test_a_learning_policy_judges_every_request_before_it_learns_from_it(tmp_path, learner: str) -> None:
+ADPREDICTOR = 'algorithm = "adpredictor"\nalpha = 0.3\nprior_ctr = 0.2\n'
+BRAND = 'brand = { side = "item" }\n'
+FIXED = BRAND + 'usual = { column = "propensity", side = "item", kind = "number", fixed_weight = 5.0 }\n'
+
+
+@pytest.mark.parametrize("fields", [BRAND, FIXED])
+@pytest.mark.parametrize("learner", ["alpha = 0.3\n", ADPREDICTOR])
+def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
+    tmp_path: Path, learner: str, fields: str
+) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
     rows = LOG[:24]
-    text = SPEC.replace("alpha = 0.3\n", learner)
+    text = SPEC.replace("alpha = 0.3\n", learner).replace(BRAND, fields)
     (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows, text=text).policies
-    weights = []
+    weights, slow = [], Slow(model_of(parse_spec(text), tuple(rows[0])).artefact(), 0)
     for first in range(0, len(rows), 2):
         if first:
             log = write_rows(tmp_path / f"before-{first}.csv", rows[:first])
             slow = Slow(train(parse_spec(text), Log([str(log)]), rejects=RejectLog()).model.artefact(), 0)
         for row in rows[first : first + 2]:
-            scores = slow.scores(row) if first else dict.fromkeys(ITEMS, 0.0)
+            scores = slow.scores(row)
             weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
     expected = (np.array(weights) * np.array([row["click"] for row in rows])).mean()
     found = policy.estimates["ips"].value

@@ -123,6 +123,23 @@ def test_what_is_counted_is_what_the_events_say(began, tmp_path, store, store_ur
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 
+def test_probabilities_of_conversions_are_judged_by_conversions(began, tmp_path, store, store_url, capsys):
+    ads = store.model("ads")
+    spec = SPEC + 'positive = "conversion"\n'
+    for _ in range(2):
+        ads.publish_and_activate(model(spec=parse_spec(spec)))
+    ads.guard.watch(candidate=2, good=1)
+    shown = impressions(began, 600, seed=3, version=2, ctr=0.05)
+    conversions = [each | {"event": "conversion"} for each in clicks(shown, seed=4, chance=0.055)]
+    events = [*shown, *clicks(shown, seed=5, chance=0.4), *conversions]
+    assert trained(tmp_path, store_url, spec + GUARD, events) == 0
+    assert (ads.guard.record().rolled_back, ads.guard.record().good) == (0, 2)
+    capsys.readouterr()
+    since = datetime.fromtimestamp(began, UTC).isoformat()
+    assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
+    assert 0.8 < json.loads(capsys.readouterr().out)["all"]["calibration"] < 1.25
+
+
 def test_versions_whose_promises_do_not_come_true_are_rolled_back(began, tmp_path, store, store_url, capsys):
     ads = store.model("ads")
     for _ in range(2):
@@ -130,9 +147,16 @@ def test_versions_whose_promises_do_not_come_true_are_rolled_back(began, tmp_pat
     ads.guard.watch(candidate=2, good=1)
     shown = impressions(began, 600, seed=3, version=2, ctr=0.6)
     events = [*shown, *clicks(shown, seed=4, chance=0.05)]
-    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 0 and ads.active() == 1
+    assert trained(tmp_path, store_url, SPEC + GUARD, events) == 5  # its last version is held
+    assert ads.active() == 1
     record = ads.guard.record()
     assert (record.rolled_back, record.target) == (1, 1)
     assert "online calibration since version 2: got " in ads.manifest(2).refused
     assert "ROLLED BACK from version " in capsys.readouterr().err
     assert ads.versions()[-1].version > 2  # learned on, published, and held in the cooldown
+    # An operator's order is not undone by answers before it, whose windows end in the next run.
+    assert run(["store", "activate", "ads", "2", "--force", "--store", store_url]) == 0
+    later = [each | {"request_id": f"later {each['request_id']}", "ts": each["ts"] + 720} for each in shown]
+    assert trained(tmp_path, store_url, SPEC + GUARD, [*events, *later]) == 0
+    record = ads.guard.record()
+    assert (record.rolled_back, record.candidate, ads.active() or 0) == (1, 2, ads.versions()[-1].version)

@@ -148,6 +148,26 @@ def test_a_training_run_whose_last_version_is_refused_ends_with_an_error(
     assert flags or shop.active() == before
 
 
+@pytest.mark.parametrize("flags", [[], ["--publish-every=200"]])
+def test_a_training_run_whose_last_version_is_held_in_a_cooldown_ends_with_an_error(
+    tmp_path: Path, store: Store, store_url: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "shop.toml"
+    spec.write_text(SPEC)
+    common = ["train", str(spec), "--store", store_url, *flags, write_log(tmp_path / "sound.csv", SOUND)]
+    shop = store.model("shop")
+    shop.guard.note_rollback(2, 1, "for the test")
+    assert run([*common, "--activate"]) == 5
+    last, err = shop.versions()[-1].version, capsys.readouterr().err
+    assert shop.active() is None
+    assert f"version {last} is published and stays inactive: version 2 was rolled back" in err
+    assert run([*common, "--publish"]) == 0  # that was not to be activated
+    over = shop.guard.now_us() - 601_000_000
+    store.client.hset(shop.keys.guard, "when_us", over)
+    assert run([*common, "--activate"]) == 0
+    assert shop.active() == shop.versions()[-1].version
+
+
 def test_a_run_goes_on_from_its_checkpoint_with_another_guard(tmp_path: Path) -> None:
     spec, state = tmp_path / "shop.toml", tmp_path / "state"
     log = write_log(tmp_path / "log.csv", SOUND)

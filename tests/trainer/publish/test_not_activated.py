@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from model_store.errors import NotActivated
 from model_store.redis.embedded import SOCKET
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 from tests.trainer.publish.shop import rows
 from tests.worlds import learn, model_of
 from trainer.checkpoint.schedule import Every
@@ -56,8 +59,9 @@ def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: St
         (warning,) = said
         assert "version 1 is published and stays inactive" in warning
         assert "ftrie store activate shop 1" in warning
+        assert publisher.finish(model) == 1
         with pytest.raises(NotActivated):
-            publisher.finish(model)
+            publisher.check_activated()
         assert len(store.model("shop").versions()) == 1  # nothing had changed since
         lift(store)
         publisher.retry_activation()
@@ -76,3 +80,34 @@ def test_train_names_the_version_that_is_out(store, half_url, tmp_path, monkeypa
         assert f"ftrie store activate shop {version}" in err
         assert [info.version for info in store.model("shop").versions()][-1] == version
         assert not Path("shop.unpublished.arrow").exists()
+
+
+@pytest.mark.parametrize("flags", [[], ["--publish-every", "10"]])
+def test_train_says_that_a_version_is_out_which_an_operator_overtook(
+    store: Store,
+    store_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    flags: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("shop.toml").write_text(SPEC)
+    Path("log.csv").write_text("click,brand\n" + "1,a\n0,b\n" * 20)
+    train = ["train", "shop.toml", "log.csv", "--store", store_url, "--activate"]
+    assert run(train) == 0
+    publish = ModelVersions.publish
+
+    def and_an_operator_activates(versions: ModelVersions, *args: Any, **named: Any) -> int:
+        version = publish(versions, *args, **named)
+        store.model("shop").activate(1)
+        return version
+
+    monkeypatch.setattr(ModelVersions, "publish", and_an_operator_activates)
+    capsys.readouterr()
+    assert run([*train, *flags, "--report", "report.json"]) == 5
+    err, last = capsys.readouterr().err, store.model("shop").versions()[-1].version
+    assert json.loads(Path("report.json").read_text())["version"] == last > 1
+    assert store.model("shop").active() == 1
+    assert "of shop stays inactive: another writer" in err and "ftrie store import" not in err
+    assert not Path("shop.unpublished.arrow").exists()

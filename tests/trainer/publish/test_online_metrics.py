@@ -15,7 +15,7 @@ import pytest
 
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from model_store.versions.online_metrics import CTR_UNIT, OnlineSums
+from model_store.versions.online_metrics import CTR_UNIT, SUMS, OnlineSums
 from trainer.events.columns import CTR, VARIANT, VERSION
 from trainer.join.join import Closed, Joined
 from trainer.join.rows import Segments
@@ -50,7 +50,7 @@ def drawn(number: int, seed: int, minutes: int = 5) -> list[Request]:
     return requests
 
 
-def closing(requests: list[Request], segments: Segments) -> Joined:
+def closing(requests: list[Request], segments: Segments, positive: str = "click") -> Joined:
     """The requests as the join gives them out: their rows in segments, two for every other one."""
     closed: dict[str, list[int]] = defaultdict(list)
     for begin in range(0, len(requests), 7):
@@ -73,24 +73,27 @@ def closing(requests: list[Request], segments: Segments) -> Joined:
             row += len(each["ctr"])
     for name in ("clicks", "conversions", "time_us"):
         closed[name] = [each[name] for each in requests]
-    closed["positives"] = closed["clicks"]
+    closed["positives"] = closed["clicks" if positive == "click" else "conversions"]
     wide = {"row": np.int64, "time_us": np.int64}
     arrays = {name: np.array(values, wide.get(name, np.int32)) for name, values in closed.items()}
     none = np.empty(0, np.int64)
     return Joined(none.astype(np.int32), none, none.astype(np.uint8), none.astype(np.bool_), Closed(**arrays))
 
 
-def by_definition(requests: list[Request]) -> dict[tuple[int, int, str], dict[str, float]]:
+def by_definition(
+    requests: list[Request], positive: str = "click"
+) -> dict[tuple[int, int, str], dict[str, float]]:
     cells: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for each in requests:
         cell = (each["time_us"] // MINUTE_US, each["version"] or 0, each["variant"] or "")
         s, y = len(each["ctr"]), each["clicks"]
         told = None not in each["ctr"]
         c = sum(each["ctr"]) if told else 0.0
+        p = y if positive == "click" else each["conversions"]
         added = {
             "requests": 1, "shown": s, "clicks": y, "conversions": each["conversions"], "ctr_nano": c / 1e-9,
             "shown_squared": s * s, "clicks_squared": y * y, "shown_clicks": s * y, "ctr_squared": c * c / 1e-6,
-            "ctr_clicks": c * y / 1e-6, "without_ctr": not told,
+            "ctr_clicks": c * p / 1e-6, "without_ctr": not told, "positives": p, "positives_squared": p * p,
         }  # fmt: skip
         for name, value in added.items():
             cells[cell][name] += value
@@ -102,12 +105,14 @@ def added(tmp_path: Path) -> Added:
     """Adds requests as the join gives them out, in so many pieces."""
     folders = (tmp_path / str(number) for number in count())
 
-    def add(online: OnlineAccumulator, requests: list[Request], pieces: int = 1) -> OnlineAccumulator:
+    def add(
+        online: OnlineAccumulator, requests: list[Request], pieces: int = 1, positive: str = "click"
+    ) -> OnlineAccumulator:
         for number in range(pieces):
             some = requests[len(requests) * number // pieces : len(requests) * (number + 1) // pieces]
             if some:
                 segments = Segments(next(folders), 1 << 30)
-                online.add(closing(some, segments), segments)
+                online.add(closing(some, segments, positive), segments)
         return online
 
     return add
@@ -119,10 +124,11 @@ def written(online: OnlineAccumulator, store: Store) -> dict[tuple[int, int, str
     return dict(metrics.read(range(NOW_US // MINUTE_US - 1, NOW_US // MINUTE_US + 300)))
 
 
-def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store) -> None:
+@pytest.mark.parametrize("positive", ["click", "conversion"])
+def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store, positive: str) -> None:
     requests = drawn(500, seed=1)
-    found = written(added(OnlineAccumulator(), requests), store)
-    expected = by_definition(requests)
+    found = written(added(OnlineAccumulator(), requests, positive=positive), store)
+    expected = by_definition(requests, positive)
     assert found.keys() == expected.keys()
     for cell, sums in found.items():
         for name, value in vars(sums).items():
@@ -174,16 +180,41 @@ def test_a_store_that_is_away_loses_nothing(added: Added, store: Store) -> None:
     assert written(online, store).keys() == by_definition(requests).keys()
 
 
-def test_evidence_is_of_requests_whose_clicks_were_all_predicted(added: Added) -> None:
+@pytest.mark.parametrize("positive", ["click", "conversion"])
+def test_evidence_is_of_requests_whose_positives_were_all_predicted(added: Added, positive: str) -> None:
     requests = drawn(300, seed=7)
-    found = added(OnlineAccumulator(), requests).evidence()
+    found = added(OnlineAccumulator(), requests, positive=positive).evidence()
     for version in (0, 1, 2, 3):
         mine = [r for r in requests if (r["version"] or 0) == version and None not in r["ctr"]]
-        assert found[version].clicks == sum(r["clicks"] for r in mine)
+        assert found[version].clicks == sum(r[f"{positive}s"] for r in mine)
         assert found[version].expected == pytest.approx(sum(sum(r["ctr"]) for r in mine), abs=1e-6)
 
 
-def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(added, store):
+def test_evidence_before_an_order_is_forgotten_also_what_closes_later_or_after_a_restart(
+    added: Added,
+) -> None:
+    requests = drawn(300, seed=20)
+    online = added(OnlineAccumulator(), requests[:100])
+    of_before = online.state()
+    order_us = NOW_US + 2 * MINUTE_US
+    assert online.evidence(order_us) == {}
+    of_after = added(
+        OnlineAccumulator(), [r for r in requests if r["time_us"] // MINUTE_US > order_us // MINUTE_US]
+    )
+    added(online, requests)
+    assert online.evidence(order_us) == of_after.evidence() != {}
+    for state in (of_before, online.state()):
+        again = OnlineAccumulator()
+        again.restore(state)
+        if state is of_before:
+            assert again.evidence(order_us) == {}
+            added(again, requests)
+        assert again.evidence(order_us) == of_after.evidence()
+
+
+def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
+    added: Added, store: Store
+) -> None:
     requests = drawn(20, seed=8, minutes=1)
     online = added(OnlineAccumulator(), requests)
     added(online, later(requests, REMEMBERED_MINUTES + 1))
@@ -292,6 +323,15 @@ def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(a
     assert counted(again.recent()) == {"": (0, 0, 0, 0)} | by_variant(first[:1], known)
     added(again, first)
     assert counted(again.totals()) == by_variant([*requests, *first], known)
+
+
+def test_a_checkpoint_without_positives_has_those_of_its_clicks(added: Added) -> None:
+    online = added(OnlineAccumulator(("base",)), drawn(100, seed=19))
+    state = online.state()
+    of_before = {name: state[name][:, : SUMS.index("positives")] for name in ("sums", "totals")}
+    again = OnlineAccumulator(("base",))
+    again.restore(state | of_before)
+    assert (again.totals(), again.recent()) == (online.totals(), online.recent())
 
 
 def test_a_checkpoint_without_totals_starts_them_with_the_minutes_it_has(added: Added) -> None:

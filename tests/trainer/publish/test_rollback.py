@@ -31,7 +31,7 @@ class Watched:
         self._learned += count * EVERY
 
     def after(self, known: Known) -> Rollback | None:
-        return self.watch.check(known, self.epoch)
+        return self.watch.check(lambda since_us: known, self.epoch)
 
 
 @pytest.fixture
@@ -85,10 +85,14 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_
     shop._client.hset(shop.keys.guard, "when_us", over)
     watched.publish(1)
     assert shop.active() == 8
-    late = BAD | {3: Evidence(900.0, 20.0), 8: Evidence(50.0, 45.0)}
-    assert watched.after(late) is None and watched.after(late | {8: Evidence(150.0, 140.0)}) is None
+    late = BAD | {1: Evidence(190.0, 180.0), 3: Evidence(900.0, 20.0), 8: Evidence(5.0, 4.0)}
+    assert watched.after(late) is None
+    assert watched.after(late | {8: Evidence(90.0, 80.0)}) is None
     record = shop.guard.record()
     assert (record.good, record.candidate, shop.active()) == (1, 8, 8)
+    # So it is this one that a second rollback refuses, and not the good one.
+    went = watched.after(late | {8: Evidence(150.0, 10.0)})
+    assert (went and went.target, shop.active(), watched.run.refused) == (1, 1, [3, 4, 5, 8])
 
 
 def test_without_a_good_version_it_goes_to_what_was_served_before_the_candidate(shop: ModelVersions) -> None:
@@ -122,14 +126,17 @@ def test_an_operator_who_activated_since_is_not_overruled(watched: Watched, shop
 
 def test_another_process_goes_on_watching_and_what_an_operator_forced_is_watched_from_then_on(watched, shop):
     watched.publish(2)
-    went = RollbackWatch(BOUNDS, shop, watched.warnings.append).check(BAD, watched.epoch)
+    went = RollbackWatch(BOUNDS, shop, watched.warnings.append).check(lambda since_us: BAD, watched.epoch)
     assert went is not None and went.target == 1
     shop.activate(5, force=True)
     record = shop.guard.record()
     assert (record.candidate, record.when_us) == (5, 0)
     watched.publish(1)
     assert shop.active() == 6
-    assert watched.after(BAD | {5: Evidence(90.0, 80.0), 6: Evidence(90.0, 80.0)}) is None
+    asked = list[int]()
+    watched.watch.check(lambda since_us: asked.append(since_us) or {5: Evidence(90.0, 80.0)}, watched.epoch)
+    assert asked == [record.since_us] and record.since_us > 0
+    assert watched.after({5: Evidence(90.0, 80.0), 6: Evidence(90.0, 80.0)}) is None
     assert shop.guard.record().good == 5
 
 

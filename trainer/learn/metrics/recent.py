@@ -20,7 +20,8 @@ LEAST_BLOCK = 256
 
 ROWS, WEIGHT, SQUARED_WEIGHT, CLICKS = range(4)
 COUNTS = 4
-# After the counts, for each variant: sums of w l, w^2 l, w^2 l^2, w p and w^2 p, with loss l and prediction p.
+# After the counts, for each variant: sums of w l, w^2 l, w^2 l^2, w p and w^2 p, with loss l and prediction p. Of a
+# weight that is a number of views, each an observation of its own, w stands in the place of w^2.
 LOSS, LOSS_2, SQUARED_LOSS_2, PREDICTED, PREDICTED_2 = range(5)
 SUMS = 5
 
@@ -33,8 +34,10 @@ class Recent:
     Memory: 65 blocks of 4 + 5 x variants sums.
     """
 
-    def __init__(self, variants: Sequence[str], examples: int) -> None:
+    def __init__(self, variants: Sequence[str], examples: int, of_views: bool = False) -> None:
+        """of_views: see `weights_are_views`."""
         self.variants = tuple(variants)
+        self._of_views = of_views
         self.rows = 0
         blocks = max(1, min(MOST_BLOCKS, examples // LEAST_BLOCK))
         self._block = -(-examples // blocks)
@@ -43,7 +46,9 @@ class Recent:
     @classmethod
     def of(cls, spec: ModelSpec) -> Recent | None:
         """The window of a spec's [guard]; None without one."""
-        return cls(tuple(spec.variants), spec.guard.examples) if spec.guard is not None else None
+        if spec.guard is None:
+            return None
+        return cls(tuple(spec.variants), spec.guard.examples, weights_are_views(spec))
 
     def update(self, predictions: Predictions) -> None:
         """Add a batch of predictions, made before the examples were learned."""
@@ -52,7 +57,7 @@ class Recent:
         if done:
             self.rows += done
             self._open_block()[:] = 0.0
-        terms = _terms(predictions, done)
+        terms = _terms(predictions, done, self._of_views)
         begin = 0
         while begin < len(terms):
             end = min(len(terms), begin + self._block - self.rows % self._block)
@@ -91,9 +96,14 @@ class Recent:
         return sums
 
 
-def sums_of(predictions: Predictions) -> Floats:
-    """The sums of all rows of a batch, for `figures_of`."""
-    sums: Floats = _terms(predictions, 0).sum(axis=0)
+def weights_are_views(spec: ModelSpec) -> bool:
+    """Whether the weights of examples are numbers of views, without another factor that cannot be told apart."""
+    return spec.input.views is not None and spec.input.weight is None and spec.learner.subsample is None
+
+
+def sums_of(predictions: Predictions, of_views: bool) -> Floats:
+    """The sums of all rows of a batch, for `figures_of`. of_views: see `weights_are_views`."""
+    sums: Floats = _terms(predictions, 0, of_views).sum(axis=0)
     return sums
 
 
@@ -109,22 +119,23 @@ def figures_of(sums: Floats, variants: Sequence[str], keys: int) -> RecentFigure
     )
 
 
-def _terms(predictions: Predictions, first: int) -> Floats:
+def _terms(predictions: Predictions, first: int, of_views: bool) -> Floats:
     """float64[rows, COUNTS + SUMS * variants]: the terms that each row from `first` on adds."""
     labels, losses = predictions.labels[first:], predictions.losses[first:]
     rows, variants = losses.shape
     weights = predictions.weights[first:] if predictions.weights.size else np.ones(rows)
+    squares = weights if of_views else weights * weights
     terms = np.empty((rows, COUNTS + SUMS * variants))
-    terms[:, ROWS], terms[:, WEIGHT], terms[:, SQUARED_WEIGHT] = 1.0, weights, weights * weights
+    terms[:, ROWS], terms[:, WEIGHT], terms[:, SQUARED_WEIGHT] = 1.0, weights, squares
     terms[:, CLICKS] = weights * labels
     own = terms[:, COUNTS:].reshape(rows, variants, SUMS)
     for variant in range(variants):
         loss, predicted = losses[:, variant], predictions.probabilities[first:, variant]
         own[:, variant, LOSS] = weights * loss
-        own[:, variant, LOSS_2] = weights * weights * loss
-        own[:, variant, SQUARED_LOSS_2] = weights * weights * loss * loss
+        own[:, variant, LOSS_2] = squares * loss
+        own[:, variant, SQUARED_LOSS_2] = squares * loss * loss
         own[:, variant, PREDICTED] = weights * predicted
-        own[:, variant, PREDICTED_2] = weights * weights * predicted
+        own[:, variant, PREDICTED_2] = squares * predicted
     return terms
 
 
