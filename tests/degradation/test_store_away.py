@@ -92,10 +92,7 @@ def test_store_stalls(whole: WholeShop, recovered: Recovered) -> None:
 
 def test_store_dies_in_the_middle_of_answers(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     proxy = Proxy(valkey.port)
-    with (
-        serving(proxy.url, tmp_path, "--user-ttl", "0") as running,
-        Store.open(valkey.url) as store,
-    ):
+    with serving(proxy.url, tmp_path, "--user-ttl", "0") as running, Store.open(valkey.url) as store:
         running.await_ready()
         whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)

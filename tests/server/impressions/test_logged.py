@@ -75,11 +75,7 @@ def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file
     before = time.time()
     with Client(logging.address) as client:
         answer = client.rank(
-            cookie="u1",
-            candidates=list(shop.ITEMS),
-            context=CONTEXT,
-            top_k=3,
-            request_id="r1",
+            cookie="u1", candidates=list(shop.ITEMS), context=CONTEXT, top_k=3, request_id="r1"
         )
     ended(logging)
     assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0, "it is for its owner and its group"

@@ -81,10 +81,7 @@ def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted)
     assert [line for _, line in sink.taken] == [b"%d" % n for n in range(200)]
     assert sink.batches == [2, 1, 64, 64, 64, 5]
     assert sink.closed.is_set()
-    assert meter.read() == {
-        (IMPRESSIONS_LOGGED, "ads", "slow"): 199,
-        (IMPRESSIONS_LOGGED, "shop", "slow"): 1,
-    }
+    assert meter.read() == {(IMPRESSIONS_LOGGED, "ads", "slow"): 199, (IMPRESSIONS_LOGGED, "shop", "slow"): 1}
 
 
 def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(

@@ -16,13 +16,7 @@ from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
 from server.ranking.ranker import Ranker
 from tests.matrix import examples
-from tests.server.model.models import (
-    VARIANTS,
-    Run,
-    follow,
-    loaded,
-    runs,
-)
+from tests.server.model.models import VARIANTS, Run, follow, loaded, runs
 from tests.server.ranked import options_of, ranked, ranker_of
 from tests.server.slow_ranker import artefact_of
 

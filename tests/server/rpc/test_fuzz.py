@@ -208,9 +208,7 @@ def events(draw: st.DrawFn) -> FeedbackEvent:
 
 
 REPORTS = st.builds(
-    ReportRequest,
-    model=st.sampled_from(("", shop.NAME)) | ANY_TEXT,
-    events=st.lists(events(), max_size=6),
+    ReportRequest, model=st.sampled_from(("", shop.NAME)) | ANY_TEXT, events=st.lists(events(), max_size=6)
 )
 MESSAGES = st.one_of(
     st.tuples(st.just(RANK), requests()),

@@ -82,9 +82,7 @@ class Crowd:
 
 @pytest.fixture
 def crowd(
-    shop_store: Store,
-    start: Callable[..., Server],
-    monkeypatch: pytest.MonkeyPatch,
+    shop_store: Store, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Crowd]:
     server = start(threads=1, store_budget_s=BUDGET_S)
     assert server.ready.wait(180)
