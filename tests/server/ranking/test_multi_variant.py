@@ -72,10 +72,8 @@ def test_uncertainty_is_the_sum_of_the_rates_of_the_keys_used_also_after_deltas(
             assert (explored.ids, explored.score, explored.ctr) == (plain.ids, plain.score, plain.ctr)
             snapshot = ranked(fresh, *asked, options=UNSURE)
             assert snapshot.uncertainties is not None
-            assert (ranking.ids, ranking.uncertainties.tolist()) == (
-                snapshot.ids,
-                snapshot.uncertainties.tolist(),
-            )
+            assert ranking.ids == snapshot.ids
+            assert ranking.uncertainties.tolist() == snapshot.uncertainties.tolist()
 
 
 def rates_of(artefact: Artefact) -> dict[bytes, list[float]]:

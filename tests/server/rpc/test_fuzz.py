@@ -131,9 +131,6 @@ def test_any_bytes_are_answered_or_the_callers_fault(ask: Ask, message: bytes) -
         answered(ask, method, message)
 
 
-# -- messages that could be one, or nearly
-
-
 @st.composite
 def features(draw: st.DrawFn) -> Features:
     made = Features()

@@ -21,8 +21,6 @@ from tests.waiting import eventually
 
 
 class Collector:
-    """Keeps what is sent to it."""
-
     def __init__(self) -> None:
         self.spans: list[Span] = []
         export = grpc.unary_unary_rpc_method_handler(
