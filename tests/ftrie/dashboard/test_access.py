@@ -85,9 +85,8 @@ def test_a_viewer_signs_in_by_name(locked: TestClient) -> None:
     assert wrong.status_code == 401 and 'role="alert"' in wrong.text
     assert locked.post("/login", data={"name": " ", "password": PASSWORD}).status_code == 401
     assert locked.post("/login", content=b"x" * 5_000).status_code == 413
-    right = locked.post(
-        "/login", data={"name": "Ada  Lovelace", "password": PASSWORD}, follow_redirects=False
-    )
+    ada = {"name": "Ada  Lovelace", "password": PASSWORD}
+    right = locked.post("/login", data=ada, follow_redirects=False)
     assert right.status_code == 303
     cookie = right.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie
@@ -105,8 +104,7 @@ def test_others_need_a_password_and_tls_and_a_port_that_is_free() -> None:
     for more, said in wrong:
         with pytest.raises(UsageError, match=said):
             run(DashboardOptions(store="embedded:nowhere", port=0, **more), print)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(ServerError, match="is the port taken"),
-    ):
-        run(DashboardOptions("embedded:nowhere", "127.0.0.1", taken.getsockname()[1]), print)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = DashboardOptions("embedded:nowhere", "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(ServerError, match="is the port taken"):
+            run(options, print)
