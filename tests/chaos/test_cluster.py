@@ -54,7 +54,6 @@ class Clicks:
         self._thread.start()
 
     def finish(self, calls: int) -> None:
-        """Report all that is left of so many calls."""
         self._calls = calls
         self._thread.join()
         self._client.close()
@@ -94,14 +93,12 @@ class System:
         self.trainer = Process("trainer", folder, trainer_command(self.url, "state"))
 
     def start(self) -> None:
-        """Start both, and wait until they are up."""
         for process in (self.server, self.trainer):
             process.start()
         for process in (self.server, self.trainer):
             process.await_up()
 
     def requests(self) -> Iterator[tuple[float, bytes]]:
-        """The calls and when each is due."""
         for number in itertools.count():
             request = RankRequest(
                 model=MODEL,
@@ -113,18 +110,15 @@ class System:
             yield number / RATE, request.SerializeToString()
 
     def take_down(self) -> None:
-        """Kill what still runs."""
         for process in (self.server, self.trainer):
             process.kill()
 
 
 def request_of(number: int) -> str:
-    """The id of a call."""
     return f"call-{number}"
 
 
 def items_of(market: Market, number: int) -> list[str]:
-    """The candidates of a call."""
     return [market.skus[(number * 7 + place * 11) % len(market.skus)] for place in range(ITEMS)]
 
 
@@ -160,7 +154,6 @@ def loaded(system: System, clicks: Clicks) -> LoadResult:
 
 
 def streamed(store: Store, key: str) -> list[dict[str, Any]]:
-    """All events of a stream."""
     read = store.event_stream(key).read((0, 0), 1_000_000)
     return [json.loads(payload) for payload in read.payloads]
 
@@ -197,10 +190,8 @@ def test_masters_killed_under_load_fail_no_call_and_nothing_is_lost_or_learned_t
     assert result.calls > RATE * ENDS_AT_S / 2
     with Store.open(system.url) as store:
         versions = store.model(MODEL)
-        impressions, reported = (
-            streamed(store, versions.keys.impressions),
-            streamed(store, versions.keys.clicks),
-        )
+        keys = versions.keys
+        impressions, reported = (streamed(store, key) for key in (keys.impressions, keys.clicks))
         assert versions.manifest(versions.active_or_fail()).through_us
     shown = {event["request_id"] for event in impressions}
     clicked = {event["request_id"] for event in reported}

@@ -47,7 +47,6 @@ def valkey(tmp_path: Path) -> Iterator[Valkey]:
 
 @pytest.fixture
 def recovered(record_property: Callable[[str, object], None]) -> Recovered:
-    """Notes how long recoveries take."""
     return Recovered(record_property)
 
 

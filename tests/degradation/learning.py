@@ -6,19 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
-from tests.degradation.system import COMPILE_S, Valkey
+from tests.degradation.system import COMPILE_S, Valkey, json_lines, metric_at
 from tests.trainer.runs.running import NAME, SPEC
 from tests.waiting import eventually
 from tests.worlds import event_logs
@@ -59,12 +56,7 @@ class Learning:
             self.process = subprocess.Popen([*self._command, *flags], cwd=self.folder, stdout=out, stderr=err)
 
     def lines(self) -> list[dict[str, Any]]:
-        """The lines of status of this life."""
-        lines = []
-        for line in self._out.read_text().splitlines():
-            with suppress(ValueError):
-                lines.append(json.loads(line))
-        return lines
+        return json_lines(self._out)
 
     def status(self) -> dict[str, Any]:
         """The latest; waits for a first one."""
@@ -81,11 +73,9 @@ class Learning:
         return status
 
     def said(self) -> str:
-        """All that it has told in this life."""
         return self._err.read_text()
 
     def has_ended(self) -> bool:
-        """Whether the process is gone."""
         return self.process.poll() is not None
 
     def has(self, member: str, least: int) -> bool:
@@ -94,18 +84,12 @@ class Learning:
         return (self.status()[member] or 0) >= least
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-            samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(s.value for s in samples if all(s.labels.get(k) == v for k, v in labels.items()))
+        return metric_at(f"127.0.0.1:{self.port}", name, labels)
 
     def signal(self, number: int) -> None:
-        """Send the process a signal."""
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """Kill it at once."""
         self.process.kill()
         self.process.wait()
 
@@ -138,7 +122,6 @@ class Day:
         self.given = 0
 
     def some(self, count: int = 50) -> list[bytes]:
-        """The next ones."""
         self.given += count
         return [next(self._lines) for _ in range(count)]
 
@@ -155,7 +138,6 @@ class OfFiles:
         self.trainer = Learning(folder, self.valkey.url, [*sources, *flags], spec, within)
 
     def more(self) -> None:
-        """The file grows."""
         with self.file.open("ab") as log:
             log.writelines(line + b"\n" for line in self.day.some())
 
@@ -165,7 +147,6 @@ class OfFiles:
         eventually(lambda: self.trainer.has("events", self.day.given), "all events are learned", LONG_S)
 
     def is_served(self) -> bool:
-        """Whether all that was learned is."""
         return served(self.valkey.url, self.trainer.status())
 
 
@@ -183,11 +164,9 @@ class OfStreams:
             raise
 
     def more(self, count: int = 50) -> None:
-        """The stream grows."""
         self.append(self.day.some(count))
 
     def append(self, payloads: list[bytes]) -> None:
-        """The stream gets these."""
         with Store.open(self.valkey.url) as store:
             store.impressions(NAME).append(payloads)
 

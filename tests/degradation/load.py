@@ -48,17 +48,12 @@ class Load:
                 self.answers[code.name] += 1
                 continue
             self.answers["OK"] += 1
-            scores = {item.id: item.score for item in answer.items}
-            self.wrong += scores != pytest.approx(EXPECTED)
+            self.wrong += {item.id: item.score for item in answer.items} != pytest.approx(EXPECTED)
 
     def _call(self) -> RankResponse | Ranking:
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self._address, options=options) as channel:
-            call = channel.unary_unary(
-                METHOD,
-                request_serializer=RankRequest.SerializeToString,
-                response_deserializer=RankResponse.FromString,
-            )
+            call = channel.unary_unary(METHOD, RankRequest.SerializeToString, RankResponse.FromString)
             answer: RankResponse = call(REQUEST, timeout=self._timeout_s, wait_for_ready=True)
             return answer
 
@@ -74,19 +69,16 @@ class Load:
             self.stop()
 
     def stop(self) -> None:
-        """Make no call any more; returns when the last has ended."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
     def some_more(self, calls: int = 20) -> None:
-        """Wait until so many more calls were answered."""
         wanted = self.answers["OK"] + calls
         eventually(lambda: self.answers["OK"] >= wanted, f"{calls} more answers")
 
     @property
     def failed(self) -> int:
-        """Calls that were not answered."""
         return sum(self.answers.values()) - self.answers["OK"]
 
 
@@ -99,7 +91,6 @@ class BalancedLoad(Load):
         self._users = count()
 
     def stop(self) -> None:
-        """See `Load`; then disconnect."""
         super().stop()
         self._client.close()
 

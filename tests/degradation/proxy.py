@@ -45,7 +45,6 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End everything."""
         self._listening.close()
         for end in self._ends:
             with suppress(OSError):

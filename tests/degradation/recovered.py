@@ -19,10 +19,13 @@ class Recovered:
         self._mended = time.monotonic()
 
     def from_now(self) -> None:
-        """The fault has just been mended."""
         self._mended = time.monotonic()
 
     def when(self, holds: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
-        """Wait until `what` holds."""
         eventually(holds, what, within_s)
         self._note(f"{NOTED} {what}", round(time.monotonic() - self._mended, 2))
+
+    def then(self, holds: Callable[[], bool], what: str, within_s: float = WAIT_S) -> None:
+        """The fault has just been mended: wait until `what` holds."""
+        self.from_now()
+        self.when(holds, what, within_s)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,31 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILE_S = 150.0
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that are JSON objects; one that a kill has cut is passed over."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def metric_at(address: str, name: str, labels: Mapping[str, str]) -> float:
+    """The sum of a metric's samples that have these labels."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return sum(s.value for s in samples if all(s.labels.get(k) == v for k, v in labels.items()))
+
+
+def answers(url: str) -> bool:
+    try:
+        Store.open(url, timeout_s=1.0).close()
+    except StoreUnavailable:
+        return False
+    return True
+
+
 class Valkey:
     """A Valkey on a TCP port of its own. Killed, it comes back empty, or with what it had at the last `save`."""
 
@@ -40,14 +65,9 @@ class Valkey:
 
     def start(self, load_delay_us: int = 0) -> None:
         """Start it on the port it had before. With a delay for each key it answers LOADING for a while first."""
-        options: dict[str, object] = {
-            "port": self.port,
-            "bind": "127.0.0.1",
-            "save": "",
-            "appendonly": "no",
-            "dir": self.folder,
-        }
-        options |= {"key-load-delay": load_delay_us, "loading-process-events-interval-bytes": 1024}
+        options: dict[str, object] = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+        options |= {"dir": self.folder, "key-load-delay": load_delay_us}
+        options |= {"loading-process-events-interval-bytes": 1024}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         self.process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
         if load_delay_us:
@@ -59,35 +79,24 @@ class Valkey:
             raise
 
     def answers(self) -> bool:
-        """Whether it does."""
-        try:
-            Store.open(self.url, timeout_s=1.0).close()
-        except StoreUnavailable:
-            return False
-        return True
+        return answers(self.url)
 
     def save(self) -> None:
-        """Keep what it has over its end."""
         with Store.open(self.url) as store:
             store.client.save()
 
     def stall(self) -> None:
-        """Let it accept connections and say nothing."""
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """End a stall."""
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill it: connections are refused."""
         self.process.kill()
         self.process.wait()
 
 
 class Running:
-    """A running `ftrie serve`."""
-
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self.process, self._log = process, log
         self.address = self._logged("listening")["address"]
@@ -95,26 +104,18 @@ class Running:
         self.client = Client(self.address, timeout_s=20.0)
 
     def await_ready(self) -> Running:
-        """Wait for the line that says so."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self._log.read_text()[-2000:]
         return self
 
     def events(self) -> list[dict[str, Any]]:
-        """The lines of the log."""
-        lines = []
-        for line in self._log.read_text().splitlines():
-            with suppress(ValueError):
-                lines.append(json.loads(line))
-        return lines
+        return json_lines(self._log)
 
     def logs(self, event: str) -> list[dict[str, Any]]:
-        """Those about one event."""
         return [line for line in self.events() if line.get("event") == event]
 
     def status(self) -> dict[str, Any]:
-        """What /healthz says."""
         try:
             with urllib.request.urlopen(f"http://{self.metrics}/healthz", timeout=10) as answer:
                 body = answer.read()
@@ -124,7 +125,6 @@ class Running:
         return status
 
     def model(self) -> dict[str, Any]:
-        """What it says of its only model."""
         model: dict[str, Any] = self.status()["models"][0]
         return model
 
@@ -133,18 +133,12 @@ class Running:
         return [worker["pid"] for worker in self.status()["workers"] if worker["state"] == "serving"]
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
-        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-            samples = [sample for family in families for sample in family.samples if sample.name == name]
-        return sum(s.value for s in samples if all(s.labels.get(k) == v for k, v in labels.items()))
+        return metric_at(self.metrics, name, labels)
 
     def healthy(self) -> bool:
-        """What the health service says."""
         with grpc.insecure_channel(self.address) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True
-            )
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = check(health_pb2.HealthCheckRequest(), timeout=20, wait_for_ready=True)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _logged(self, event: str) -> dict[str, Any]:

@@ -24,8 +24,7 @@ def test_user_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     assert whole.running.healthy()
     eventually(lambda: whole.metric("ftrie_degraded_total", part="user_features") > 0, "the count")
     whole.store.records.put_users([(cookie, whole.users[cookie])])
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(cookie) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(cookie) == (), "answers are whole")
 
 
 def test_value_of_a_user_does_not_fit_its_field(whole: WholeShop, recovered: Recovered) -> None:
@@ -65,8 +64,7 @@ def test_item_record_is_of_another_type(whole: WholeShop, recovered: Recovered) 
     client.delete("ftrie:item:item-1")
     client.hset("ftrie:item:item-1", mapping=record)
     client.xadd("ftrie:items:changes", {"id": "item-1"})
-    recovered.from_now()
-    recovered.when(lambda: whole.client.rank(**asked).unknown_items == (), "the item is known")
+    recovered.then(lambda: whole.client.rank(**asked).unknown_items == (), "the item is known")
     assert whole.ask().version == version
 
 
@@ -85,8 +83,7 @@ def test_stream_of_changed_items_is_of_another_type(whole: WholeShop, recovered:
     assert whole.metric("ftrie_ready", model="shop") == 1
     assert [each.key for each in whole.store.check(repair=True)] == ["ftrie:items:changes"]
     whole.store.records.put_items([("new", {"brand": "b1"})])
-    recovered.from_now()
-    recovered.when(lambda: whole.client.rank(**asked).unknown_items == (), "the item is known")
+    recovered.then(lambda: whole.client.rank(**asked).unknown_items == (), "the item is known")
     whole.store.records.put_items([("new", {})])
 
 
@@ -117,12 +114,10 @@ def test_experiment_is_damaged(whole: WholeShop, recovered: Recovered) -> None:
     assert whole.running.healthy()
     client.delete(key)
     client.hset(key, mapping=good)
-    recovered.from_now()
-    recovered.when(lambda: whole.metric("ftrie_experiment_refused", model="shop") == 0, "it is in force")
+    recovered.then(lambda: whole.metric("ftrie_experiment_refused", model="shop") == 0, "it is in force")
     versions.experiments.clear()  # a record that is only deleted was lost, and stays in force
     eventually(lambda: variants(whole) == {"base", "plain"}, "the shares of the spec")
 
 
 def variants(whole: WholeShop) -> set[str]:
-    """Those that some cookies get."""
     return {whole.client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(12)}

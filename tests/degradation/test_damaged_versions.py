@@ -21,12 +21,10 @@ class Published:
         self.before = whole.ask()
 
     def point_at(self, version: int) -> None:
-        """Make a version active without a look at it."""
         self.client.set(self.keys.active, version)
         self.client.xadd(self.keys.events, {"version": version})
 
     def in_manifest(self, version: int, name: str, value: object) -> None:
-        """Write a member of a version's manifest."""
         self.client.hset(self.keys.manifest(version), name, value)
 
     def refused(self, version: int, reason: str) -> None:
@@ -40,15 +38,13 @@ class Published:
         self.answers_as_before()
 
     def answers_as_before(self) -> None:
-        """What is served stays."""
         answer = self.whole.ask()
         assert (answer.version, answer.items, answer.degraded) == (self.before.version, self.before.items, ())
         assert self.whole.running.healthy()
 
     def recovers_by(self, version: int) -> None:
         """A good version has been activated just now."""
-        self.recovered.from_now()
-        self.recovered.when(lambda: self.whole.serves(version), "a good version is served")
+        self.recovered.then(lambda: self.whole.serves(version), "a good version is served")
         eventually(self.whole.follows, "no problem any more")  # the status is a moment behind the answers
 
     def refusals(self, reason: str) -> float:
@@ -119,8 +115,7 @@ def test_pointer_is_junk(whole: WholeShop, recovered: Recovered) -> None:
     published.answers_as_before()
     assert all(each.repaired for each in whole.store.check([shop.NAME], repair=True))
     assert whole.versions.active() == published.before.version
-    recovered.from_now()
-    recovered.when(lambda: whole.running.model()["problem"] == "", "all is well")
+    recovered.then(lambda: whole.running.model()["problem"] == "", "all is well")
     assert whole.follows()
 
 

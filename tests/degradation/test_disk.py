@@ -39,7 +39,6 @@ def test_disk_is_full(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> N
         assert running.healthy()
         inside = Path(f"/proc/{running.process.pid}/root{state}")
         (inside / "filler").unlink()
-        recovered.from_now()
-        recovered.when(lambda: not running.model()["disk_problem"], "the model is on disk")
+        recovered.then(lambda: not running.model()["disk_problem"], "the model is on disk")
         assert running.metric("ftrie_last_good_failed", model=shop.NAME) == 0
         assert list(inside.rglob("*.part"))

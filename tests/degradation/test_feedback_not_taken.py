@@ -19,13 +19,11 @@ METRIC = "ftrie_feedback_total"
 
 
 def clicks(whole: WholeShop) -> list[Feedback]:
-    """Three of an answer that nobody has clicked yet."""
     request = whole.new_name()
     return [Feedback(request, item) for item in ("item-1", "item-2", "item-3")]
 
 
 def refusal(whole: WholeShop, events: list[Feedback]) -> ReportFailed:
-    """How a report of them fails."""
     with pytest.raises(ReportFailed) as failed:
         whole.client.report(shop.NAME, events)
     return failed.value
@@ -45,15 +43,13 @@ def not_taken(whole: WholeShop, events: list[Feedback], word: str) -> None:
 
 def taken_once(whole: WholeShop, recovered: Recovered, events: list[Feedback]) -> None:
     """The same report is taken once the fault is mended, and each of its events is in the stream once."""
-    recovered.from_now()
-    recovered.when(lambda: is_taken(whole, events), "reports are taken")
+    recovered.then(lambda: is_taken(whole, events), "reports are taken")
     payloads = whole.store.clicks(shop.NAME).read((0, 0), 10_000).payloads
     mine = [event for event in map(json.loads, payloads) if event["request_id"] == events[0].request_id]
     assert sorted(event["item"] for event in mine) == ["item-1", "item-2", "item-3"]
 
 
 def is_taken(whole: WholeShop, events: list[Feedback]) -> bool:
-    """Whether a report of them succeeds."""
     try:
         report = whole.client.report(shop.NAME, events)
     except ReportFailed:

@@ -60,13 +60,11 @@ class Histories:
         self.running.await_ready()
 
     def start_trainer(self) -> None:
-        """The trainer, resuming from its folder."""
         flags = ("--no-publish", "--every", "1s")
         started = training(self._spec, self.valkey.url, self._folder / "trainer", *flags)
         self._trainer = self._stack.enter_context(started)
 
     def stop_trainer(self) -> None:
-        """At once."""
         self._trainer.kill()
         self._trainer.wait()
 
@@ -89,7 +87,6 @@ class Histories:
         eventually(lambda: self.is_known(self.ask(cookie)), "an answer with it")
 
     def record(self, cookie: str) -> bytes | None:
-        """What the store has."""
         with Store.open(self.valkey.url) as store:
             found: bytes | None = store.client.get(history_key("shop", cookie.encode()))
         return found
@@ -131,8 +128,7 @@ def test_store_of_histories_stalls(histories: Histories, recovered: Recovered) -
     assert not histories.is_known(nobody)
     assert histories.running.healthy()
     histories.valkey.go_on()
-    recovered.from_now()
-    recovered.when(lambda: not histories.ask("ann").degraded, "answers are whole")
+    recovered.then(lambda: not histories.ask("ann").degraded, "answers are whole")
     recovered.when(lambda: histories.is_known(histories.ask("bob")), "what was shown meanwhile counts")
 
 
@@ -187,6 +183,5 @@ def test_trainer_of_histories_is_killed(histories: Histories, recovered: Recover
     assert (histories.record("eve"), histories.record("fay")) == (before, None)
     recovered.from_now()
     histories.start_trainer()
-    recovered.when(
-        lambda: histories.is_known(histories.ask("fay")), "what was shown meanwhile counts", COMPILE_S
-    )
+    what = "what was shown meanwhile counts"
+    recovered.when(lambda: histories.is_known(histories.ask("fay")), what, COMPILE_S)

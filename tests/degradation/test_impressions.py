@@ -18,13 +18,10 @@ from tests.server import shop
 from tests.waiting import eventually
 
 LOGGED, DROPPED = "ftrie_impressions_logged_total", "ftrie_impressions_dropped_total"
-
-
 QUEUE = 40
 
 
 def answered(running: Running, ids: Iterable[str]) -> None:
-    """Ask, with these ids."""
     for request_id in ids:
         assert running.client.rank(candidates=["item-1", "item-2"], request_id=request_id).items
 
@@ -34,7 +31,6 @@ def numbered(letter: str, first: int, stop: int) -> list[str]:
 
 
 def ids(store: Store) -> list[str]:
-    """Of the requests whose impressions are in the store."""
     read = store.impressions(shop.NAME).read((0, 0), 100_000)
     return [json.loads(payload)["request_id"] for payload in read.payloads]
 
@@ -81,8 +77,7 @@ def test_sink_of_impressions_is_away(logging: Logging, recovered: Recovered) -> 
     assert running.healthy()
     assert running.metric("ftrie_store_away") == 0
     sink.start()
-    recovered.from_now()
-    recovered.when(lambda: logging.metric(LOGGED) == logged + 40, "the sink has them all")
+    recovered.then(lambda: logging.metric(LOGGED) == logged + 40, "the sink has them all")
     assert logging.metric(DROPPED) == dropped
     with Store.open(sink.url) as store:
         assert {each for each in ids(store) if each.startswith("a")} == set(numbered("a", 0, 40))
@@ -102,8 +97,7 @@ def test_too_many_impressions_wait(logging: Logging, recovered: Recovered) -> No
     assert running.logs("impressions dropped: too many wait for the sink")
     assert running.healthy()
     sink.go_on()
-    recovered.from_now()
-    recovered.when(lambda: counted() == before + 2 * QUEUE, "every impression is logged or counted as lost")
+    recovered.then(lambda: counted() == before + 2 * QUEUE, "every impression is logged or counted as lost")
     answered(running, numbered("c", 0, 10))
     eventually(lambda: counted() == before + 2 * QUEUE + 10, "the next ones")
     with Store.open(sink.url) as store:
@@ -124,8 +118,7 @@ def test_disk_of_impressions_is_full(valkey: Valkey, tmp_path: Path, recovered: 
         assert running.healthy()
         inside = Path(f"/proc/{running.process.pid}/root{folder}")
         (inside / "filler").unlink()
-        recovered.from_now()
-        recovered.when(lambda: running.metric(LOGGED, sink="file") == 100, "the file has them all")
+        recovered.then(lambda: running.metric(LOGGED, sink="file") == 100, "the file has them all")
         assert running.metric(DROPPED) == 0
         answered(running, wanted[100:])
         eventually(lambda: running.metric(LOGGED, sink="file") == len(wanted), "those after")

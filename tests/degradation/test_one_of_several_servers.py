@@ -36,7 +36,6 @@ class Servers:
         self._open: dict[int, ExitStack] = {}
 
     def start(self, number: int) -> Running:
-        """Start one. Returns before it is ready."""
         folder = self._folder / f"server-{number}"
         folder.mkdir(exist_ok=True)
         self._open[number] = ExitStack()
@@ -45,30 +44,24 @@ class Servers:
         return self.running[number]
 
     def end(self, number: int) -> None:
-        """SIGTERM, and wait until all of its processes are gone."""
         self._open.pop(number).close()
 
     def kill(self, number: int) -> None:
-        """SIGKILL for its supervisor and all workers at once."""
         running = self.running[number]
-        pids = [running.process.pid, *running.workers()]
-        for pid in pids:
+        for pid in [running.process.pid, *running.workers()]:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
         self.end(number)
 
     def called(self, number: int) -> float:
-        """The calls that one has answered."""
         return self.running[number].metric("ftrie_call_seconds_count")
 
     def all_are_called(self) -> None:
-        """Wait until each of them gets calls."""
         before = [self.called(number) for number in self.running]
         for number in self.running:
             eventually(lambda n=number: self.called(n) > before[n], f"calls of server {number}")
 
     def close(self) -> None:
-        """End them all."""
         for number in list(self._open):
             self.end(number)
 
@@ -111,8 +104,7 @@ def test_servers_are_replaced_one_after_another(servers: Servers, recovered: Rec
             for load in loads:
                 load.some_more()  # by the others
             servers.start(number).await_ready()
-            recovered.from_now()
-            recovered.when(lambda n=number: servers.called(n) > 0, "the replacement gets calls")
+            recovered.then(lambda n=number: servers.called(n) > 0, "the replacement gets calls")
         servers.all_are_called()
 
 
@@ -126,8 +118,7 @@ def test_one_of_several_servers_is_killed(servers: Servers, recovered: Recovered
             load.some_more(30)
         recovered.when(lambda: True, "the others have answered 60 calls")
         servers.start(0).await_ready()
-        recovered.from_now()
-        recovered.when(lambda: servers.called(0) > 0, "its replacement gets calls")
+        recovered.then(lambda: servers.called(0) > 0, "its replacement gets calls")
 
 
 @pytest.mark.slow
@@ -146,7 +137,6 @@ def test_one_of_several_servers_is_unhealthy(servers: Servers, tmp_path: Path, r
             with Store.open(empty.url) as store:
                 shop.fill(store)
             unhealthy.await_ready()
-            recovered.from_now()
-            recovered.when(lambda: unhealthy.metric("ftrie_call_seconds_count") > 0, "it gets calls")
+            recovered.then(lambda: unhealthy.metric("ftrie_call_seconds_count") > 0, "it gets calls")
     finally:
         empty.kill()

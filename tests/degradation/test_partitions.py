@@ -32,7 +32,6 @@ class Pair:
             raise
 
     def start(self, partition: str, name: str) -> Learning:
-        """A trainer with a folder of its own."""
         (self.folder / name).mkdir()
         return Learning(self.folder / name, self.valkey.url, ["--partition", partition, *ROUND])
 
@@ -42,7 +41,6 @@ class Pair:
         self.trainers[1] = self.start("any/2", f"spare-{self.spares}")
 
     def more(self) -> None:
-        """Both streams' worth of new events."""
         with Store.open(self.valkey.url) as store:
             store.impressions(NAME).append(self.day.some())
 
@@ -52,11 +50,9 @@ class Pair:
         return sum(each["events"] for each in statuses) == self.day.given and self.goes_on()
 
     def goes_on(self) -> bool:
-        """Whether no partition waits for another."""
         return not any(each.status()["waiting_s"] > 1.0 for each in self.trainers)
 
     def end(self) -> None:
-        """Nothing of it runs."""
         for each in self.trainers:
             each.kill()
         self.valkey.kill()
@@ -73,7 +69,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(shared: Pair) -> Pair:
-    """Both have learned all that there is."""
     eventually(shared.has_learned_all, "both have learned all", COMPILE_S)
     return shared
 

@@ -44,8 +44,7 @@ def test_worker_killed_under_load(two_workers: Running, recovered: Recovered) ->
     with Load(running.address).running() as load:
         victim = running.workers()[0]
         os.kill(victim, signal.SIGKILL)
-        recovered.from_now()
-        recovered.when(lambda: replaced(running, victim), "it is replaced")
+        recovered.then(lambda: replaced(running, victim), "it is replaced")
         assert running.metric("ftrie_worker_restarts_total") == restarts + 1
         load.some_more()
     assert load.wrong == 0
@@ -88,9 +87,8 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
             with serving(valkey.url, tmp_path, "--port", port) as successor:
                 successor.await_ready()
                 assert successor.address == running.address
-                recovered.when(
-                    lambda: not any(map(alive, old)), "its successor's workers have replaced its own"
-                )
+                gone = "its successor's workers have replaced its own"
+                recovered.when(lambda: not any(map(alive, old)), gone)
                 load.some_more()
                 load.stop()
                 assert successor.client.rank(candidates=["item-1"]).degraded == ()
@@ -107,8 +105,7 @@ def test_supervisor_killed_without_successor(valkey: Valkey, tmp_path: Path, rec
         old = running.workers()
         running.process.kill()
         running.process.wait()
-        recovered.from_now()
-        recovered.when(lambda: not any(map(alive, old)), "its workers have ended, with --alone 1")
+        recovered.then(lambda: not any(map(alive, old)), "its workers have ended, with --alone 1")
 
 
 def alive(pid: int) -> bool:

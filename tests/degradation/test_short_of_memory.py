@@ -71,8 +71,7 @@ def test_no_memory_to_build_a_version(whole: WholeShop, recovered: Recovered) ->
         whole.versions.activate(LARGE, force=True)  # it scores all candidates alike
         stays_at_the_first(whole, "version refused", before)
         assert "memory" in whole.running.model()["problem"]
-    recovered.from_now()
-    recovered.when(lambda: served(whole.running) == (LARGE, 0.0), "the version is served")
+    recovered.then(lambda: served(whole.running) == (LARGE, 0.0), "the version is served")
 
 
 @pytest.mark.slow
@@ -86,8 +85,7 @@ def test_no_memory_in_a_worker(whole: WholeShop, recovered: Recovered) -> None:
         whole.versions.activate(LARGE, force=True)  # it scores all candidates alike
         stays_at_the_first(whole, "parts refused", before)
         assert "memory" in running.status()["workers"][0]["refused"]["shop"]
-    recovered.from_now()
-    recovered.when(lambda: served(running) == (LARGE, 0.0), "the version is served")
+    recovered.then(lambda: served(running) == (LARGE, 0.0), "the version is served")
     assert running.status()["workers"][0]["refused"] == {}
 
 
@@ -106,6 +104,5 @@ def stays_at_the_first(whole: WholeShop, logged: str, before: float) -> None:
 
 
 def served(running: Running) -> tuple[int, float]:
-    """Which version answers, and an item's score."""
     answer = running.client.rank(candidates=["item-1"], variant="base")
     return answer.version, answer.items[0].score

@@ -33,12 +33,8 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
     assert says(whole, unread, "user_features: ")
     unknown = whole.client.rank(candidates=["item-1", "no such item"], variant="base")
     assert any(str(reason).startswith("items: ") for reason in unknown.degraded)
-    eventually(
-        lambda: (
-            tuple(map(str, whole.client.rank(candidate_set=SET).degraded))[:1] > ("candidate_set: stale",)
-        ),
-        "a stale set",
-    )
+    reasons = lambda: tuple(map(str, whole.client.rank(candidate_set=SET).degraded))  # noqa: E731
+    eventually(lambda: reasons()[:1] > ("candidate_set: stale",), "a stale set")
     assert {item.id for item in whole.client.rank(candidate_set=SET).items} == members
     with pytest.raises(RankFailed) as failed:
         whole.client.rank(candidate_set=whole.new_name())
@@ -52,8 +48,7 @@ def test_store_refuses(whole: WholeShop, recovered: Recovered) -> None:
     eventually(lambda: whole.metric("ftrie_errors_total", status="UNAVAILABLE") > 0, "the error's count")
 
     whole.valkey.start()
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(unread) == (), "answers are whole")
     recovered.when(whole.follows, "versions are followed")
     assert whole.metric("ftrie_store_away", model="shop") == 0
 
@@ -70,8 +65,7 @@ def test_store_comes_back_and_reads_its_data(whole: WholeShop, recovered: Recove
     eventually(lambda: any("LOADING" in reason for reason in whole.degraded(unread)), "its word for it")
     assert whole.running.healthy()
     eventually(whole.valkey.answers, "all of its data")
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(unread) == (), "answers are whole")
     recovered.when(whole.follows, "versions are followed")
 
 
@@ -85,17 +79,13 @@ def test_store_stalls(whole: WholeShop, recovered: Recovered) -> None:
     assert whole.client.rank(candidates=["item-1"], user=inline, cookie="x").degraded == ()
     eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 1, "ftrie_store_away")
     whole.valkey.go_on()
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(unread) == (), "answers are whole")
     recovered.when(whole.follows, "versions are followed")
 
 
 def test_store_dies_in_the_middle_of_answers(valkey: Valkey, tmp_path: Path, recovered: Recovered) -> None:
     proxy = Proxy(valkey.port)
-    with (
-        serving(proxy.url, tmp_path, "--user-ttl", "0") as running,
-        Store.open(valkey.url) as store,
-    ):
+    with serving(proxy.url, tmp_path, "--user-ttl", "0") as running, Store.open(valkey.url) as store:
         running.await_ready()
         whole = WholeShop(running, store)
         whole.answers_as(1, seed=1)
@@ -107,8 +97,7 @@ def test_store_dies_in_the_middle_of_answers(valkey: Valkey, tmp_path: Path, rec
         assert whole.ask("u1").version == 1
         assert running.healthy()
         proxy.cut_after = None
-        recovered.from_now()
-        recovered.when(lambda: whole.degraded("u2") == (), "answers are whole")
+        recovered.then(lambda: whole.degraded("u2") == (), "answers are whole")
         recovered.when(lambda: whole.serves(version), "the new version is served")
     proxy.close()
 
@@ -142,6 +131,5 @@ def stays_as_it_was_until_filled(whole: WholeShop, version: int, recovered: Reco
     eventually(lambda: whole.metric("ftrie_store_away", model="shop") == 0, "a store that is not away")
     sha256 = whole.running.model()["sha256"]
     refilled = whole.fill_with_another_model()
-    recovered.from_now()
-    recovered.when(lambda: whole.serves(refilled) and whole.follows(), "the new model is served")
+    recovered.then(lambda: whole.serves(refilled) and whole.follows(), "the new model is served")
     assert whole.running.model()["sha256"] != sha256

@@ -38,7 +38,6 @@ def answers_nothing(running: Running) -> None:
 
 
 def serves_once_filled(running: Running, valkey: Valkey, recovered: Recovered, seed: int = 1) -> None:
-    """The store has a model from now on."""
     with Store.open(valkey.url) as store:
         whole = WholeShop(running, store)
         version = whole.fill(seed)
@@ -82,8 +81,7 @@ def test_store_away_at_start_and_a_good_model_on_disk(
             whole = WholeShop(running, store)
             version = whole.fill(seed=2)
             whole.answers_as(answer.version, seed=1)
-            recovered.from_now()
-            recovered.when(lambda: whole.serves(version) and whole.follows(), "the store's model is served")
+            recovered.then(lambda: whole.serves(version) and whole.follows(), "the store's model is served")
         assert running.metric("ftrie_serving_from_disk", model="shop") == 0
     valkey.kill()
 
@@ -99,9 +97,8 @@ def test_copy_on_disk_is_damaged(kept: Path, tmp_path: Path, recovered: Recovere
         part.write_bytes(bytes(data))
     port = free_port()
     with serving(f"redis://127.0.0.1:{port}", tmp_path) as running:
-        eventually(
-            lambda: bool(running.logs("the last good model on disk is of no use")), "a look at the disk"
-        )
+        said = "the last good model on disk is of no use"
+        eventually(lambda: bool(running.logs(said)), "a look at the disk")
         answers_nothing(running)
         valkey = Valkey(tmp_path, port)
         serves_once_filled(running, valkey, recovered)

@@ -137,8 +137,7 @@ def test_store_is_emptied_and_restored_under_load(tmp_path: Path, recovered: Rec
                 file = tmp_path / f"{kind}.jsonl"
                 file.write_text("\n".join(lines) + "\n")
                 assert run(["store", "load", kind, str(file), "--store", valkey.url]) == 0
-            recovered.from_now()
-            recovered.when(lambda: running.model()["problem"] == "", "nothing is kept any more", LONG_S)
+            recovered.then(lambda: running.model()["problem"] == "", "nothing is kept any more", LONG_S)
             asked = {"cookie": "u1", "candidates": CANDIDATES}
             recovered.when(lambda: running.client.rank(**asked).degraded == (), "answers are whole", LONG_S)  # type: ignore[arg-type]
             learned = trainer.status()["examples"]

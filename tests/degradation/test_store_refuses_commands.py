@@ -51,8 +51,7 @@ def test_store_is_a_replica_without_its_primary(whole: WholeShop, recovered: Rec
     whole.store.client.execute_command("REPLICAOF", "127.0.0.1", free_port())
     says_that_the_store_is_away(whole, unread, "MASTERDOWN")
     whole.store.client.execute_command("REPLICAOF", "NO", "ONE")
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(unread) == (), "answers are whole")
     recovered.when(whole.follows, "versions are followed")
 
 
@@ -64,8 +63,7 @@ def test_store_refuses_the_password(whole: WholeShop, recovered: Recovered) -> N
     with pytest.raises(StoreUnavailable, match="refused the name or password"):
         Store.open(whole.valkey.url)
     whole.store.client.config_set("requirepass", "")
-    recovered.from_now()
-    recovered.when(lambda: whole.degraded(unread) == (), "answers are whole")
+    recovered.then(lambda: whole.degraded(unread) == (), "answers are whole")
     recovered.when(whole.follows, "versions are followed")
 
 

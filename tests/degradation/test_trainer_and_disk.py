@@ -23,7 +23,6 @@ def on_a_disk_of_its_own(state: Path) -> list[str]:
 
 
 def fill(file: Path) -> None:
-    """Write until there is no space left."""
     with suppress(OSError), file.open("wb", buffering=0) as filler:
         for size in (1 << 20, 1 << 12, 1):
             with suppress(OSError):
@@ -40,7 +39,6 @@ def flip_a_bit(file: Path, at: int) -> None:
 
 
 def checkpoints(state: Path) -> list[Path]:
-    """The newest last."""
     return sorted(state.glob("*.checkpoint"))
 
 
@@ -61,10 +59,8 @@ def test_disk_of_checkpoints_is_full(tmp_path: Path, recovered: Recovered) -> No
         assert "learning continues" in system.trainer.said()
         learned = system.trainer.status()["examples"]
         (inside / "filler").unlink()
-        recovered.from_now()
-        recovered.when(
-            lambda: int(checkpoints(inside)[-1].stem) >= learned, "a checkpoint of what was learned"
-        )
+        what = "a checkpoint of what was learned"
+        recovered.then(lambda: int(checkpoints(inside)[-1].stem) >= learned, what)
         assert not list(inside.glob("*.begun"))
 
 
@@ -87,8 +83,7 @@ def stopped(ended: OfStreams) -> OfStreams:
 
 
 def is_saved(system: OfStreams) -> bool:
-    newest = checkpoints(system.trainer.state)[-1]
-    return bool(int(newest.stem) >= system.trainer.status()["examples"])
+    return bool(int(checkpoints(system.trainer.state)[-1].stem) >= system.trainer.status()["examples"])
 
 
 @pytest.mark.slow

@@ -34,8 +34,7 @@ def replica_of(valkey: Valkey, *where: str) -> None:
 
 
 def publishes_again(system: OfFiles, recovered: Recovered) -> None:
-    recovered.from_now()
-    recovered.when(system.is_served, "a version of all that was learned meanwhile is served", LONG_S)
+    recovered.then(system.is_served, "a version of all that was learned meanwhile is served", LONG_S)
     eventually(lambda: not system.trainer.status()["store_away"], "a status that says so")
 
 

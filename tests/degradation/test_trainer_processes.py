@@ -53,9 +53,7 @@ def test_trainer_loses_its_lease(tmp_path: Path, recovered: Recovered) -> None:
         recovered.from_now()
         spare = Learning(spare_folder, system.valkey.url, ["--wait"])
         try:
-            recovered.when(
-                lambda: system.has_learned_all(spare), "a spare has taken over, and serves all", COMPILE_S
-            )
+            recovered.when(lambda: system.has_learned_all(spare), "a spare serves all", COMPILE_S)
             system.trainer.signal(signal.SIGCONT)
             eventually(system.trainer.has_ended, "the one that slept ends", LONG_S)
             assert system.trainer.process.returncode == 5
@@ -76,6 +74,5 @@ def test_guard_refuses_what_a_trainer_publishes(tmp_path: Path, recovered: Recov
         assert trainer.metric("ftrie_trainer_versions_total", kind="refused") > 0
         assert "IS REFUSED" in trainer.said()
         system.more(1000)
-        recovered.from_now()
-        recovered.when(lambda: versions.active() is not None, "one within its bounds is served", LONG_S)
+        recovered.then(lambda: versions.active() is not None, "one within its bounds is served", LONG_S)
         assert not versions.manifest(versions.active_or_fail()).refused

@@ -36,8 +36,6 @@ class WholeShop:
         self._fresh = count()
         self._other = count(100)
 
-    # -- the store
-
     def fill(self, seed: int) -> int:
         """Everything anew, and the model `seed` active. Returns its version."""
         version = shop.fill(self.store, seed)
@@ -45,11 +43,9 @@ class WholeShop:
         return version
 
     def fill_with_another_model(self) -> int:
-        """One that was never published before. Returns its version."""
         return self.fill(next(self._other))
 
     def publish(self, seed: int) -> int:
-        """Publish and activate the model `seed`. Returns its version."""
         version = shop.publish(self.store, seed)
         self.answers_as(version, seed)
         return version
@@ -59,11 +55,9 @@ class WholeShop:
         self._seeds[version].add(seed)
 
     def new_name(self) -> str:
-        """One of which no server has read anything yet."""
         return f"new-{next(self._fresh)}"
 
     def new_user(self) -> str:
-        """A user of whom no server has read anything yet."""
         cookie = self.new_name()
         self.users[cookie] = {"age": "30", "likes": '["red","blue"]'}
         self.store.records.put_users([(cookie, self.users[cookie])])
@@ -72,8 +66,6 @@ class WholeShop:
     def scores(self, item: str, version: int) -> list[float]:
         """What an item may score without any user: an emptied store gives a number to two models."""
         return [expected((), seed)[item] for seed in self._seeds[version]]
-
-    # -- the server
 
     def ask(self, cookie: str = "", known: Mapping[str, str] | None = None) -> Ranking:
         """All items for a user. Every score is that of the version named, over what the answer says it has read.
@@ -92,7 +84,6 @@ class WholeShop:
         return answer
 
     def degraded(self, cookie: str = "") -> tuple[str, ...]:
-        """What the answer says that it lacks."""
         return tuple(map(str, self.ask(cookie).degraded))
 
     def awaits_whole_answer(self, cookie: str = "") -> None:
@@ -100,27 +91,22 @@ class WholeShop:
         eventually(lambda: self.degraded(cookie) == (), "a whole answer")
 
     def serves(self, version: int) -> bool:
-        """Whether it is this version that answers, and nothing is wrong with it."""
         answer = self.ask()
         return answer.version == version and answer.degraded == ()
 
     def follows(self) -> bool:
-        """Whether what is served is what the store asks for."""
         model = self.running.model()
         return not model["problem"] and not model["store_away"] and model["source"] == "store"
 
     def metric(self, name: str, **labels: str) -> float:
-        """Of the only model, or of the server."""
         return self.running.metric(name, **labels)
 
     def is_whole(self) -> bool:
-        """Whether nothing is broken."""
         return self.running.healthy() and self.follows() and self.degraded(self.new_user()) == ()
 
 
 @cache
 def expected(user: tuple[tuple[str, str], ...], seed: int) -> dict[str, float]:
-    """Each item's score for a user in the model `seed`."""
     return {
         item: shop.expected_score({**fields, **dict(user)}, 0, seed) for item, fields in shop.ITEMS.items()
     }
@@ -128,7 +114,6 @@ def expected(user: tuple[tuple[str, str], ...], seed: int) -> dict[str, float]:
 
 @contextmanager
 def whole_shop(folder: Path, *flags: str) -> Iterator[WholeShop]:
-    """A shop that serves the model 1."""
     with ExitStack() as last:
         valkey = Valkey(folder)
         last.callback(valkey.kill)
@@ -160,7 +145,6 @@ class SharedShop:
         self._whole: WholeShop | None = None
 
     def get(self) -> WholeShop:
-        """The shop, whole."""
         if self._whole is None:
             folder = self._folder / str(next(self._starts))
             folder.mkdir()
@@ -177,7 +161,6 @@ class SharedShop:
             raise
 
     def close(self) -> None:
-        """End everything."""
         if self._whole is not None:
             self._whole.valkey.go_on()
         self._whole = None

@@ -41,11 +41,8 @@ class Named:
         self.health = Health()
         self.health.say(serving=True)
         self.calls = self.refuses = 0
-        rank = grpc.unary_unary_rpc_method_handler(
-            self._rank,
-            request_deserializer=RankRequest.FromString,
-            response_serializer=RankResponse.SerializeToString,
-        )
+        forms = RankRequest.FromString, RankResponse.SerializeToString
+        rank = grpc.unary_unary_rpc_method_handler(self._rank, *forms)
         handlers = grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank})
         self.peers = set[str]()
         self.grpc = grpc_server(handlers, self.health, 4, connection_age_s=connection_age_s)
@@ -86,7 +83,6 @@ Connect = Callable[..., Client]
 
 
 def homes(client: Client) -> dict[str, str]:
-    """The server that each user's call goes to."""
     return {cookie: client.rank(cookie=cookie, candidates=["a"]).model for cookie in COOKIES}
 
 
@@ -257,9 +253,7 @@ def test_with_tls_several_servers_have_one_name(tmp_path: Path, balance: Balance
             assert channel.unary_unary(echo.METHOD)(b"hello", timeout=20) == b"hello"
 
 
-def test_recorded_requests_are_replayed_to_several_servers(
-    servers: list[Named], tmp_path: Path, ask: Ask
-) -> None:
+def test_recorded_requests_are_replayed_to_several(servers: list[Named], tmp_path: Path, ask: Ask) -> None:
     requests = tmp_path / "requests.jsonl"
     requests.write_text('{"cookie": "one user", "item_ids": ["a"]}\n')
     flags = ["--requests", requests, "--duration", "0.3", "--concurrency", "2"]

@@ -23,7 +23,6 @@ PAIRS = [(words, out, read) for words, files in FILES.items() for out in files.w
 
 
 def refused(words: str, **values: Any) -> str:
-    """The message with which these values are refused."""
     with pytest.raises(UsageError) as error:
         refuse_overwriting(COMMANDS[words], FILES[words], values)
     return str(error.value)
@@ -104,9 +103,7 @@ def test_other_files_devices_and_names_of_models_are_no_inputs(tmp_path: Path) -
         refuse_overwriting(COMMANDS[words], FILES[words], given)
 
 
-def test_nothing_is_truncated_before_the_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: Say
-) -> None:
+def test_nothing_is_truncated_before_the_check(tmp_path: Path, monkeypatch: Any, say: Say) -> None:
     monkeypatch.chdir(tmp_path)
     log = Path("c/a.csv")
     log.parent.mkdir()

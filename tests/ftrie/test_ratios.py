@@ -148,14 +148,11 @@ def test_with_the_requests_needed_the_effect_is_seen_in_80_of_100_cases() -> Non
     assert 0.72 <= seen / runs <= 0.88
 
 
-def test_what_can_be_detected_is_the_effect_for_which_no_more_is_needed() -> None:
+def test_what_can_be_detected_needs_no_more_and_the_chi_square_tail_is_that_of_the_tables() -> None:
     own, base = Ratio(0.12, 4e-6, 700), Ratio(0.10, 5e-6, 1_300)
     effect = detectable(own, base)
     assert effect is not None
     assert requests_needed(own, base, effect) == pytest.approx(2_000, abs=1)
-
-
-def test_the_chi_square_tail_is_that_of_the_tables() -> None:
     table = {3.841: 1, 5.991: 2, 7.815: 3, 9.488: 4, 18.307: 10}
     for statistic, freedom in table.items():
         assert chi_square_tail(statistic, freedom) == pytest.approx(0.05, rel=0.01)

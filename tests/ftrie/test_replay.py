@@ -27,8 +27,6 @@ LINES = """\
 
 
 class Ranking:
-    """Keeps what it is asked, and refuses every third."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.asked: list[str] = []

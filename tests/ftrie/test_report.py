@@ -47,7 +47,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The metrics of a run."""
     path = tmp_path_factory.mktemp("metrics") / "run.jsonl"
     windows_of(made_up(600), 50, path)
     return path.read_bytes()
@@ -62,7 +61,6 @@ def metrics_file(written: bytes, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def page(written: bytes, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of that run."""
     path = tmp_path_factory.mktemp("page") / "run.jsonl"
     path.write_bytes(written)
     return html_page(read_runs([path]))
@@ -148,8 +146,7 @@ def test_a_long_run_is_drawn_by_means_of_windows(tmp_path: Path) -> None:
 
 
 def test_what_is_mostly_chance_is_not_drawn_but_told(tmp_path):
-    log = made_up(440)
-    windows_of(log, 100, tmp_path / "m.jsonl")
+    windows_of(made_up(440), 100, tmp_path / "m.jsonl")
     runs = read_runs([tmp_path / "m.jsonl"])
     assert [point.x for point in curves(runs, logloss)[0].points] == [100, 200, 300, 400]
     clicks = {each.value: each.clicks for each in runs[0].detail.slices["brand"]}

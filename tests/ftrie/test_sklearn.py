@@ -118,10 +118,8 @@ def log_model(classifier: FTRLClassifier, X: Any, y: Any, weights: Any) -> Learn
 
 def batch_of(names: Iterable[str], X: Any, **more: Any) -> RowBatch:
     """The rows as read from a log, and more columns."""
-    columns = {
-        name: pa.array(np.where(x == 0.0, np.nan, x), from_pandas=True)
-        for name, x in zip(names, X.T, strict=True)
-    }
+    numbers = np.where(X == 0.0, np.nan, X).T
+    columns = {name: pa.array(x, from_pandas=True) for name, x in zip(names, numbers, strict=True)}
     columns |= {name: pa.array(values) for name, values in more.items()}
     return RowBatch(columns, np.arange(len(X), dtype=np.int64), "log", (), len(X), Position("log"))
 
@@ -140,9 +138,6 @@ def table_of(X: Any) -> pa.Table:
 
 def all_weights(classifier: FTRLClassifier) -> list[float]:
     return [*classifier.intercept_.tolist(), *classifier.coef_[0].tolist()]
-
-
-# -- what is learned
 
 
 @pytest.mark.parametrize("hash_bits", [None, 8])
@@ -245,9 +240,6 @@ def test_passes_end_when_they_help_little_and_class_weights_multiply_sample_weig
     assert all_weights(by_class) == all_weights(by_row)
 
 
-# -- tables
-
-
 def test_a_column_called_bias_is_not_the_bias_and_unknown_and_missing_categories_add_nothing() -> None:
     X, y = rows(columns=3)
     table = pa.table({"bias": X[:, 0], "label": X[:, 1], "features": X[:, 2]})
@@ -317,9 +309,8 @@ def test_a_missing_number_is_a_zero_and_categories_of_views_are_texts() -> None:
     codes, texts = [1, 0, None, 1] * 20, pa.array(["red", "blue"]).cast(pa.string_view())
     views = pa.table({"colour": pa.DictionaryArray.from_arrays(pa.array(codes, pa.uint8()), texts)})
     plain = pa.table({"colour": [None if code is None else ("red", "blue")[code] for code in codes]})
-    found = [
-        FTRLClassifier(**ONCE).fit(each, [1, 0, 0, 1] * 20).predict_proba(each) for each in (plain, views)
-    ]
+    labels = [1, 0, 0, 1] * 20
+    found = [FTRLClassifier(**ONCE).fit(each, labels).predict_proba(each) for each in (plain, views)]
     assert (found[0] == found[1]).all()
     assert len(np.unique(found[0][:, 1])) == 3
 
@@ -352,9 +343,6 @@ def test_crosses_and_fields_are_those_of_a_spec() -> None:
     assert scores[1] - scores[0] == pytest.approx(-4.0)
 
 
-# -- scikit-learn
-
-
 def test_scikit_learns_own_checks_end_as_the_page_says() -> None:
     path = Path(__file__).resolve().parents[2] / "docs/sklearn_checks.py"
     module_spec = importlib.util.spec_from_file_location("sklearn_checks", path)
@@ -368,10 +356,8 @@ def test_scikit_learns_own_checks_end_as_the_page_says() -> None:
     if version != checks.version():
         return  # another version has other checks
     assert set(re.findall(r"check_\w+", on_the_page)) == {each.name for each in outcomes}
-    for_want_of_a_package = [
-        each for each in outcomes if each.status == "skipped" and f"- `{each.name}`" in on_the_page
-    ]
-    if not for_want_of_a_package:
+    skipped = [each.name for each in outcomes if each.status == "skipped"]
+    if not any(f"- `{name}`" in on_the_page for name in skipped):  # for want of a package
         assert on_the_page == checks.table(outcomes)
 
 
@@ -381,8 +367,7 @@ def test_it_works_inside_scikit_learn() -> None:
     pipeline = make_pipeline(StandardScaler(), FTRLClassifier(random_state=0))
     assert cross_val_score(pipeline, X, y, cv=3).min() > 0.7
     options = {"ftrlclassifier__alpha": [1e-6, 0.1], "ftrlclassifier__l1": [0.0, 1.0]}
-    search = GridSearchCV(pipeline, options, cv=2).fit(X, y)
-    assert search.best_params_["ftrlclassifier__alpha"] == 0.1
+    assert GridSearchCV(pipeline, options, cv=2).fit(X, y).best_params_["ftrlclassifier__alpha"] == 0.1
     calibrated = CalibratedClassifierCV(FTRLClassifier(random_state=0), cv=3).fit(X, y)
     assert log_loss(y, calibrated.predict_proba(X)) < 0.6
     table, labels = mixed()
@@ -418,29 +403,27 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
         importlib.import_module("ftrie.sklearn")
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"max_iter": 2.5}, "'max_iter' parameter of FTRLClassifier must be an int"),
-    ({"l1": "a"}, "'l1' parameter of FTRLClassifier must be a float"),
-    ({"alpha": 0.0}, "'alpha'"),
-    ({"algorithm": "sgd"}, "'algorithm'"),
-    ({"hash_bits": 3}, "'hash_bits'"),
-    ({"shuffle": "no"}, "'shuffle'"),
-    ({"crosses": "ab"}, "'crosses'"),
-    ({"algorithm": "truncation"}, "needs theta"),
-    ({"algorithm": "truncation", "l1": 1.0, "learner_options": {"theta": 1.0}}, "l1 does not belong"),
-    ({"learner_options": {"ttl": 3}}, "learner_options: got 'ttl'; expected some of rate"),
-    ({"crosses": [("x0", "x9")]}, "no field 'x9'"),
-    ({"fields": {"x9": {}}}, "fields: X has no column 'x9'; it has 'x0', 'x1'"),
-    ({"fields": {"x0": {"kind": "word"}}}, "fields.x0.kind"),
-    ({"fields": {"x0": {"ratio": ["x1", "x2"], "kind": "number"}}}, "compute the column in X"),
-    ({"categorical_features": ["age"]}, "categorical_features: X has no column 'age'"),
-    ({"model_name": "a b"}, "model name 'a b'"),
-]
-
-
 def test_a_wrong_parameter_is_named() -> None:
     X, y = rows(20)
-    for options, words in WRONG:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"max_iter": 2.5}, "'max_iter' parameter of FTRLClassifier must be an int"),
+        ({"l1": "a"}, "'l1' parameter of FTRLClassifier must be a float"),
+        ({"alpha": 0.0}, "'alpha'"),
+        ({"algorithm": "sgd"}, "'algorithm'"),
+        ({"hash_bits": 3}, "'hash_bits'"),
+        ({"shuffle": "no"}, "'shuffle'"),
+        ({"crosses": "ab"}, "'crosses'"),
+        ({"algorithm": "truncation"}, "needs theta"),
+        ({"algorithm": "truncation", "l1": 1.0, "learner_options": {"theta": 1.0}}, "l1 does not belong"),
+        ({"learner_options": {"ttl": 3}}, "learner_options: got 'ttl'; expected some of rate"),
+        ({"crosses": [("x0", "x9")]}, "no field 'x9'"),
+        ({"fields": {"x9": {}}}, "fields: X has no column 'x9'; it has 'x0', 'x1'"),
+        ({"fields": {"x0": {"kind": "word"}}}, "fields.x0.kind"),
+        ({"fields": {"x0": {"ratio": ["x1", "x2"], "kind": "number"}}}, "compute the column in X"),
+        ({"categorical_features": ["age"]}, "categorical_features: X has no column 'age'"),
+        ({"model_name": "a b"}, "model name 'a b'"),
+    ]
+    for options, words in wrong:
         with pytest.raises(ValueError, match=re.escape(words)):
             FTRLClassifier(**options).fit(X, y)
 

@@ -67,7 +67,6 @@ with progress("train", total=50) as bar:
 
 
 def on_80_columns(program: str) -> str:
-    """What a program draws on a terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     with subprocess.Popen([sys.executable, "-c", program], stdout=theirs, stderr=theirs) as process:
@@ -77,9 +76,7 @@ def on_80_columns(program: str) -> str:
     return shown
 
 
-def test_a_narrow_terminal_folds_long_heads_and_lines_of_parts_and_a_bar_leaves_out_what_does_not_fit() -> (
-    None
-):
+def test_a_narrow_terminal_folds_long_heads_and_lines_and_a_bar_leaves_out_what_does_not_fit() -> None:
     heads = ["variant", "log-loss", "difference", "AUC", "calibration", "normalized entropy"]
     row = ["plain", 0.29289, "+0.01793 ± 0.00049", 0.5828, 1.00274, 0.98826]
     parts = "1,234,567 events (12,345/s) · 4,567,890 examples · 123,456 keys · version 12 · lag 0.1 s"

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.hash_kernels import hash_keys
-from model_store.spec.spec import parse_spec
 from tests.ftrie.proximal_oracle import play
 from tests.matrix import examples
-from tests.worlds import batch_of, model_of
+from tests.worlds import batch_of, model_of, shop_rows, shop_spec
 
 torch: Any = pytest.importorskip("torch", reason="needs PyTorch: make torch, or pip install 'ftrie[torch]'")
 torch.sparse.check_sparse_tensor_invariants.enable()
@@ -62,9 +61,6 @@ def inverse(form: dict[str, float]) -> dict[str, float]:
     if "lr" in form:
         return {"base": 1 / form["lr"], "slope": form["decay"] / form["lr"]}
     return {"base": form["beta"] / form["alpha"], "slope": 1 / form["alpha"]}
-
-
-# -- the definition
 
 
 NUMBERS = st.floats(-4.0, 4.0).filter(lambda x: x == 0.0 or abs(x) > 1e-3)
@@ -116,9 +112,7 @@ def test_without_penalties_it_is_adagrad_whose_eps_is_beta_or_gradient_descent(s
     "options", [{"beta": 0.0}, {"beta": 0.0, "l1": 0.5, "l2": 0.5}, {"l1": 0.5, "l2": 0.5}]
 )
 @pytest.mark.parametrize("foreach", [True, False])
-def test_a_coordinate_keeps_its_weight_until_its_first_gradient(
-    foreach: bool, options: dict[str, float]
-) -> None:
+def test_a_coordinate_keeps_its_weight_until_its_first_gradient(foreach: bool, options: Any) -> None:
     w = parameter(4)
     start = w.detach().clone()
     optimizer = FTRLProximal([w], foreach=foreach, **options)
@@ -129,56 +123,18 @@ def test_a_coordinate_keeps_its_weight_until_its_first_gradient(
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
     for foreach in (True, False):
-        w = parameter(3)
-        run(
-            [w], [[torch.tensor([1.0, float("nan"), 0.0], dtype=F64)]] * 2, FTRLProximal([w], foreach=foreach)
-        )
+        w, gradient = parameter(3), torch.tensor([1.0, float("nan"), 0.0], dtype=F64)
+        run([w], [[gradient]] * 2, FTRLProximal([w], foreach=foreach))
         assert w.isnan().tolist() == [False, True, False]
-
-
-# -- the trainer
-
-SPEC = """
-[model]
-name = "shop"
-[input]
-label = "click"
-weight = "importance"
-[fields]
-brand = {}
-age = {}
-size = { kind = "number" }
-[[crosses]]
-fields = ["brand", "age"]
-[learner]
-alpha = 0.3
-beta = 0.7
-l1 = 0.2
-l2 = 0.4
-"""
-
-
-def rows_of(rows: int) -> list[dict[str, bytes]]:
-    random = np.random.default_rng(3)
-    return [
-        {
-            "click": b"%d" % (random.random() < 0.4),
-            "importance": b"%.3f" % random.uniform(0.1, 3.0),
-            "brand": b"b%d" % random.integers(8),
-            "age": b"a%d" % random.integers(5),
-            "size": b"%.3f" % random.normal(),
-        }
-        for _ in range(rows)
-    ]
 
 
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (F64, 1e-12)])
 def test_it_learns_what_the_trainer_learns(dtype: Any, tolerance: float, sparse: bool) -> None:
-    rows = rows_of(1000)
-    model = model_of(parse_spec(SPEC), list(rows[0]))
+    rows = shop_rows(1000, seed=3)
+    model = model_of(shop_spec(variants=1), list(rows[0]))
     learner = model.spec.learner
-    bag = torch.nn.EmbeddingBag(60, 1, mode="sum", sparse=sparse, dtype=dtype)
+    bag = torch.nn.EmbeddingBag(2000, 1, mode="sum", sparse=sparse, dtype=dtype)
     torch.nn.init.zeros_(bag.weight)
     names = ("alpha", "beta", "l1", "l2")
     optimizer = FTRLProximal(bag.parameters(), **{name: getattr(learner, name) for name in names})
@@ -210,9 +166,6 @@ def test_it_learns_what_the_trainer_learns(dtype: Any, tolerance: float, sparse:
     assert 5 < np.count_nonzero(theirs) < theirs.size
 
 
-# -- sparse gradients
-
-
 def sparse_of(dense: Any, uncoalesced: bool) -> Any:
     """The rows of a gradient that are not 0; uncoalesced: each twice, with halves of it."""
     rows = dense.reshape(len(dense), -1).any(1).nonzero().flatten()
@@ -225,9 +178,7 @@ def sparse_of(dense: Any, uncoalesced: bool) -> Any:
 @pytest.mark.parametrize("uncoalesced", [False, True])
 @pytest.mark.parametrize("shape", [(50,), (50, 3), (50, 3, 2), (50, 20_000)])  # the last is updated in parts
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_sparse_gradients_do_what_dense_ones_do(
-    dtype: Any, shape: tuple[int, ...], uncoalesced: bool
-) -> None:
+def test_sparse_gradients_do_what_dense_ones_do(dtype: Any, shape: Any, uncoalesced: bool) -> None:
     a = parameter(*shape, dtype=dtype)
     (b,) = copies([a])
     options = {"alpha": 0.3, "l1": 0.2, "l2": 0.1}
@@ -265,9 +216,6 @@ def test_gradients_that_are_sparse_in_several_dimensions_or_empty() -> None:
     before = b.detach().clone()
     run([b], [[torch.sparse_coo_tensor(size=b.shape, dtype=F64)]], FTRLProximal([b]))
     assert torch.equal(b, before)
-
-
-# -- what torch tests of its own optimizers
 
 
 @pytest.mark.parametrize("maximize", [False, True])
@@ -420,9 +368,6 @@ def test_an_optimizer_can_be_copied_and_pickled_whole_and_takes_states_without_n
     assert seen == ["after"]
 
 
-# -- learning rate schedulers
-
-
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("penalties", PENALTIES.values(), ids=PENALTIES)
 def test_a_changing_lr_follows_the_definition(penalties: dict[str, float], sparse: bool) -> None:
@@ -440,9 +385,6 @@ def test_a_changing_lr_follows_the_definition(penalties: dict[str, float], spars
     given = {"l1": 0.0, "l2": 0.0} | penalties
     wanted = play(start, np.array([g.numpy() for (g,) in gradients]), rates, **given)
     assert np.array(found) == pytest.approx(wanted, abs=1e-9)
-
-
-# -- torch.compile
 
 
 @pytest.mark.parametrize(
@@ -464,24 +406,19 @@ def test_a_compiled_step_is_the_step(foreach: bool, backend: str) -> None:
         assert torch.allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-# -- invalid arguments
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"alpha": 0.1, "lr": 0.1}, "got alpha and lr; give either alpha and beta, or lr and decay"),
-    ({"beta": 1.0, "decay": 0.1}, "got beta and decay; give either alpha and beta, or lr and decay"),
-    ({"alpha": 0.0}, "alpha: got 0.0; expected a finite number > 0"),
-    ({"beta": -1}, "beta: got -1; expected a finite number >= 0"),
-    ({"lr": -0.1}, "lr: got -0.1; expected a finite number >= 0"),
-    ({"decay": float("inf")}, "decay: got inf; expected a finite number >= 0"),
-    ({"l1": float("nan")}, "l1: got nan; expected a finite number >= 0"),
-    ({"l2": "1"}, "l2: got '1'; expected a finite number >= 0"),
-    ({"lr": torch.tensor(0.1)}, "lr: got tensor(0.1000); expected a finite number >= 0"),
-]
-
-
 def test_invalid_options_are_named_in_the_constructor_and_in_groups() -> None:
-    optimizer = FTRLProximal([parameter(2)])
-    for options, message in WRONG:
+    optimizer, wrong = FTRLProximal([parameter(2)]), torch.tensor(0.1)
+    for options, message in (
+        ({"alpha": 0.1, "lr": 0.1}, "got alpha and lr; give either alpha and beta, or lr and decay"),
+        ({"beta": 1.0, "decay": 0.1}, "got beta and decay; give either alpha and beta, or lr and decay"),
+        ({"alpha": 0.0}, "alpha: got 0.0; expected a finite number > 0"),
+        ({"beta": -1}, "beta: got -1; expected a finite number >= 0"),
+        ({"lr": -0.1}, "lr: got -0.1; expected a finite number >= 0"),
+        ({"decay": float("inf")}, "decay: got inf; expected a finite number >= 0"),
+        ({"l1": float("nan")}, "l1: got nan; expected a finite number >= 0"),
+        ({"l2": "1"}, "l2: got '1'; expected a finite number >= 0"),
+        ({"lr": wrong}, "lr: got tensor(0.1000); expected a finite number >= 0"),
+    ):
         with pytest.raises(ValueError, match=re.escape(message)):
             FTRLProximal([parameter(2)], **options)
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -42,7 +42,6 @@ l2 = 0.4
 
 
 def example(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the example to its end."""
     command = [sys.executable, "examples/torch_wide.py", *map(str, arguments)]
     return subprocess.run(
         command,
@@ -58,9 +57,8 @@ def example(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def printed_scores(output: str) -> list[tuple[float, float]]:
     """The scores of the first rows: PyTorch's, and those of the published model."""
     cells = [line.split() for line in output.splitlines()]
-    return [
-        (float(line[1]), float(line[2])) for line in cells if len(line) == 3 and line[0] in tuple("12345")
-    ]
+    shown = [line for line in cells if len(line) == 3 and line[0] in tuple("12345")]
+    return [(float(line[1]), float(line[2])) for line in shown]
 
 
 @pytest.fixture
@@ -70,9 +68,8 @@ def log(tmp_path: Path) -> Path:
     for _ in range(600):
         age = random.integers(5)
         click = int(random.random() < 0.2 + 0.1 * age)
-        lines.append(
-            f"{click},{random.uniform(0.5, 2):.3f},b{random.integers(8)},a{age},{random.normal():.3f}"
-        )
+        weight, brand = random.uniform(0.5, 2), random.integers(8)
+        lines.append(f"{click},{weight:.3f},b{brand},a{age},{random.normal():.3f}")
     path = tmp_path / "log.csv"
     path.write_text("\n".join(lines) + "\n")
     (tmp_path / "spec.toml").write_text(SPEC)

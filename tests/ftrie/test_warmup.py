@@ -27,9 +27,7 @@ with on_compile(print):
 
 def python(cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
-    )
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
 def test_the_second_warm_up_has_nothing_to_compile(say: Say) -> None:

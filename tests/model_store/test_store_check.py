@@ -21,16 +21,13 @@ SEVERAL = 3
 
 @pytest.fixture
 def ads(store: Store) -> ModelVersions:
-    """Versions 1 to 3, of which 3 is active."""
     ads = store.model("ads")
     for number in range(SEVERAL):
         ads.publish_and_activate(model(weights=[number + 1.0] * 5))
     return ads
 
 
-def test_a_junk_pointer_stays_off_the_history_and_every_command_goes_on(
-    store: Store, ads: ModelVersions
-) -> None:
+def test_a_junk_pointer_stays_off_the_history_and_commands_go_on(store: Store, ads: ModelVersions) -> None:
     for junk in (b"abc", b"", b"0", b"-1", b"\xff", b"07"):
         told: list[str] = []
         ads = store.model("ads", told.append)
@@ -122,9 +119,7 @@ def test_a_junk_manifest_is_listed_as_damaged_and_made_again_from_its_bytes(
     assert store.check() == []
 
 
-def test_members_that_are_no_versions_are_left_out_reported_and_removed(
-    store: Store, ads: ModelVersions
-) -> None:
+def test_members_that_are_no_versions_are_left_out_told_and_removed(store: Store, ads: ModelVersions) -> None:
     store.client.zadd(ads.keys.versions, {"abc": 1, b"\xff": 2, "1": float("inf")})
     store.client.lpush(ads.keys.history, "abc")
     told: list[str] = []
@@ -149,9 +144,7 @@ def test_a_list_of_versions_of_another_type_is_built_again(store: Store, ads: Mo
 
 
 @on_every_kind
-def test_a_version_beyond_repair_is_refused_and_the_one_before_it_active(
-    store: Store, ads: ModelVersions
-) -> None:
+def test_a_version_beyond_repair_is_refused_and_the_last_active(store: Store, ads: ModelVersions) -> None:
     store.client.set(ads.keys.chunks(3, 1)[0], b"junk")
     found = store.check(repair=True)
     assert [each.key for each in found] == [ads.keys.manifest(3), ads.keys.active]
@@ -161,9 +154,7 @@ def test_a_version_beyond_repair_is_refused_and_the_one_before_it_active(
     assert ads.rollback() == 1
 
 
-def test_a_pinned_version_a_lease_and_a_guard_are_repaired_field_by_field(
-    store: Store, ads: ModelVersions
-) -> None:
+def test_a_pin_a_lease_and_a_guard_are_repaired_field_by_field(store: Store, ads: ModelVersions) -> None:
     lease = store.trainer_lease("ads", "one")
     lease.take()
     ads.activate(2)

@@ -12,7 +12,7 @@ from ftrie.client.client import Client
 from model_store.store import Store
 from server.settings import Settings
 from tests.server import shop
-from tests.server.one_process import Server
+from tests.server.one_process import Server, serving
 
 
 @pytest.fixture
@@ -35,8 +35,7 @@ def start(store: Store, store_url: str) -> Iterator[Callable[..., Server]]:
 
     yield started
     for server in servers:
-        server.drain(refuse=False)
-        server.shutdown()
+        server.end()
 
 
 @pytest.fixture
@@ -49,7 +48,6 @@ def server(shop_store: Store, start: Callable[[], Server]) -> Server:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    """A client of `server`."""
     with Client(server.address, timeout_s=20.0) as connected:
         yield connected
 
@@ -59,16 +57,11 @@ def shared_server() -> Iterator[Server]:
     """A server on the shop's first model with a store of its own, for the tests that only ask."""
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, Store.open(f"embedded:{folder}") as store:
         shop.fill(store)
-        server = Server(Settings((shop.NAME,), f"embedded:{folder}", drain_s=1.0, store_budget_s=2.0))
-        server.startup()
-        assert server.ready.wait(180)
-        yield server
-        server.drain(refuse=False)
-        server.shutdown()
+        with serving(store.url, store_budget_s=2.0) as server:
+            yield server
 
 
 @pytest.fixture(scope="session")
 def shared_client(shared_server: Server) -> Iterator[Client]:
-    """A client of `shared_server`."""
     with Client(shared_server.address, timeout_s=20.0) as connected:
         yield connected

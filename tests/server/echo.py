@@ -16,7 +16,6 @@ METHOD = "/test.Echo/Echo"
 
 
 def handlers() -> grpc.GenericRpcHandler[Any, Any]:
-    """The service's."""
     echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
     return grpc.method_handlers_generic_handler("test.Echo", {"Echo": echo})
 
@@ -44,7 +43,6 @@ def serving(
 
 
 def outcome(address: str, access: Access = OPEN) -> grpc.StatusCode:
-    """How one call ends."""
     with access.channel(address) as channel:
         call: Callable[..., bytes] = channel.unary_unary(METHOD)
         try:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from server.sync.state_folder import StateFolder
 from server.sync.store_sync import StoreSync
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.status import ModelStatus
+from tests.server import shop
 
 _log = structlog.get_logger(__name__)
 
@@ -43,21 +45,17 @@ class Server:
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:
-        """What is served of each model."""
         return self._worker.models
 
     @property
     def current(self) -> ModelHandle:
-        """What is served of the first model."""
         return self.models[self._settings.models[0]]
 
     @property
     def ready(self) -> threading.Event:
-        """Set once every model is served."""
         return self._worker.ready
 
     def status(self) -> tuple[ModelStatus, ...]:
-        """Each model as it is now."""
         return self._sync.status()
 
     def startup(self) -> None:
@@ -90,23 +88,35 @@ class Server:
             self._state = None
         _log.info("stopped", models=self._settings.models)
 
-    # -- what the worker reports
+    def end(self) -> None:
+        """Stop it, without a pause in which it refuses calls."""
+        self.drain(refuse=False)
+        self.shutdown()
 
     def swapped(self, model: str, version: int) -> None:
-        """See `worker.Reports`."""
         served = self.current.served
         if served is not None and self.ready.is_set() and self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None
             on_ready(served, self.address)
 
     def released(self, serial: int) -> None:
-        """See `worker.Reports`."""
         self._sync.distribution.given_back(self._worker, serial)
 
     def refused(self, model: str, version: int, error: str) -> None:
         """See `worker.Reports`; the worker has logged it."""
 
     def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """See `worker.Reports`."""
         self.totals.add("worker", meter)
         self._sync.items_found(late)
+
+
+@contextmanager
+def serving(url: str, *models: str, **settings: Any) -> Iterator[Server]:
+    """A server of these models, or of the shop, once it is ready."""
+    server = Server(Settings(models or (shop.NAME,), url, drain_s=1.0, **settings))
+    server.startup()
+    try:
+        assert server.ready.wait(180)
+        yield server
+    finally:
+        server.end()

@@ -28,12 +28,10 @@ def ranked(ranker: Ranker, *args: Any, **options: Any) -> Ranking:
 
 
 def scores(ranking: Ranking) -> dict[str, float]:
-    """Each id's score."""
     return dict(zip(ranking.ids, ranking.score, strict=True))
 
 
 def options_of(**message: Any) -> Options:
-    """The options of a request."""
     found = read_options(RankRequest(**message), "")
     assert found is not None
     return found

@@ -71,7 +71,6 @@ USERS: dict[str, dict[str, str]] = {
 
 
 def spec(values: str = "single") -> ModelSpec:
-    """The shop's spec, resolved."""
     parsed = parse_spec(f'{SPEC}[learner]\nvalues = "{values}"\n')
     return parsed.resolve(["click", "device", *parsed.fields])
 
@@ -95,7 +94,6 @@ def masks() -> dict[bytes, int]:
 
 
 def artefact(seed: int = 1, values: str = "single") -> Artefact:
-    """The model `seed`."""
     keys = list(masks())
     data = b"".join(keys)
     if values == "single":

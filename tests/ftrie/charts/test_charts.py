@@ -83,7 +83,6 @@ KINDS: dict[str, Callable[[], Spec]] = {
 
 
 def parts(spec: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a specification."""
     if isinstance(spec, dict):
         yield spec
     for each in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
@@ -92,11 +91,10 @@ def parts(spec: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_chart_has_one_data_set_and_words_and_is_drawn(kind: str) -> None:
-    chart = KINDS[kind]()
-    spec = chart
+    spec = KINDS[kind]()
     assert [part["data"]["name"] for part in parts(spec) if "data" in part] == ["rows"]
     assert len(spec["description"]) > 3 and spec["width"] == "container"
-    picture = ElementTree.fromstring(svg(chart, 500))
+    picture = ElementTree.fromstring(svg(spec, 500))
     (inner,) = picture.findall(f"{SVG}svg")
     assert inner.get("role") == "img" and inner.get("aria-label") == spec["description"]
     assert inner.get("viewBox", "").startswith("0 0 500 ")

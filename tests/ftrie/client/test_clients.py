@@ -183,9 +183,8 @@ def test_a_filter_by_field_is_one_text_or_several_or_two_bounds() -> None:
     bounds = [Between("bid", 2), Between("age", most=-5), Between("x"), Between("y", -0.5, 5)]
     assert request_of("shop", filters=tests) == request_of("shop", filters=[*long, *bounds])
     for test in (1, (1, 2, 3), ["a", 1], (None, "b")):
-        with pytest.raises(
-            TypeError, match="filters: got .* for 'bid', expected a text, several texts, or the pair"
-        ):
+        said = "filters: got .* for 'bid', expected a text, several texts, or the pair"
+        with pytest.raises(TypeError, match=said):
             request_of("shop", filters={"bid": test})  # type: ignore[dict-item]
 
 

@@ -11,19 +11,18 @@ from ftrie.commands.bench import CHECKOUT, REMEDIES, benchmark_names, needs
 from tests.ftrie.conftest import Say
 
 
-def test_the_benchmarks_of_the_checkout_are_found_but_not_their_parts() -> None:
+def test_benchmarks_are_found_without_their_parts_and_an_unknown_one_is_refused_before_any_runs(
+    say: Say,
+) -> None:
+    code, out, err = say("bench", "train", "nope")
+    assert (code, out) == (1, "")
+    assert "'nope'" in err and "train" in err
     names = benchmark_names()
     assert {"rank", "train"} <= set(names)
     assert not {"common", "load", "streams"} & set(names)
 
 
-def test_an_unknown_benchmark_is_refused_before_any_runs(say: Say) -> None:
-    code, out, err = say("bench", "train", "nope")
-    assert (code, out) == (1, "")
-    assert "'nope'" in err and "train" in err
-
-
-def test_a_benchmark_without_what_it_needs_says_what_to_install(
+def test_a_benchmark_without_its_needs_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, say: Say
 ) -> None:
     monkeypatch.setenv("PATH", "")

@@ -92,13 +92,8 @@ def test_the_script_of_the_documentation_ranks_and_reports_a_click(server: Serve
     script = script.replace(" ads ", f" {shop.NAME} ").replace("shoes-7,shoes-9", "item-1,item-2")
     place = {"FTRIE_RANK_ADDRESS": server.address, "FTRIE_FEEDBACK_ADDRESS": server.address}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euc", script],
-        env={**os.environ, **place, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {**os.environ, **place, "PATH": path}
+    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "1 accepted, 0 reported before", done.stderr
     assert stream(store)[0]["item"] in ("item-1", "item-2")
 

@@ -79,8 +79,11 @@ def test_init_lists_the_columns_of_a_log_without_a_header(tmp_path: Path, say: S
     assert (code, "header" in told) == (0, False)
 
 
-def test_a_model_of_a_log_without_a_header_knows_its_columns(tmp_path: Path, ask: Ask) -> None:
+def test_a_model_of_a_log_without_a_header_knows_its_columns(tmp_path: Path, ask: Ask, say: Say) -> None:
     """--no-header once: the model is evaluated on such logs without it, and on a log with the names as a header."""
+    for command in ("train", "evaluate", "tune", "audit", "replay", "init", "train-distributed"):
+        code, out, _ = say(command, "--help")
+        assert (code, "--no-header" in out) == (0, True), command
     log, spec, model = tmp_path / "day.csv", tmp_path / "spec.toml", tmp_path / "m.arrow"
     log.write_text("".join(f"{int(row[0])},{row[1]},{row[4]}\n" for row in visits(500, 3)))
     spec.write_text('[model]\nname = "m"\n[input]\nlabel = "c1"\n')
@@ -113,12 +116,6 @@ def test_init_writes_views_for_clicks_beside_views_which_estimates_refuse(
     assert "input.views: estimates judge single impressions" in err
 
 
-def test_every_command_that_reads_logs_takes_no_header(say: Say) -> None:
-    for command in ("train", "evaluate", "tune", "audit", "replay", "init", "train-distributed"):
-        code, out, _ = say(command, "--help")
-        assert (code, "--no-header" in out) == (0, True), command
-
-
 SPEC = '[model]\nname = "hotels"\n[input]\nlabel = "click"\n[fields]\nprice = { side = "item" }\n'
 
 
@@ -131,9 +128,7 @@ def logs(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [str(next(folder.glob(f"{kind}.jsonl*"))) for kind in ("impressions", "clicks")]
 
 
-def test_from_event_files_to_a_judged_model_in_four_commands(
-    logs: list[str], tmp_path: Path, ask: Ask
-) -> None:
+def test_from_event_files_to_a_judged_model_in_four(logs: list[str], tmp_path: Path, ask: Ask) -> None:
     spec, best, model = tmp_path / "hotels.toml", tmp_path / "best.toml", tmp_path / "hotels.arrow"
     ask("init", *logs, "--output", spec)
     ask("tune", spec, *logs, "--try", "alpha=0.02,0.1", "--output", best)
@@ -166,9 +161,7 @@ def test_the_order_shown_of_the_hotel_lists_is_the_known_one(
     assert 0.446 < requests["orders"]["shown order"]["mrr"] < 0.450
 
 
-def test_a_run_over_events_has_no_checkpoint_and_logs_of_rows_no_common_guess(
-    tmp_path: Path, say: Say
-) -> None:
+def test_a_run_over_events_has_no_checkpoint_and_logs_of_rows_no_guess(tmp_path: Path, say: Say) -> None:
     spec, a, b = tmp_path / "hotels.toml", tmp_path / "a.jsonl", tmp_path / "b.csv"
     spec.write_text(SPEC)
     a.write_text('{"request_id": "r", "ts": 1700000000, "items": [{"id": "a", "features": {"price": 1}}]}\n')

@@ -112,9 +112,8 @@ def test_a_store_that_dies_at_the_end_costs_no_model(
 ) -> None:
     training = Training(tmp_path / "run", write_spec(tmp_path / "shop.toml"))
     store.client.set("ftrie:{shop}:versions", "not a sorted set")
-    code, _, said = say(
-        *training.arguments(write_logs(tmp_path), f"--store={store_url}", "--publish-every=500")
-    )
+    words = training.arguments(write_logs(tmp_path), f"--store={store_url}", "--publish-every=500")
+    code, _, said = say(*words)
     assert (code, "no version could be published at" in said) == (5, True)
     assert Artefact.read(training.folder / "save.arrow").rows > 0
     assert report_of(training)["published"]["failed"] > 0

@@ -22,7 +22,6 @@ ASKED = ["--cookie", "u1", "--candidates", ",".join(ITEMS), "--context", HOUR]
 
 @pytest.fixture
 def rank(shared_server: Server) -> list[str]:
-    """The words that rank on the server."""
     return ["rank", shop.NAME, "--address", shared_server.address]
 
 
@@ -74,9 +73,7 @@ def test_flags_ask_what_the_client_asks(rank: list[str], shared_client: Client, 
     ]
 
 
-def test_a_table_names_version_and_variant_and_has_a_column_for_what_was_asked(
-    rank: list[str], say: Say
-) -> None:
+def test_a_table_names_version_and_variant_and_has_what_was_asked(rank: list[str], say: Say) -> None:
     flags = ["--candidate-set", "front page", "--variant", "plain", "--context", "moon=full"]
     code, out, _ = say(*rank, *flags)
     lines = out.splitlines()

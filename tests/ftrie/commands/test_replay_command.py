@@ -64,7 +64,6 @@ def events_spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A few rows."""
     return write_rows(tmp_path / "log.csv", rows_of(20, seed=1))
 
 
@@ -141,8 +140,7 @@ def test_a_spec_without_fields_takes_those_of_the_events_as_the_trainer_does(
 ) -> None:
     spec, replayed = written(tmp_path, BARE_SPEC), tmp_path / "replayed.arrow"
     logs = write_events(tmp_path, lists_of(50, seed=4))
-    found = ask("replay", spec, *logs, "--save", replayed, "--policy", "learning")
-    assert found["examples"] == 100
+    assert ask("replay", spec, *logs, "--save", replayed, "--policy", "learning")["examples"] == 100
     assert set(Artefact.read(replayed).spec.fields) == {"age", "brand"}
     assert replayed.read_bytes() == trained(ask, spec, store_url, *logs)
 
@@ -259,9 +257,6 @@ def test_places_are_counted_as_numbers_are_and_every_item_of_a_file_is_a_candida
     assert ask("replay", spec, log, *uniform, *items)["estimates"]["candidates"] == len(ITEMS)
 
 
-# -- refusals
-
-
 def test_a_policy_that_is_none_is_refused(spec: Path, log: Path, refusal: Refuse) -> None:
     for policy, reason in (
         ("learning@nobody", "no variant 'nobody'"),
@@ -290,7 +285,7 @@ def test_a_log_without_useful_propensities_says_only_what_it_did(
     assert logged["estimates"]["ips"]["value"] == pytest.approx(clicked)
 
 
-def test_models_and_items_that_cannot_be_told_apart_are_refused(
+def test_models_and_items_that_are_not_told_apart_are_refused(
     tmp_path: Path, log: Path, refusal: Refuse
 ) -> None:
     flat = written(tmp_path, BARE_SPEC + "[fields]\nage = {}\n")
@@ -300,8 +295,7 @@ def test_models_and_items_that_cannot_be_told_apart_are_refused(
     items = write_items(tmp_path / "items.csv")
     items.write_text(items.read_text().replace("puma", "7").replace("nike", "8"))
     write_rows(log, [row for row in without("brand") if row["item"] != "d"])
-    said = refusal(spec, log, "--items", items, "--policy", "learning")
-    assert "item 'd' cannot be a candidate" in said
+    assert "item 'd' cannot be a candidate" in refusal(spec, log, "--items", items, "--policy", "learning")
 
 
 def test_a_log_without_an_event_or_a_label_is_refused_and_a_model_of_nothing_not_saved(

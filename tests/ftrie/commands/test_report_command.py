@@ -11,8 +11,8 @@ from ftrie.outcomes import outcomes
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineSums
 from tests.ftrie.conftest import Ask, Say
-from tests.model_store.models import model
 
+pytestmark = pytest.mark.usefixtures("ads")
 REPORT = ["experiment", "report", "ads"]
 
 
@@ -39,13 +39,6 @@ def served(requests: int, clicks: int, per_request: int = 10, promised: float | 
 def now() -> int:
     """The minute in which the test begins; the report's `--since` counts back from when it runs."""
     return int(time.time()) // 60
-
-
-@pytest.fixture(autouse=True)
-def ads(store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ads, whose variants base and plain share the traffic evenly, is active in the default store."""
-    monkeypatch.setenv("FTRIE_STORE", store_url)
-    store.model("ads").publish_and_activate(model())
 
 
 @pytest.fixture
@@ -122,16 +115,14 @@ def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of_unless_shares
 
 
 def test_few_clicks_are_shown_and_not_compared(say: Say, store: Store, now: int) -> None:
-    online = store.model("ads").online
-    online.write({(now - 5, 1, "base"): served(20, 3), (now - 5, 0, ""): served(20, 3)})
+    store.model("ads").online.write({(now - 5, 1, "base"): served(20, 3), (now - 5, 0, ""): served(20, 3)})
     _, out, _ = say(*REPORT)
     assert "(none) against base: not compared before each has 10 clicks" in out
     assert "0.511 % to 4.317 %" in out  # Wilson's of 3 of 200
 
 
 def test_the_picture_has_one_scale_and_every_interval_within_it() -> None:
-    cells = [((1, 1, "all"), served(1_000, 500)), ((1, 1, ""), served(100, 80))]
-    found = outcomes(cells, {}, None, 0.05)
+    found = outcomes([((1, 1, "all"), served(1_000, 500)), ((1, 1, ""), served(100, 80))], {}, None, 0.05)
     assert set(found.variants) == {"", "all"}  # a variant called all, and one without a name
     assert found.all.sums.requests == 1_100
     _, *lines = picture([("a", found.variants["all"]), ("b", found.variants[""])])

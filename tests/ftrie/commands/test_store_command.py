@@ -13,6 +13,7 @@ from model_store.store import Store
 from tests.ftrie.conftest import Ask, Say
 from tests.model_store.models import KEYS, model, own_model
 
+pytestmark = pytest.mark.usefixtures("default_store")
 JSON_MODEL = {
     "list": [
         {"fid": "0", "key": "P_N_T_1_20631_5d3eb4db", "value": -0.00515923},
@@ -22,12 +23,6 @@ JSON_MODEL = {
     "type": "ps_cmi_ad",
 }
 SPEC = '[model]\nname = "ads"\n[input]\nlabel = "click"\n[fields]\nage = { side = "user" }\n'
-
-
-@pytest.fixture(autouse=True)
-def default_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's store is the one that commands use by default."""
-    monkeypatch.setenv("FTRIE_STORE", store_url)
 
 
 @pytest.fixture
@@ -233,9 +228,6 @@ def test_a_variant_with_its_own_weights_is_exported_and_inspected_alone(
     assert ["brand=acme", "—", "4.00000", "—"] in table
 
 
-# -- deltas
-
-
 @pytest.fixture
 def line(store: Store) -> list[Artefact]:
     """A snapshot as version 1 and two deltas after it, the last one active; the models they stand for."""
@@ -296,10 +288,3 @@ def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(
     assert "version 1 of ads is a snapshot; export it without --delta" in " ".join(complaint.split())
     assert say("store", "export", "ads", tmp_path / "d.json", "--delta")[0] == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rollback_and_gc_know_what_deltas_need(ask: Ask, store: Store, line: list[Artefact]) -> None:
-    assert ask("store", "rollback", "ads", 2) == {"model": "ads", "active": 2, "before": 3}
-    assert ask("store", "gc", "ads", "--keep", 1) == {"model": "ads", "deleted": [], "dry_run": False}
-    store.model("ads").publish_and_activate(line[0])
-    assert ask("store", "gc", "ads", "--keep", 1)["deleted"] == [3]

@@ -89,8 +89,7 @@ def test_a_run_publishes_what_it_saves_and_the_trainer_of_one_process_goes_on_fr
     assert shop.active() == answer["version"] == 1
     assert shop.materialise(1).to_bytes() == artefact.to_bytes()
     more = write_log(tmp_path / "more.csv", rows(50, 3))
-    goes_on = ask("train", spec, more, "--init-from=active", f"--store={store_url}")
-    assert goes_on["keys"] >= artefact.rows
+    assert ask("train", spec, more, "--init-from=active", f"--store={store_url}")["keys"] >= artefact.rows
 
 
 @ON_RAY

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from model_store.store import Store
+from tests.degradation.conftest import valkey
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext
 
+__all__ = ["valkey"]
 PROCESSES: dict[str, int] = {}
 """The dashboards' processes by URL."""
 
@@ -27,9 +29,7 @@ def traded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the store of a market that was open for some seconds: models, outcomes, impressions and clicks."""
     folder = tmp_path_factory.mktemp("live")
     words = f"live --seconds 20 --rate 80 --frozen 0 --dir {folder} --json".split()
-    done = subprocess.run(
-        [sys.executable, "-m", "ftrie", *words], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "ftrie", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2_000:]
     url = f"embedded:{folder / 'store'}"
     with Store.open(url):  # so that it runs from the first test to the last
@@ -66,11 +66,9 @@ def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--js-flags=--expose-gc"]
-        )
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--js-flags=--expose-gc"]
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
         yield browser
         browser.close()
 
@@ -88,7 +86,6 @@ class Watcher:
         self.context.route("**/*", self._route)
 
     def open(self, url: str) -> Any:
-        """A page, once its title is there."""
         page = self.context.new_page()
         page.on(
             "console", lambda message: self.errors.append(message.text) if message.type == "error" else None
@@ -99,7 +96,6 @@ class Watcher:
         return page
 
     def close(self) -> None:
-        """Close the window."""
         self.context.close()
 
     def _route(self, route: Any) -> None:
@@ -112,6 +108,5 @@ class Watcher:
 
 @pytest.fixture
 def window(chromium: Browser) -> Iterator[Watcher]:
-    """A wide window."""
     with closing(Watcher(chromium)) as watcher:
         yield watcher

@@ -21,15 +21,12 @@ def rate(clicks: int, shown: int) -> Ratio:
 
 def ever_excludes_zero(effect: float, seed: int) -> tuple[bool, bool]:
     """Whether the lift's interval and the fixed one exclude 0 at any of many looks at a run without a difference."""
-    random = np.random.default_rng(seed)
-    clicks = random.binomial(STEP, BASE, size=(LOOKS, 2)).cumsum(0)
+    clicks = np.random.default_rng(seed).binomial(STEP, BASE, size=(LOOKS, 2)).cumsum(0)
     valid = fixed = False
     for look, (own, base) in enumerate(clicks.tolist(), 1):
         shown = look * STEP
-        found, once = (
-            lift(rate(own, shown), rate(base, shown), effect),
-            difference(rate(own, shown), rate(base, shown)),
-        )
+        rates = rate(own, shown), rate(base, shown)
+        found, once = lift(*rates, effect), difference(*rates)
         assert found is not None and once is not None
         valid = valid or not found.interval.low <= 0.0 <= found.interval.high
         fixed = fixed or not once.relative_interval.low <= 0.0 <= once.relative_interval.high

@@ -51,7 +51,6 @@ def _this_minute() -> None:
 
 
 def sums(draw: random.Random) -> OnlineSums:
-    """Plausible sums of a minute."""
     requests = draw.randrange(1, 50)
     clicks = draw.randrange(0, requests)
     return OnlineSums(
@@ -98,8 +97,7 @@ def test_the_last_day_is_there_at_once_the_rest_soon_and_groups_add_up_to_the_to
         minutes.follow(online)
     for begin, stop in ((NOW - 5_000, NOW + 1), (NOW - 2_000, NOW - 1_000), (NOW - 10, NOW)):
         assert totals(minutes, begin, stop) == added(written, begin, stop)
-    first = minutes.first(NOW - 5_000, NOW + 1)
-    assert first == min(minute for minute, _, _ in written)
+    assert minutes.first(NOW - 5_000, NOW + 1) == min(minute for minute, _, _ in written)
 
     begin, stop, size = NOW - 4_320, NOW + 1, 450
     groups = list(minutes.groups(begin, stop, size))
@@ -116,10 +114,8 @@ def test_what_the_trainer_changes_later_is_read_again(
 ) -> None:
     minutes, online = Minutes(), store.model("shop").online
     minutes.follow(online)
-    changed = {
-        (NOW, 9, "base"): OnlineSums(requests=1_000, shown=1_000),
-        (NOW - 60, 9, "new"): OnlineSums(requests=7),
-    }
+    changed = {(NOW, 9, "base"): OnlineSums(requests=1_000, shown=1_000)}
+    changed[NOW - 60, 9, "new"] = OnlineSums(requests=7)
     online.write(changed)
     minutes.follow(online)
     assert totals(minutes, NOW, NOW + 1) == added({**written, **changed}, NOW, NOW + 1)
@@ -147,16 +143,14 @@ def test_outcomes_of_a_long_join_window_come_to_minutes_that_were_read_empty(
 
 @pytest.fixture
 def registry() -> CollectorRegistry:
-    """Some of a server's metrics."""
     return CollectorRegistry()
 
 
 def test_rates_are_of_what_was_counted_between_two_reads(registry: CollectorRegistry) -> None:
     calls = Histogram("ftrie_call_seconds", "", ("model",), registry=registry, buckets=(0.001, 0.002, 0.004))
     errors = Counter("ftrie_errors", "", ("model",), registry=registry)
-    page = MetricsPage(
-        "127.0.0.1", 0, registry, lambda: {"ready": True, "models": [{"name": "shop", "version": 3}]}
-    )
+    health = {"ready": True, "models": [{"name": "shop", "version": 3}]}
+    page = MetricsPage("127.0.0.1", 0, registry, lambda: health)
     try:
         watch = ServerWatch(page.address)
         watch.scrape()
@@ -183,9 +177,7 @@ def test_rates_are_of_what_was_counted_between_two_reads(registry: CollectorRegi
     assert watch.state.total("ftrie_errors_total") == 6  # what was known stays
 
 
-def test_what_is_no_metrics_page_is_a_problem(
-    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_page_is_a_problem(registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     for body in (b"{", b"\xff\xfe", b"ftrie_x{le= 3", json.dumps([1]).encode()):
         monkeypatch.setattr(scrape, "fetched", lambda address, path, body=body: body)
         server, trainer = ServerWatch("a:1"), TrainerWatch("a:1")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -55,7 +54,6 @@ def settled(page: Any, path: str) -> None:
 
 
 def number(page: Any, what: str) -> int:
-    """The figure of a tile."""
     tile = page.locator(".tile", has=page.locator(f"dt:text-is('{what}')"))
     return int(re.sub(r"\D", "", tile.locator("dd").first.inner_text()))
 
@@ -85,9 +83,7 @@ def test_every_page_needs_nothing_from_elsewhere_and_fits_and_axe_finds_no_serio
         assert shown == []
 
 
-def test_the_figures_are_the_stores_and_keys_walk_the_pages(
-    window: Watcher, watched: str, traded: str
-) -> None:
+def test_figures_are_the_stores_and_keys_walk_the_pages(window: Watcher, watched: str, traded: str) -> None:
     page = window.open(watched)
     settled(page, "/")
     stop = int(time.time()) // 60 + 1
@@ -221,18 +217,6 @@ def test_read_only_pages_change_nothing(window: Watcher, traded: str) -> None:
         page = window.open(url + "models")
         settled(page, "/models")
         assert page.get_by_role("button", name="Activate").count() == 0
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[Valkey]:
-    """A Valkey of the test's own, with the shop's first version active."""
-    running = Valkey(tmp_path)
-    try:
-        with Store.open(running.url) as store:
-            shop.fill(store)
-        yield running
-    finally:
-        running.kill()
 
 
 def test_while_the_store_is_away_the_page_says_so_and_recovers_also_from_a_start_without_it(

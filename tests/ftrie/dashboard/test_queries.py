@@ -45,7 +45,6 @@ def feed(traded: str) -> Iterator[Feed]:
 
 @pytest.fixture(scope="module")
 def state(feed: Feed) -> ModelState:
-    """The market's snapshot."""
     return feed.model("market")
 
 
@@ -83,9 +82,7 @@ def test_outcomes_are_those_of_the_minutes_in_the_store(feed: Feed, state: Model
             assert series * math.ceil(count / group_of(count, series)) <= MOST_POINTS
 
 
-def test_versions_and_their_metrics_are_those_of_the_manifests(
-    feed: Feed, state: ModelState, traded: str
-) -> None:
+def test_versions_and_metrics_are_those_of_the_manifests(feed: Feed, state: ModelState, traded: str) -> None:
     lines = version_lines(feed, state)
     with Store.open(traded) as store:
         versions = store.model("market")
@@ -192,23 +189,16 @@ def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, trad
     trial = TryIt(feed, Models(feed), "market")
     form = trial.form()
     assert set(form.user) == {"age", "gender"} and form.context == ("device",)
-    assert set(form.values) == {"age", "gender", "device"} and form.values["age"] in (
-        "18-24",
-        "25-34",
-        "35-49",
-        "50+",
-    )
+    assert set(form.values) == {"age", "gender", "device"}
+    assert form.values["age"] in ("18-24", "25-34", "35-49", "50+")
     request = Request(user={"age": "18-24"}, context={"device": "mobile"}, candidates=form.items, top_k=5)
     found = trial.rank(request)
     with Store.open(traded) as store:
         ranker = load("market", traded).ranker(items=store, users=store)
         for variant, ranking in found.items():
-            wanted = ranker.rank(
-                {"age": "18-24"}, {"device": "mobile"}, list(form.items), top_k=5, variant=variant
-            )
-            assert [(item.id, item.ctr) for item in ranking.items] == [
-                (item.id, item.ctr) for item in wanted.items
-            ]
+            asked = {"age": "18-24"}, {"device": "mobile"}, list(form.items)
+            wanted = [(item.id, item.ctr) for item in ranker.rank(*asked, top_k=5, variant=variant).items]
+            assert [(item.id, item.ctr) for item in ranking.items] == wanted
     best = found["base"].items[0]
     (explained,) = trial.explain(request, "base", [best.id])
     assert sum(group.sum for group in explained.groups) == pytest.approx(explained.item.score, abs=1e-9)

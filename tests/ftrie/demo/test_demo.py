@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,13 +44,8 @@ def scratch() -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_the_demo_learns_the_shop_and_the_server_follows_its_tastes(scratch: Path) -> None:
-    finished = subprocess.run(
-        [*DEMO, "60000", "--json"],
-        env=_environment(scratch),
-        capture_output=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    command = [*DEMO, "60000", "--json"]
+    finished = subprocess.run(command, env=_environment(scratch), capture_output=True, timeout=TIMEOUT_S)
     assert finished.returncode == 0, finished.stderr.decode()
     answer = json.loads(finished.stdout)
 
@@ -73,14 +69,9 @@ def test_the_demo_learns_the_shop_and_the_server_follows_its_tastes(scratch: Pat
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_demo_leaves_nothing_behind(scratch: Path, number: signal.Signals, code: int) -> None:
     """Ctrl-C reaches every process of the group."""
-    with subprocess.Popen(
-        [*DEMO, "20000"],
-        env=_environment(scratch),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    ) as demo:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    own = {"env": _environment(scratch), "start_new_session": True}
+    with subprocess.Popen([*DEMO, "20000"], **pipes, **own) as demo:
         assert demo.stdout is not None
         assert any("ranks:" in line for line in demo.stdout), "the demo ended before it ranked"
         (os.killpg if number == signal.SIGINT else os.kill)(demo.pid, number)
@@ -113,7 +104,6 @@ HABITS = Habits(rate=100.0)
 
 
 def seen(market: Market, number: int, habits: Habits = HABITS) -> AnsweredVisit:
-    """A visit that is shown its first candidates, in their order."""
     one = visit(market, habits, number)
     return AnsweredVisit(market, one, np.arange(habits.shown), np.full(habits.shown, 0.1))
 
@@ -135,20 +125,23 @@ def test_the_same_seed_is_the_same_market_and_the_same_visits() -> None:
 def test_appeal_is_what_sets_items_of_one_brand_and_price_apart() -> None:
     def apart(appeal: float) -> float:
         market = Market(2, sizes=Sizes(items_per_category=200, appeal=appeal))
-        known = first_day.BY_BRAND[market.brand] + first_day.BY_LOG_PRICE * np.log(
-            market.price / first_day.TYPICAL_PRICE
-        )
+        dear = np.log(market.price / first_day.TYPICAL_PRICE)
+        known = first_day.BY_BRAND[market.brand] + first_day.BY_LOG_PRICE * dear
         return float((market.item_score - known).std())
 
     assert apart(0.0) < 1e-12
     assert apart(0.8) == pytest.approx(0.8, rel=0.1)
 
 
-def test_visits_come_at_their_rate_in_the_order_of_their_numbers() -> None:
+def test_visits_come_at_their_rate_in_order_and_no_order_does_better_than_the_best() -> None:
     market = Market(1)
     due = [visit(market, HABITS, number).due_s for number in range(200)]
     assert due == sorted(due)
     assert abs(due[-1] - 2.0) <= 1.0 / HABITS.rate
+    random = np.random.default_rng(0)
+    attraction = random.random(12)
+    shown = [random.permutation(12)[:6] for _ in range(50)]
+    assert max(float(attraction[each] @ looked_at(6)) for each in shown) <= best_clicks(attraction, 6)
 
 
 def test_clicks_happen_as_often_as_their_chances_say_and_each_position_is_looked_at_less() -> None:
@@ -164,13 +157,6 @@ def test_clicks_happen_as_often_as_their_chances_say_and_each_position_is_looked
     attraction = np.array([each.attraction[: HABITS.shown] for each in answers])
     expected = attraction.mean(axis=0) * looked_at(HABITS.shown)
     assert np.abs(by_position - expected).max() < 4 * np.sqrt(0.25 / visits)
-
-
-def test_no_order_does_better_than_the_best() -> None:
-    random = np.random.default_rng(0)
-    attraction = random.random(12)
-    shown = [random.permutation(12)[:6] for _ in range(50)]
-    assert max(float(attraction[each] @ looked_at(6)) for each in shown) <= best_clicks(attraction, 6)
 
 
 def test_tastes_change_at_their_second_and_wander_from_where_the_first_day_left_them() -> None:
@@ -219,8 +205,7 @@ def test_a_conversion_follows_its_click_and_is_worth_the_price() -> None:
 
 
 def test_the_first_day_has_the_clicks_that_its_tastes_make() -> None:
-    market = Market(1)
-    table = first_day.first_day(market, 2000, 6)
+    table = first_day.first_day(Market(1), 2000, 6)
     assert table.num_rows == 12_000
     assert table.equals(first_day.first_day(Market(1), 2000, 6))
     first_of_each = table["click"].to_numpy().reshape(-1, 6).mean(axis=0)

@@ -47,12 +47,15 @@ def click(number: int, at: float, model: str = "market") -> Feedback:
     return Feedback(model, f"r{number}", "books-1", "click", at, 0.0)
 
 
-def test_a_click_that_was_not_taken_is_sent_again_until_it_is() -> None:
+def test_a_click_is_sent_again_until_it_is_taken_and_a_sink_that_takes_none_holds_nothing_up() -> None:
     sink = Refusing(failures=3)
     with reporting(sink, 2) as (reporter, sent):
         reporter.expect([click(1, time.time()), click(2, time.time())])
     assert [each.request_id for each in sink.taken] == ["r1", "r2"]
     assert (sent[0].clicks, sent[0].failures, sent[0].unsent) == (2, {"UNAVAILABLE": 3}, 0)
+    with reporting(Refusing(10**9), 0, give_up_s=0.05) as (reporter, sent):
+        reporter.expect([click(1, time.time() - 1)])
+    assert (sent[0].unsent, sent[0].clicks) == (1, 0)
 
 
 def test_clicks_are_reported_in_the_order_of_their_times_and_not_before_them() -> None:
@@ -62,12 +65,6 @@ def test_clicks_are_reported_in_the_order_of_their_times_and_not_before_them() -
     assert [each.request_id for each in sink.taken] == ["r1", "r2", "r3"]
     assert sink.early == 0
     assert sent[0].to_come == 1  # what is still to come at the end does not happen
-
-
-def test_a_sink_that_never_takes_anything_does_not_hold_up_the_end() -> None:
-    with reporting(Refusing(10**9), 0, give_up_s=0.05) as (reporter, sent):
-        reporter.expect([click(1, time.time() - 1)])
-    assert (sent[0].unsent, sent[0].clicks) == (1, 0)
 
 
 def test_the_stream_gets_what_is_told_apart_by_model(store: Store) -> None:

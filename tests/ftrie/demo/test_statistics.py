@@ -22,7 +22,7 @@ def seen(market: Market, number: int, ctr: float = 0.2) -> AnsweredVisit:
     return AnsweredVisit(market, one, np.arange(HABITS.shown), np.full(HABITS.shown, ctr))
 
 
-def test_rates_are_of_what_people_were_shown() -> None:
+def test_rates_are_of_what_people_were_shown_and_there_are_none_of_nothing() -> None:
     market, tally = Market(1, sizes=Sizes(bots=0.5)), Tally()
     visits = [seen(market, number) for number in range(400)]
     for one in visits:
@@ -36,9 +36,6 @@ def test_rates_are_of_what_people_were_shown() -> None:
     assert rates["logloss"] == pytest.approx(loss, abs=1e-6)
     assert rates["expected_ctr"] is not None and rates["best_ctr"] is not None
     assert rates["expected_ctr"] <= rates["best_ctr"]
-
-
-def test_nothing_shown_has_no_rates() -> None:
     assert set(Tally().rates().values()) == {None}
 
 
@@ -68,16 +65,14 @@ def test_a_click_is_in_the_first_version_that_has_learned_through_its_report(kno
     assert fresh.next_window() == [1.0]
 
 
-def test_every_server_is_waited_for() -> None:
+def test_every_server_is_waited_for_and_answers_of_an_earlier_version_change_nothing() -> None:
     fresh = Freshness(2, {7: 5_000}.get)
     fresh.reported(Reported(10.0, 1_000))
     fresh.answered(0, 7, 11.0)
     fresh.answered(1, 7, 12.5)
     assert fresh.next_window() == [1.0, 2.5]
     assert fresh.all() == [1.0, 2.5]
-
-
-def test_answers_of_an_earlier_version_change_nothing() -> None:
+    # Answers of an earlier version change nothing.
     fresh = Freshness(1, {7: 5_000, 8: 6_000}.get)
     fresh.answered(0, 8, 10.0)
     fresh.reported(Reported(10.5, 5_500))

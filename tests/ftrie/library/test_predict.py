@@ -31,11 +31,7 @@ SPECS = {
     "power": SPEC.replace(calibration={"kind": "power"}),
     "adpredictor": SPEC.replace(learner={"algorithm": "adpredictor", "alpha": None}),
 }
-USER, CONTEXT, ITEM = (
-    ("age", "device", "likes"),
-    ("hour", "distance"),
-    ("brand", "tags", "price", "quality"),
-)
+USER, CONTEXT, ITEM = ("age", "device", "likes"), ("hour", "distance"), ("brand", "tags", "price", "quality")
 ROWS, ASKED = 1_500, 40
 
 

@@ -46,14 +46,10 @@ ITEMS: dict[str, dict[str, str]] = {
     "bad price": {"brand": "b2", "price": "dear", "bid": "1e999"},
     "café": {"brand": "b1", "tags": '["red"]', "price": "3", "bid": "2.5", "seller": "s1"},
 }
-USERS: dict[str, dict[str, str]] = {
-    **shop.USERS,
-    "é": {"age": "40"},
-    "bad likes": {"likes": "{}x", "age": "20"},
-}
-CALIBRATED = Calibration(
-    "power", "hour", {"base": VariantCurves(PowerCurve(0.5, 1.25), {b"8": PowerCurve(1.5, 2.0)})}
-)
+USERS: dict[str, dict[str, str]] = {**shop.USERS, "é": {"age": "40"}}
+USERS["bad likes"] = {"likes": "{}x", "age": "20"}
+CURVES = VariantCurves(PowerCurve(0.5, 1.25), {b"8": PowerCurve(1.5, 2.0)})
+CALIBRATED = Calibration("power", "hour", {"base": CURVES})
 UNSURE = parse_spec(shop.SPEC + '[learner]\nalgorithm = "adpredictor"\n')
 MODELS: dict[str, Callable[[], Artefact]] = {
     "one weight": lambda: replace(shop.artefact(), calibration=CALIBRATED),
@@ -62,13 +58,8 @@ MODELS: dict[str, Callable[[], Artefact]] = {
 }
 MANY = ([item for item in ITEMS if item.isascii()] + ["unknown"] * 3) * (FEW_IDS // 10)
 """Which the ranker does not write into a message."""
-ASKED: dict[str, Any] = {
-    "cookie": "u1",
-    "candidates": [*ITEMS, "unknown"],
-    "context": CONTEXT,
-    "variant": "base",
-    "request_id": "r",
-}
+ASKED: dict[str, Any] = {"context": CONTEXT, "variant": "base", "request_id": "r"}
+ASKED |= {"cookie": "u1", "candidates": [*ITEMS, "unknown"]}
 CHANGES: list[dict[str, Any]] = [
     {"cookie": "u2"},
     {"candidates": ["item-3", "café"]},
@@ -135,9 +126,6 @@ def test_an_answer_is_what_a_server_sends_in_every_field(
                 theirs, ours = (outcome(getattr(each, method), **request) for each in (client, ranker))
                 assert repr(ours) == repr(theirs), (method, change)
     assert [change for change in CHANGES if ranker.rank(**{**ASKED, **change}) == plain] == []
-
-
-# -- the store, users, tables
 
 
 def asked(**more: Any) -> dict[str, Any]:
@@ -276,9 +264,6 @@ def test_items_come_from_a_mapping_a_table_a_file_or_the_request(of_shop: Ranker
         Ranker(shop.artefact(), {"": {"brand": "b1"}})
 
 
-# -- versions and experiments
-
-
 def test_an_experiment_divides_requests_and_one_that_does_not_fit_is_refused() -> None:
     pinned = Experiment(shares={"base": 1.0}, pins={"u2": "plain"}, objective="-score")
     ranker = Ranker(shop.artefact(), shop.ITEMS, shop.USERS, experiment=pinned)
@@ -296,9 +281,7 @@ def test_an_experiment_divides_requests_and_one_that_does_not_fit_is_refused() -
     assert ranker.rank("u2", CONTEXT, ["item-1"]).variant == "base"
 
 
-def test_an_update_keeps_the_items_or_takes_others_and_one_that_fails_changes_nothing(
-    of_shop: Ranker,
-) -> None:
+def test_an_update_keeps_the_items_or_takes_others_one_that_fails_changes_nothing(of_shop: Ranker) -> None:
     first = of_shop.rank("u1", **asked())
     of_shop.update(shop.artefact(seed=2), version=2)
     second = of_shop.rank("u1", **asked())

@@ -52,24 +52,14 @@ def test_metrics_are_a_line_per_window_and_variant(run: ftrie.Run) -> None:
     assert "log-loss" in run._repr_html_() and repr(run).startswith("Run('kinds': 1,000 rows")
 
 
-def test_a_run_starts_from_a_model(rows: pa.Table) -> None:
-    first = ftrie.train(ALL_KINDS, rows.slice(0, 700), progress=False).model
-    second = ftrie.train(first.spec, rows.slice(700), initial=first, progress=False)
-    fresh = ftrie.train(first.spec, rows.slice(700), progress=False)
-    loss, without = (run.report.variants["base"].logloss for run in (second, fresh))
-    assert loss is not None and without is not None and loss < without
-
-
 def test_pages_and_pictures(run: ftrie.Run, tmp_path: Path) -> None:
     run.save_report(tmp_path / "run.html")
     run.save_report(tmp_path / "run.svg")
     assert "How kinds learned" in (tmp_path / "run.html").read_text()
     assert (tmp_path / "run.svg").read_text().startswith("<svg")
     pytest.importorskip("altair")
-    chart = run.plot_learning().to_dict()
-    drawn = chart["datasets"]["rows"]
-    metrics = run.metrics
-    assert [row["mean"] for row in drawn] == metrics["total_logloss"].to_pylist()
+    drawn = run.plot_learning().to_dict()["datasets"]["rows"]
+    assert [row["mean"] for row in drawn] == run.metrics["total_logloss"].to_pylist()
     assert {row["series"] for row in drawn} == {"base", "plain"}
     assert "Progressive auc" in run.plot_learning("auc").to_dict()["title"]
     assert run.plot_calibration().to_dict()["title"] == "Calibration"
@@ -86,11 +76,16 @@ def test_plots_without_altair_name_the_extra_and_there_is_no_other_figure(
         run.plot_learning()
 
 
-def test_a_warning_points_at_the_caller(rows: pa.Table) -> None:
+def test_a_warning_points_at_the_caller_and_a_run_starts_from_a_model(rows: pa.Table) -> None:
     spec = ALL_KINDS.replace(fields={"size": {"optional": True}})
     with pytest.warns(ftrie.FtrieWarning, match="no column was found for the optional fields size") as caught:
         ftrie.train(spec, rows, progress=False)
     assert [each.filename for each in caught if each.category is ftrie.FtrieWarning] == [__file__]
+    first = ftrie.train(ALL_KINDS, rows.slice(0, 700), progress=False).model
+    second = ftrie.train(first.spec, rows.slice(700), initial=first, progress=False)
+    fresh = ftrie.train(first.spec, rows.slice(700), progress=False)
+    loss, without = (run.report.variants["base"].logloss for run in (second, fresh))
+    assert loss is not None and without is not None and loss < without
 
 
 def test_a_log_that_ends_early_is_an_error(rows: pa.Table) -> None:

@@ -64,15 +64,12 @@ def test_curves_survive_their_json_form_exactly(power: Curve, isotonic: Curve, v
         assert Calibration.from_json(calibration.to_json()) == calibration
 
 
-def test_the_value_of_the_slicing_field_chooses_the_curve_and_the_whole_stands_in_for_it() -> None:
+def test_the_value_of_the_slicing_field_chooses_the_curve_and_an_artefact_brings_its_calibration() -> None:
     whole, own = PowerCurve(1.0, 1.1), PowerCurve(2.0, 1.0)
     calibration = of_one("power", whole, **{"25": own})
     assert calibration.curve("base", b"25") == own
     assert calibration.curve("base", b"31") == calibration.curve("base") == whole
     assert calibration.curve("plain", b"25") is None
-
-
-def test_an_artefact_brings_its_calibration() -> None:
     calibration = of_one("isotonic", IsotonicCurve(((0.2, 0.1),)), **{"25": IsotonicCurve(((0.3, 0.2),))})
     artefact = replace(model(), calibration=calibration)
     assert Artefact.from_bytes(artefact.to_bytes()).calibration == calibration
@@ -117,7 +114,6 @@ class AsText:
         self._text = text
 
     def to_json(self) -> str:
-        """The text."""
         return self._text
 
 

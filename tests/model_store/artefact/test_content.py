@@ -60,17 +60,11 @@ def test_the_digest_of_parts_is_the_digest_of_the_whole() -> None:
     whole = large_model(100)
     rows = list(range(100))
     random.Random(3).shuffle(rows)
-    parts = [
-        model(
-            [whole.key(row) for row in some],
-            whole.weight[some].tolist(),
-            rate=whole.rate[some],
-            variants=whole.variants[some],
-        )
-        for some in (rows[:40], rows[40:41], rows[41:])
-    ]
-    added = sum((part.rows_content() for part in parts), Content())
-    assert str(added) == whole.content
+    parts = []
+    for some in (rows[:40], rows[40:41], rows[41:]):
+        columns = {name: getattr(whole, name)[some] for name in ("weight", "rate", "variants")}
+        parts.append(model([whole.key(row) for row in some], **columns))
+    assert str(sum((part.rows_content() for part in parts), Content())) == whole.content
     assert whole.rows_content() - parts[0].rows_content() == parts[1].rows_content() + parts[2].rows_content()
 
 

@@ -73,9 +73,7 @@ def taken_out(before: Artefact, delta: Delta) -> Artefact:
 
 @pytest.mark.parametrize("kind", SPECS)
 @given(data=st.data())
-def test_deltas_applied_one_by_one_or_joined_are_the_snapshots_bit_for_bit(
-    kind: str, data: st.DataObject
-) -> None:
+def test_deltas_applied_one_by_one_or_joined_are_the_snapshots_to_the_bit(kind: str, data: Any) -> None:
     history = data.draw(histories(kind))
     served, joined = history[0], None
     for number, (before, after) in enumerate(pairwise(history), 1):
@@ -92,13 +90,10 @@ def test_deltas_applied_one_by_one_or_joined_are_the_snapshots_bit_for_bit(
 @given(data=st.data(), threshold=st.floats(0.001, 3.0))
 def test_a_threshold_holds_back_small_moves_and_no_others(data: st.DataObject, threshold: float) -> None:
     before, after, *_ = data.draw(histories("single"))
-    delta = after.changes_since(before, threshold)
-    made = before.with_changes(delta)
-    weights = [
-        dict(zip(each.key_list(), each.weight.tolist(), strict=True)) for each in (before, after, made)
-    ]
+    made = before.with_changes(after.changes_since(before, threshold))
+    three = (before, after, made)
+    old, new, now = (dict(zip(each.key_list(), each.weight.tolist(), strict=True)) for each in three)
     masks = [dict(zip(each.key_list(), each.variants.tolist(), strict=True)) for each in (before, after)]
-    old, new, now = weights
     for key in {*old, *new}:
         moved = abs(new.get(key, 0.0) - old.get(key, 0.0)) > threshold
         moved |= key in old and key in new and masks[0][key] != masks[1][key]
@@ -106,24 +101,20 @@ def test_a_threshold_holds_back_small_moves_and_no_others(data: st.DataObject, t
     assert made.metrics == after.metrics
 
 
-def test_nothing_changed_is_an_empty_delta() -> None:
-    delta = model().changes_since(model())
-    assert (delta.rows, delta.content) == (0, model().content)
-    assert model().with_changes(delta).to_bytes() == model().to_bytes()
-
-
 def test_moves_held_back_go_out_with_what_they_have_added_up_to() -> None:
     """Small steps against what was published, not against the model before: no drift is lost."""
     published, sent = model([b"age=25"], [0.0]), []
     for step in range(1, 11):
-        now = model([b"age=25"], [step * 0.125])
-        delta = now.changes_since(published, threshold=0.3)
+        delta = model([b"age=25"], [step * 0.125]).changes_since(published, threshold=0.3)
         published = published.with_changes(delta)
         sent.append(delta.weight.tolist())
     assert sent == [[], [], [0.375], [], [], [0.75], [], [], [1.125], []]
 
 
-def test_a_small_change_of_a_large_model_is_a_small_file() -> None:
+def test_a_small_change_of_a_large_model_is_a_small_file_and_none_an_empty_delta() -> None:
+    delta = model().changes_since(model())
+    assert (delta.rows, delta.content) == (0, model().content)
+    assert model().with_changes(delta).to_bytes() == model().to_bytes()
     large = large_model(20_000)
     weight = large.weight.copy()
     weight[::1000] += 1
@@ -140,9 +131,6 @@ def test_calibration_and_16_bit_weights_come_with_a_delta_too() -> None:
     before, after = model(weights=[0.5] * 5, spec=COMPACT), model(weights=[0.5, 1, 2, 3, 3.5], spec=COMPACT)
     schema = pa.ipc.open_file(after.changes_since(before).to_bytes()).schema
     assert weight_type(schema) == (pa.int16(), None)
-
-
-# -- refused
 
 
 def test_a_delta_of_another_model_or_spec_or_of_a_wrong_result_is_refused() -> None:
@@ -162,21 +150,16 @@ def test_a_delta_of_another_model_or_spec_or_of_a_wrong_result_is_refused() -> N
         model().with_changes(own_model().changes_since(own_model()))
 
 
-def test_a_model_of_the_json_form_has_no_deltas() -> None:
+def test_what_has_no_deltas_or_is_none_is_refused() -> None:
     text = b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "x"}'
     json_form = json_model.to_artefact(json_model.parse(text), SPEC)
     for pair in ((json_form, model()), (model(), json_form)):
         with pytest.raises(ArtefactError, match="JSON form cannot have deltas"):
             pair[0].changes_since(pair[1])
-
-
-def test_a_key_that_no_variant_uses_would_be_mistaken_for_one_taken_out() -> None:
+    # A key that no variant uses would be mistaken for one taken out.
     unused = model(KEYS, variants=np.array([1, 1, 0, 1, 1], np.uint32))
     with pytest.raises(ArtefactError, match=r"no variant uses key b'age=31'|no variant uses key b'age=25'"):
         unused.changes_since(model())
-
-
-def test_a_delta_is_no_model_and_a_model_is_no_delta() -> None:
     delta = model(KEYS[:3]).changes_since(model())
     with pytest.raises(ArtefactError, match="got a delta"):
         Artefact.from_bytes(delta.to_bytes())

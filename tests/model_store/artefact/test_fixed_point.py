@@ -25,9 +25,7 @@ def weight_type(artefact: Artefact) -> pa.DataType:
     return pa.ipc.open_file(artefact.to_bytes()).schema.field("weight").type
 
 
-def test_a_model_of_q2_13_is_published_in_16_bits_if_its_weights_fit_and_read_as_float32(
-    store: Store,
-) -> None:
+def test_a_model_of_q2_13_is_published_in_16_bits_if_they_fit_and_read_as_float32(store: Store) -> None:
     artefact, others = model(KEYS, WEIGHTS, spec=COMPACT), [0.1, 1, 2, 3, 3.5]
     assert weight_type(artefact) == pa.int16()
     for each in (artefact, model(KEYS, WEIGHTS), model(KEYS, others, spec=COMPACT)):

@@ -32,8 +32,6 @@ ENTRY = st.fixed_dictionaries(
 MODEL = st.fixed_dictionaries(
     {"list": st.lists(ENTRY, max_size=12, unique_by=lambda entry: entry["key"]), "type": UNICODE}
 )
-
-
 ONE = b'{"list": [{"fid": "0", "key": "age=25", "value": 0.5}], "type": "t"}'
 
 
@@ -67,18 +65,20 @@ def test_a_json_model_survives_import_bytes_and_export(document: Any) -> None:
 @given(st.lists(st.binary(min_size=1, max_size=6), unique=True, max_size=12))
 def test_keys_of_any_bytes_survive_export_and_import(keys: list[bytes]) -> None:
     artefact = model(keys)
-    parsed = json_model.parse(json_model.render(artefact))
-    again = json_model.to_artefact(parsed, SPEC)
+    again = json_model.to_artefact(json_model.parse(json_model.render(artefact)), SPEC)
     assert again.key_list() == artefact.key_list()
     assert again.weight.tobytes() == artefact.weight.tobytes()
 
 
-def test_a_trained_model_names_its_fields_as_fids_and_itself_as_type() -> None:
+def test_a_trained_model_names_its_fields_and_an_imported_weight_is_of_every_variant_without_a_rate() -> None:
     fids = {"bias": "bias", "age=25": "age", "age*brand=25*acme": "age*brand", "brand=acme": "brand"}
     fids |= {"made elsewhere": "other"}
     document = json.loads(json_model.render(model([key.encode() for key in fids])))
     assert document["type"] == "ads"
     assert {entry["key"]: entry["fid"] for entry in document["list"]} == fids
+    artefact = json_model.to_artefact(json_model.parse(ONE), SPEC)
+    assert (artefact.variants.tolist(), artefact.rate.tolist()) == ([0b11], [0.0])
+    assert artefact.weight.dtype == np.float32
 
 
 @given(st.sets(st.text("abgimnrs=*.", min_size=1, max_size=9).map(str.encode) | st.sampled_from(KEYS)))
@@ -89,12 +89,6 @@ def test_ranges_cover_every_row_once_in_order_and_agree_with_the_prefix_rules(ke
     assert [row for _, begin, end in ranges for row in range(begin, end)] == list(range(artefact.rows))
     owner = {artefact.key(row): name for name, begin, end in ranges for row in range(begin, end)}
     assert owner == {key: rules.owner(key) or OTHER for key in keys}
-
-
-def test_an_imported_weight_belongs_to_every_variant_and_has_no_known_rate() -> None:
-    artefact = json_model.to_artefact(json_model.parse(ONE), SPEC)
-    assert (artefact.variants.tolist(), artefact.rate.tolist()) == ([0b11], [0.0])
-    assert artefact.weight.dtype == np.float32
 
 
 GOOD = {"fid": "0", "key": "a", "value": 1.0}
@@ -178,6 +172,5 @@ def test_a_spec_is_inferred_from_keys_of_our_grammar_and_the_rest_is_raw() -> No
 
 @given(st.lists(st.text("ab=*%25", min_size=1, max_size=8).map(str.encode), unique=True, max_size=8))
 def test_every_list_of_keys_has_a_spec(keys: list[bytes]) -> None:
-    spec = infer_spec("m", keys)
-    artefact = model(keys, spec=spec, metrics={})
+    artefact = model(keys, spec=infer_spec("m", keys), metrics={})
     assert sum(end - begin for _, begin, end in key_ranges(artefact)) == len(keys)

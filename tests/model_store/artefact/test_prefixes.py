@@ -23,10 +23,9 @@ CROSSES = [["a", "price"], ["a", "ab", "tags*"], ["a=b", "ab"]]
 
 
 def plan(**more: Any) -> FeaturePlan:
-    document = {"model": {"name": "m"}, "input": {"label": "click"}, "fields": FIELDS | more}
-    return FeaturePlan.of(
-        spec_from_json(json.dumps(document | {"crosses": [{"fields": c} for c in CROSSES]}))
-    )
+    document: dict[str, Any] = {"model": {"name": "m"}, "input": {"label": "click"}, "fields": FIELDS | more}
+    document["crosses"] = [{"fields": cross} for cross in CROSSES]
+    return FeaturePlan.of(spec_from_json(json.dumps(document)))
 
 
 texts = st.text(st.sampled_from("ab=*%é\x00"), min_size=1, max_size=5)

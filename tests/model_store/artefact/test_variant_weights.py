@@ -19,7 +19,6 @@ from model_store.artefact.inspection import one_variant
 from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError
 from model_store.spec.spec import parse_spec
-from model_store.store import Store
 from tests.model_store.models import KEYS, OWN, OWN_NAMES, OWN_SPEC, SPEC, SPEC_TEXT, model, own_model
 
 
@@ -87,18 +86,10 @@ def rewritten(artefact: Artefact, metadata: dict[bytes, bytes], **columns: pa.Ar
     return out.getvalue()
 
 
-def test_a_version_is_published_and_fetched_bit_for_bit(store: Store) -> None:
-    versions = store.model("ads")
-    version = versions.publish_and_activate(own_model())
-    assert versions.materialise(version).to_bytes() == own_model().to_bytes()
-    assert versions.manifest(version).format == 2
-
-
-# -- one variant alone
-
-
 def test_one_variant_keeps_what_it_weighs_and_learns_by_its_own_parameters() -> None:
-    lean = one_variant(own_model(), "lean")
+    curves = {name: VariantCurves(PowerCurve(gamma, 1.0)) for name, gamma in [("base", 0.5), ("lean", 0.25)]}
+    artefact = own_model(calibration=Calibration("power", None, curves))
+    lean = one_variant(artefact, "lean")
     expected = {key: row[2] for key, row in zip(KEYS, OWN.tolist(), strict=True) if row[2]}
     assert dict(zip(lean.key_list(), lean.weight.tolist(), strict=True)) == expected
     assert lean.variants.tolist() == [1] * len(expected)
@@ -108,10 +99,12 @@ def test_one_variant_keeps_what_it_weighs_and_learns_by_its_own_parameters() -> 
     learner = lean.spec.learner
     assert (learner.values, learner.alpha, learner.l1, learner.beta) == ("single", 0.5, 3.0, 1.0)
     assert lean.metrics == {"lean": {"logloss": 0.2}}
+    assert lean.calibration is not None and lean.calibration.variants == {"lean": curves["lean"]}
+    read_back(artefact)
     read_back(lean)
 
 
-def test_one_variant_of_adpredictor_keeps_a_mean_of_0_for_its_variance() -> None:
+def test_one_variant_of_adpredictor_keeps_a_mean_of_0_and_one_of_shared_weights_the_keys_it_uses() -> None:
     text = SPEC_TEXT + '[learner]\nalgorithm = "adpredictor"\nvalues = "per_variant"\n'
     weight = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
     artefact = replace(
@@ -122,9 +115,6 @@ def test_one_variant_of_adpredictor_keeps_a_mean_of_0_for_its_variance() -> None
     )
     plain = one_variant(artefact, "plain")
     assert dict(zip(plain.key_list(), plain.weight.tolist(), strict=True)) == {b"a": 0.0, b"b": 0.25}
-
-
-def test_one_variant_of_shared_weights_keeps_the_keys_it_uses() -> None:
     plain = one_variant(model(variants=np.array([3, 2, 1, 3, 1], np.uint32)), "plain")
     assert sorted(plain.key_list()) == sorted([KEYS[0], KEYS[1], KEYS[3]])
     assert plain.spec.variants["plain"].without == ("age*brand",)
@@ -144,12 +134,3 @@ def test_the_json_form_of_own_weights_asks_for_a_variant() -> None:
         json_model.render(own_model())
     read = json_model.parse(json_model.render(one_variant(own_model(), "plain")))
     assert dict(zip(read.keys, read.values, strict=True)) == {KEYS[2]: 2.0, KEYS[3]: 4.0}
-
-
-def test_one_variant_keeps_its_own_calibration_only() -> None:
-    curves = {name: VariantCurves(PowerCurve(gamma, 1.0)) for name, gamma in [("base", 0.5), ("lean", 0.25)]}
-    artefact = own_model(calibration=Calibration("power", None, curves))
-    alone = one_variant(artefact, "lean").calibration
-    assert alone is not None
-    assert alone.variants == {"lean": curves["lean"]}
-    read_back(artefact)

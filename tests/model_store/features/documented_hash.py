@@ -13,7 +13,6 @@ PART, SEPARATOR = DOCUMENTED["PART"], DOCUMENTED["SEPARATOR"]
 
 
 def digest(text: bytes) -> int:
-    """Of a part of a key."""
     state = SEED ^ (len(text) * LENGTH) & ALL
     for at in range(0, len(text), 8):
         state = (state ^ int.from_bytes(text[at : at + 8], "little")) * WORD & ALL

@@ -66,6 +66,5 @@ def test_digests_are_those_of_each_text(rows: list[list[bytes]], data: st.DataOb
     scratch = np.empty(columns + 1, np.int64), np.empty(int(places.counts.sum()), np.uint64)
     digest_texts(places, raw, *scratch, np.empty(size, np.uint64), np.empty(size, np.int32), out)
     hashed = [whole_key if each else digest for each in raw]
-    assert out.tolist() == [
-        [hashed[place](text) if text else 0 for place, text in enumerate(row)] for row in rows
-    ]
+    expected = [[hashed[place](text) if text else 0 for place, text in enumerate(row)] for row in rows]
+    assert out.tolist() == expected

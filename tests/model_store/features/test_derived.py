@@ -44,8 +44,7 @@ def slow(requests: Sequence[Sequence[Row]]) -> list[Row]:
     for request in requests:
         rows = [dict(row) for row in request]
         for name in ("per_kg", "left", "price_rank", "best_rank", "least", "most", "gap", "gap_to_most"):
-            values = [_value(SPECS[name], row, rows) for row in rows]
-            for row, value in zip(rows, values, strict=True):
+            for row, value in zip(rows, [_value(SPECS[name], row, rows) for row in rows], strict=True):
                 if row.get(name) is None:
                     row[name] = value
         done += rows

@@ -49,8 +49,7 @@ def test_a_changed_record_is_refused_with_a_reason(
     events: list[tuple[int, int, bytes, bytes]], data: st.DataObject
 ):
     record = bytearray(history(events).encode(PLAN))
-    place = data.draw(st.integers(0, len(record) - 1))
-    record[place] ^= data.draw(st.integers(1, 255))
+    record[data.draw(st.integers(0, len(record) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(UnreadableValue, match="history"):
         UserHistory.decode(bytes(record), PLAN)
 
@@ -80,14 +79,11 @@ def test_events_are_kept_by_time_and_in_order_of_arrival_where_times_are_equal(
         assert found == [each[1:] for each in expected[-MOST_HISTORY:]]
 
 
-def test_a_column_that_a_record_lacks_has_empty_texts_and_others_are_left_out():
+def test_a_column_that_a_record_lacks_has_empty_texts_and_a_window_has_its_begin_and_not_its_end():
     user = history([(SEEN, 5, b"i1", b"b1"), (CLICKED, 6, b"i2", b"b2")])
     other = HistoryPlan((CLICKED,), (ITEM, "city"), (), KEPT_US)
     found = UserHistory.decode(user.encode(PLAN), other)
     assert {kind: events.texts for kind, events in found.events.items()} == {CLICKED: [[b"i2"], [b""]]}
-
-
-def test_an_event_at_the_time_of_the_request_is_not_before_it_and_the_window_includes_its_begin():
     user = history([(CLICKED, 10, b"i1", b""), (CLICKED, 20, b"i2", b"")])
     count = HistoryField("n", "n", CLICKED, "count", 0, 10, 10, False)
     assert [user.of_user(count, now) for now in (10, 11, 20, 21, 30, 31)] == [0, 1, 1, 1, 1, 0]

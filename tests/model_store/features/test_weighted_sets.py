@@ -53,10 +53,13 @@ def test_members_without_text_without_x_or_with_x_of_0_are_absent():
     assert RAW.tokens({"P_N_T_1": 0.25}) == (Token(b"P_N_T_1", 0.25),)
 
 
-def test_repeats_add_up_from_left_to_right_in_a_mapping_and_count_once_in_a_list():
+def test_repeats_add_up_in_a_mapping_and_count_once_in_a_list_whatever_the_batch_around_is():
     repeats = [("a", 0.1), ("b", 1.0), ("a", 0.2), ("c", 5.0), ("a", 0.3), ("c", -5.0)]
     assert all_tokens(pa.array([repeats], WEIGHTED)) == [(Token(b"a", 0.1 + 0.2 + 0.3), Token(b"b", 1.0))]
     assert all_tokens(pa.array([["b", "a", "b"]])) == [(Token(b"b", 1.0), Token(b"a", 1.0))]
+    rows = [[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]]
+    alone, among = all_tokens(pa.array(rows[:2], WEIGHTED)), all_tokens(pa.array(rows, WEIGHTED))
+    assert among[:2] == alone == [(Token(b"a", 2.0),), (Token(b"b", 1.0),)]
 
 
 MEMBERS = st.text(alphabet="abc*=%ü", max_size=2)
@@ -65,7 +68,6 @@ ENTRIES = st.lists(st.tuples(MEMBERS, st.one_of(st.none(), REALS, st.just(1.0)))
 
 
 def added_up(entries: list[tuple[str, float | None]]) -> dict[str, float]:
-    """The slow meaning of repeats."""
     sums: dict[str, float] = {}
     for member, x in entries:
         if x:
@@ -85,17 +87,13 @@ def test_json_objects_in_text_are_weighted_sets(mappings):
     assert all_tokens(texts) == [SET.tokens(mapping) for mapping in mappings]
 
 
-def test_a_map_to_any_type_of_number_is_a_weighted_set_and_its_members_may_be_numbers():
+def test_a_map_to_any_type_of_number_is_a_weighted_set_and_one_to_text_is_none():
     for kind in (pa.int64(), pa.float32(), pa.uint8()):
         column = pa.array([[("a", 2)], None], pa.map_(pa.string(), kind))
         assert all_tokens(column) == [(Token(b"a", 2.0),), ()]
     assert all_tokens(pa.array([[(7, 0.5)]], pa.map_(pa.int64(), pa.float64()))) == [(Token(b"7", 0.5),)]
-
-
-def test_the_batch_around_a_row_does_not_change_its_tokens():
-    rows = [[("a", 1.0), ("a", 1.0)], [("b", 1.0)], [("c", 7.5)]]
-    alone, among = all_tokens(pa.array(rows[:2], WEIGHTED)), all_tokens(pa.array(rows, WEIGHTED))
-    assert among[:2] == alone == [(Token(b"a", 2.0),), (Token(b"b", 1.0),)]
+    with pytest.raises(SpecError, match=r"fields\.f: a column of type map<string, string>"):
+        column_of(SET, pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())))
 
 
 def test_a_weight_that_is_no_real_number_is_named():
@@ -121,8 +119,3 @@ def test_a_map_with_such_a_weight_costs_its_row_only():
     ]:
         column = column_of(SET, pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED))
         assert column.bad == [(1, reason)]
-
-
-def test_a_map_to_text_is_no_weighted_set():
-    with pytest.raises(SpecError, match=r"fields\.f: a column of type map<string, string>"):
-        column_of(SET, pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string())))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,9 +36,7 @@ def test_an_unknown_user_has_an_empty_record_and_an_unknown_item_none(store: Sto
     assert store.records.items([]) == []
     store.client.hset(b"ftrie:user:\xff", b"\xfe", b"\xfd")  # bytes that are no text pass through
     assert store.records.user("\udcff") == {"\udcfe": "\udcfd"}
-
-
-def test_putting_a_record_again_replaces_all_of_it(store: Store) -> None:
+    # Put again, all of a record is replaced.
     store.records.put_users([("u", {"age": "25", "city": "Kyoto"})])
     store.records.put_users([("u", {"age": "26"})])
     assert store.records.user("u") == {"age": "26"}
@@ -97,21 +93,6 @@ def test_candidates_keep_their_order_sets_come_by_bytes_and_sorted_sets_by_rank(
     store.client.rpush(CANDIDATES + b"odd", "a", b"\xff")
     with pytest.raises(StoreError, match="expected UTF-8 ids"):
         store.records.candidates("odd")
-
-
-def test_threads_do_not_read_each_others_answers(store: Store) -> None:
-    store.records.put_users((f"u{n}", {"n": str(n)}) for n in range(200))
-
-    def wrong(first: int) -> list[object]:
-        return [
-            (n, record)
-            for n in range(first, 200, 4)
-            if (record := store.records.user(f"u{n}")) != {"n": str(n)}
-            or store.records.items([f"none{n}", f"none{n}"]) != [None, None]
-        ]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(wrong, range(4))) == [[]] * 4
 
 
 @on_every_kind

@@ -36,8 +36,6 @@ def parquet(columns: dict[str, Any]) -> bytes:
 
 
 COLUMNS = {"cookie": ["u1", "u2"], "age": [25, None], "city": ["Kyoto, Japan", "Ōsaka"]}
-
-
 Written = Callable[[str, str | bytes], Path]
 
 
@@ -72,16 +70,8 @@ def test_every_format_gives_the_same_records(written: Written, name: str, conten
 
 
 def test_typed_cells_become_the_text_that_keys_are_made_of(written: Written) -> None:
-    row = {
-        "id": 7,
-        "n": 3.0,
-        "x": 0.5,
-        "on": True,
-        "none": None,
-        "empty": "",
-        "tags": ["a", 1],
-        "no_tags": [],
-    }
+    row = {"id": 7, "n": 3.0, "x": 0.5, "on": True, "none": None}
+    row |= {"empty": "", "tags": ["a", 1], "no_tags": []}
     made = {"n": "3", "x": "0.5", "on": "true", "tags": '["a", 1]'}
     assert list(read_records(written("i.jsonl", json.dumps(row)), ITEM_IDS)) == [("7", made)]
 

@@ -33,9 +33,7 @@ def far(store: Store, line: Line) -> Iterator[Store]:
         yield opened
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones(
-    far: Store, store: Store, line: Line
-) -> None:
+def test_an_answer_that_comes_late_is_not_taken_for_the_next(far: Store, store: Store, line: Line) -> None:
     wanted = HashFields(("more", "nothing", "n"))
     assert far.records.user_values("u1", wanted) == ["x" * 50, None, "1"]
     assert far.records.user_values("nobody", wanted) == [None, None, None]
@@ -109,9 +107,7 @@ def test_answers_never_cross_whatever_the_line_does(far: Store, store: Store, li
     with ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask, number) for number in range(8)]
         disturb(line, store, random.Random(seed), steps=40)
-        eventually(
-            lambda: outcomes["answered"], "an answer in time"
-        )  # a busy machine may have given none so far
+        eventually(lambda: outcomes["answered"], "an answer in time")  # a busy machine may have given none
         ended.set()
         assert [each.result() for each in asking] == [[]] * 8
     assert all(outcomes.values()), outcomes

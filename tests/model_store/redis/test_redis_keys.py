@@ -17,8 +17,6 @@ from tests.model_store.models import ROOT, model
 
 DOCUMENT = (ROOT / "docs" / "redis_keys.md").read_text()
 ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
-
-
 PARTITIONS = PartitionsRecord(start=1, partitions=2, every_us=60_000_000, spec="{}")
 
 

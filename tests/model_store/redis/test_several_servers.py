@@ -37,8 +37,6 @@ def wrong(store: Store) -> list[str]:
 
 
 def eventually_done(act: Callable[[], object], within_s: float = 10.0) -> None:
-    """Try again while the store is away, as servers and trainers do."""
-
     def done() -> bool:
         with suppress(StoreUnavailable):
             act()
@@ -50,9 +48,6 @@ def eventually_done(act: Callable[[], object], within_s: float = 10.0) -> None:
 
 def another_master(cluster: Cluster, key: str) -> Node:
     return next(node for node in cluster.masters() if node is not cluster.holder(key))
-
-
-# -- slots that move
 
 
 def test_a_read_follows_a_slot_to_its_new_master(cluster: Cluster, several: Store) -> None:
@@ -100,9 +95,7 @@ def test_a_model_is_published_and_read_while_its_slot_moves(cluster: Cluster, se
         several.impressions("ads").append([b"{}", b"{}"])
 
 
-def test_a_waiting_reader_learns_of_a_version_after_its_slot_has_moved(
-    cluster: Cluster, several: Store
-) -> None:
+def test_a_waiting_reader_learns_of_a_version_after_its_slot_moved(cluster: Cluster, several: Store) -> None:
     ads = several.model("ads")
     ads.publish_and_activate(model())
     last = ads.last_event()
@@ -128,9 +121,6 @@ def test_all_items_are_scanned_once_though_slots_move_meanwhile(cluster: Cluster
     cluster.move_slot("ftrie:item:i2999", another_master(cluster, "ftrie:item:i2999"))
     found += scanning
     assert sorted(found) == sorted(items)
-
-
-# -- masters that fail
 
 
 def test_after_a_failover_everything_goes_on(cluster: Cluster, several: Store) -> None:
@@ -170,9 +160,6 @@ def test_a_read_waits_no_longer_than_its_limit_while_a_master_fails(cluster: Clu
     eventually_done(lambda: wrong(several))
 
 
-# -- Sentinel
-
-
 def test_a_demoted_master_is_left_for_the_new_one(sentinel_trio: SentinelTrio) -> None:
     sentinel_trio.flush()
     with Store.open(sentinel_trio.url) as store:
@@ -197,9 +184,6 @@ def test_a_dead_master_is_left_for_the_one_that_sentinel_promotes(sentinel_trio:
         eventually_done(lambda: store.impressions("ads").append([b"{}"]))
         eventually_done(lambda: wrong(store))
     sentinel_trio.mend()
-
-
-# -- writes that replicas confirm
 
 
 def test_a_write_that_too_few_replicas_confirm_is_not_acknowledged(cluster: Cluster, several: Store) -> None:
@@ -228,11 +212,7 @@ def test_a_write_that_too_few_replicas_confirm_is_not_acknowledged(cluster: Clus
 
 
 def follows(node: Node, master: Node) -> bool:
-    """Whether a node is a replica of this master."""
     return bool(node.client.info("replication")["master_port"] == master.port)
-
-
-# -- URLs of the wrong kind
 
 
 def test_a_plain_url_of_a_node_says_to_name_the_cluster(cluster: Cluster, several: Store) -> None:

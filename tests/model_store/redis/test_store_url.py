@@ -12,11 +12,14 @@ from model_store.store import Store
 OTHERS = ("", "http://host", "ftrie", "embedded", "/tmp/socket")
 
 
-def test_a_cluster_is_named_by_some_of_its_nodes() -> None:
+def test_a_cluster_is_named_by_some_of_its_nodes_and_replicas_of_one_server_may_confirm_too() -> None:
     url = StoreUrl.parse("cluster://me:s%3Acret@a:7000,b,[::1]:7002?wait=1&health_check_interval=3")
     assert (url.kind, url.wait) == (CLUSTER, 1)
     assert url.seeds == (("a", 7000), ("b", 6379), ("::1", 7002))
     assert url.options == {"username": "me", "password": "s:cret", "health_check_interval": 3}
+    assert StoreUrl.parse("redis://host/3?wait=2").wait == 2
+    assert StoreUrl.parse("redis://host/3?wait=2").url == "redis://host/3"
+    assert StoreUrl.parse("unix:///a/socket?db=1") == StoreUrl(ONE, "unix:///a/socket?db=1")
 
 
 def test_sentinels_are_named_with_their_master_and_its_database() -> None:
@@ -25,20 +28,11 @@ def test_sentinels_are_named_with_their_master_and_its_database() -> None:
     assert url.seeds == (("a", 26379), ("b", 26380))
     assert url.options == {"password": "secret", "db": 2}
     assert url.asking == {"password": "other"}
-
-
-def test_tls_counts_for_sentinels_too() -> None:
     for host in ("cluster+tls://host", "sentinel+tls://host/shop"):
         url = StoreUrl.parse(f"{host}?ssl_ca_certs=/ca.pem")
         for options in (url.options, url.asking):
             assert options["connection_class"] is SSLConnection
             assert options["ssl_ca_certs"] == "/ca.pem"
-
-
-def test_replicas_may_confirm_the_writes_of_one_server_too() -> None:
-    assert StoreUrl.parse("redis://host/3?wait=2").wait == 2
-    assert StoreUrl.parse("redis://host/3?wait=2").url == "redis://host/3"
-    assert StoreUrl.parse("unix:///a/socket?db=1") == StoreUrl(ONE, "unix:///a/socket?db=1")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,7 @@ def test_four_lines_are_a_spec():
     assert list(spec.fields) == ["id", "age", "brand"]
     assert all(field.kind == "category" and field.side == "context" for field in spec.fields.values())
     assert {name: variant.share for name, variant in spec.variants.items()} == {"base": 1.0}
-
-
-def test_named_and_ignored_columns_are_no_fields():
+    # Named and ignored columns are no fields.
     spec = parse_spec(f'{HEAD}cookie = "age"\nignore = ["id"]\n').resolve(COLUMNS)
     assert list(spec.fields) == ["brand"]
     assert spec.wanted_columns() == ("click", "brand")
@@ -155,7 +153,4 @@ def test_what_is_seldom_meant_is_said_and_allowed():
     assert parse_spec(fields).warnings() == ()
     (doubt,) = parse_spec(fields + '[learner]\nrate = "counts"\n').warnings()
     assert "fields.price" in doubt and 'bucket = "log"' in doubt
-
-
-def test_a_window_of_a_year_is_allowed():
     assert parse_spec(HEAD + '[join]\nwindow = "366d"').join.window == "366d"

@@ -74,13 +74,6 @@ def test_a_reader_can_tell_how_many_were_trimmed_unread(store: Store) -> None:
     assert stream.info().added == 10
 
 
-def test_the_length_is_kept_about(store: Store) -> None:
-    stream = store.clicks("ads")
-    stream.length = 100
-    stream.append(payloads(1000))
-    assert 100 <= stream.info().length < 300
-
-
 def test_another_kind_of_key_is_an_error_that_names_it(store: Store) -> None:
     stream = store.clicks("ads")
     store.client.set(stream.key, "text")

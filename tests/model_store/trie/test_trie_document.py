@@ -37,16 +37,9 @@ def test_the_drawn_trie_is_the_one_that_is_built() -> None:
     for node, (child, label, slot, shape) in enumerate(trie.nodes.tolist()):
         length = shape & LENGTH_MASK
         text = trie.labels[label : label + length].tobytes().decode()
-        numbers = [
-            node,
-            child,
-            label,
-            slot,
-            length,
-            shape >> CHILDREN_SHIFT & CHILDREN_MASK,
-            shape >> TERMINAL_SHIFT,
-        ]
-        expected.append([*map(str, numbers), text[:1], text])
+        below, terminal = shape >> CHILDREN_SHIFT & CHILDREN_MASK, shape >> TERMINAL_SHIFT
+        numbers = map(str, (node, child, label, slot, length, below, terminal))
+        expected.append([*numbers, text[:1], text])
     assert table("| node | `CHILD`") == expected
     assert trie.cursor(b"age*brand=25*") == Cursor(node=3, used=10, begin=0, stop=2)
 

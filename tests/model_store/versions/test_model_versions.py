@@ -33,7 +33,6 @@ def keys_of(store: Store, pattern: str = "*") -> set[str]:
 
 
 def publish(ads: ModelVersions, versions: int, activate: Iterable[int] = ()) -> None:
-    """So many versions, of which some are activated, in that order."""
     for _ in range(versions):
         ads.publish(model())
     for version in activate:
@@ -71,14 +70,6 @@ def test_versions_are_listed_oldest_first_with_the_active_one(ads: ModelVersions
     assert [(info.version, info.rows) for info in found] == [(n, n) for n in range(1, 12)]
     assert [info.version for info in found if info.active] == [3]
 
-
-def test_of_many_versions_a_message_names_the_first_and_the_last() -> None:
-    assert listed([]) == "none"
-    assert listed(range(1, 101)).endswith("98, 99, 100")
-    assert listed(range(1, 2001)) == "1, 2, 3, … 1998, 1999, 2000 (2,000 in total)"
-
-
-# -- complete or absent
 
 PUBLISH = """
 import sys
@@ -133,13 +124,8 @@ def test_a_version_whose_chunk_expired_while_uploading_stays_absent(store: Store
         ads.manifest(1)
 
 
-# -- damage
-
-
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
-def test_a_damaged_version_is_neither_fetched_nor_activated(
-    store: Store, ads: ModelVersions, damage: str
-) -> None:
+def test_a_damaged_version_is_not_fetched_or_activated(store: Store, ads: ModelVersions, damage: str) -> None:
     good, bad = ads.publish_and_activate(model()), ads.publish(large_model(500))
     key = ads.keys.chunks(bad, 3)[2]
     chunk = store.client.get(key)
@@ -182,14 +168,16 @@ def test_a_manifest_that_cannot_be_read_or_is_of_a_newer_format_is_refused(
     assert ads.active() is None
 
 
-def test_an_unknown_version_is_named_with_those_there_are(ads: ModelVersions) -> None:
+def test_an_unknown_version_is_named_with_those_there_are_or_the_first_and_the_last(
+    ads: ModelVersions,
+) -> None:
     ads.publish(model())
-    for attempt in (ads.fetch, ads.activate, ads.manifest, ads.rollback):
+    for attempt in (ads.fetch, ads.activate, ads.manifest, ads.rollback, ads.materialise, ads.chain):
         with pytest.raises(VersionNotFound, match="ads has no version 9; its versions: 1"):
             attempt(9)
-
-
-# -- fencing
+    assert listed([]) == "none"
+    assert listed(range(1, 101)).endswith("98, 99, 100")
+    assert listed(range(1, 2001)) == "1, 2, 3, … 1998, 1999, 2000 (2,000 in total)"
 
 
 @on_every_kind
@@ -212,10 +200,7 @@ def test_a_rollback_fences_off_a_writer_that_began_before_it(ads: ModelVersions)
     assert ads.active() == 1
 
 
-# -- rollback
-
-
-def test_rollback_goes_back_through_what_was_active_not_through_the_numbers(ads: ModelVersions) -> None:
+def test_rollback_goes_back_through_what_was_active_not_the_numbers(store: Store, ads: ModelVersions) -> None:
     with pytest.raises(VersionNotFound, match=r"none is active\); its versions: none"):
         ads.rollback()
     publish(ads, 4, activate=(1, 3, 2, 4))
@@ -223,6 +208,12 @@ def test_rollback_goes_back_through_what_was_active_not_through_the_numbers(ads:
     none = r"no version before the active one \(1\); its versions: 1, 2, 3, 4"
     with pytest.raises(VersionNotFound, match=none):
         ads.rollback()
+    for version in (2, 3, 4):
+        ads.activate(version)
+    assert [ads.rollback(2), ads.rollback()] == [2, 1], "to a version, it forgets what came after it"
+    ads.activate(3)
+    store.client.delete(ads.keys.history)
+    assert [ads.rollback(), ads.rollback()] == [2, 1], "without history, the newest older version"
 
 
 def test_going_back_tells_what_was_active_when_it_happened(
@@ -247,17 +238,6 @@ def test_rollback_passes_over_versions_that_are_gone(ads: ModelVersions) -> None
     assert ads.gc(keep=1) == [4]
 
 
-def test_without_history_rollback_takes_the_newest_older_version(ads: ModelVersions) -> None:
-    publish(ads, 3, activate=[3])
-    assert [ads.rollback(), ads.rollback()] == [2, 1]
-
-
-def test_rollback_to_a_version_forgets_what_came_after_it(ads: ModelVersions) -> None:
-    publish(ads, 4, activate=(1, 2, 3, 4))
-    assert ads.rollback(2) == 2
-    assert ads.rollback() == 1
-
-
 def test_activating_the_active_version_changes_nothing(store: Store, ads: ModelVersions) -> None:
     ads.publish_and_activate(model())
     event = ads.last_event()
@@ -266,13 +246,8 @@ def test_activating_the_active_version_changes_nothing(store: Store, ads: ModelV
     assert store.client.llen(ads.keys.history) == 0
 
 
-# -- collection
-
-
 @on_every_kind
-def test_gc_keeps_the_newest_the_active_one_and_the_one_to_roll_back_to(
-    store: Store, ads: ModelVersions
-) -> None:
+def test_gc_keeps_the_newest_the_active_and_the_one_to_roll_back_to(store: Store, ads: ModelVersions) -> None:
     publish(ads, 8, activate=(2, 4))
     assert ads.gc() == [1, 3]  # five is the default
     assert ads.gc(keep=2, dry_run=True) == ads.gc(keep=2) == [5, 6]
@@ -282,6 +257,9 @@ def test_gc_keeps_the_newest_the_active_one_and_the_one_to_roll_back_to(
     assert ads.gc(keep=2) == []
     with pytest.raises(StoreError, match="expected at least 1"):
         ads.gc(keep=0)
+    store.client.delete(ads.keys.manifest(7))  # a broken manifest keeps no version
+    assert ads.gc(keep=1) == [7]
+    assert numbers(ads) == [2, 4, 8]
 
 
 def test_a_version_activated_while_gc_decides_is_kept(
@@ -299,18 +277,6 @@ def test_a_version_activated_while_gc_decides_is_kept(
     monkeypatch.setattr(ads, "_numbers", activated_meanwhile)
     assert ads.gc(keep=1) == [2]
     assert ads.fetch(1).rows == len(KEYS)
-
-
-def test_a_deleted_version_can_be_collected_though_its_manifest_is_broken(
-    store: Store, ads: ModelVersions
-) -> None:
-    publish(ads, 2)
-    store.client.delete(ads.keys.manifest(1))
-    assert ads.gc(keep=1) == [1]
-    assert numbers(ads) == [2]
-
-
-# -- events
 
 
 @on_every_kind

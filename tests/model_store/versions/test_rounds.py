@@ -41,7 +41,7 @@ def test_a_record_is_read_as_written_and_named_if_it_is_none(rounds: Rounds, sto
 
 
 @on_every_kind
-def test_a_part_is_read_as_written(
+def test_a_part_is_written_once_and_read_as_written(
     rounds: Rounds, lease: TrainerLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "CHUNK_BYTES", 10)
@@ -49,17 +49,12 @@ def test_a_part_is_read_as_written(
         data, part = bytes(range(size)), str(size)
         assert rounds.infos(RECORD, 7, [part]) == {part: None}
         digest = rounds.put(RECORD, 7, part, data, lease)
+        assert rounds.put(RECORD, 7, part, b"second", lease) == digest
         assert rounds.get(RECORD, 7, part) == data
         info = rounds.infos(RECORD, 7, [part, "2"])
         assert info["2"] is None
         assert info[part] is not None
         assert (info[part].size, info[part].sha256) == (size, digest)
-
-
-def test_a_part_is_written_once(rounds: Rounds, lease: TrainerLease) -> None:
-    digest = rounds.put(RECORD, 7, "1", b"first", lease)
-    assert rounds.put(RECORD, 7, "1", b"second", lease) == digest
-    assert rounds.get(RECORD, 7, "1") == b"first"
 
 
 def test_who_lost_the_lease_writes_nothing(rounds: Rounds, lease: TrainerLease, store: Store) -> None:

@@ -19,7 +19,6 @@ TIMES = st.datetimes().map(lambda moment: moment.isoformat())
 
 
 def features(**kinds: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Some of these features."""
     return st.fixed_dictionaries({}, optional=kinds)
 
 
@@ -39,8 +38,7 @@ CONTEXT = features(
     session=TEXTS,
     click=TEXTS,
     when=TEXTS,
-    sku=TEXTS,
-).map(lambda values: {name: value for name, value in values.items() if name != "sku"})
+)
 ITEM = features(
     brand=TEXTS | NUMBERS,
     model=TEXTS,
@@ -52,16 +50,13 @@ ITEM = features(
     sku=TEXTS,
     colour=TEXTS,
 )
-STORED = st.fixed_dictionaries(
-    {},
-    optional={
-        "age": TEXTS,
-        "likes": st.sampled_from(["a|b", '["a"]', "|", '{"a":2}', "[", "{"]),
-        "topics": st.sampled_from(["a,b*c", '["a=b",7,true,null]', '{"p":0.25,"q":1}', "[1"]),
-        "income": st.sampled_from(["1000", "1e3", "-0", "many", "0.1"]),
-        "seen": st.sampled_from(["2024-05-01", "yesterday", ""]),
-        "device": TEXTS,
-    },
+STORED = features(
+    age=TEXTS,
+    likes=st.sampled_from(["a|b", '["a"]', "|", '{"a":2}', "[", "{"]),
+    topics=st.sampled_from(["a,b*c", '["a=b",7,true,null]', '{"p":0.25,"q":1}', "[1"]),
+    income=st.sampled_from(["1000", "1e3", "-0", "many", "0.1"]),
+    seen=st.sampled_from(["2024-05-01", "yesterday", ""]),
+    device=TEXTS,
 )
 
 

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from server.model.event_form import Fragments
 from server.model.event_form_kernels import AROUND_AN_ITEM, SKIPPED, room_for, write_items
 
-RATES = st.floats(0, 1) | st.sampled_from(
-    [0.0, 1.0, 0.1, 1e-15, 4e-16, 1 - 1e-16, 0.9999999999999996, 1e-300]
-)
+EDGES = [0.0, 1.0, 0.1, 1e-15, 4e-16, 1 - 1e-16, 0.9999999999999996, 1e-300]
+RATES = st.floats(0, 1) | st.sampled_from(EDGES)
+Rates = list[float]
 
 
-def written(
-    known: list[bytes], more: list[bytes], rows: list[int], ctrs: list[float], chances: list[float]
-) -> Any:
+def written(known: list[bytes], more: list[bytes], rows: list[int], ctrs: Rates, chances: Rates) -> Any:
     ours, theirs = Fragments.of(known), Fragments.of(more)
     places = np.array(rows, np.int32)
     out = np.empty(room_for(places, ours.offsets, theirs.offsets), np.uint8)

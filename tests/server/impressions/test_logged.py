@@ -26,7 +26,6 @@ from server.impressions import log as log_module
 from server.impressions import sinks
 from server.impressions.lines import Lines, Shown
 from server.impressions.log import ImpressionLog
-from server.settings import Settings
 from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
 from server.telemetry.meter import Meter
 from tests.server import shop
@@ -58,30 +57,17 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logging(shop_store: Store, start: Start, file: Path) -> Server:
-    """A server that logs to its store and to a file."""
     server = start(impressions=("store", f"file:{file}"))
     assert server.ready.wait(180)
-    return server
-
-
-def ended(server: Server) -> Server:
-    """The server, once everything is written."""
-    server.drain(refuse=False)
-    server.shutdown()
     return server
 
 
 def test_an_answer_is_logged_as_it_was_given(logging: Server, store: Store, file: Path) -> None:
     before = time.time()
     with Client(logging.address) as client:
-        answer = client.rank(
-            cookie="u1",
-            candidates=list(shop.ITEMS),
-            context=CONTEXT,
-            top_k=3,
-            request_id="r1",
-        )
-    ended(logging)
+        asked: dict[str, Any] = {"context": CONTEXT, "top_k": 3, "request_id": "r1"}
+        answer = client.rank(cookie="u1", candidates=list(shop.ITEMS), **asked)
+    logging.end()
     assert stat.S_IMODE(file.stat().st_mode) & ~0o640 == 0, "it is for its owner and its group"
     (event,) = in_store(store)
     assert in_file(file) == [event]
@@ -148,12 +134,11 @@ def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, sta
         with stalled(shop_store):  # some lines are on their way, twenty wait
             answered += [client.rank(candidates=["item-1"]).request_id for _ in range(60)]
         eventually(is_logged)  # nearly: what is on its way has arrived before the end
-    ended(server)
+    server.end()
     logged = sum(counted(server, IMPRESSIONS_LOGGED).values())
     dropped = sum(counted(server, IMPRESSIONS_DROPPED).values())
-    entries = {
-        event["request_id"] for event in in_store(shop_store)
-    }  # an unanswered call may have sent one twice
+    # An unanswered call may have sent one twice.
+    entries = {event["request_id"] for event in in_store(shop_store)}
     assert logged + dropped == len(answered)
     assert dropped > 0
     assert len(entries) == logged
@@ -168,14 +153,12 @@ def test_explanations_failed_calls_and_warming_leave_nothing(logging: Server, st
         version = shop.publish(store, seed=2)  # warmed with the recent questions before it is served
         eventually(lambda: client.explain(candidates=["item-1"]).version == version)
         client.rank(candidates=["item-1"], request_id="the only one")
-    ended(logging)
+    logging.end()
     assert [event["request_id"] for event in in_store(store)] == ["the only one"]
 
 
-def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, store_url: str, file: Path) -> None:
-    settings = Settings((shop.NAME,), store_url, store_budget_s=5.0, impressions=(f"file:{file}",))
-    server = Server(settings)
-    server.startup()
+def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, start: Start, file: Path) -> None:
+    server = start(store_budget_s=5.0, impressions=(f"file:{file}",))
     assert server.ready.wait(180)
     with grpc.insecure_channel(server.address) as channel, Client(server.address, timeout_s=20.0) as client:
         rank: Any = channel.unary_unary(METHOD)  # type: ignore[call-arg]
@@ -183,7 +166,7 @@ def test_an_answer_whose_caller_has_gone_was_not_shown(shop_store: Store, store_
             gone = rank.future(RankRequest(cookie="u1", item_ids=["item-1"]).SerializeToString())
             gone.cancel()
             client.rank(candidates=["item-1"], request_id="still there")  # no cookie: nothing is read
-    ended(server)
+    server.end()
     assert [event["request_id"] for event in in_file(file)] == ["still there"]
 
 
@@ -193,7 +176,7 @@ def test_what_is_logged_of_items_late_unknown_drawn_and_left_out(logging: Server
         client.rank(candidates=["late", "item-1", "nowhere"], items={"spelled": {}})
         drawn = client.rank(candidates=list(shop.ITEMS), top_k=4, exploration=Thompson(1.0))
         assert client.rank(candidates=["item-1"], filters=[AnyOf("brand", ["none"])]).items == ()
-    ended(logging)
+    logging.end()
     first, second, nothing = (event["items"] for event in in_store(store))
     assert {item["id"]: item["features"] for item in first} == {
         "late": {"brand": "b2", "price": 6.0},
@@ -202,22 +185,19 @@ def test_what_is_logged_of_items_late_unknown_drawn_and_left_out(logging: Server
         "spelled": {},
     }
     assert [item["id"] for item in first if item.get("unknown") == 1] == ["nowhere"]
-    assert [item["propensity"] for item in second] == pytest.approx(
-        [item.propensity for item in drawn.items], abs=1e-15
-    )
+    chances = [item.propensity for item in drawn.items]
+    assert [item["propensity"] for item in second] == pytest.approx(chances, abs=1e-15)
     assert nothing == []
 
 
 def test_a_changed_item_is_logged_as_it_is_served(logging: Server, store: Store) -> None:
     store.records.put_items([("item-1", {"brand": "new", "price": "1"})])
+    anew = {"brand": "new", "price": 1.0}
 
     def logged_anew() -> bool:
         with Client(logging.address) as client:
             client.rank(candidates=["item-1"])
-        return in_store(store)[-1:] != [] and in_store(store)[-1]["items"][0]["features"] == {
-            "brand": "new",
-            "price": 1.0,
-        }
+        return [event["items"][0]["features"] for event in in_store(store)[-1:]] == [anew]
 
     eventually(logged_anew)
 
@@ -229,7 +209,7 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     state = str(tmp_path / "state")
     without = start(state=state)
     assert without.ready.wait(180)
-    ended(without)
+    without.end()
     server = start(state=state, impressions=("store",))
     assert server.ready.wait(180)
 
@@ -256,7 +236,7 @@ def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
         client.rank(candidates=["item-1"], variant="base")
         client.rank(candidates=["item-1"], variant="base", no_log=True)
         client.rank(candidates=["item-1"], request_id="the only one")
-    ended(logging)
+    logging.end()
     assert [event["request_id"] for event in in_store(store)] == ["the only one"]
     assert replayed > 0
     skipped = {("shop", "no_log"): replayed + 2, ("shop", "variant"): 1}

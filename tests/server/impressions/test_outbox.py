@@ -81,15 +81,10 @@ def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted)
     assert [line for _, line in sink.taken] == [b"%d" % n for n in range(200)]
     assert sink.batches == [2, 1, 64, 64, 64, 5]
     assert sink.closed.is_set()
-    assert meter.read() == {
-        (IMPRESSIONS_LOGGED, "ads", "slow"): 199,
-        (IMPRESSIONS_LOGGED, "shop", "slow"): 1,
-    }
+    assert meter.read() == {(IMPRESSIONS_LOGGED, "ads", "slow"): 199, (IMPRESSIONS_LOGGED, "shop", "slow"): 1}
 
 
-def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
-    sink: Slow, meter: Counted
-) -> None:
+def test_what_has_no_room_is_dropped_counted_and_told_once_for_a_change(sink: Slow, meter: Counted) -> None:
     waiting = Outbox(sink, "slow", 3, meter)
     waiting.put(lines(0, 1))
     sink.asked.acquire()  # the sink has it in hand, and it still counts as waiting
@@ -102,15 +97,11 @@ def test_what_has_no_room_is_dropped_counted_and_told_once_for_each_change(
         waiting.put(lines(20, 21))
         waiting.close(time.monotonic() + 20)
     assert sink.taken == [*lines(0, 3), *lines(20, 21)]
-    assert [line["event"] for line in told] == [
-        "impressions dropped: too many wait for the sink",
-        "impressions are kept again",
-    ]
+    dropped = "impressions dropped: too many wait for the sink"
+    assert [line["event"] for line in told] == [dropped, "impressions are kept again"]
 
 
-def test_long_lines_are_bounded_by_their_bytes(
-    sink: Slow, meter: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_lines_are_bounded_by_bytes(sink: Slow, meter: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "SINK_MOST_BYTES", 100)
     waiting = Outbox(sink, "slow", 1000, meter)
     waiting.put([("ads", b"x" * 60), ("ads", b"x" * 60)])
@@ -120,9 +111,7 @@ def test_long_lines_are_bounded_by_their_bytes(
 
 
 @pytest.mark.parametrize("fault", [StoreUnavailable("nobody there"), ValueError("a fault")])
-def test_a_sink_that_fails_is_tried_again_and_nothing_is_lost(
-    sink: Slow, meter: Counted, fault: Exception
-) -> None:
+def test_a_sink_that_fails_is_tried_again_with_no_loss(sink: Slow, meter: Counted, fault: Exception) -> None:
     sink.fault = fault
     sink.permits.release(2)
     with capture_logs() as told:
@@ -142,9 +131,7 @@ def test_a_sink_that_fails_is_tried_again_and_nothing_is_lost(
     ]
 
 
-def test_what_is_not_taken_in_time_is_counted_once_even_if_it_is_taken_later(
-    sink: Slow, meter: Counted
-) -> None:
+def test_what_is_not_taken_in_time_is_counted_once_even_if_taken_later(sink: Slow, meter: Counted) -> None:
     waiting = Outbox(sink, "slow", 100, meter)
     waiting.put(lines(0, 5))
     sink.asked.acquire()  # the sink has them in hand, and answers only when they were given up
@@ -163,8 +150,6 @@ def test_what_is_not_taken_in_time_is_counted_once_even_if_it_is_taken_later(
 
 
 class Gate:
-    """Writes batches once it is open."""
-
     def __init__(self) -> None:
         self.open, self.entered = threading.Event(), threading.Event()
         self.batches: list[list[int]] = []

@@ -108,21 +108,12 @@ def test_so_do_a_request_that_was_never_python_values_and_its_line(
     check(whole_spec.query(SERVED, made, stored(cookie, record), plain=True))
 
 
-OTHERS = [
-    whole_spec.query(
-        SERVED,
-        request(
-            ["i1", "i2"],
-            {"topics": topics, "income": 3.0},
-            {"hour": "2024-05-01T08:00:00", "distance": 0.5},
-            {},
-            "c9",
-        ),
-        None,
-        plain=False,
-    )
+MORNING = {"hour": "2024-05-01T08:00:00", "distance": 0.5}
+ASKING = [
+    request(["i1", "i2"], {"topics": topics, "income": 3.0}, MORNING, {}, "c9")
     for topics in (["a"], {"a": 0.5})
 ]
+OTHERS = [whole_spec.query(SERVED, each, None, plain=False) for each in ASKING]
 """Impressions that stand in the same block as another."""
 
 
@@ -171,11 +162,8 @@ def resolved(fields: Fields, crosses: Sequence[dict[str, Any]] = ()) -> ModelSpe
 def scaled(other: str) -> ModelSpec:
     """A ratio of the price, and the least one of the request; records may give ratios that `scale` makes too large."""
     scale = {"side": "item", **NUMBER, **SCALED}
-    derived = {
-        "ratio0": scale | {"ratio": ["price", other]},
-        "list0": scale | {"list": "min", "of": "ratio0"},
-    }
-    return resolved(GIVEN | derived)
+    ratio = {"ratio0": scale | {"ratio": ["price", other]}}
+    return resolved(GIVEN | ratio | {"list0": scale | {"list": "min", "of": "ratio0"}})
 
 
 @st.composite
@@ -183,9 +171,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     """Specs with derived fields of every kind, and crosses of them."""
     fields = dict(GIVEN)
     anything = st.sampled_from(OF_ITEMS + OF_REQUESTS)
-    ratios = draw(
-        st.lists(st.tuples(st.sampled_from(["ratio", "difference"]), anything, anything), max_size=3)
-    )
+    ratio = st.tuples(st.sampled_from(["ratio", "difference"]), anything, anything)
+    ratios = draw(st.lists(ratio, max_size=3))
     for number, (way, a, b) in enumerate(ratios):
         side = "item" if {a, b} & set(OF_ITEMS) else draw(st.sampled_from(["user", "context"]))
         fields[f"{way}{number}"] = {"side": side, **NUMBER, way: [a, b]}
@@ -307,11 +294,8 @@ def test_what_was_served_is_what_is_learned_by_every_thread(
     top_k: int,
 ) -> None:
     served = serve(spec, items)
-    user = {
-        name: value
-        for name, value in user.items()
-        if name not in spec.fields or spec.fields[name].side != "item"
-    }
+    of_items = {name for name, field in spec.fields.items() if field.side == "item"}
+    user = {name: value for name, value in user.items() if name not in of_items}
     made = drawn.request([name for name in named if name not in inline], user, context, inline, "")
     made.top_k = top_k
 

@@ -82,7 +82,6 @@ ITEMS: dict[str, dict[str, str]] = {
 
 
 def spec() -> ModelSpec:
-    """The spec, resolved."""
     parsed = parse_spec(SPEC)
     columns = (field.column or name for name, field in parsed.fields.items())
     return parsed.resolve(["click", "request", "when", "device", "sku", *columns])
@@ -178,7 +177,6 @@ def scored_keys(served: ServedVersion, asked: Query, places: Sequence[int]) -> l
 
 
 def hashed(keys: Keys) -> Hashed:
-    """Each key's hash and x."""
     texts = np.frombuffer(b"".join(key for key, _, _ in keys), np.uint8).copy()
     hashes = np.empty(len(keys), np.uint64)
     hash_keys(texts, np.cumsum([0, *(len(key) for key, _, _ in keys)]), hashes)
@@ -188,8 +186,7 @@ def hashed(keys: Keys) -> Hashed:
 def learned_keys(of: ModelSpec, lines: Sequence[bytes]) -> list[Hashed]:
     """The keys that a trainer hashes of the rows of some lines, read as one block."""
     data = b"".join(line + b"\n" for line in lines)
-    starts = np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64)
-    events = parse(data, starts, Wanted.of(of))
+    events = parse(data, np.cumsum([0, *(len(line) + 1 for line in lines)], dtype=np.int64), Wanted.of(of))
     assert events.bad == {}
     assert (events.kind == IMPRESSION).all()
     rows = events.items.size

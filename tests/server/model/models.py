@@ -70,7 +70,6 @@ def parse(fields: Mapping[str, Any], crosses: list[list[str]] = [], **more: Any)
 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
-    """A spec of three variants, with some crosses."""
     crosses = st.lists(st.sampled_from(CROSSABLE), min_size=2, max_size=4, unique=True)
     some = draw(st.lists(crosses, max_size=6, unique_by=frozenset))
     without = st.lists(
@@ -122,17 +121,14 @@ class Question(NamedTuple):
 
     @property
     def records(self) -> Records:
-        """The items by their places as ids."""
         return [(str(index), item) for index, item in enumerate(self.items)]
 
     @property
     def ids(self) -> list[str]:
-        """Of the items."""
         return [item_id for item_id, _ in self.records]
 
     @property
     def ranker(self) -> Ranker:
-        """Of the model and the items."""
         return ranker_of(artefact_of(self.spec, self.weights), self.records)
 
 
@@ -155,7 +151,6 @@ class Run(NamedTuple):
 
     @property
     def ids(self) -> list[str]:
-        """Of the items."""
         return [item_id for item_id, _ in self.records]
 
 
@@ -197,7 +192,6 @@ def loaded(artefact: Artefact, records: Iterable[tuple[str, Mapping[str, Value]]
 
 
 def shop_loaded() -> LiveModel:
-    """The shop's first model, over its items."""
     return loaded(shop.artefact(1), shop.ITEMS.items())
 
 
@@ -210,5 +204,4 @@ def follow(model: LiveModel, artefacts: Sequence[Artefact], version: int = 1) ->
 
 
 def served(model: LiveModel) -> Ranker:
-    """A ranker of what the model is now."""
     return ServedVersion.bind(model.parts).ranker

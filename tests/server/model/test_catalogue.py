@@ -18,6 +18,7 @@ from server.model.item_parts import sorted_spans
 from server.model.shared_memory import SharedBlock
 from tests.server import shop
 
+Records = Mapping[str, Mapping[str, Value]]
 PLAN = FeaturePlan.of(shop.spec())
 TEXT = st.text(max_size=6)
 RECORDS = st.dictionaries(
@@ -35,9 +36,7 @@ def through_shared_memory(catalogue: Catalogue) -> Catalogue:
 
 
 @given(RECORDS)
-def test_a_catalogue_in_shared_memory_is_the_one_that_was_built(
-    records: Mapping[str, Mapping[str, Value]],
-) -> None:
+def test_a_catalogue_in_shared_memory_is_the_one_that_was_built(records: Records) -> None:
     built = Catalogue.build(PLAN, records.items())
     opened = through_shared_memory(built)
     ids = list(records)
@@ -61,7 +60,7 @@ def test_a_catalogue_for_other_fields_is_refused() -> None:
 
 @given(RECORDS, RECORDS)
 def test_an_item_spelled_out_has_its_own_features_and_for_the_rest_those_of_the_catalogue(
-    records: Mapping[str, Mapping[str, Value]], spelled: Mapping[str, Mapping[str, Value]]
+    records: Records, spelled: Records
 ) -> None:
     catalogue = Catalogue.build(PLAN, records.items())
     for _ in range(2):  # made, then remembered

@@ -44,9 +44,8 @@ def test_the_header_is_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("learner", ["ftrl", "adpredictor"])
 def test_the_arrays_are_as_written(learner: str) -> None:
     spec = parse(SHOP, [["age", "brand"]], learner={"algorithm": learner})
-    before, after = (
-        artefact_of(spec, weights) for weights in (SHOP_WEIGHTS, SHOP_WEIGHTS | {b"age=31": (1.0, 1)})
-    )
+    both = (SHOP_WEIGHTS, SHOP_WEIGHTS | {b"age=31": (1.0, 1)})
+    before, after = (artefact_of(spec, weights) for weights in both)
     model = loaded(before, [("shoe", {"brand": "nike"})])
     parts = model.apply(2, "", after.changes_since(before, version=1))
     written: dict[str, dict[str, str]] = {"base": {}, "values": {}, "items": {}}

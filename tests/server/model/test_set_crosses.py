@@ -35,7 +35,6 @@ MANY = [str(number) for number in range(2000)]
 
 @pytest.fixture(scope="module")
 def ranker() -> Ranker:
-    """A ranker of an empty catalogue."""
     return ranker_of(artefact_of(SPEC, dict.fromkeys(KEYS, (1.0, 1))))
 
 
@@ -43,21 +42,17 @@ def test_sets_of_a_request_that_make_too_many_keys_are_refused(ranker: Ranker) -
     few: dict[str, Value] = {"likes": ["a", "x"], "hour": "7", "seen": ["b"]}
     assert ranked(ranker, few, ["item"]).score == [2.0]
     assert ranked(ranker, {"likes": MANY, "hour": "7", "seen": MANY[:400]}, ["item"]).score == [1.0]
-    with pytest.raises(
-        InvalidRequest, match=r"the sets of likes\*hour\*seen: they make more than 1,000,000 keys"
-    ):
+    said = r"the sets of likes\*hour\*seen: they make more than 1,000,000 keys"
+    with pytest.raises(InvalidRequest, match=said):
         ranked(ranker, {"likes": MANY, "hour": "7", "seen": MANY}, ["item"])
 
 
-def test_sets_of_items_count_together(ranker: Ranker) -> None:
+def test_sets_of_items_count_together_and_other_plans_have_none_to_count(ranker: Ranker) -> None:
     large: dict[str, Value] = {"tags": [*MANY[:999], "b"], "sizes": [*MANY[:299], "c"]}
     items = [(str(number), large) for number in range(4)]
     assert ranked(ranker, {"likes": ["a"]}, [], items[:3]).score == [2.0] * 3
     with pytest.raises(InvalidRequest, match=r"the sets of likes\*tags\*sizes"):
         ranked(ranker, {"likes": ["a"]}, [], items)
-
-
-def test_a_plan_without_such_crosses_has_none_to_count() -> None:
     plan = FeaturePlan.of(SPEC)
     fewer = [field for field in plan.fields if field.name != "seen" and field.side != "item"]
     assert SetCrosses(plan, plan.request_fields)

@@ -51,14 +51,9 @@ def serve(store_url: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.P
 
     def started(*flags: str) -> subprocess.Popen[str]:
         command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
-        process = subprocess.Popen(
-            [*command, "--state", str(tmp_path / "state"), *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        processes.append(process)
-        return process
+        command += ["--state", str(tmp_path / "state"), *flags]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
 
     yield started
     for process in processes:
@@ -128,8 +123,7 @@ def test_a_second_signal_ends_the_process_at_once(
 ) -> None:
     process = serve("--drain", "100", "--json")
     assert process.stdout is not None and process.stderr is not None
-    address = json.loads(process.stdout.readline())["address"]
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(json.loads(process.stdout.readline())["address"]) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         endless = threading.Event()
 
@@ -169,6 +163,10 @@ def test_many_versions_leave_neither_files_nor_memory_behind(
         check_many_versions(running.await_ready(), shop_store)
 
 
+def served_by_all(running: Running) -> set[int]:
+    return {worker["versions"].get(shop.NAME) for worker in running.status()["workers"]}
+
+
 def check_many_versions(two_workers: Running, store: Store) -> None:
     """Twenty swaps take no more open files and mapped blocks than ten."""
     processes = [two_workers.process.pid, *two_workers.workers()]
@@ -178,17 +176,10 @@ def check_many_versions(two_workers: Running, store: Store) -> None:
     held = []
     for turn in range(20):
         before, after = models[turn % 2], models[(turn + 1) % 2]
-        if turn % 5:
-            active = versions.publish(after.changes_since(before), parent=active)
-        else:
-            active = versions.publish(after)
+        delta = after.changes_since(before)
+        active = versions.publish(delta, parent=active) if turn % 5 else versions.publish(after)
         versions.activate(active)
-        eventually(
-            lambda version=active: all(
-                worker["versions"] == {shop.NAME: version} for worker in two_workers.status()["workers"]
-            ),
-            "a swap in every worker",
-        )
+        eventually(lambda version=active: served_by_all(two_workers) == {version}, "a swap in every worker")
         two_workers.client.rank(cookie="u1", candidates=CANDIDATES)
         held.append([(open_files(pid), blocks_mapped(pid)) for pid in processes])
     for early, late in zip(held[9], held[-1], strict=True):
@@ -219,9 +210,8 @@ def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their
         assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
         assert sorted(os.sched_getaffinity(running.process.pid)) == mine
         command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
-        second = subprocess.run(
-            [*command, "--state", str(tmp_path / "state")], capture_output=True, text=True, timeout=60
-        )
+        command += ["--state", str(tmp_path / "state")]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert second.returncode == 6
         assert "name another folder with --state" in second.stderr
         workers = [Process.of(pid) for pid in pids]
@@ -299,7 +289,6 @@ class HungDisk:
         self.asked, self.answers = threading.Event(), threading.Event()
 
     def fsync(self, descriptor: int) -> None:
-        """In place of `os.fsync`."""
         self.asked.set()
         self.answers.wait()
 

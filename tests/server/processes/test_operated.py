@@ -79,17 +79,10 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 
 @pytest.mark.slow
 def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both_and_records_them(
-    shop_store: Store,
-    store_url: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    shop_store: Store, store_url: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pem, tokens, recorded = (
-        identity(tmp_path, "server"),
-        tmp_path / "tokens.toml",
-        tmp_path / "requests.jsonl",
-    )
+    pem = identity(tmp_path, "server")
+    tokens, recorded = tmp_path / "tokens.toml", tmp_path / "requests.jsonl"
     tokens.write_text(f'rank = ["{TOKEN}"]\nadmin = ["{ADMIN}"]\n')
     tokens.chmod(0o600)
     flags = ("--tls-cert", pem.cert, "--tls-key", pem.key, "--tokens", str(tokens), "--workers", "2")
@@ -125,11 +118,8 @@ def test_a_server_with_tls_and_tokens_answers_those_alone_who_have_both_and_reco
 def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
     shop_store: Store, store_url: str
 ) -> None:
-    with serving(store_url, "--metrics-port", "0", "--workers", "2", "--host", "0.0.0.0") as (
-        address,
-        _,
-        log,
-    ):
+    flags = ("--metrics-port", "0", "--workers", "2", "--host", "0.0.0.0")
+    with serving(store_url, *flags) as (address, _, log):
         address = f"127.0.0.1:{address.rpartition(':')[2]}"
         where = metrics_address(log)
         with Client(address, 20) as client:
@@ -163,10 +153,8 @@ def test_what_is_called_is_counted_and_a_dead_worker_takes_no_count_along(
 def test_health_over_http_tells_the_present(store: Store, store_url: str) -> None:
     """503 with the reason before a model is served, while no worker serves, and while draining; else 200."""
     command = [*FTRIE, "serve", shop.NAME, "--store", store_url]
-    flags = ["--port", "0", "--metrics-port", "0", "--drain", "3", "--workers", "1"]
-    with subprocess.Popen(
-        [*command, *flags], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command += ["--port", "0", "--metrics-port", "0", "--drain", "3", "--workers", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         entry: dict[str, Any] = {}
         while entry.get("event") != "metrics":

@@ -25,7 +25,6 @@ def of(*shares: float, model: str = "ads", **experiment: object) -> Assignment:
 
 
 def distance(counts: Counter[object], expected: dict[object, float]) -> float:
-    """The chi-square statistic."""
     return sum((counts[key] - e) ** 2 / e for key, e in expected.items())
 
 
@@ -35,8 +34,7 @@ def distance(counts: Counter[object], expected: dict[object, float]) -> float:
 def test_the_split_is_that_of_the_definition(more: dict[str, str], salt: str) -> None:
     assignment = of(0.25, 0.75, **more)  # type: ignore[arg-type]
     for cookie in [*COOKIES[:200], "", "ü", "\x00", "🎈"]:
-        text = f"{salt}\0{cookie}".encode()
-        point = int.from_bytes(blake2b(text, digest_size=8).digest(), "big") / 2**64
+        point = int.from_bytes(blake2b(f"{salt}\0{cookie}".encode(), digest_size=8).digest(), "big") / 2**64
         assert assignment.choose(cookie) == int(point >= 0.25)
     assert assignment.choose("\ud800") in (0, 1), "any text is a cookie"
 
@@ -102,9 +100,7 @@ def test_pins_winners_and_shadows() -> None:
         (Experiment(objective="ctr *"), "objective: "),
     ],
 )
-def test_what_does_not_fit_is_refused_and_the_last_good_experiment_stays(
-    asked: Experiment, problem: str
-) -> None:
+def test_what_does_not_fit_is_refused_and_the_last_good_one_stays(asked: Experiment, problem: str) -> None:
     with pytest.raises(ExperimentError):
         Assignment("ads", ("base", "plain"), (0.5, 0.5), asked)
     good = Experiment(shares={"base": 0.1, "plain": 0.9}, revision=3)

@@ -10,26 +10,22 @@ from ftrie.client.client import Client
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.ranking.experiments import Assignment
-from server.settings import Settings
 from tests.server import shop
-from tests.server.one_process import Server
+from tests.server.one_process import Server, serving
 from tests.waiting import eventually
 
 COOKIES = [f"c{n}" for n in range(30)]
 
 
 def variants(client: Client) -> dict[str, str]:
-    """Cookie → the variant that answers it."""
     return {c: client.rank(cookie=c, candidates=["item-1"]).variant for c in COOKIES}
 
 
 def change(store: Store, **parts: object) -> Experiment:
-    """Write these parts into the shop's experiment."""
     return store.model(shop.NAME).experiments.change(lambda before: replace(before, **parts))  # type: ignore[arg-type]
 
 
 def in_force(server: Server, wanted: Experiment) -> None:
-    """Wait until the server divides its traffic by an experiment."""
     eventually(lambda: server.current.assignment.experiment == wanted)
 
 
@@ -108,15 +104,8 @@ def test_each_model_has_an_experiment_of_its_own_which_is_in_force_from_the_firs
     shop_store.model(other).publish_and_activate(shop.artefact())
     wanted = change(shop_store, shares={"plain": 1.0})
     shop_store.model(other).experiments.change(lambda before: before.divided({"base": 1.0}))
-    server = Server(Settings((shop.NAME, other), store_url, drain_s=1.0, store_budget_s=0.2))
-    server.startup()
-    try:
-        assert server.ready.wait(180)
-        with Client(server.address, timeout_s=20.0) as client:
-            for model, variant in ((shop.NAME, "plain"), (other, "base")):
-                answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES]
-                assert {(a.model, a.variant) for a in answers} == {(model, variant)}
+    with serving(store_url, shop.NAME, other) as server, Client(server.address, timeout_s=20.0) as client:
+        for model, variant in ((shop.NAME, "plain"), (other, "base")):
+            answers = [client.rank(model, cookie=c, candidates=["item-1"]) for c in COOKIES]
+            assert {(a.model, a.variant) for a in answers} == {(model, variant)}
         assert server.current.assignment.experiment == wanted
-    finally:
-        server.drain(refuse=False)
-        server.shutdown()

@@ -67,9 +67,8 @@ def learned() -> Any:
 def test_a_margin_is_certain(learned: Any) -> None:
     """Its rate is 0: an item with a margin is no more uncertain than one without."""
     _, artefact, _ = learned
-    ranker = ranker_of(
-        artefact, [("with", {"brand": "nike", "quality": 3.0}), ("without", {"brand": "nike"})]
-    )
+    items = [("with", {"brand": "nike", "quality": 3.0}), ("without", {"brand": "nike"})]
+    ranker = ranker_of(artefact, items)
     unsure = options_of(objective="uncertainty")
     ranking = ranked(ranker, {"age": "20"}, ["with", "without"], [], 0, options=unsure)
     assert ranking.uncertainties is not None

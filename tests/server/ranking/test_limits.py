@@ -44,15 +44,14 @@ def test_more_than_a_limit_is_refused_with_its_path(
     assert LONG not in str(failed.value)
 
 
-def test_what_is_at_a_limit_is_answered(shared_client: Client) -> None:
+def test_what_is_at_a_limit_is_answered_and_a_message_beyond_its_refused_by_grpc(
+    shared_client: Client,
+) -> None:
     fields = dict(list(MANY.items())[:MAX_FIELDS])
     assert len(shared_client.rank(candidates=["item-1"], user=fields).unknown_fields) == MAX_FIELDS
     assert shared_client.rank(candidates=["é" * 2048], items={"i" * 4096: {}}).items
     user = {"likes": LARGE[:MAX_MEMBERS], "n" * MAX_NAME_CHARACTERS: "x"}
     assert shared_client.rank(candidates=["item-1"], user=user).items
-
-
-def test_a_message_beyond_its_limit_is_refused_by_grpc(shared_client: Client) -> None:
     with pytest.raises(RankFailed) as failed:
         shared_client.rank(candidates=["x" * 4000] * 4300)
     assert failed.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -16,13 +16,7 @@ from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
 from server.ranking.ranker import Ranker
 from tests.matrix import examples
-from tests.server.model.models import (
-    VARIANTS,
-    Run,
-    follow,
-    loaded,
-    runs,
-)
+from tests.server.model.models import VARIANTS, Run, follow, loaded, runs
 from tests.server.ranked import options_of, ranked, ranker_of
 from tests.server.slow_ranker import artefact_of
 
@@ -78,10 +72,8 @@ def test_uncertainty_is_the_sum_of_the_rates_of_the_keys_used_also_after_deltas(
             assert (explored.ids, explored.score, explored.ctr) == (plain.ids, plain.score, plain.ctr)
             snapshot = ranked(fresh, *asked, options=UNSURE)
             assert snapshot.uncertainties is not None
-            assert (ranking.ids, ranking.uncertainties.tolist()) == (
-                snapshot.ids,
-                snapshot.uncertainties.tolist(),
-            )
+            assert ranking.ids == snapshot.ids
+            assert ranking.uncertainties.tolist() == snapshot.uncertainties.tolist()
 
 
 def rates_of(artefact: Artefact) -> dict[bytes, list[float]]:

@@ -121,8 +121,7 @@ def test_the_click_rate_is_phi_of_mean_and_variance_also_after_deltas(run: Run) 
                 assert plain.uncertainties is None
                 assert_predicts(plain, artefact, request, items, variant)
                 assert_predicts(ranked(ranker, *asked, options=UNSURE), artefact, request, items, variant)
-                others = [v for v in range(VARIANTS) if v != variant]
-                found = ranked(ranker, *asked, shadows=others)
+                found = ranked(ranker, *asked, shadows=[v for v in range(VARIANTS) if v != variant])
                 assert (found.ids, found.ctr) == (plain.ids, plain.ctr)
                 for shadow in found.shadows:
                     alone = ranked(ranker, *asked[:3], shadow.variant)
@@ -201,8 +200,7 @@ def test_ucb_moves_the_score_by_deviations_and_the_objective_sees_the_click_rate
     assert found.propensities.tolist() == [1.0, 1.0, 1.0]
     by_score = options_of(exploration={"ucb": {"width": 0.0}})
     assert ranked(ranker, {}, IDS, options=by_score).ids == ["sure", "vague", "new"], "known weights"
-    without = options_of(exploration={"ucb": {"width": 1.5}})
-    assert ranked(ranker, {}, IDS, options=without).ids == found.ids
+    assert ranked(ranker, {}, IDS, options=options_of(exploration={"ucb": {"width": 1.5}})).ids == found.ids
 
 
 @pytest.mark.parametrize(("caps", "off"), [([], 0.01), ([{"field": "brand", "at_most": 1}], 0.08)])

@@ -12,6 +12,7 @@ from server.ranking.select.exploration import EXACT_UP_TO, integrated, simulated
 from server.ranking.select.filters import Groups
 
 Array = Any
+Valued = Callable[[Array], Array]
 DRAWS = 40_000
 
 
@@ -19,9 +20,7 @@ def plain(score: Array) -> Array:
     return score
 
 
-def frequencies(
-    score: Array, deviation: Array, valued: Callable[[Array], Array], top: int, draws: int = DRAWS
-) -> Array:
+def frequencies(score: Array, deviation: Array, valued: Valued, top: int, draws: int = DRAWS) -> Array:
     """How often each candidate is among the first `top`, equal ones in their order."""
     moves = np.random.default_rng(7).standard_normal((draws, len(score)))
     orders = np.argsort(-valued(score + deviation * moves), axis=1, kind="stable")[:, :top]
@@ -34,12 +33,7 @@ def shop(candidates: int) -> tuple[Array, Array]:
 
 
 def assert_as_simulated(
-    score: Array,
-    deviation: Array,
-    valued: Callable[[Array], Array],
-    top: int,
-    off: float = 0.003,
-    draws: int = DRAWS,
+    score: Array, deviation: Array, valued: Valued, top: int, off: float = 0.003, draws: int = DRAWS
 ) -> None:
     everyone = np.arange(len(score))[::-1].copy()  # in whatever order they are asked for
     expected = frequencies(score, deviation, valued, top, draws)[everyone]
@@ -52,11 +46,8 @@ def assert_as_simulated(
 @pytest.mark.parametrize(("candidates", "top"), [(2, 1), (3, 2), (10, 3), (50, 49), (120, 10)])
 def test_normal_scores(candidates: int, top: int) -> None:
     assert_as_simulated(*shop(candidates), plain, top)
-
-
-def test_two_normal_scores_have_the_chance_that_the_difference_is_positive() -> None:
     found = integrated(np.array([0.3, 0.0]), np.array([0.4, 0.3]), plain, np.array([0, 1]), 1)
-    assert found == pytest.approx([0.72575, 0.27425], abs=1e-3), "Phi(0.3 / 0.5)"
+    assert found == pytest.approx([0.72575, 0.27425], abs=1e-3), "Phi(0.3 / 0.5): that one is ahead"
 
 
 BID = np.random.default_rng(3).uniform(0.5, 2.0, size=30)

@@ -82,9 +82,11 @@ def test_named_spelled_and_unknown_items_are_ranked_together_and_equal_ones_in_t
     assert (even.ids, even.ctr) == (["shoe", "hat"], [0.5, 0.5])
 
 
-def test_an_item_without_its_own_id_among_its_features_has_it_all_the_same() -> None:
+def test_an_item_has_its_own_id_among_its_features_and_its_last_record_counts() -> None:
     ranker = shop_ranker(items=[("new", {}), ("other", {"sku": "new"})])
     assert scores(ranked(ranker, {}, ["new", "other"], [("new", {})])) == {"new": -0.875, "other": -0.875}
+    ranker = shop_ranker(items=[("shoe", {"brand": "puma"}), ("hat", {}), ITEMS[0]])
+    assert scores(ranked(ranker, {}, ["shoe", "hat"])) == {"shoe": -0.75, "hat": -1.0}
 
 
 def test_unknown_request_fields_are_listed_and_those_that_do_not_fit_refused_by_name() -> None:
@@ -106,20 +108,12 @@ def test_ids_of_every_kind_are_found(item_id: str) -> None:
     assert not ranking.candidates.unknown
 
 
-def test_the_last_record_of_an_id_counts() -> None:
-    ranker = shop_ranker(items=[("shoe", {"brand": "puma"}), ("hat", {}), ITEMS[0]])
-    assert scores(ranked(ranker, {}, ["shoe", "hat"])) == {"shoe": -0.75, "hat": -1.0}
-
-
-def test_a_stored_value_that_does_not_fit_counts_as_missing_and_is_reported() -> None:
+def test_a_stored_value_or_an_id_that_does_not_fit_counts_as_missing() -> None:
     spec = parse({"price": {"side": "item", "kind": "number"}, "age": {"side": "user"}})
     model = Model.build(artefact_of(spec, {b"bias": (1.0, 1), b"price=": (0.5, 1)}), 1)
     catalogue = Catalogue.build(model.plan, [("dear", {"price": "4"}), ("odd", {"price": "four"})])
     assert scores(ranked(Ranker(model, catalogue), {}, ["dear", "odd"])) == {"dear": 3.0, "odd": 1.0}
     assert catalogue.problems == ("item 'odd': price: got 'four', expected a number",)
-
-
-def test_an_id_that_does_not_fit_the_id_field_is_no_feature() -> None:
     spec = parse({"sku": {"side": "item", "column": "item", "kind": "number"}})
     ranker = ranker_of(artefact_of(spec, {b"bias": (1.0, 1), b"sku=": (0.5, 1)}), [("6", {}), ("six", {})])
     found = scores(ranked(ranker, {}, ["6", "six", "8", "eight"]))
@@ -158,9 +152,6 @@ def test_threads_share_one_ranker() -> None:
         assert list(pool.map(ask, ["25", "31"] * 3)) == [{1.75}, {-0.75}] * 3
 
 
-# -- calibrated answers: ctr = tau(sigmoid(score)) by the request's own curve; score and order as without one
-
-
 HALF, MORNINGS = PowerCurve(0.5, 1.25), PowerCurve(1.5, 2.0)
 STEPS = IsotonicCurve(((0.2, 0.1), (0.6, 0.5)))
 POWERS = Calibration(
@@ -185,16 +176,9 @@ MORNING, EVENING = ({"age": "20", "hour": hour} for hour in shop.HOURS)
 def test_ctr_goes_through_the_curve_of_the_request_and_score_and_order_stay(
     calibration: Calibration, fields: dict[str, str], variant: int, curve: Curve | None
 ) -> None:
-    plain, calibrated = (
-        ranked(
-            ranker_of(replace(shop.artefact(), calibration=each), shop.ITEMS.items()),
-            fields,
-            list(shop.ITEMS),
-            variant=variant,
-            top_k=8,
-        )
-        for each in (None, calibration)
-    )
+    artefacts = [replace(shop.artefact(), calibration=each) for each in (None, calibration)]
+    rankers = [ranker_of(each, shop.ITEMS.items()) for each in artefacts]
+    plain, calibrated = (ranked(each, fields, [*shop.ITEMS], variant=variant, top_k=8) for each in rankers)
     assert (calibrated.ids, calibrated.score) == (plain.ids, plain.score)
     sigmoid = np.array([1 / (1 + math.exp(-score)) for score in plain.score])
     expected = sigmoid if curve is None else curve.apply(sigmoid)

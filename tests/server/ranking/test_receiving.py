@@ -151,8 +151,7 @@ def test_plain_features_have_the_tokens_that_their_fields_make(
     user: dict[str, str | float], context: dict[str, str | float], data: st.DataObject
 ) -> None:
     parts = data.draw(st.permutations([request_of("", user=user), request_of("", context=context)]))
-    message = Received(b"".join(part.SerializeToString() for part in parts))
-    plain = READER.read(message)
+    plain = READER.read(Received(b"".join(part.SerializeToString() for part in parts)))
     merged = user | context
     values = [*user.values(), *context.values()]
     texts = [value for value in values if isinstance(value, str)]
@@ -218,8 +217,7 @@ def test_any_features_are_plain_or_left_to_the_library(user: bytes, context: byt
 def test_a_value_that_is_not_one_text_is_left_to_the_library(value: bytes) -> None:
     entry = b"\x0a\x03age\x12%c%b" % (len(value), value)
     user = b"\x0a%c%b" % (len(entry), entry)
-    message = Received(b"\x22%c%b" % (len(user), user))
-    assert READER.read(message) is None
+    assert READER.read(Received(b"\x22%c%b" % (len(user), user))) is None
 
 
 @given(st.lists(st.text("abc", max_size=200), min_size=1, max_size=20), st.data())

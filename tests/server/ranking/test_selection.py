@@ -64,9 +64,6 @@ def options_of(message: dict[str, Any], objective: str = "", until_s: float = ma
     return options
 
 
-# -- the slow, obvious selection: plain Python over lists of records, one candidate at a time
-
-
 def slow_passes(condition: Condition, record: Record) -> bool:
     text = record.get(condition.field, "")
     if isinstance(condition, InRange):

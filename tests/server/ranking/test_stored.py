@@ -37,9 +37,7 @@ def test_a_stalled_store_costs_what_is_asked_of_it_and_nothing_else(client: Clie
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-def test_after_three_failures_the_store_is_left_alone_and_then_found_again(
-    client: Client, store: Store
-) -> None:
+def test_after_three_failures_the_store_is_left_alone_then_found_again(client: Client, store: Store) -> None:
     with stalled(store):
         answers = [client.rank(cookie="u1", candidates=["item-1"]) for _ in range(FAILURES_BEFORE_PAUSE + 1)]
     assert "next try in" in answers[-1].degraded[0].detail
@@ -74,12 +72,7 @@ def test_the_breaker_lets_one_caller_try_after_each_pause_and_doubles_it() -> No
     assert breaker.pause_s() == 0.0
 
 
-# -- candidate sets: read once a second, known for longer than the store answers, never more than there is room for
-
-
 PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
-
-
 NOW = [100.0]
 """The time, which tests move."""
 

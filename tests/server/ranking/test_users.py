@@ -37,8 +37,6 @@ def remaining(seconds: float | None) -> Any:
 
 
 PATIENT = remaining(None)
-
-
 SERVED = ServedVersion.bind(loaded(shop.artefact()).parts)
 
 
@@ -116,26 +114,16 @@ def complete_plain(users: Users, cookie: str, **inline: str) -> tuple[Tokens, li
 
 
 U1 = {"device": "u1", "age": "20", "likes": '["red","blue"]'}
-
-
-def test_what_is_given_inline_overrides_what_is_stored_field_by_field(reads: StoredReads) -> None:
-    users = Users(reads)
-    for inline in ({}, {"age": "40"}, {"age": "", "device": "d"}, {}):
-        assert complete(users, "u1", **inline) == ({**U1, **inline}, [])
+INLINES: list[dict[str, str]] = [{}, {"age": "40"}, {"age": "", "device": "d"}, {"age": "1", "device": "2"}]
 
 
 @pytest.mark.parametrize("cookie", ["u1", "u2", "nobody", "ü*=%"])
 def test_tokens_are_completed_as_texts_are(reads: StoredReads, cookie: str) -> None:
     users = Users(reads)
-    inlines: list[dict[str, str]] = [
-        {},
-        {"age": "40"},
-        {"age": "", "device": "d"},
-        {"age": "1", "device": "2"},
-    ]
-    for inline in inlines * 2:  # read, then kept
+    for inline in INLINES * 2:  # read, then kept
         fields, problems = complete(users, cookie, **inline)
         features, same = complete_plain(users, cookie, **inline)
+        assert cookie != "u1" or fields == U1 | inline, "inline overrides what is stored"
         assert features == expected_tokens(fields)
         assert same == problems == []
 
@@ -214,9 +202,7 @@ def test_requests_for_one_cookie_at_a_time_ask_once(store: Store, reads: StoredR
     assert asked(store) - before <= 2
 
 
-def test_who_waits_for_a_request_in_a_hurry_asks_again_in_its_own_time(
-    store: Store, reads: StoredReads
-) -> None:
+def test_who_waits_for_one_in_a_hurry_asks_again_in_its_own_time(store: Store, reads: StoredReads) -> None:
     users = Users(reads)
     complete(users, "u2")  # opens this thread's connection, and a shelf
     shelf = users._shelves[shop.NAME]
@@ -275,9 +261,6 @@ def test_answers_never_cross_between_cookies_whatever_the_line_does(store: Store
     reads.close()
     line.close()
     assert wrong == []
-
-
-# -- the cache of users: bounded, and inclined to keep who is asked for
 
 
 def user(cookie: str) -> StoredUser:

@@ -44,7 +44,6 @@ class Administered:
         self.admin_address = str(running.logs("administered on")[0]["address"])
 
     def calls(self) -> list[str]:
-        """The calls that changed something, as logged."""
         return [line["call"] for line in self.running.logs("admin call")]
 
 

@@ -10,8 +10,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
-from server.settings import Settings
-from tests.server.one_process import Server
+from tests.server.one_process import serving
 
 NAME = "bytes"
 TEXT = """
@@ -61,18 +60,12 @@ def test_every_key_is_found_and_no_other(store: Store, store_url: str) -> None:
     )
     assert artefact.key_list() == KNOWN
     store.model(NAME).publish_and_activate(artefact)
-    server = Server(Settings((NAME,), store_url, drain_s=1.0))
-    server.startup()
-    assert server.ready.wait(180)
-    with Client(server.address, 30) as client:
+    with serving(store_url, NAME) as server, Client(server.address, 30) as client:
         check_texts(client)
         check_raw_keys(client)
-    server.drain(refuse=False)
-    server.shutdown()
 
 
 def check_texts(client: Client) -> None:
-    """Each text finds its keys and no others."""
     known = set(KNOWN)
     for text in [*TEXTS[:256:8], *ODD]:
         answer = client.rank(user={"a": text}, items={f"i{n}": {"b": b} for n, b in enumerate(TEXTS)})
@@ -84,7 +77,6 @@ def check_texts(client: Client) -> None:
 
 
 def check_raw_keys(client: Client) -> None:
-    """Raw keys of any text are found whole."""
     base = client.rank(items={"i": {}}).items[0].score
     for raw in [*RAW[:128], *(key for key in KNOWN[128::400] if key not in RAW)]:
         answer = client.rank(user={"raw_keys": [raw.decode()]}, items={"i": {}})

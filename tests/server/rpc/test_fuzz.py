@@ -131,9 +131,6 @@ def test_any_bytes_are_answered_or_the_callers_fault(ask: Ask, message: bytes) -
         answered(ask, method, message)
 
 
-# -- messages that could be one, or nearly
-
-
 @st.composite
 def features(draw: st.DrawFn) -> Features:
     made = Features()
@@ -208,9 +205,7 @@ def events(draw: st.DrawFn) -> FeedbackEvent:
 
 
 REPORTS = st.builds(
-    ReportRequest,
-    model=st.sampled_from(("", shop.NAME)) | ANY_TEXT,
-    events=st.lists(events(), max_size=6),
+    ReportRequest, model=st.sampled_from(("", shop.NAME)) | ANY_TEXT, events=st.lists(events(), max_size=6)
 )
 MESSAGES = st.one_of(
     st.tuples(st.just(RANK), requests()),

@@ -33,7 +33,6 @@ class Running:
         self.health, self.address = health, address
 
     def stub(self, *options: tuple[str, int]) -> tuple[grpc.Channel, Any]:
-        """A connection of its own."""
         channel = grpc.insecure_channel(self.address, [ALONE, *options])
         return channel, health_pb2_grpc.HealthStub(channel)
 

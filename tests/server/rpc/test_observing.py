@@ -151,7 +151,7 @@ def test_recorded_requests_are_json_lines_that_only_their_owner_reads(meter: Met
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_full_disk_ends_the_recording_and_a_file_that_cannot_be_is_refused(
+def test_a_full_disk_ends_a_recording_and_a_file_that_is_none_is_refused(
     meter: Meter, tmp_path: Path
 ) -> None:
     recorder = Recorder("/dev/full", 1.0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import grpc
@@ -45,32 +44,32 @@ def score(client: Client, cookie: str = "u1", item: str = "item-1", **asked: Any
 def test_a_score_is_the_sum_of_the_weights_of_its_keys(shared_client: Client, cookie: str) -> None:
     for variant, name in enumerate(shop.VARIANTS):
         answer = shared_client.rank(shop.NAME, cookie=cookie, candidates=ALL, context=CONTEXT, variant=name)
-        assert {i.id: i.score for i in answer.items} == pytest.approx(
-            {item: expected(cookie, item, variant) for item in ALL}, abs=1e-6
-        )
+        wanted = {item: expected(cookie, item, variant) for item in ALL}
+        assert {i.id: i.score for i in answer.items} == pytest.approx(wanted, abs=1e-6)
         assert [i.ctr for i in answer.items] == pytest.approx(
             [1 / (1 + math.exp(-i.score)) for i in answer.items]
         )
 
 
-def test_the_best_come_first_equals_as_they_came_and_top_k_cuts(shared_client: Client) -> None:
+def test_the_best_of_ids_or_a_set_come_first_equals_as_they_came_top_k_cuts(shared_client: Client) -> None:
     every = shared_client.rank(cookie="u1", candidates=ALL, context=CONTEXT)
     best = shared_client.rank(cookie="u1", candidates=ALL, context=CONTEXT, top_k=3)
     assert [i.score for i in every.items] == sorted((i.score for i in every.items), reverse=True)
     assert best.items == every.items[:3]
     equal = shared_client.rank(candidates=["z", "item-1", "a", "m"], items={"q": {}})
     assert [i.id for i in equal.items if i.id != "item-1"] == ["z", "a", "m", "q"]
+    by_set = shared_client.rank(cookie="u1", candidate_set="front page", context=CONTEXT)
+    by_id = shared_client.rank(cookie="u1", candidates=["item-3", "item-1", "item-2"], context=CONTEXT)
+    assert by_set.items == by_id.items
+    assert len(shared_client.rank(candidates=ALL * 833 + ALL[:4]).items) == 10_000, "the most allowed"
 
 
-def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_field_by_field(
-    shared_client: Client,
-) -> None:
+def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_by_field(shared_client: Client) -> None:
     def given(item: str, **features: Any) -> float:
         return score(shared_client, items={item: features})
 
-    assert given("my own", brand="b1", tags=["blue", "green"], price=3.0) == pytest.approx(
-        score(shared_client)
-    )
+    mine = given("my own", brand="b1", tags=["blue", "green"], price=3.0)
+    assert mine == pytest.approx(score(shared_client))
     assert given("item-1") == pytest.approx(expected("u1", "item-1"))
     assert given("item-1", price=48.0) == pytest.approx(expected("u1", "item-1", price="48"))
     assert given("item-1", tags=["red"], brand="b3") == pytest.approx(
@@ -82,26 +81,17 @@ def test_what_is_given_of_an_item_overrides_what_the_catalogue_has_field_by_fiel
     assert answer.unknown_fields == answer.unknown_items == ()
 
 
-def test_a_candidate_set_is_ranked_like_its_members(shared_client: Client) -> None:
-    by_set = shared_client.rank(cookie="u1", candidate_set="front page", context=CONTEXT)
-    by_id = shared_client.rank(cookie="u1", candidates=["item-3", "item-1", "item-2"], context=CONTEXT)
-    assert by_set.items == by_id.items
-
-
 def test_inline_features_override_stored_ones_and_context_overrides_both(shared_client: Client) -> None:
     assert score(shared_client, user={"age": "30"}) == pytest.approx(expected("u1", "item-1", age="30"))
     assert score(shared_client, user={"age": "30"}, context={**CONTEXT, "age": "40"}) == pytest.approx(
         expected("u1", "item-1", age="40")
     )
     assert score(shared_client, user={"age": ""}) == pytest.approx(expected("u1", "item-1", age=None))
-    assert score(shared_client, user={"device": "u2"}) == pytest.approx(
-        expected("u1", "item-1", device="u2")
-    ), "the cookie is the value of the cookie's own field"
+    # The cookie is the value of the cookie's own field.
+    assert score(shared_client, user={"device": "u2"}) == pytest.approx(expected("u1", "item-1", device="u2"))
 
 
-def test_the_members_of_a_weighted_set_count_as_much_as_their_x(
-    shared_client: Client, shared_store: Store
-) -> None:
+def test_members_of_weighted_sets_count_as_often_as_x(shared_client: Client, shared_store: Store) -> None:
     likes = {"red": 0.5, "blue": -2.0, "green": 0.0}
     wanted = expected("u1", "item-1", likes=likes)
     assert wanted != pytest.approx(expected("u1", "item-1", likes=["red", "blue"]))
@@ -132,15 +122,11 @@ def test_what_the_model_does_not_know_is_listed_and_the_rest_scored(shared_clien
     assert sorted(answer.unknown_fields) == ["age", "colour"]
 
 
-def test_the_answer_says_who_made_it(shared_client: Client) -> None:
-    answer = shared_client.rank(
-        shop.NAME, cookie="u1", candidates=["item-1"], request_id="r-17", variant="plain"
-    )
+def test_an_answer_says_who_made_it_has_an_id_and_a_cookie_keeps_its_variant(shared_client: Client) -> None:
+    asked: dict[str, Any] = {"request_id": "r-17", "variant": "plain"}
+    answer = shared_client.rank(shop.NAME, cookie="u1", candidates=["item-1"], **asked)
     assert (answer.request_id, answer.cookie, answer.model) == ("r-17", "u1", shop.NAME)
     assert (answer.version, answer.variant, answer.degraded) == (1, "plain", ())
-
-
-def test_a_request_without_an_id_gets_one_and_a_cookie_keeps_its_variant(shared_client: Client) -> None:
     ids, seen = set[str](), dict[str, set[str]]()
     for cookie in [f"c{n}" for n in range(30)] * 2:
         answer = shared_client.rank(cookie=cookie, candidates=["item-1"])
@@ -194,22 +180,13 @@ def test_what_cannot_be_answered_names_the_field(
     assert f"{code}: {message}" in str(failed.value)
 
 
-def test_ten_thousand_candidates_are_allowed(shared_client: Client) -> None:
-    assert len(shared_client.rank(candidates=ALL * 833 + ALL[:4]).items) == 10_000
-
-
-def test_a_candidate_set_of_the_wrong_kind_is_a_failed_precondition(
+def test_a_user_s_record_that_does_not_fit_costs_what_does_not_fit_and_is_said_and_a_set_is_refused(
     shared_client: Client, shared_store: Store
 ) -> None:
     shared_store.client.set("ftrie:candidates:odd", "text")
     with pytest.raises(RankFailed) as failed:
         shared_client.rank(candidate_set="odd")
     assert failed.value.code is grpc.StatusCode.FAILED_PRECONDITION
-
-
-def test_a_user_s_record_that_does_not_fit_costs_what_does_not_fit_and_is_said(
-    shared_client: Client, shared_store: Store
-) -> None:
     shared_store.client.hset("ftrie:user:bent", mapping={"age": "x" * 5000, "likes": '["red"]'})
     shared_store.client.set("ftrie:user:no record", "text")
     answer = shared_client.rank(cookie="bent", candidates=["item-1"], context=CONTEXT, variant="base")
@@ -244,20 +221,11 @@ def test_late_items_lose_what_does_not_fit_alone_and_are_not_asked_for_when_they
     scores = {i.id: i.score for i in answer.items}
     late = expected("u1", "late", brand="b3", price="6")
     assert scores == pytest.approx({"bent": expected("u1", "bent", brand="b2"), "late": late})
-    assert tuple(map(str, answer.degraded)) == (
-        "items: 'bent': left out price: got 'dear', expected a number",
-    )
+    assert list(map(str, answer.degraded)) == ["items: 'bent': left out price: got 'dear', expected a number"]
     assert (answer.unknown_items, answer.unknown_fields) == ((), ())
     answer = client.rank(cookie="u1", candidate_set="holed", context=CONTEXT, variant="base")
     assert {i.id: i.score for i in answer.items}["late"] == pytest.approx(late)
     assert (answer.degraded, answer.unknown_items) == ((), ("",))
-
-
-def test_before_a_version_is_active_calls_are_unavailable(start: Callable[[], Server]) -> None:
-    server = start()
-    with Client(server.address) as client, pytest.raises(RankFailed, match="still loading") as failed:
-        client.rank(candidates=["a"])
-    assert failed.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, server: Server) -> None:
@@ -273,22 +241,17 @@ def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, ser
     assert isinstance(fault["exc_info"], AttributeError)
 
 
-def score_alone(client: Client, item: str, cookie: str = "") -> float:
-    return client.rank(cookie=cookie, candidates=[item], variant="base").items[0].score
-
-
-def has_score(client: Client, item: str, expected: float) -> bool:
-    return score_alone(client, item) == pytest.approx(expected)
-
-
 def test_items_are_followed_whoever_changes_them(client: Client, store: Store) -> None:
-    changed = shop.expected_score({**shop.ITEMS["item-1"], "brand": "b3"}, 0)
-    assert score_alone(client, "item-1") != pytest.approx(changed)
+    def has(**fields: str) -> bool:
+        return score(client, "", context={}) == pytest.approx(shop.expected_score(fields, 0))
+
+    changed = {**shop.ITEMS["item-1"], "brand": "b3"}
+    assert not has(**changed)
     store.client.hset("ftrie:item:item-1", "brand", "b3")  # another system, which gives notice
     store.client.xadd(ITEMS_CHANGES, {"id": "item-1"})
-    eventually(partial(has_score, client, "item-1", changed))
+    eventually(lambda: has(**changed))
     store.records.put_items([("item-1", {"brand": "b2"})])
-    eventually(partial(has_score, client, "item-1", shop.expected_score({"brand": "b2"}, 0)))
+    eventually(lambda: has(brand="b2"))
     store.records.put_items([("item-1", {})])
     eventually(lambda: client.rank(candidates=["item-1"]).unknown_items == ("item-1",))
 
@@ -308,7 +271,7 @@ def test_users_are_read_from_their_own_store_once_within_the_time_to_live(
     fields = {"device": "u1", "age": "40", **shop.ITEMS["item-1"]}
     with Client(server.address, timeout_s=20.0) as client:
         for _ in range(5):
-            assert score_alone(client, "item-1", "u1") == pytest.approx(shop.expected_score(fields, 0))
+            assert score(client, context={}) == pytest.approx(shop.expected_score(fields, 0))
             client.rank(cookie="nobody", candidates=["item-1"])
         before = reads()
         for cookie in ("u1", "nobody"):
@@ -341,7 +304,7 @@ def failed(error: Exception, **more: Any) -> CallFailed:
     return CallFailed.of("here", context)
 
 
-def test_each_error_has_its_reason_and_the_fields_at_fault() -> None:
+def test_each_error_has_its_reason_the_fields_at_fault_and_when_to_try_again() -> None:
     for error, reason, fields in (
         (ObjectiveError("objective: character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
         (FieldValueError('user.values["a: b, c"]: x'), "INVALID_FEATURE_VALUE", ['user.values["a: b, c"]']),
@@ -354,9 +317,7 @@ def test_each_error_has_its_reason_and_the_fields_at_fault() -> None:
         assert (told.reason, told.metadata, told.retry_after_s) == (reason, {"request_id": "r1"}, None)
         assert [each.field for each in told.violations] == fields
         assert "secret" not in str(told)
-
-
-def test_only_what_may_succeed_later_says_when_to_try_again() -> None:
+    # Only what may succeed later says when to try again.
     assert failed(NotReady("draining")).retry_after_s is None
     told = failed(StoreUnavailable("away"), retry=True)
     assert told.retry_after_s is not None and 0.2 <= told.retry_after_s <= 1.0
@@ -375,9 +336,8 @@ def test_a_long_text_is_cut_so_that_the_details_reach_the_client() -> None:
 def test_a_client_gets_the_field_and_the_reason(shared_client: Client) -> None:
     with pytest.raises(RankFailed) as wrong:
         shared_client.rank(candidates=["a", ""], request_id="r1")
-    assert wrong.value.violations == (
-        FieldViolation("item_ids[1]", "empty; an item id has at least one character"),
-    )
+    empty = FieldViolation("item_ids[1]", "empty; an item id has at least one character")
+    assert wrong.value.violations == (empty,)
     assert (wrong.value.reason, wrong.value.metadata) == ("INVALID_REQUEST", {"request_id": "r1"})
     with pytest.raises(RankFailed) as within:
         shared_client.explain(candidates=["a", ""])

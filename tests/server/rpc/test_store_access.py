@@ -26,25 +26,25 @@ from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event, Reported
 from model_store.versions.experiments import Experiment
 from model_store.versions.online_metrics import OnlineSums
-from server.settings import Settings
 from tests.server import shop
 from tests.server.certificates import Pem, identity
-from tests.server.one_process import Server
+from tests.server.one_process import serving
 from tests.waiting import eventually
 
+As = Callable[[str], str]
 ROOT = Path(__file__).resolve().parents[3]
 RULE = re.compile(r"^ACL SETUSER (ftrie-[a-z]+) on >PASSWORD (.+)$", re.MULTILINE)
 PASSWORD = "with@signs/and:colons"
+PATIENT = {"store_budget_s": 5.0}
 
 
 def rules() -> dict[str, list[str]]:
-    """The document's users and their rules."""
     text = (ROOT / "docs/operating.md").read_text("utf-8")
     return {name: words.split() for name, words in RULE.findall(text)}
 
 
 @pytest.fixture
-def as_role(store: Store, valkey_url: str) -> Iterator[Callable[[str], str]]:
+def as_role(store: Store, valkey_url: str) -> Iterator[As]:
     """The URL of the store for a role of the document."""
     socket_path = Path(valkey_url.removeprefix("embedded:")) / SOCKET
     for name, words in rules().items():
@@ -54,29 +54,15 @@ def as_role(store: Store, valkey_url: str) -> Iterator[Callable[[str], str]]:
         store.client.execute_command("ACL", "DELUSER", name)
 
 
-@contextmanager
-def serving(url: str) -> Iterator[Server]:
-    server = Server(Settings((shop.NAME,), url, drain_s=1.0, store_budget_s=5.0))
-    server.startup()
-    try:
-        assert server.ready.wait(180)
-        yield server
-    finally:
-        server.drain(refuse=False)
-        server.shutdown()
-
-
 def refusals(store: Store) -> list[str]:
     """What the ACL has refused, as user and command or key."""
     return [f"{entry['username']}: {entry['object']}" for entry in store.client.acl_log()]
 
 
-def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(
-    store: Store, as_role: Callable[[str], str]
-) -> None:
+def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(store: Store, as_role: As) -> None:
     shop.fill(store)
     store.client.execute_command("ACL", "LOG", "RESET")
-    with serving(as_role("ftrie-server")) as server, Client(server.address, 20) as client:
+    with serving(as_role("ftrie-server"), **PATIENT) as server, Client(server.address, 20) as client:
         answer = client.rank(cookie="u1", candidates=["item-1", "no such"])
         assert (answer.degraded, answer.unknown_items) == ((), ("no such",))
         assert client.rank(candidate_set="front page").items
@@ -98,9 +84,7 @@ def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(
                 change()
 
 
-def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
-    store: Store, as_role: Callable[[str], str]
-) -> None:
+def test_a_trainer_publishes_by_its_rules_and_sees_no_user(store: Store, as_role: As) -> None:
     store.client.execute_command("ACL", "LOG", "RESET")
     with Store.open(as_role("ftrie-trainer")) as training:
         versions = training.model(shop.NAME)
@@ -133,9 +117,7 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(
             training.records.put_users(shop.USERS.items())
 
 
-def test_a_loader_writes_records_by_its_rules_and_feedback_appends_to_its_streams_alone(
-    store: Store, as_role: Callable[[str], str]
-) -> None:
+def test_a_loader_writes_records_and_feedback_appends_to_its_streams_alone(store: Store, as_role: As) -> None:
     store.client.execute_command("ACL", "LOG", "RESET")
     with Store.open(as_role("ftrie-loader")) as loading:
         loading.records.put_users(shop.USERS.items())
@@ -154,7 +136,7 @@ def test_a_loader_writes_records_by_its_rules_and_feedback_appends_to_its_stream
             feedback.client.get("ftrie:{shop}:active")
 
 
-def test_a_wrong_password_is_said_without_it(as_role: Callable[[str], str]) -> None:
+def test_a_wrong_password_is_said_without_it(as_role: As) -> None:
     url = as_role("ftrie-server").replace(quote(PASSWORD, safe=""), "guessed")
     with pytest.raises(StoreError, match="refused the name or password") as failed:
         Store.open(url).client.ping()
@@ -198,7 +180,7 @@ def tls_in_front(path: Path, pem: Pem) -> Iterator[int]:
 
 
 def test_rediss_reads_models_and_users_over_tls_by_name_and_password(
-    store: Store, valkey_url: str, as_role: Callable[[str], str], tmp_path: Path
+    store: Store, valkey_url: str, as_role: As, tmp_path: Path
 ) -> None:
     shop.fill(store)
     pem, stranger = identity(tmp_path, "redis"), identity(tmp_path, "stranger")
@@ -206,7 +188,7 @@ def test_rediss_reads_models_and_users_over_tls_by_name_and_password(
     assert as_role("ftrie-server")
     with tls_in_front(socket_path, pem) as port:
         url = f"rediss://ftrie-server:{quote(PASSWORD, safe='')}@127.0.0.1:{port}?ssl_ca_certs="
-        with serving(url + quote(pem.ca)) as server, Client(server.address, 20) as client:
+        with serving(url + quote(pem.ca), **PATIENT) as server, Client(server.address, 20) as client:
             answer = client.rank(cookie="u1", candidates=["item-1"])
             assert (answer.version, answer.degraded) == (1, ())
         with pytest.raises(StoreError):
@@ -270,7 +252,7 @@ def test_a_cluster_is_read_over_tls_by_name_and_password(cluster: str, tmp_path:
             feedback = store.feedback()
             assert feedback.report(shop.NAME, [Event("r1", "item-1")]) == Reported(1, 0)
             feedback.close()
-        with serving(as_role("ftrie-server")) as server, Client(server.address, 20) as client:
+        with serving(as_role("ftrie-server"), **PATIENT) as server, Client(server.address, 20) as client:
             answer = client.rank(cookie="u1", candidate_set="front page")
             assert (answer.version, answer.degraded) == (1, ())
     assert plain.acl_log() == []
@@ -284,7 +266,7 @@ def test_a_model_is_published_and_served_on_a_cluster_s_node(cluster: str) -> No
         shop.publish(store, 1)
         shop.publish(store, 2)
         store.model(shop.NAME).rollback()
-        with serving(cluster) as server, Client(server.address, 20) as client:
+        with serving(cluster, **PATIENT) as server, Client(server.address, 20) as client:
             answer = client.rank(cookie="u1", candidate_set="front page")
             assert (answer.version, answer.degraded) == (1, ())
         with pytest.raises(StoreError, match="is a node of a cluster"):

@@ -74,18 +74,12 @@ class Crowd:
         return waiting
 
     def _in_progress(self) -> float:
-        gauges: dict[str, float] = {
-            name: value for name, _, value in self.server._worker._meter.take()["gauges"]
-        }
-        return gauges[IN_PROGRESS]
+        taken = self.server._worker._meter.take()["gauges"]
+        return float({name: value for name, _, value in taken}[IN_PROGRESS])
 
 
 @pytest.fixture
-def crowd(
-    shop_store: Store,
-    start: Callable[..., Server],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Crowd]:
+def crowd(shop_store: Store, start: Callable[..., Server], monkeypatch: Any) -> Iterator[Crowd]:
     server = start(threads=1, store_budget_s=BUDGET_S)
     assert server.ready.wait(180)
     made = Crowd(server, monkeypatch)
@@ -98,7 +92,6 @@ def crowd(
 
 
 def outcome(call: Any) -> object:
-    """The answer, or the status of a call that failed."""
     try:
         return call.result()
     except grpc.RpcError as error:

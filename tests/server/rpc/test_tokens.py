@@ -42,7 +42,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def reflection(address: str, access: Access) -> str:
-    """How a question to reflection ends."""
     with access.channel(address) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")

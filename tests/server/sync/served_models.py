@@ -17,7 +17,6 @@ CANDIDATES = list(shop.ITEMS)
 
 
 def part_of(whole: Artefact, rows: slice) -> Artefact:
-    """A model of some of the rows."""
     ends = whole.key_offsets
     first, last = int(ends[rows.start]), int(ends[rows.stop])
     return Artefact.from_columns(
@@ -62,12 +61,10 @@ def publish_delta(store: Store, model: Artefact, before: Artefact, parent: int, 
 
 
 def status(server: Server) -> ModelStatus:
-    """Of the first model."""
     return server.status()[0]
 
 
 def scores(client: Client, cookie: str = "", variant: str = "base") -> dict[str, float]:
-    """Each candidate's score."""
     answer = client.rank(cookie=cookie, candidates=CANDIDATES, variant=variant)
     return {item.id: item.score for item in answer.items}
 
@@ -84,9 +81,3 @@ def asking(server: Server) -> Iterator[Client]:
     assert server.ready.wait(180)
     with Client(server.address, timeout_s=20.0) as client:
         yield client
-
-
-def end(server: Server) -> None:
-    """Stop it; what it has written stays."""
-    server.drain(refuse=False)
-    server.shutdown()

@@ -13,8 +13,6 @@ from server.sync.distribution import Distribution
 
 
 class Taker:
-    """Notes what it is given."""
-
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []
         self.told: list[Mapping[str, Any]] = []

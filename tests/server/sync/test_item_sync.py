@@ -70,9 +70,7 @@ def test_items_of_others_come_by_notice_on_demand_and_when_a_request_has_found_t
     assert not follower.poll()
 
 
-def test_where_the_stream_tells_not_everything_everything_is_read_again(
-    store: Store, follower: ItemSync
-) -> None:
+def test_where_the_stream_tells_not_all_everything_is_read_again(store: Store, follower: ItemSync) -> None:
     store.client.hset("ftrie:item:x", "n", "9")
     store.client.xadd(ITEMS_CHANGES, {"id": "x"})
     store.client.xadd(ITEMS_CHANGES, {"id": "a"}, maxlen=1, approximate=False)

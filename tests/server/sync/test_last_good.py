@@ -17,7 +17,7 @@ from server.model.shared_memory import Parts, SharedBlock
 from server.sync.last_good import INDEX, KeptExperiments, LastGood
 from tests.server import shop
 from tests.server.one_process import Server
-from tests.server.sync.served_models import asking, end
+from tests.server.sync.served_models import asking
 from tests.waiting import eventually
 
 
@@ -147,7 +147,7 @@ def test_a_server_that_starts_without_its_store_divides_as_before(
     with asking(first) as client:
         shop_store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain"))
         eventually(lambda: variants(client) == {"plain"})
-    end(first)
+    first.end()
     shop_store.client.flushall()
     with asking(start(state=str(tmp_path))) as client:
         assert variants(client) == {"plain"}

@@ -14,7 +14,6 @@ from tests.server.one_process import Server
 from tests.server.sync.served_models import (
     CANDIDATES,
     asking,
-    end,
     expected,
     flat,
     publish,
@@ -88,7 +87,7 @@ def test_a_server_that_starts_while_the_store_has_no_items_takes_those_on_its_di
 ) -> None:
     first = start(state=str(tmp_path))
     assert first.ready.wait(180)
-    end(first)
+    first.end()
     store.client.flushall()
     version = shop.publish(store, seed=2)
     with asking(start(state=str(tmp_path))) as client:
@@ -158,12 +157,3 @@ def test_a_first_model_of_the_bias_alone_is_served(store: Store, start: Start) -
     assert (status(server).version, status(server).problem) == (version, "")
     version = shop.publish(store, seed=1)
     eventually(lambda: status(server).version == version)
-
-
-def test_a_force_of_the_active_version_pins_nothing(store: Store) -> None:
-    versions = store.model(shop.NAME)
-    version = shop.publish(store, seed=1)
-    store.trainer_lease(shop.NAME, "me").take()
-    versions.activate(version, force=True)
-    assert versions.pin.version() is None
-    assert versions.manifest(version).forced

@@ -40,9 +40,7 @@ UNKNOWN: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_calls_are_counted_by_what_was_asked_and_answered(
-    server: Server, client: Client, store: Store
-) -> None:
+def test_calls_are_counted_by_what_is_asked_and_said(server: Server, client: Client, store: Store) -> None:
     candidates = list(shop.ITEMS)
     for more in ({}, {"objective": "ctr * price"}):
         for said in (*KNOWN, *UNKNOWN):
@@ -68,13 +66,14 @@ def test_calls_are_counted_by_what_was_asked_and_answered(
     eventually(lambda: client.rank(candidates=["item-1"], variant="base").version == 2)
     answer = client.rank(cookie="u2", candidates=["item-1"], variant="base")
     assert [each.part for each in answer.degraded] == ["user_features"]
-    for arguments in (
+    wrong: list[Any] = [
         {"candidates": []},
         {"model": "no such", "candidates": ["a"]},
         {"candidate_set": "none"},
-    ):
+    ]
+    for arguments in wrong:
         with pytest.raises(RankFailed):
-            client.rank(**arguments)  # type: ignore[arg-type]
+            client.rank(**arguments)
     with pytest.raises(RankFailed):
         client.explain(candidates=[])
     with pytest.raises(ReportFailed):
@@ -92,9 +91,7 @@ def test_calls_are_counted_by_what_was_asked_and_answered(
     assert count(server, "ftrie_call_seconds_count", **plain) == 2
 
 
-def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_the_version(
-    server: Server, store: Store
-) -> None:
+def test_a_swap_is_observed_by_the_age_of_the_newest_event_in_a_version(server: Server, store: Store) -> None:
     versions = store.model(shop.NAME)
 
     def serve(seed: int, through_us: int | None) -> None:

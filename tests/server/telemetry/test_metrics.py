@@ -38,7 +38,6 @@ def answer(meter: Meter, version: int = 1, degraded: tuple[Degradation, ...] = (
 
 
 def over_json(taken: dict[str, Any]) -> dict[str, Any]:
-    """What arrives in another process."""
     copied: dict[str, Any] = json.loads(json.dumps(taken))
     return copied
 
@@ -130,7 +129,6 @@ def test_a_metric_that_no_document_names_cannot_be_reported() -> None:
 
 @contextmanager
 def page_of(totals: Totals, health: dict[str, Any]) -> Iterator[Callable[..., Any]]:
-    """Asks the page for a path, with headers."""
     page = MetricsPage("127.0.0.1", 0, registry(totals), lambda: health)
     try:
         yield lambda path, **headers: urllib.request.urlopen(

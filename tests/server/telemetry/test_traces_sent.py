@@ -21,14 +21,10 @@ from tests.waiting import eventually
 
 
 class Collector:
-    """Keeps what is sent to it."""
-
     def __init__(self) -> None:
         self.spans: list[Span] = []
         export = grpc.unary_unary_rpc_method_handler(
-            self.Export,
-            ExportTraceServiceRequest.FromString,
-            ExportTraceServiceResponse.SerializeToString,
+            self.Export, ExportTraceServiceRequest.FromString, ExportTraceServiceResponse.SerializeToString
         )
         service = "opentelemetry.proto.collector.trace.v1.TraceService"
         handlers = grpc.method_handlers_generic_handler(service, {"Export": export})
@@ -58,9 +54,7 @@ def attributes(span: Span) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_calls_of_a_server_arrive_at_the_collector_when_it_has_ended_at_the_latest(
-    shop_store: Store,
-    store_url: str,
-    collector: Collector,
+    shop_store: Store, store_url: str, collector: Collector
 ) -> None:
     flags = ("--traces", f"http://127.0.0.1:{collector.port}", "--trace-share", "1")
     with serving(store_url, *flags) as (address, _, _), Client(address, 20) as client:
