@@ -175,14 +175,14 @@ def test_items_follow_the_store_while_a_version_is_refused_and_what_is_from_disk
     def takes(client: Client, record: dict[str, str]) -> None:
         store.records.put_items([("item-1", record)])
         score = pytest.approx(shop.expected_score(record, 0))
-        eventually(lambda: item_1(client) == score)
+        eventually(lambda: client.rank(candidates=["item-1"], variant="base").items[0].score == score)
 
     first = begin()
     with asking(first) as client:
         store.client.set(store.model(shop.NAME).keys.active, 7)
         eventually(lambda: status(first).refused.get("gone"))
         takes(client, shop.ITEMS["item-2"])
-    end(first)
+    first.end()
     from_disk = begin()
     with asking(from_disk) as client:
         assert status(from_disk).source == "disk"
