@@ -57,7 +57,8 @@ class ExperimentSync:
     def check(self, versions: ModelVersions) -> None:
         """Read the record, and deliver it if it has changed. Raises StoreUnavailable.
 
-        Call it only while a version is active: a store without one may have lost the record with everything else.
+        Call it only while the store names a version, readable or not: a store that names none may have lost the record
+        with everything else.
         """
         before, asked, unreadable = self.problem, self.asked, ""
         try:

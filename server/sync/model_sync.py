@@ -191,6 +191,7 @@ class ModelSync(threading.Thread):
         try:
             active = versions.active()
         except UnreadableValue as error:
+            self.experiment.check(versions)
             self._refuse(None, error, f"the active version cannot be read ({reason_of(error)}): {error}")
             self._sync_items()
             return

@@ -115,8 +115,7 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot_and_a_damaged_one_refused
         assert status(server).version == first
         assert "was refused (damaged)" in status(server).problem
         version = publish(store, models[2])
-        eventually(lambda: status(server).version == version)
-        assert status(server).problem == ""
+        eventually(lambda: (status(server).version, status(server).problem) == (version, ""))
 
 
 def test_one_server_serves_several_models(shop_store: Store, store_url: str) -> None:
@@ -169,7 +168,7 @@ def test_a_server_starts_from_disk_while_the_store_is_away_or_empty_and_says_so(
         assert "the store names no active version" in client.rank(candidates=CANDIDATES).degraded[0].detail
 
 
-def test_items_follow_the_store_while_a_version_is_refused_and_what_is_from_disk_stays_so(
+def test_items_and_experiment_follow_while_a_version_is_refused_and_what_is_from_disk_stays_so(
     store: Store, begin: Start
 ) -> None:
     def takes(client: Client, record: dict[str, str]) -> None:
@@ -182,6 +181,13 @@ def test_items_follow_the_store_while_a_version_is_refused_and_what_is_from_disk
         store.client.set(store.model(shop.NAME).keys.active, 7)
         eventually(lambda: status(first).refused.get("gone"))
         takes(client, shop.ITEMS["item-2"])
+        store.client.set(store.model(shop.NAME).keys.active, "junk")
+        eventually(lambda: status(first).refused.get("unreadable"))
+        store.model(shop.NAME).experiments.change(
+            lambda found: replace(found, state="stopped", winner="plain")
+        )
+        eventually(lambda: client.rank(cookie="u1", candidates=CANDIDATES).variant == "plain")
+        eventually(lambda: client.rank(cookie="u2", candidates=CANDIDATES).variant == "plain")
     first.end()
     from_disk = begin()
     with asking(from_disk) as client:
