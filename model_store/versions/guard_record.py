@@ -45,9 +45,9 @@ class GuardRecord:
 
     refused: number of versions refused; rolled_back: number of automatic rollbacks; when_us: the time of the last one
     by the store's clock, 0 if there was none or an operator has overruled it; origin, target, reason: of that
-    rollback. good: the last version whose online calibration was within its band, or that servers went back to;
-    candidate: the version being watched; since_us: the time of an operator's last order to serve a refused version, by
-    the store's clock: answers before it are no evidence.
+    rollback. good: the last version whose online calibration was within its band, or that servers went back
+    to; candidate: the version being watched; since_us: the time of an operator's last order to serve a refused
+    version, by the store's clock: answers before it are no evidence.
     """
 
     refused: int = 0
@@ -118,7 +118,7 @@ class GuardRecords:
             self._client.hset(self._keys.manifest(version), "forced", "1")
 
     def overrule(self, version: int) -> None:
-        """Clear the refusal of this version, any cooldown, and all evidence so far, as an operator ordered."""
+        """Clear this version's refusal, any cooldown, and all evidence so far, as an operator ordered."""
         clear = {"when_us": 0, "origin": 0, "target": 0, "since_us": self.now_us()}
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.manifest(version), REFUSED, "")

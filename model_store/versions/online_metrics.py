@@ -31,8 +31,8 @@ class OnlineSums:
 
     requests: their number; shown: sum of s; clicks: sum of y; conversions: items converted. ctr_nano: sum of c, the
     request's predicted clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: sums of s², y², s·y.
-    ctr_squared, ctr_clicks: sums of c², c·p, in SQUARE_UNIT. without_ctr: requests with an item without ctr, c = 0.
-    positives, positives_squared: sums of p, p², where p items had the outcome that c predicts: y, or with
+    ctr_squared, ctr_clicks: sums of c², c·p, in SQUARE_UNIT. without_ctr: requests with an item without
+    ctr; c is 0. positives, positives_squared: sums of p, p², where p items had the outcome that c predicts: y, or with
     `join.positive = "conversion"` the items converted.
     """
 

@@ -204,7 +204,7 @@ class Worker:
     def judge(self, problems: Sequence[Problem], of_views: bool, *, inbox: Inbox = ()) -> Outbox:
         """Predict the held-out rows by the results of all problems. Returns the sums of the metrics, and the guard's.
 
-        None where the worker has no such rows. of_views: see `trainer.learn.metrics.recent.weights_are_views`.
+        None where the worker has no such rows. of_views: see `metrics.recent.weights_are_views`.
         """
         held = self._shard_made.held
         rows = int(held.labels.size)

@@ -229,8 +229,8 @@ class EventHistories:
         self._most_requests = spec.join.max_pending
         self._watermark = np.iinfo(np.int64).min // 2
         self._requests: dict[int, _Request] = {}
-        # Feedback before its request: item, kind and time by a serial number; and a heap of what is due first, which
-        # also has feedback whose request has come meanwhile.
+        # Feedback before its request: item, kind and time by a serial number; and a heap of what is due first,
+        # which also has feedback whose request has come meanwhile.
         self._early: dict[int, dict[int, tuple[int, int, int]]] = {}
         self._due: list[tuple[int, int, int]] = []
         self._held = self._waiting = 0

@@ -243,9 +243,10 @@ class _Rows:
 
 
 class _WholeRequests:
-    """Holds back what the join says of rows until their request closes. Memory: 8 bytes for each click that waits.
+    """Holds back what the join says of rows until their request closes.
 
     By segment, as the requests that close in a step are of few: the clicks of all others are not looked at.
+    Memory: 8 bytes for each click that waits.
     """
 
     def __init__(self) -> None:

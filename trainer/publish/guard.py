@@ -112,8 +112,8 @@ class Guard:
             )
         if verdict.held:
             raise VersionRefused(
-                f"version {version} is published and stays inactive: {verdict.held}; to serve it nevertheless: "
-                f"ftrie store activate {self._versions.model} {version}"
+                f"version {version} is published and stays inactive: {verdict.held}; to serve it "
+                f"nevertheless: ftrie store activate {self._versions.model} {version}"
             )
 
     def _report_refused(self, version: int, verdict: Verdict) -> None:

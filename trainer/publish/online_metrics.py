@@ -143,8 +143,8 @@ class OnlineAccumulator:
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore `state`. All its minutes are written again, which undoes what was written after it.
 
-        In a checkpoint of an earlier ftrie there are no positives: they were its clicks. And no totals: they start
-        with the sums of its cells.
+        In a checkpoint of an earlier ftrie there are no positives: they were its clicks. And no totals: they
+        start with the sums of its cells.
         """
         variants = _unpacked(state["names"], state["lengths"])
         cells = [(m, v, name) for (m, v), name in zip(state["places"].tolist(), variants, strict=True)]

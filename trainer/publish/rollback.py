@@ -3,7 +3,8 @@
 One version at a time is the candidate. Its evidence is the answers of that version and of all later ones: with a
 version a second no single one would ever get enough clicks. Once the evidence has `online_clicks` expected clicks,
 either the candidate is good, and the version active now is the next candidate; or all versions from the candidate on
-are refused, and servers go back to the last good one. That one is then watched until another version is served.
+are refused, and servers go back to the last good one. That one is then watched until another version is
+served.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class RollbackWatch:
     def check(self, evidence_since: EvidenceSince, epoch: int) -> Rollback | None:
         """Judge the evidence so far, by version; roll back if it is bad. To be called every few seconds.
 
-        evidence_since: `OnlineAccumulator.evidence`. epoch: the trainer's; a writer that has activated a version since
-        is not overruled. Raises StoreUnavailable.
+        evidence_since: `OnlineAccumulator.evidence`. epoch: the trainer's; a writer that has activated a version
+        since is not overruled. Raises StoreUnavailable.
         """
         bounds = self._bounds
         if bounds is None or bounds.online_calibration == "off":

@@ -76,7 +76,10 @@ class PublishPacer:
             self._not_before = began + took * (1.0 + PAUSE_WHILE_BEHIND if behind else 1.0)
 
     def finish(self, model: LearningModel, counts: Counts) -> int | None:
-        """Publish all remaining changes; None if nothing was learned. Raises what prevents it, or its activation."""
+        """Publish all remaining changes; None if nothing was learned.
+
+        Raises what prevents that, or the activation of the last version.
+        """
         through_us = counts.through_us
         # This run has learned nothing, and an earlier one has published what the checkpoint holds.
         is_published = (

@@ -330,7 +330,7 @@ def test_a_checkpoint_without_positives_has_those_of_its_clicks(added: Added) ->
     state = online.state()
     of_before = {name: state[name][:, : SUMS.index("positives")] for name in ("sums", "totals")}
     again = OnlineAccumulator(("base",))
-    again.restore(state | of_before)
+    again.restore(state | of_before | {"head": state["head"][:2]})
     assert (again.totals(), again.recent()) == (online.totals(), online.recent())
 
 

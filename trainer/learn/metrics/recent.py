@@ -20,8 +20,8 @@ LEAST_BLOCK = 256
 
 ROWS, WEIGHT, SQUARED_WEIGHT, CLICKS = range(4)
 COUNTS = 4
-# After the counts, for each variant: sums of w l, w^2 l, w^2 l^2, w p and w^2 p, with loss l and prediction p. Of a
-# weight that is a number of views, each an observation of its own, w stands in the place of w^2.
+# After the counts, for each variant: sums of w l, w^2 l, w^2 l^2, w p and w^2 p, with loss l and prediction p.
+# Of a weight that is a number of views, each an observation of its own, w is in the place of w^2.
 LOSS, LOSS_2, SQUARED_LOSS_2, PREDICTED, PREDICTED_2 = range(5)
 SUMS = 5
 
@@ -97,7 +97,7 @@ class Recent:
 
 
 def weights_are_views(spec: ModelSpec) -> bool:
-    """Whether the weights of examples are numbers of views, without another factor that cannot be told apart."""
+    """Whether the weights of examples are numbers of views, without another factor in them."""
     return spec.input.views is not None and spec.input.weight is None and spec.learner.subsample is None
 
 
