@@ -55,13 +55,14 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
 @pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
 def test_other_learners(algorithm: str, rows: pa.Table) -> None:
     learner = {"algorithm": algorithm, "values": None, "l1": None}
-    spec = ALL_KINDS.replace(learner=learner, calibration=None, variants=None)
+    spec = ALL_KINDS.replace(learner=learner, calibration=None, variants={"plain": {"alpha": None}})
     model = ftrie.train(spec, rows, progress=False).model
     found = model.predict(rows.slice(0, 30), uncertainty=True).to_pylist()
     for line, row in zip(found, features_of(rows).slice(0, 30).to_pylist(), strict=True):
-        explained = model.explain(row)
-        assert line["base"] == pytest.approx(explained.ctr, abs=1e-12)
-        assert line["base.uncertainty"] == pytest.approx(explained.audit.uncertainty, abs=1e-12)
+        for name in model.variants:
+            explained = model.explain(row, name)
+            assert line[name] == pytest.approx(explained.ctr, abs=1e-12)
+            assert line[f"{name}.uncertainty"] == pytest.approx(explained.audit.uncertainty, abs=1e-12)
 
 
 def test_predict_needs_no_labels_nor_identities(model: ftrie.Model, rows: pa.Table) -> None:

@@ -18,7 +18,7 @@ def test_what_is_watched_does_not_change_the_model(shop: Shop) -> None:
 
 
 def test_the_file_holds_what_the_report_says(shop: Shop, capsys) -> None:
-    shop.use("truncated gradient, time to live")
+    shop.spec.write_text(shop.spec.read_text().replace("[learner]\n", '[learner]\nttl = "2h"\n'))
     report = shop.learned("run", [shop.log(600)], "--slice=tags", "--slice=brand*age=nike0*").report
     lines = lines_of(shop.folder / "run/metrics.jsonl")
     (read,) = read_runs([shop.folder / "run/metrics.jsonl"])
