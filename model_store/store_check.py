@@ -4,6 +4,9 @@ Each finding names the value, what is expected, and the repair. Repairs use what
 rebuilt from the version's bytes, the list of versions from the manifests, the active pointer from the events. What
 cannot be restored is removed, or marked as refused so that no rollback chooses it. docs/operating.md describes its
 use.
+
+Versions come and go while a check reads them. So what seems invalid is judged again by what is there then: a version
+that has been collected is none, and one that was published meanwhile is examined before the active pointer is judged.
 """
 
 from __future__ import annotations
@@ -241,6 +244,7 @@ class _ModelCheck:
         self._suffixes = sorted(suffixes)
         self._sound: dict[int, Manifest] = {}
         """The versions that can be served, with their manifests as repaired."""
+        self._examined: set[int] = set()
         self._epochs = [0]
         last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
         self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
@@ -258,9 +262,7 @@ class _ModelCheck:
         for begin in range(0, len(feedback), BATCH):
             self._findings.types([self._full(s) for s in feedback[begin : begin + BATCH]], ["string"])
         self._members()
-        for version in sorted(self._numbers()):
-            self._version(version)
-        self._chains()
+        self._examine()
         self._history()
         self._guard()
         self._leases()
@@ -334,6 +336,17 @@ class _ModelCheck:
         except (ArtefactError, StoreError):
             return now().timestamp()
 
+    def _examine(self) -> None:
+        """Check the versions that there are now and were not checked before."""
+        while new := self._numbers() - self._examined:
+            self._examined |= new
+            for version in sorted(new):
+                self._version(version)
+        self._chains()
+
+    def _is_there(self, version: int) -> bool:
+        return bool(self._fields(version)) or chunks_there(self._store, self._keys, version) > 0
+
     def _version(self, version: int) -> None:
         """Check that a version's manifest matches its bytes, and that it is listed."""
         key, listing = self._keys.manifest(version), self._keys.versions
@@ -346,10 +359,21 @@ class _ModelCheck:
         if right is None:
             self._beyond_repair(version, fields, damage)
             return
-        change = _replace(key, right.to_hash())
-        self._findings.add(
-            key, lambda: self._wrong(version, right), "what the bytes say", "rebuilt from them", change
-        )
+        made: list[Manifest] = [right]
+
+        def wrong() -> str | None:
+            if self._wrong(version, made[-1]) is None or not self._is_there(version):
+                return None
+            again, _ = self._right_manifest(version, self._fields(version))  # a guard may have refused it
+            if again is not None:
+                made.append(again)
+            return self._wrong(version, made[-1])
+
+        def rebuild(pipe: Any) -> None:
+            _replace(key, made[-1].to_hash())(pipe)
+
+        self._findings.add(key, wrong, "what the bytes say", "rebuilt from them", rebuild)
+        right = made[-1]
         self._epochs.append(right.epoch)
         if not right.refused.startswith(DAMAGED):
             self._sound[version] = right
@@ -459,9 +483,18 @@ class _ModelCheck:
             )
             return
         reason = f"{DAMAGED}{damage}"
+
+        def damaged() -> str | None:
+            fields = self._fields(version)
+            if not fields or _text_in(fields, b"refused").startswith(DAMAGED):
+                return None
+            return (
+                damage if self._right_manifest(version, fields)[0] is None and self._fields(version) else None
+            )
+
         self._findings.add(
             key,
-            lambda: None if _text_in(self._fields(version), b"refused").startswith(DAMAGED) else damage,
+            damaged,
             "complete bytes",
             "the version is refused, so that no rollback chooses it; publish it again",
             lambda pipe: pipe.hset(key, "refused", reason),
@@ -498,7 +531,8 @@ class _ModelCheck:
     def _text_judge(self, key: str, reason: str, found: str) -> Judge:
         def judge() -> str | None:
             with self._store.answers(key):
-                return None if self._client.hget(key, "refused") == reason.encode() else found
+                refused = self._client.hget(key, "refused")
+            return None if refused in (None, reason.encode()) else found  # None: it has been collected
 
         return judge
 
@@ -529,15 +563,19 @@ class _ModelCheck:
         key = self._keys.active
 
         def judge() -> str | None:
-            try:
-                version = self._versions.active()
-            except UnreadableValue:
-                return self._shown_string(key)
-            if version is None or version in self._sound:
-                return None
-            is_there = version in self._numbers()
-            return f"{version}, which is {'damaged' if is_there else 'missing'}"
+            while True:
+                try:
+                    version = self._versions.active()
+                except UnreadableValue:
+                    return self._shown_string(key)
+                self._examine()
+                if version is None or version in self._sound:
+                    return None
+                with suppress(UnreadableValue):
+                    if version == self._versions.active():
+                        return f"{version}, which is {'damaged' if self._is_there(version) else 'missing'}"
 
+        self._examine()
         target = self._right_active()
 
         def change(pipe: Any) -> None:
@@ -552,7 +590,8 @@ class _ModelCheck:
         repair = (
             "removed, since no version can be served" if target is None else f"version {target} is active"
         )
-        self._findings.add(key, judge, expected, repair, change)
+        if self._findings.add(key, judge, expected, repair, change) and self._findings.repair:
+            self._versions.audit.write("ftrie store check", "repair", None, target)
 
     def _right_active(self) -> int | None:
         """The complete version that was activated last, as far as other keys tell."""
@@ -633,10 +672,10 @@ class _ModelCheck:
         for each in (self._keys.trainer, *others):
             self._lease(each)
         key = self._keys.trainer
-        active, there = self._hash_pin(), self._numbers()
+        active = self._hash_pin()
 
         def pinned(raw: bytes) -> str | None:
-            return None if not raw or int(_number_in({b"": raw}, b"") or 0) in there else shown(raw)
+            return None if not raw or (_number_in({b"": raw}, b"") or 0) in self._numbers() else shown(raw)
 
         pin = _hset(key, "pinned", active)
         self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)

@@ -12,7 +12,9 @@ from model_store.errors import ArtefactError, StaleEpoch, UnreadableValue
 from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
 from model_store.redis.redis_keys import history_key
 from model_store.store import Store
+from model_store.store_check import _ModelCheck
 from model_store.versions.model_versions import ModelVersions
+from tests.matrix import slow_except
 from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import model
 
@@ -225,3 +227,43 @@ def test_a_damaged_history_is_found_and_removed_and_a_sound_one_kept(store: Stor
     assert all(each.repaired for each in found)
     assert store.check() == []
     assert store.client.get(history_key("ads", b"u")) == sound
+
+
+STEPS = [name for name in _ModelCheck.run.__code__.co_names if name in vars(_ModelCheck)]
+
+
+@pytest.mark.parametrize("step", slow_except(["_examine", "_active"], STEPS))
+def test_versions_that_come_and_go_meanwhile_are_sound(
+    step: str, store: Store, ads: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer publishes, activates and collects at each moment of a check, and a guard refuses a version."""
+    base, own, fields = model(weights=[9.0] * 5), getattr(_ModelCheck, step), _ModelCheck._fields
+
+    def trains() -> None:
+        newest = ads.publish_and_activate(base)
+        ads.publish_and_activate(model(weights=[10.0] * 5).changes_since(base, version=newest))
+        ads.guard.refuse([newest], "for the test")
+        ads.gc(2)
+
+    def within(check: _ModelCheck, version: int) -> object:
+        found = fields(check, version)
+        monkeypatch.setattr(_ModelCheck, "_fields", fields)
+        trains()
+        return found
+
+    for when in ("before", "after", "within"):
+
+        def looked(check: _ModelCheck, *of: int, when: str = when) -> object:
+            if when == "before":
+                trains()
+            elif when == "within":
+                monkeypatch.setattr(_ModelCheck, "_fields", within)
+            found = own(check, *of)
+            if when == "after":
+                trains()
+            return found
+
+        monkeypatch.setattr(_ModelCheck, step, looked)
+        for repair in (False, True):
+            assert store.check(repair=repair) == [], when
+            assert ads.active() == ads.versions()[-1].version
