@@ -367,7 +367,8 @@ class _ModelCheck:
             again, _ = self._right_manifest(version, self._fields(version))  # a guard may have refused it
             if again is not None:
                 made.append(again)
-            return self._wrong(version, made[-1])
+            found = self._wrong(version, made[-1])
+            return found if self._is_there(version) else None
 
         def rebuild(pipe: Any) -> None:
             _replace(key, made[-1].to_hash())(pipe)
