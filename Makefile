@@ -27,7 +27,7 @@ help:
 	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, with a dashboard to watch them"
-	@echo "make test    run the tests, without the slow ones: some seven minutes on two cores"
+	@echo "make test    run the tests, without the slow ones: five to ten minutes on two cores"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
 	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
