@@ -40,6 +40,7 @@ def answers_nothing(running: Running) -> None:
 def serves_once_filled(running: Running, valkey: Valkey, recovered: Recovered, seed: int = 1) -> None:
     with Store.open(valkey.url) as store:
         whole = WholeShop(running, store)
+        whole.answers_as(1, seed=1)  # the one that the fixture may have activated
         version = whole.fill(seed)
         recovered.from_now()
         running.await_ready()
