@@ -132,8 +132,9 @@ def test_what_is_not_a_number_is_not_hidden() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F32, 1e-6), (F64, 1e-12)])
 def test_it_learns_what_the_trainer_learns(dtype: Any, tolerance: float, sparse: bool) -> None:
     rows = shop_rows(1000, seed=3)
-    model = model_of(shop_spec(variants=1), list(rows[0]))
-    learner = model.spec.learner
+    spec = shop_spec(variants=1)
+    learner = spec.learner.model_copy(update={"l1": 0.5})  # cuts some weights
+    model = model_of(spec.model_copy(update={"learner": learner}), list(rows[0]))
     bag = torch.nn.EmbeddingBag(2000, 1, mode="sum", sparse=sparse, dtype=dtype)
     torch.nn.init.zeros_(bag.weight)
     names = ("alpha", "beta", "l1", "l2")
