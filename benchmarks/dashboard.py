@@ -18,10 +18,13 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.rank_model import NAME, artefact, with_own_weights
+from model_store.ratios import BUCKETS
 from model_store.store import Store
-from model_store.versions.online_metrics import KEPT_S, OnlineSums
+from model_store.versions.online_metrics import HOUR, KEPT_S, OnlineCell
 
 VARIANTS = 2
 SEEN = {
@@ -49,22 +52,21 @@ def fill(url: str) -> None:
     with Store.open(url) as store:
         versions = store.model(NAME)
         versions.publish_and_activate(with_own_weights(artefact(), VARIANTS))
-        minutes = range(now - KEPT_S // 60 + 10, now)
-        for begin in range(0, len(minutes), 5_000):
-            cells = {
-                (minute, 1, f"v{number}"): _sums(draw)
-                for minute in minutes[begin : begin + 5_000]
-                for number in range(VARIANTS)
-            }
-            versions.online.write(cells)
+        for hour in range((now - KEPT_S // 60) // HOUR + 1, now // HOUR):
+            versions.online.write(
+                {
+                    (minute, f"v{number}"): _cell(draw)
+                    for minute in range(hour * HOUR, (hour + 1) * HOUR)
+                    for number in range(VARIANTS)
+                }
+            )
+            versions.online.add_up(range(hour, hour + 1))
 
 
-def _sums(draw: random.Random) -> OnlineSums:
-    requests, clicks = draw.randrange(500, 600), draw.randrange(300, 500)
-    return OnlineSums(
-        requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks,
-        positives=clicks, positives_squared=clicks,
-    )  # fmt: skip
+def _cell(draw: random.Random) -> OnlineCell:
+    requests, clicks = draw.randrange(8, 10), draw.randrange(4, 8)
+    sums = (requests, 6 * requests, clicks, 0, clicks * 10**9, 0, clicks)
+    return OnlineCell(np.full((BUCKETS, len(sums)), sums, np.int64), (1, 1))
 
 
 def first_views(url: str) -> dict[str, list[float]]:

@@ -1,43 +1,47 @@
-"""The figures of `ftrie experiment report`: from the store's online sums to rates, intervals, differences and tests.
+"""What users did with each variant's answers: rates, intervals, differences, and the verdict, in figures and in words.
 
-The requests of a time are the sample: rows of one request are dependent, so intervals of ratios are the delta method's
-over clusters (Deng, Knoblich, Lu: Applying the Delta Method in Metric Analytics, KDD 2018, section 3; Cochran 1977,
-section 6.3), which needs only sums.
+All variances are between the store's buckets of cookies (`model_store.ratios`), since variants are assigned by cookie.
+What decides is valid however often one looks: the lift, and the test whether the traffic is divided as planned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
-from model_store.versions.online_metrics import CTR_UNIT, SQUARE_UNIT, Cell, OnlineSums
+import numpy as np
 
-MISMATCH_P = 0.001
-"""Warn below this: one false warning in a thousand reports, as is usual (Fabijan et al., KDD 2019)."""
-NORMAL = NormalDist()
-Z_95 = NORMAL.inv_cdf(0.975)
+from model_store.ratios import BUCKETS, NORMAL, Interval, Ratio, always_valid_half, always_valid_p
+from model_store.versions.online_metrics import OnlineCell, OnlineSums, Slot
+
+LEVEL = 0.05
+MISMATCH_LEVEL = 0.001
+"""One false warning in a thousand experiments, as is usual (Fabijan et al., KDD 2019)."""
+MISMATCH_SHARPEST = 0.05
+"""The relative deviation of a share for which the test is sharpest."""
 POWER = 0.8
 Z_POWER = NORMAL.inv_cdf(POWER)
 TINY = 10
-"""With fewer clicks, or shown items without one, a normal interval would be wrong."""
+"""With fewer clicks, or shown items without one, nothing is compared."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The figures of one variant, or of all.
 
-    ctr, calibration: None if undefined; difference, lift, needed, detectable: None for the base, for all, and if either
-    has too few clicks. needed: requests of the variant and the base together. versions: those that answered, ascending.
+    ctr: clicks an item shown; calibration: predicted positives a positive; conversion_rate: conversions a click; each
+    None if undefined, and without variance before requests fill all buckets. versions: the first and last that
+    answered, or 0. difference, lift, needed, detectable: against the base; None for the base, for all, and if either
+    is not known well enough. needed: requests of the variant and the base together.
     """
 
     sums: OnlineSums
-    ctr: float | None
-    ctr_interval: Interval | None
-    calibration: float | None
-    calibration_interval: Interval | None
-    versions: tuple[int, ...]
+    buckets: int
+    ctr: Ratio | None
+    calibration: Ratio | None
+    conversion_rate: Ratio | None
+    versions: tuple[int, int]
     difference: Difference | None = None
     lift: Lift | None = None
     needed: int | None = None
@@ -45,223 +49,118 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What the figures say. winner: None if there is none yet; is_problem: the figures must not be trusted."""
+
+    text: str
+    winner: str | None = None
+    is_problem: bool = False
+
+
+@dataclass(frozen=True)
 class Outcomes:
-    """The figures of one model and time. mismatch_p: p-value of the requests given the shares, None if not tested."""
+    """The figures of one model and time. mismatch_p: whether requests fall as the shares say; None if not tested."""
 
     base: str | None
     variants: Mapping[str, Outcome]
     all: Outcome
-    minutes: int
     mismatch_p: float | None
+    verdict: Verdict
     shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_mismatched(self) -> bool:
         """Whether the requests do not match the shares."""
-        return self.mismatch_p is not None and self.mismatch_p < MISMATCH_P
+        return self.mismatch_p is not None and self.mismatch_p < MISMATCH_LEVEL
 
 
 def outcomes(
-    cells: Iterable[tuple[Cell, OnlineSums]],
+    cells: Iterable[tuple[Slot, OnlineCell]],
     shares: Mapping[str, float],
     base: str | None,
     effect: float,
+    since: int = 0,
 ) -> Outcomes:
-    """Compute the figures. shares: the variants' shares of the traffic, empty for no test.
+    """Compute the figures. shares: the variants' shares of the traffic since minute `since`, empty for no test.
 
     base: None for the first variant of the shares with requests, or else the variant with most requests.
     """
-    sums: dict[str, OnlineSums] = {}
-    versions: dict[str, set[int]] = {}
-    minutes = set()
-    for (minute, version, variant), each in cells:
-        sums[variant] = sums.get(variant, OnlineSums()) + each
-        versions.setdefault(variant, set()).add(version)
-        minutes.add(minute)
-    base = base if base is not None else _base(sums, shares)
+    found: dict[str, OnlineCell] = {}
+    tested: dict[str, OnlineCell] = {}
+    for slot, cell in cells:
+        for into in (found, tested) if slot.minute >= since else (found,):
+            into[slot.variant] = into[slot.variant] + cell if slot.variant in into else cell
+    base = base if base is not None else _base(found, shares)
     rank = {name: number for number, name in enumerate(shares)}
-    ordered = sorted(sums, key=lambda name: (name != base, rank.get(name, len(rank)), name))
-    against = sums.get(base, OnlineSums()) if base is not None else OnlineSums()
+    ordered = sorted(found, key=lambda name: (name != base, rank.get(name, len(rank)), name))
+    against = found.get(base) if base is not None else None
+    compared = max(1, len(ordered) - 1)
+    variants = {
+        name: _outcome(found[name], None if name == base else against, effect, compared) for name in ordered
+    }
+    p = mismatch_p(tested, shares)
     return Outcomes(
         base=base,
-        variants={
-            name: _outcome(sums[name], versions[name], None if name == base else against, effect)
-            for name in ordered
-        },
-        all=_outcome(sum(sums.values(), OnlineSums()), set().union(*versions.values()), None, effect),
-        minutes=len(minutes),
-        mismatch_p=_mismatch(sums, shares),
+        variants=variants,
+        all=_outcome(sum(found.values(), OnlineCell.empty()), None, effect, 1),
+        mismatch_p=p,
+        verdict=_verdict(base, variants, p, effect),
         shares=shares,
     )
 
 
-def _base(sums: Mapping[str, OnlineSums], shares: Mapping[str, float]) -> str | None:
-    first = next((name for name in shares if name in sums), None)
-    return first or max(sums, key=lambda name: sums[name].requests, default=None)
+def _base(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> str | None:
+    first = next((name for name in shares if name in found), None)
+    return first or max(found, key=lambda name: found[name].sums.requests, default=None)
 
 
-def _outcome(sums: OnlineSums, versions: set[int], base: OnlineSums | None, effect: float) -> Outcome:
-    rate, calibrated = click_rate(sums), calibration(sums)
-    against = _comparable(base) if base is not None else None
-    own = _comparable(sums)
+def _outcome(cell: OnlineCell, base: OnlineCell | None, effect: float, compared: int) -> Outcome:
+    own, against = _comparable(cell), _comparable(base) if base is not None else None
+    both = cell.sums.requests + (base.sums.requests if base is not None else 0)
     return Outcome(
-        sums=sums,
-        ctr=rate.value if rate else None,
-        ctr_interval=click_rate_interval(sums),
-        calibration=calibrated.value if calibrated else None,
-        calibration_interval=calibrated.logarithmic()
-        if calibrated and not _is_tiny(sums.positives, sums.shown)
-        else None,
-        versions=tuple(sorted(versions)),
+        sums=cell.sums,
+        buckets=int(np.count_nonzero(cell["requests"])),
+        ctr=cell.click_rate,
+        calibration=cell.calibration,
+        conversion_rate=cell.conversion_rate,
+        versions=cell.versions,
         difference=difference(own, against),
-        lift=lift(own, against, effect),
-        needed=requests_needed(own, against, effect),
-        detectable=detectable(own, against),
+        lift=lift(own, against, effect, LEVEL / compared),
+        needed=requests_needed(own, against, both, effect, LEVEL / compared),
+        detectable=detectable(own, against, effect, LEVEL / compared),
     )
 
 
-def _comparable(sums: OnlineSums) -> Ratio | None:
-    return None if is_tiny(sums) else click_rate(sums)
-
-
-def _mismatch(sums: Mapping[str, OnlineSums], shares: Mapping[str, float]) -> float | None:
-    judged = {name: share for name, share in shares.items() if share > 0.0}
-    counts = [sums.get(name, OnlineSums()).requests for name in judged]
-    return mismatch_p(counts, list(judged.values()))
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A 95 % interval. high may be infinite."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """R = sum of y / sum of x over n clusters; variance: that of R, None if unknown."""
-
-    value: float
-    variance: float | None
-    clusters: int
-
-    @classmethod
-    def of(cls, clusters: int, x: float, y: float, xx: float, yy: float, xy: float) -> Ratio | None:
-        """From the sums over clusters of x, y, x², y², x y; None if the sum of x is 0.
-
-        Var R = n / (n - 1) sum of (y - R x)² / (sum of x)²: the residuals' sum is 0, and their squares need only sums.
-        """
-        if x <= 0.0:
-            return None
-        ratio = y / x
-        if clusters < 2:
-            return cls(ratio, None, clusters)
-        residuals = max(yy - 2.0 * ratio * xy + ratio * ratio * xx, 0.0)
-        return cls(ratio, clusters / (clusters - 1.0) * residuals / (x * x), clusters)
-
-    @property
-    def error(self) -> float | None:
-        """The standard error."""
-        return None if self.variance is None else math.sqrt(self.variance)
-
-    def normal(self) -> Interval | None:
-        """R ± 1.96 errors."""
-        if self.error is None:
-            return None
-        return Interval(self.value - Z_95 * self.error, self.value + Z_95 * self.error)
-
-    def logarithmic(self) -> Interval | None:
-        """R exp(± 1.96 errors of ln R), for a positive ratio that is compared with 1."""
-        if self.error is None or self.value <= 0.0:
-            return None
-        factor = math.exp(Z_95 * self.error / self.value)
-        return Interval(self.value / factor, self.value * factor)
-
-
-def click_rate(sums: OnlineSums) -> Ratio | None:
-    """Clicks per item shown; None if nothing was shown."""
-    squares = (sums.shown_squared, sums.clicks_squared, sums.shown_clicks)
-    return Ratio.of(sums.requests, sums.shown, sums.clicks, *squares)
-
-
-def click_rate_interval(sums: OnlineSums) -> Interval | None:
-    """The click rate's interval: the delta method's, or Wilson's if `is_tiny`."""
-    rate = click_rate(sums)
-    if rate is None:
-        return None
-    if is_tiny(sums):
-        return wilson(sums.clicks, sums.shown)
-    return rate.normal()
-
-
-def is_tiny(sums: OnlineSums) -> bool:
-    """Whether there are too few clicks, or shown items without one, for a normal interval."""
-    return _is_tiny(sums.clicks, sums.shown)
-
-
-def _is_tiny(clicks: int, shown: int) -> bool:
-    return min(clicks, shown - clicks) < TINY
-
-
-def calibration(sums: OnlineSums) -> Ratio | None:
-    """Predicted positives per positive; None without positives, or if some items have no ctr."""
-    if sums.without_ctr:
-        return None
-    c, cc, cp = sums.ctr_nano * CTR_UNIT, sums.ctr_squared * SQUARE_UNIT, sums.ctr_clicks * SQUARE_UNIT
-    return Ratio.of(sums.requests, sums.positives, c, sums.positives_squared, cc, cp)
-
-
-def wilson(successes: float, trials: float) -> Interval:
-    """The score interval of a share of independent trials (Wilson 1927), valid for any number of trials."""
-    share, z = successes / trials, Z_95 * Z_95 / trials
-    middle = (share + z / 2.0) / (1.0 + z)
-    half = math.sqrt(share * (1.0 - share) * z + z * z / 4.0) / (1.0 + z)
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+def _comparable(cell: OnlineCell) -> Ratio | None:
+    """The click rate, if it is known well enough to be compared."""
+    clicks, shown = cell.sums.clicks, cell.sums.shown
+    rate = cell.click_rate
+    return rate if min(clicks, shown - clicks) >= TINY and rate is not None and rate.log_variance else None
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A variant's click rate minus the base's. p: two-sided, of the hypothesis of no difference.
-
-    relative: to the base's rate; its interval is exp of that of the logarithm of the two rates' ratio.
-    """
+    """A variant's click rate minus the base's, and its 95 % interval, for one look."""
 
     absolute: float
-    absolute_interval: Interval
-    relative: float
-    relative_interval: Interval
-    p: float
+    interval: Interval
 
 
 def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
-    """The difference of two rates of independent requests; None if either is not known well enough.
-
-    The variance of the difference is the sum of both; that of ln (R / R0) is Var R / R² + Var R0 / R0².
-    """
+    """The difference of two rates of different cookies, so variances add; None if either is not known well enough."""
     if own is None or base is None or own.variance is None or base.variance is None:
         return None
-    if own.value <= 0.0 or base.value <= 0.0 or own.variance + base.variance <= 0.0:
-        return None
-    absolute = own.value - base.value
-    half = Z_95 * math.sqrt(own.variance + base.variance)
-    ratio = own.value / base.value
-    factor = math.exp(Z_95 * math.sqrt(own.variance / own.value**2 + base.variance / base.value**2))
-    return Difference(
-        absolute=absolute,
-        absolute_interval=Interval(absolute - half, absolute + half),
-        relative=ratio - 1.0,
-        relative_interval=Interval(ratio / factor - 1.0, ratio * factor - 1.0),
-        p=2.0 * NORMAL.cdf(-abs(absolute) * Z_95 / half),
-    )
+    both = Ratio(own.value - base.value, own.variance + base.variance, min(own.clusters, base.clusters))
+    interval = both.interval()
+    return Difference(both.value, interval) if interval is not None else None
 
 
 @dataclass(frozen=True)
 class Lift:
     """A variant's click rate relative to the base's, minus 1, however often and whenever one looks.
 
-    interval: contains the true lift at all times at once with 95 % probability; p: the smallest level whose interval
-    excludes 0 now.
+    interval: contains the true lift at all times at once with 95 % probability, of all variants together; p: the
+    smallest level whose interval excludes 0 now.
     """
 
     relative: float
@@ -269,32 +168,57 @@ class Lift:
     p: float
 
 
-def lift(own: Ratio | None, base: Ratio | None, effect: float) -> Lift | None:
-    """The lift by the mixture sequential test; None if either rate is not known well enough.
-
-    effect: the relative change for which the interval is tightest; any is valid. With θ = ln (R / R0) of variance V and
-    a normal mixture of variance τ² = ln(1 + effect)² over the alternatives, the likelihood ratio is √(V / (V + τ²))
-    exp(θ² τ² / (2 V (V + τ²))), a martingale as the sample grows. By Ville's inequality the probability that it ever
-    exceeds 1 / α is at most α (Robbins 1970; Johari, Koomen, Pekelis and Walsh, KDD 2017, section 5).
-    """
-    found = difference(own, base)
-    if found is None or own is None or base is None:
+def lift(own: Ratio | None, base: Ratio | None, effect: float, level: float = LEVEL) -> Lift | None:
+    """The lift; None if either rate is not known well enough. effect: where the interval is tightest; any is valid."""
+    found = _log_ratio(own, base)
+    if found is None:
         return None
-    assert own.variance is not None and base.variance is not None  # there is a difference
-    variance = own.variance / own.value**2 + base.variance / base.value**2
-    theta, spread = math.log(own.value / base.value), math.log1p(effect) ** 2
-    whole = variance + spread
-    half = math.sqrt(variance * whole / spread * (2.0 * math.log(1.0 / 0.05) + math.log(whole / variance)))
-    likelihood = 0.5 * math.log(variance / whole) + theta**2 * spread / (2.0 * variance * whole)
-    return Lift(
-        relative=found.relative,
-        interval=Interval(math.expm1(theta - half), _expm1(theta + half)),
-        p=min(1.0, math.exp(-likelihood)) if likelihood > -700.0 else 1.0,
-    )
+    theta, variance = found
+    sharpest = math.log1p(effect)
+    half = always_valid_half(variance, level, sharpest)
+    p = min(1.0, always_valid_p(theta, variance, sharpest) * LEVEL / level)
+    return Lift(math.expm1(theta), Interval(math.expm1(theta - half), _expm1(theta + half)), p)
+
+
+def _log_ratio(own: Ratio | None, base: Ratio | None) -> tuple[float, float] | None:
+    """ln (R / R0) and its variance."""
+    if own is None or base is None or own.log_variance is None or base.log_variance is None:
+        return None
+    return math.log(own.value / base.value), own.log_variance + base.log_variance
 
 
 def _expm1(x: float) -> float:
     return math.expm1(x) if x < 700.0 else math.inf
+
+
+def requests_needed(
+    own: Ratio | None, base: Ratio | None, both: int, effect: float, level: float = LEVEL
+) -> int | None:
+    """Requests of both together until the lift's interval excludes 0 with 80 % power, if the true lift is `effect`.
+
+    both: those there are. If new cookies come, as it assumes, the variance falls as requests grow; cookies that only
+    come back teach less.
+    """
+    found = _log_ratio(own, base)
+    if found is None:
+        return None
+    low, high = -60.0, 10.0  # ln of the variance that detects it: by bisection, since the bound grows with it
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (
+            (middle, high) if _bound(math.exp(middle), effect, level) < math.log1p(effect) else (low, middle)
+        )
+    return math.ceil(both * found[1] / math.exp(low))
+
+
+def detectable(own: Ratio | None, base: Ratio | None, effect: float, level: float = LEVEL) -> float | None:
+    """The lift that the requests there are detect with 80 % power."""
+    found = _log_ratio(own, base)
+    return None if found is None else _expm1(_bound(found[1], effect, level))
+
+
+def _bound(variance: float, effect: float, level: float) -> float:
+    return always_valid_half(variance, level, math.log1p(effect)) + Z_POWER * math.sqrt(variance)
 
 
 def chances_best(rates: Mapping[str, Ratio | None]) -> dict[str, float]:
@@ -323,51 +247,77 @@ def chances_best(rates: Mapping[str, Ratio | None]) -> dict[str, float]:
     return {name: chance / total for name, chance in chances.items()}
 
 
-def requests_needed(own: Ratio | None, base: Ratio | None, effect: float) -> int | None:
-    """Requests of both together that detect a relative change by `effect`, with 80 % power at the 5 % level.
+def mismatch_p(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> float | None:
+    """The p-value, at all times at once, of requests that fall as the shares say; None if that is not known yet.
 
-    (z.975 + z.8)² (v / f + v0 / (1 - f)) / (effect R0)², where v is the variance of one request's share in R and f
-    the variant's current share of the requests.
+    Of each variant but that of the largest share, the relative deviation of its requests from its share of all, with
+    the variance between buckets of cookies; the smallest p of k variants counts k times (Bonferroni).
     """
-    if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
+    judged = {name: share for name, share in shares.items() if share > 0.0}
+    empty = np.zeros(BUCKETS)
+    requests = {name: found[name]["requests"] if name in found else empty for name in judged}
+    every = sum(requests.values(), empty)
+    if len(judged) < 2 or not every.all():
         return None
-    both = own.clusters + base.clusters
-    spread = both * (own.variance + base.variance)  # v = clusters x Var R, and f = clusters / both
-    return math.ceil((Z_95 + Z_POWER) ** 2 * spread / (effect * base.value) ** 2)
+    tested = sorted(judged, key=lambda name: judged[name])[:-1]
+    least = 1.0
+    for name in tested:
+        share = judged[name] / sum(judged.values())
+        deviations = (requests[name] - share * every) / (share * every.sum())
+        variance = BUCKETS / (BUCKETS - 1.0) * float(((deviations - deviations.mean()) ** 2).sum())
+        if variance > 0.0:
+            least = min(least, always_valid_p(float(deviations.sum()), variance, MISMATCH_SHARPEST))
+        elif deviations.any():
+            least = 0.0
+    return min(1.0, least * len(tested))
 
 
-def detectable(own: Ratio | None, base: Ratio | None) -> float | None:
-    """The relative change that the current requests detect, with 80 % power at the 5 % level."""
-    if own is None or base is None or own.variance is None or base.variance is None or base.value <= 0.0:
-        return None
-    return (Z_95 + Z_POWER) * math.sqrt(own.variance + base.variance) / base.value
+def _verdict(
+    base: str | None, variants: Mapping[str, Outcome], mismatch: float | None, effect: float
+) -> Verdict:
+    others = {name: each for name, each in variants.items() if name != base}
+    if mismatch is not None and mismatch < MISMATCH_LEVEL:
+        return Verdict(
+            f"Do not decide yet: the traffic is not divided as planned (p {mismatch:.2g}). Something loses or adds "
+            "requests of a variant, which alone may change its rates.",
+            is_problem=True,
+        )
+    if base is None or base not in variants or not others:
+        return Verdict("Nothing to compare: requests of fewer than two variants were counted in this time.")
+    lifts = {name: each.lift for name, each in others.items() if each.lift is not None}
+    better = [name for name, each in lifts.items() if each.interval.low > 0.0]
+    if better:
+        best = max(better, key=lambda name: lifts[name].relative)
+        return Verdict(f"{best} wins: {_lifted(lifts[best])} against {base}.", best)
+    missing = next((name for name in others if name not in lifts), None)
+    if missing is not None:
+        lacking = min((variants[base], others[missing]), key=lambda each: (each.buckets, each.sums.clicks))
+        clicks, without = lacking.sums.clicks, lacking.sums.shown - lacking.sums.clicks
+        return Verdict(
+            f"No winner yet: each variant needs {TINY} clicks, {TINY} shows without one, and requests of all {BUCKETS} "
+            f"groups of cookies; the least has {clicks:,}, {without:,} and {lacking.buckets}."
+        )
+    nearest = max(lifts, key=lambda name: lifts[name].relative)
+    if all(each.interval.high < 0.0 for each in lifts.values()):
+        return Verdict(f"{base} wins: {_lifted(_inverse(lifts[nearest]))} against {nearest}.", base)
+    each = others[nearest]
+    there = variants[base].sums.requests + each.sums.requests
+    needed = each.needed or 0
+    return Verdict(
+        f"No winner yet: {nearest} {_lifted(lifts[nearest])} against {base}. "
+        + (
+            f"To see ±{effect:.1%} takes about {needed:,} requests of both; there are {there:,}."
+            if needed > there
+            else f"A difference of ±{effect:.1%} would have been seen by now in four of five cases."
+        )
+    )
 
 
-def mismatch_p(counts: Sequence[int], shares: Sequence[float]) -> float | None:
-    """The p-value of Pearson's chi-square test of requests against shares; None for fewer than two variants.
-
-    counts, shares: of the variants with a share above 0; shares in any unit.
-    """
-    total, whole = sum(counts), sum(shares)
-    if len(counts) < 2 or not total or not whole:
-        return None
-    expected = [total * share / whole for share in shares]
-    statistic = sum((count - e) ** 2 / e for count, e in zip(counts, expected, strict=True))
-    return chi_square_tail(statistic, len(counts) - 1)
+def _inverse(of: Lift) -> Lift:
+    """The lift of the base against the variant."""
+    ends = (1.0 / (1.0 + of.interval.high) - 1.0, 1.0 / (1.0 + of.interval.low) - 1.0)
+    return Lift(1.0 / (1.0 + of.relative) - 1.0, Interval(*ends), of.p)
 
 
-def chi_square_tail(statistic: float, freedom: int) -> float:
-    """P(X > statistic) of a chi-square variable, by the finite series (Abramowitz and Stegun, 26.4.4 and 26.4.5)."""
-    half = statistic / 2.0
-    if freedom % 2 == 0:
-        term, total = math.exp(-half), 0.0
-        for k in range(freedom // 2):
-            total += term
-            term *= half / (k + 1)
-        return min(1.0, total)
-    total = math.erfc(math.sqrt(half))
-    term = math.exp(-half) * math.sqrt(half) * 2.0 / math.sqrt(math.pi)
-    for k in range(freedom // 2):
-        total += term
-        term *= half / (k + 1.5)
-    return min(1.0, total)
+def _lifted(of: Lift) -> str:
+    return f"{of.relative:+.1%} ({of.interval.low:+.1%} to {of.interval.high:+.1%})"

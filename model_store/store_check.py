@@ -24,6 +24,7 @@ from redis.exceptions import WatchError
 
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
 from model_store.features.history import check_record
+from model_store.ratios import BUCKETS
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import (
     CANDIDATES,
@@ -65,7 +66,7 @@ _AHEAD_MS = 3_600_000
 """How far a lease's times may be ahead of the store's clock."""
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
 _MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
-_ONLINE = re.compile(rb"online:\d+")
+_OUTCOMES = re.compile(rb"outcomes:(hour:)?\d+")
 _LEASE_OF_PARTITION = re.compile(rb"trainer:\d+")
 _PART = re.compile(rb"round:\d+:\d+:(?:\d+|state-\d+|model)")
 _PART_CHUNK = re.compile(rb"(round:\d+:\d+:[^:]+):chunk:.+", re.DOTALL)
@@ -91,7 +92,7 @@ _RECORDS = {
     ITEMS_EPOCH: ("string",),
     ITEMS_GENERATION: ("string",),
 }
-_LEASE = ("epoch", "until_ms", "seen_ms", "rows", "resumed")
+_LEASE = ("epoch", "until_ms", "seen_ms", "spec_ms", "rows", "resumed")
 
 Judge = Callable[[], str | None]
 """Returns the invalid value at a key, None if it is valid."""
@@ -685,7 +686,7 @@ class _ModelCheck:
         """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
         latest_ms = _now_ms(self._store, self._keys.trainer) + _AHEAD_MS
         for name in _LEASE:
-            is_time = name in ("until_ms", "seen_ms")
+            is_time = name.endswith("_ms")
 
             most = latest_ms if is_time else None if name == "rows" else self._highest_epoch
 
@@ -801,17 +802,17 @@ class _ModelCheck:
         self._findings.add(key, judge, "an experiment", repair, None if newer else _replace(key, content))
 
     def _online(self) -> None:
-        keys = [self._full(s) for s in self._suffixes if _ONLINE.fullmatch(s)]
+        keys = [self._full(s) for s in self._suffixes if _OUTCOMES.fullmatch(s)]
         for begin in range(0, len(keys), BATCH):
             self._findings.types(keys[begin : begin + BATCH], ["hash"])
         for key in keys:
             for field, value in self._hash(key).items():
                 try:
-                    online_cell(key.decode(), field, value, SUMS)
+                    online_cell(key.decode(), field, value, SUMS, BUCKETS)
                 except UnreadableValue:
                     judge = self._cell_judge(key, field, value)
                     self._findings.add(
-                        key, judge, "VERSION:VARIANT and sums", "the field is removed", _hdel(key, field)
+                        key, judge, "versions and sums", "the field is removed", _hdel(key, field)
                     )
 
     def _audit(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from ftrie.demo.market import DEVICES, Market, looked_at
 from ftrie.demo.visitors import Habits, Visit, visit
+from model_store.ratios import BUCKETS
 from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.versions.online_metrics import OnlineCell
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
 from trainer.logs.batch import Position, RowBatch
@@ -184,3 +186,11 @@ def _events(seen: Visit) -> tuple[Event, Event]:
 
 def _line(event: Event) -> bytes:
     return json.dumps(event).encode()
+
+
+def online_cell(versions: tuple[int, int] = (1, 1), seed: int = 1, **sums: int) -> OnlineCell:
+    """Outcomes whose sums fall into the buckets at random, as those of many cookies do."""
+    random, cell = np.random.default_rng(seed), OnlineCell.empty()
+    for name, total in sums.items():
+        cell[name][:] = random.multinomial(total, np.full(BUCKETS, 1.0 / BUCKETS))
+    return replace(cell, versions=versions)

@@ -66,7 +66,7 @@ def lines(
     y_log: bool = False,
     percent: bool = False,
     mean: str | None = None,
-    mark: tuple[float, str] | None = None,
+    marks: Sequence[tuple[float, str]] = (),
     reference: float | None = None,
     points: bool = False,
     zero: bool = False,
@@ -76,7 +76,7 @@ def lines(
     """A line a series, with a band from `low` to `high` where the rows have them.
 
     Rows: x, y, series, and low and high or None. x of a time: milliseconds since 1970. mean: a member drawn as a thick
-    line, while y is a thin one. mark: a dashed line at an x, with its text. reference: a dashed line at a y.
+    line, while y is a thin one. marks: dashed lines at an x, each with its text. reference: a dashed line at a y.
     """
     across = _across(x, x_title, x_axis, [row[x] for row in rows])
     scale: Spec = {"type": "log"} if y_log else {"zero": zero}
@@ -100,9 +100,9 @@ def lines(
     ]
     if reference is not None:
         layers.append(_reference({"y": {"datum": reference}}))
-    if mark is not None:
-        at = {"x": {"datum": mark[0]}}
-        words = {"y": {"value": 2}, "text": {"value": mark[1]}}
+    for number, (where, told) in enumerate(marks):
+        at = {"x": {"datum": where}}
+        words = {"y": {"value": 2 + 12 * (number % 4)}, "text": {"value": told}}
         text = {"type": "text", "align": "left", "baseline": "top", "dx": 4}
         layers += [_reference(at), _layer(text, at | words, _ONCE)]
     return _finished(rows, layers, height, description or f"{y_title} over {x_title}")

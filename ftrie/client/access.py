@@ -122,6 +122,9 @@ class Access:
             ("grpc.use_local_subchannel_pool", int(own_connection)),
         ]
         target, hosts = target_of(address)
+        local = all(map(is_loopback, hosts))
+        if local:  # a proxy of the environment reaches its own loopback
+            options.append(("grpc.enable_http_proxy", 0))
         divided = balance_of(address, balance)
         if divided is not None:
             options += channel_options(divided)
@@ -132,7 +135,7 @@ class Access:
                     "for all servers, dns:///ftrie.example:50051"
                 )
             return target, self._credentials(), options
-        if self.token and not all(map(is_loopback, hosts)):
+        if self.token and not local:
             raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
         return target, None, options
 

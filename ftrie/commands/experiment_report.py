@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +13,8 @@ from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_j
 from model_store.errors import counted
 
 if TYPE_CHECKING:
-    from ftrie.outcomes import Interval, Outcome, Outcomes
-    from model_store.versions.model_versions import ModelVersions
+    from ftrie.outcomes import Outcome, Outcomes
+    from model_store.ratios import Interval, Ratio
 
 
 ALL = "all"
@@ -45,13 +45,15 @@ def report(
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare variants by what users did: click rates with intervals, calibration, the difference to the base.
+    """Compare variants by what users did: a verdict, click rates with intervals, calibration, lifts against the base.
 
-    Includes requests that the trainer has closed: see the window of [join] in the spec.
+    Includes requests that the trainer has closed: see the window of [join] in the spec. Of times more than a day ago,
+    whole hours are included.
     """
     from ftrie.outcomes import outcomes
     from model_store.store import Store
     from model_store.versions.online_metrics import KEPT_S
+    from server.sync.experiment_sync import assigned_by_spec, divided_since
 
     now = datetime.now(UTC)
     begin = _moment(since, now, "--since")
@@ -61,9 +63,12 @@ def report(
     begin = max(begin, now - timedelta(seconds=KEPT_S))  # older sums have expired
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
-        cells = list(versions.online.read(range(_minute(begin), _minute(end) + 1)))
-        shares = _shares(versions, begin) if cells else {}
-    found = outcomes(cells, shares, base, effect)
+        cells = list(versions.online.read(_minute(begin), _minute(end) + 1, _minute(now)))
+        by_spec, record = assigned_by_spec(versions), versions.experiment()
+        after = by_spec.asked_for(record) if by_spec is not None else None
+        shares = dict(zip(after.variants, after.shares, strict=True)) if after is not None else {}
+        divided = divided_since(versions, record)
+    found = outcomes(cells, shares, base, effect, divided)
     if base is not None and cells and base not in found.variants:
         raise typer.BadParameter(f"--base {base}: no requests; expected one of {', '.join(found.variants)}")
     output = (model, f"{begin:%F %H:%M}", f"{end:%F %H:%M}", effect, found)
@@ -76,24 +81,9 @@ def report(
     if found.is_mismatched:
         got = ", ".join(f"{name} {each.sums.requests:,}" for name, each in found.variants.items())
         expected = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-        warn(
-            f"the requests do not match the shares (p {found.mismatch_p:.2g}): got {got}, expected {expected}; "
-            "before trusting any difference, check for lost requests and for cookies with many requests"
-        )
-
-
-def _shares(versions: ModelVersions, begin: datetime) -> dict[str, float]:
-    """The variants' shares of the traffic; empty if they have changed since `begin`."""
-    from server.sync.experiment_sync import assigned_by_spec
-
-    spec, record = assigned_by_spec(versions), versions.experiment()
-    if spec is None:
-        return {}
-    if record is not None and record.updated is not None and record.updated > begin:
-        note(f"the experiment was changed at {record.updated:%F %T}, so the shares are not tested")
-        return {}
-    after = spec.asked_for(record)
-    return dict(zip(after.variants, after.shares, strict=True))
+        warn(f"the requests do not match the shares: got {got}, expected {expected}; check for lost requests")
+    elif _minute(begin) < divided and cells:
+        note(f"the shares changed within this time; they are tested from {_written(divided)} on")
 
 
 def _moment(text: str, now: datetime, flag: str) -> datetime:
@@ -117,10 +107,15 @@ def _minute(moment: datetime) -> int:
     return int(moment.timestamp()) // 60
 
 
+def _written(minute: int) -> str:
+    return f"{datetime.fromtimestamp(60 * minute, UTC):%F %H:%M}"
+
+
 def _print_report(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
     """Print a table, a picture, the differences, and how many requests would detect the effect."""
     listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
     print(f"{model}: {counted(found.all.sums.requests, 'request')} from {since} to {until}, UTC")
+    print(found.verdict.text)
     print_table(
         [
             "variant",
@@ -132,6 +127,7 @@ def _print_report(model: str, since: str, until: str, effect: float, found: Outc
             "calibration",
             "95 %",
             "conversions",
+            "per click",
             "versions",
         ],
         [_row(name, outcome) for name, outcome in listed],
@@ -154,7 +150,7 @@ def _print_as_json(model: str, since: str, until: str, effect: float, found: Out
             "until": until,
             "effect": effect,
             "base": found.base,
-            "minutes": found.minutes,
+            "verdict": asdict(found.verdict),
             "mismatch_p": found.mismatch_p,
             "mismatched": found.is_mismatched,
             "shares": dict(found.shares),
@@ -166,8 +162,8 @@ def _print_as_json(model: str, since: str, until: str, effect: float, found: Out
 
 def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:
     """Each click rate with its interval on a common scale: ├──●──┤."""
-    known = [(name, each.ctr, each.ctr_interval) for name, each in listed]
-    drawn = [(name, ctr, each) for name, ctr, each in known if ctr is not None and each is not None]
+    known = [(name, each.ctr, _ends(each.ctr)) for name, each in listed]
+    drawn = [(name, ctr.value, each) for name, ctr, each in known if ctr is not None and each is not None]
     if not drawn:
         return
     low, high = min(each.low for _, _, each in drawn), max(each.high for _, _, each in drawn)
@@ -191,57 +187,57 @@ def _drawn(begin: int, middle: int, end: int) -> str:
 
 def _row(name: str, outcome: Outcome) -> list[Any]:
     sums = outcome.sums
+    calibrated = outcome.calibration.logarithmic() if outcome.calibration is not None else None
     return [
         name,
         sums.requests,
         sums.shown,
         sums.clicks,
-        _percent(outcome.ctr),
-        _interval(outcome.ctr_interval, _percent),
-        "—" if outcome.calibration is None else f"{outcome.calibration:.3f}",
-        _interval(outcome.calibration_interval, lambda value: f"{value:.3f}"),
+        _percent(_value(outcome.ctr)),
+        _interval(_ends(outcome.ctr), _percent),
+        "—" if outcome.calibration is None else f"{outcome.calibration.value:.3f}",
+        _interval(calibrated, lambda value: f"{value:.3f}"),
         sums.conversions,
+        _percent(_value(outcome.conversion_rate)),
         _versions(outcome.versions),
     ]
 
 
+def _value(ratio: Ratio | None) -> float | None:
+    return ratio.value if ratio is not None else None
+
+
+def _ends(ratio: Ratio | None) -> Interval | None:
+    return ratio.interval() if ratio is not None else None
+
+
 def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
-    from ftrie.outcomes import TINY
+    from ftrie.outcomes import POWER, TINY
+    from model_store.ratios import BUCKETS
 
-    found = outcome.difference
-    if found is None:
+    lift, difference = outcome.lift, outcome.difference
+    if lift is None or difference is None:
         return (
-            f"{name} against {base}: not compared before each has {TINY} clicks and {TINY} shows without one"
+            f"{name} against {base}: not compared before each has {TINY} clicks, {TINY} shows without one, and "
+            f"requests of all {BUCKETS} groups of cookies; it has those of {outcome.buckets}"
         )
-    relative, absolute = found.relative_interval, found.absolute_interval
-    text = (
-        f"{name} against {base}: CTR {found.relative:+.1%} (95 %: {relative.low:+.1%} to {relative.high:+.1%}), "
-        f"{100 * found.absolute:+.3f} points ({100 * absolute.low:+.3f} to {100 * absolute.high:+.3f}), "
-        f"p {found.p:.4f}"
+    always, once = lift.interval, difference.interval
+    return (
+        f"{name} against {base}: CTR {lift.relative:+.1%}, however often one looks, 95 %: {always.low:+.1%} to "
+        f"{always.high:+.1%}, p {lift.p:.4f}\n"
+        f"  {100 * difference.absolute:+.3f} points; for one look, 95 %: {100 * once.low:+.3f} to "
+        f"{100 * once.high:+.3f}\n"
+        f"  ±{effect:.1%} is detected with {POWER:.0%} power by {outcome.needed or 0:,} requests of both, if new "
+        f"cookies come; with the current ones, ±{outcome.detectable or 0.0:.1%}"
     )
-    if outcome.lift is not None:
-        always = outcome.lift.interval
-        text += f"\n  however often one looks, 95 %: {always.low:+.1%} to {always.high:+.1%}, p {outcome.lift.p:.4f}"
-    return f"{text}\n{_power(outcome, effect)}"
 
 
-def _power(outcome: Outcome, effect: float) -> str:
-    """The requests needed, and the effect detectable with those there are."""
-    from ftrie.outcomes import POWER
-
-    needed, detectable = outcome.needed or 0, outcome.detectable or 0.0
-    text = f"  ±{effect:.1%} is detected with {POWER:.0%} power by {needed:,} requests of both"
-    return f"{text}; with the current ones, ±{detectable:.1%}"
+def _versions(versions: tuple[int, int]) -> str:
+    first, last = versions
+    return "—" if not last else f"{first}" if first == last else f"{first} to {last}"
 
 
-def _versions(versions: tuple[int, ...]) -> str:
-    known = [version for version in versions if version]
-    if not known:
-        return "—"
-    return f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}, {len(known):,}"
-
-
-def _interval(interval: Interval | None, shown: Any) -> str:
+def _interval(interval: Interval | None, shown: Callable[[float], str]) -> str:
     return "—" if interval is None else f"{shown(interval.low)} to {shown(interval.high)}"
 
 
@@ -251,32 +247,19 @@ def _percent(share: float | None) -> str:
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON; an interval is a list of its two ends."""
-    found = outcome.difference
+    calibration = outcome.calibration
     return {
         **asdict(outcome.sums),
-        "ctr": outcome.ctr,
-        "ctr_interval": _ends(outcome.ctr_interval),
-        "calibration": outcome.calibration,
-        "calibration_interval": _ends(outcome.calibration_interval),
-        "difference": found
-        and {
-            "absolute": found.absolute,
-            "absolute_interval": _ends(found.absolute_interval),
-            "relative": found.relative,
-            "relative_interval": _ends(found.relative_interval),
-            "p": found.p,
-        },
-        "lift": outcome.lift
-        and {
-            "relative": outcome.lift.relative,
-            "interval": _ends(outcome.lift.interval),
-            "p": outcome.lift.p,
-        },
+        "buckets": outcome.buckets,
+        "ctr": _value(outcome.ctr),
+        "ctr_interval": _ends(outcome.ctr),
+        "calibration": _value(calibration),
+        "calibration_interval": calibration.logarithmic() if calibration is not None else None,
+        "conversion_rate": _value(outcome.conversion_rate),
+        "conversion_rate_interval": _ends(outcome.conversion_rate),
+        "difference": outcome.difference and asdict(outcome.difference),
+        "lift": outcome.lift and asdict(outcome.lift),
         "requests_needed": outcome.needed,
         "detectable": outcome.detectable,
         "versions": list(outcome.versions),
     }
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]

@@ -80,7 +80,7 @@ class PolicyFlags:
     ] = None
     bootstrap: Annotated[
         int,
-        typer.Option(min=0, metavar="N", help="Bootstrap draws of requests, for intervals; 0: none."),
+        typer.Option(min=0, metavar="N", help="Bootstrap draws of cookies, for intervals; 0: none."),
     ] = 1000
     seed: Annotated[int, typer.Option(min=0, help="The seed of these draws.")] = 1
     without: Annotated[

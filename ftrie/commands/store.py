@@ -173,12 +173,8 @@ def audit(
     if as_json:
         print_json([entry.as_dict() for entry in entries])
     elif entries:
-        columns = ["time", "who", "tool", "action", "before", "after"]
-        rows = [
-            [f"{each.at:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.action, each.before, each.after]
-            for each in entries
-        ]
-        print_table(columns, rows)
+        rows = [[f"{each.at:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.words] for each in entries]
+        print_table(["time", "who", "tool", "change"], rows)
     else:
         print(f"{model}: no change by an operator is known")
 

@@ -28,6 +28,7 @@ from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import Manifest
 from model_store.versions.model_versions import ModelVersions
 from model_store.versions.published_versions import VersionInfo
+from server.sync.experiment_sync import divided_since
 
 EVERY_S = 1.0
 IDLE_EVERY_S = 10.0
@@ -59,7 +60,7 @@ class ModelState:
 
     at: seconds since 1970 of the last complete read. manifests: those of `versions` that could be read. learned: of
     these and of versions seen before that are gone, oldest first. problem: why the store could not be read since, empty
-    if it could.
+    if it could. divided_since: the first minute in which the traffic is divided as now.
     """
 
     name: str
@@ -73,6 +74,7 @@ class ModelState:
     learned: tuple[Learned, ...] = ()
     experiment: Experiment | None = None
     experiment_problem: str = ""
+    divided_since: int = 0
     guard: GuardRecord = field(default_factory=GuardRecord)
     changes: tuple[AuditEntry, ...] = ()
     impressions: int = 0
@@ -270,6 +272,7 @@ class _ModelWatch:
             learned=tuple(self._learned.values()),
             experiment=experiment,
             experiment_problem=problem,
+            divided_since=divided_since(versions, experiment),
             guard=versions.guard.record(),
             changes=tuple(versions.audit.read(MOST_CHANGES)),
             impressions=self._store.impressions(self._name).info().length,

@@ -181,6 +181,10 @@ class TrainerWatch:
         self.state = TrainerState(address, at, "", totals, rates, tuple(self._moments))
 
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Metrics pages are asked as Prometheus asks them, without the environment's proxy."""
+
+
 def fetched(address: str, path: str) -> bytes:
     """A page of a server. A status other than 200 with a body is an answer too.
 
@@ -188,7 +192,7 @@ def fetched(address: str, path: str) -> bytes:
     """
     url = f"http://{address}{path}"
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+        with _DIRECT.open(url, timeout=TIMEOUT_S) as answer:
             return bytes(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:  # 503: not ready; the body says why
         return error.read(MOST_BYTES)

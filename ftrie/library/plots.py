@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from ftrie.charts.kinds import MOST_ROWS, bars, for_notebook, intervals, lines, reliability
 from model_store.errors import UsageError
+from model_store.ratios import wilson
 from trainer.learn.metrics.records import Bin, SliceMetrics
-from trainer.learn.metrics.reliability import ReliabilityBin, wilson
+from trainer.learn.metrics.reliability import ReliabilityBin
 from trainer.runs.diagnostics import SliceValue
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ def curve_chart(
         x_axis="log" if logarithmic else "number",
         y_log=y_log,
         mean="mean" if has_mean else None,
-        mark=mark,
+        marks=[mark] if mark is not None else [],
         reference=reference,
         zero=zero,
         description=f"{title}. {ends}.",

@@ -104,6 +104,14 @@ elseif before then
   redis.call('LTRIM', KEYS[3], 0, tonumber(ARGV[4]) - 1)
 end
 redis.call('SET', KEYS[1], version)
+-- A version of another spec may divide the traffic otherwise: since when it is this one tells what may be compared.
+local spec, last_spec = redis.call('HGET', KEYS[6], 'spec_sha256'), redis.call('HGET', KEYS[5], 'spec')
+if spec and spec ~= last_spec then
+  redis.call('HSET', KEYS[5], 'spec', spec)
+  if last_spec then
+    redis.call('HSET', KEYS[5], 'spec_ms', string.format('%d', now_ms()))
+  end
+end
 local event = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'way', way, 'version', version, 'before', before or '')
 if type(event) == 'table' and event.err then
   skipped[#skipped + 1] = KEYS[4]

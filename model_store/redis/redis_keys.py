@@ -74,9 +74,13 @@ class ModelKeys:
         """The key that exists while an event is known as reported; `digest` is that of its id."""
         return f"{self._prefix}feedback:{digest}"
 
-    def online(self, minute: int) -> str:
+    def outcomes(self, minute: int) -> str:
         """The key of one minute's outcomes; minutes count from 1970."""
-        return f"{self._prefix}online:{minute}"
+        return f"{self._prefix}outcomes:{minute}"
+
+    def outcomes_of_hour(self, hour: int) -> str:
+        """The key of one hour's outcomes; hours count from 1970."""
+        return f"{self._prefix}outcomes:hour:{hour}"
 
 
 def is_id(record_id: str) -> bool:

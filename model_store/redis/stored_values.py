@@ -7,13 +7,13 @@ Invalid members of a collection are skipped and reported to an `on_junk` callbac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from model_store.bounded import is_integer, json_object
+from model_store.bounded import json_object
 from model_store.errors import UnreadableValue
 
 if TYPE_CHECKING:
@@ -103,35 +103,26 @@ def record(key: str, found: Mapping[bytes, bytes], defaults: Record, on_junk: Re
 
 
 def online_cell(
-    key: str, field: bytes, value: bytes, members: tuple[str, ...]
-) -> tuple[int, str, tuple[int, ...]]:
-    """A field of an online HASH: version, variant, and the sums in the order of `members`. Raises UnreadableValue.
+    key: str, field: bytes, value: bytes, members: Sequence[str], buckets: int
+) -> tuple[str, tuple[int, int], list[list[int]]]:
+    """A field of a HASH of outcomes: variant, first and last version, and a list of each member's sums by bucket.
 
-    Members added by a later ftrie are ignored. Cells of an earlier one lack positives, which were its clicks.
+    Members added by a later ftrie are ignored. Raises UnreadableValue.
     """
-    name, _, variant = field.decode("utf-8", "surrogateescape").partition(":")
     try:
-        version = number(name)
-        as_written = _written_sums(members).fullmatch(value)
-        if as_written is not None:  # a third of the time that JSON takes, and there may be 90,000 of them
-            return version, variant, tuple(map(int, as_written.groups()))
-        sums = json_object(value)
-        sums = {"positives": sums["clicks"], "positives_squared": sums["clicks_squared"]} | sums
-        numbers = tuple(sums[each] for each in members)
-        if not all(map(is_integer, numbers)):
-            raise ValueError("a sum is not an integer")
-    except (KeyError, ValueError):
-        expected = "expected VERSION:VARIANT and sums as docs/redis_keys.md has them"
+        parts = json_object(value)
+        sums = [parts[name] for name in members]
+        first, last = parts["versions"]
+        if not all(isinstance(each, list) and len(each) == buckets for each in sums):
+            raise ValueError("a sum has another number of buckets")
+        numbers = [first, last, *chain.from_iterable(sums)]
+        if set(map(type, numbers)) != {int} or max(map(abs, numbers)) > MOST:
+            raise ValueError("a sum is not a whole number")
+    except (KeyError, TypeError, ValueError):
+        expected = f"expected versions and sums of {buckets} buckets as docs/redis_keys.md has them"
         why = f"field {shown(field)}: got {shown(value)}, {expected}"
         raise unreadable(key, why) from None
-    return version, variant, numbers
-
-
-@cache
-def _written_sums(members: tuple[str, ...]) -> re.Pattern[bytes]:
-    """A JSON object of these members in this order, without spaces, each a whole number."""
-    each = ",".join(f'"{name}":(0|[1-9][0-9]{{0,17}})' for name in members)
-    return re.compile(rf"\{{{each}\}}".encode())
+    return field.decode("utf-8", "surrogateescape"), (first, last), sums
 
 
 AUDIT_TEXTS = ("who", "tool", "action", "before", "after")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from model_store.bounded import json_object
 from model_store.errors import StoreError, UnreadableValue
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
@@ -44,9 +45,52 @@ class AuditEntry:
     before: str
     after: str
 
+    @property
+    def words(self) -> str:
+        """The change as a sentence without its subject, such as `activated version 7 (before: 5)`."""
+        if self.action in _TOLD:
+            after, before = self.after or "none", self.before or "none"
+            return f"{_TOLD[self.action].format(after=after)} (before: {before})"
+        was, is_now = (_parts(text) for text in (self.before, self.after))
+        changes = [
+            f"{name}: {_told(was.get(name))} → {_told(is_now.get(name))}"
+            for name in dict.fromkeys((*was, *is_now))
+        ]
+        return f"{self.action}: " + "; ".join(changes) if changes else self.action
+
     def as_dict(self) -> dict[str, str]:
         """The JSON form."""
         return {**vars(self), "at": self.at.isoformat()}
+
+
+_TOLD = {
+    "activate": "activated version {after}",
+    "rollback": "went back to version {after}",
+    "resume": "let the trainer activate versions again",
+}
+
+
+def _parts(text: str) -> dict[str, Any]:
+    """The parts of an experiment; the text itself, if it was cut or is none."""
+    try:
+        return json_object(text) if text else {}
+    except ValueError:
+        return {"": text}
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(
+            f"{name} {share:.4g}" if isinstance(share, float) else f"{name} {share}"
+            for name, share in value.items()
+        )
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else "none"
+        if value in (None, "")
+        else str(value)
+    )
 
 
 class Audit:

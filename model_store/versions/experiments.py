@@ -55,6 +55,8 @@ class Experiment:
     """The objective of requests that name none; empty: ctr."""
     updated: datetime | None = None
     """When the record was last written, UTC; None if never."""
+    assigned: datetime | None = None
+    """When cookies last got other variants, but for pins, UTC; None if unknown."""
 
     def __post_init__(self) -> None:
         _check_shares(self.shares)
@@ -71,6 +73,11 @@ class Experiment:
     def running(self) -> bool:
         """True if shares and pins decide; else the winner answers."""
         return self.state == RUNNING
+
+    @property
+    def assignment(self) -> tuple[str, Mapping[str, float], str]:
+        """What says which cookie gets which variant, but for pins."""
+        return self.winner, self.shares, self.salt
 
     def check_variants(self, variants: Sequence[str]) -> None:
         """Raise ExperimentError for a variant that is not among a model's `variants`."""
@@ -119,6 +126,7 @@ class Experiment:
             "pins": dict(self.pins),
             "shadows": list(self.shadows),
             "updated": self.updated and self.updated.isoformat(),
+            "assigned": self.assigned and self.assigned.isoformat(),
         }
 
     @classmethod
@@ -126,10 +134,9 @@ class Experiment:
         """Read what `to_json` wrote. Raises ExperimentError."""
         try:
             parts = json_object(text)
-            updated = parts.get("updated")
-            when = datetime.fromisoformat(updated) if updated else None
-            shadows = tuple(parts.pop("shadows", ()))
-            return cls(**{**parts, "shadows": shadows, "updated": when})
+            for name in ("updated", "assigned"):
+                parts[name] = datetime.fromisoformat(parts[name]) if parts.get(name) else None
+            return cls(**{**parts, "shadows": tuple(parts.get("shadows", ()))})
         except (TypeError, ValueError) as error:
             raise ExperimentError(f"the experiment cannot be read: {error}") from None
 
@@ -147,6 +154,7 @@ class Experiment:
             "shadows": json.dumps(self.shadows, ensure_ascii=False),
             "objective": self.objective,
             "updated": (self.updated or datetime.now(UTC).replace(microsecond=0)).isoformat(),
+            "assigned": self.assigned.isoformat() if self.assigned else "",
         }
 
     @classmethod
@@ -169,6 +177,7 @@ class Experiment:
                 shadows=tuple(_named("shadows", json_names, text["shadows"])),
                 objective=text["objective"],
                 updated=_moment(text["updated"]),
+                assigned=_moment(text["assigned"]) if text.get("assigned") else None,
             )
         except KeyError as error:
             raise ExperimentError(f"field {error} is missing") from None
@@ -234,7 +243,18 @@ def _listed(names: Iterable[str]) -> str:
 
 ANY = "any"
 ATTEMPTS = 5
-FIXED = ("format", "revision", "state", "winner", "shares", "salt", "shadows", "objective", "updated")
+FIXED = (
+    "format",
+    "revision",
+    "state",
+    "winner",
+    "shares",
+    "salt",
+    "shadows",
+    "objective",
+    "updated",
+    "assigned",
+)
 
 
 class StoredExperiment:
@@ -289,7 +309,10 @@ class StoredExperiment:
             if revision is not None and revision != before.revision:
                 raise self._changed(revision, before.revision)
             try:
-                return self.write(replace(edit(before), revision=before.revision))
+                after = replace(edit(before), revision=before.revision)
+                if after.assignment != before.assignment:
+                    after = replace(after, assigned=now())
+                return self.write(after)
             except ExperimentChanged:
                 if attempt == ATTEMPTS - 1:
                     raise
@@ -297,7 +320,7 @@ class StoredExperiment:
 
     def clear(self) -> Experiment:
         """Write an empty record, so that the spec applies, whether or not the present record is readable."""
-        return self._put(Experiment(), ANY)
+        return self._put(Experiment(assigned=now()), ANY)
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
         fresh = replace(experiment, updated=now())

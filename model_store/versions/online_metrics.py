@@ -1,5 +1,7 @@
-"""Outcomes of the answers served, summed per minute, version and variant.
+"""Outcomes of the answers served, summed by bucket of cookies, for each minute and hour and each variant.
 
+Variants are assigned by cookie, and cookies come back and differ, so requests are no independent observations. Cookies
+are therefore divided by a hash into BUCKETS, and each sum is kept for each bucket: buckets are independent, and alike.
 The trainer writes absolute sums, so that writing again after a crash counts nothing twice; reports read and add them.
 All sums are integers, hence exact and independent of the order of summation. docs/redis_keys.md describes the record.
 """
@@ -7,33 +9,39 @@ All sums are integers, hence exact and independent of the order of summation. do
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from operator import add, attrgetter
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from redis.exceptions import RedisError
 
 from model_store.errors import UnreadableValue
+from model_store.ratios import BUCKETS, Ratio
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import ModelKeys
 from model_store.redis.stored_values import Report, online_cell, silent
 
+Int64s = npt.NDArray[np.int64]
+
 KEPT_S = 31 * 86_400
+MINUTES_KEPT_S = 3 * 86_400
+"""How long hours and minutes are kept. Hours are added up from minutes, also after a trainer was away for two days."""
+BY_MINUTE = 1_440
+"""Reports read the latest minutes, and before them whole hours."""
+HOUR = 60
 CTR_UNIT = 1e-9
-SQUARE_UNIT = 1e-6
-_MINUTES_A_TRIP = 1_000
+_KEYS_A_TRIP = 500
 
 
 @dataclass(frozen=True)
 class OnlineSums:
-    """Sums over requests whose feedback window has closed. A request showed s items, of which y were clicked.
+    """Sums over requests whose feedback window has closed.
 
-    requests: their number; shown: sum of s; clicks: sum of y; conversions: items converted. ctr_nano: sum of c, the
-    request's predicted clicks, in CTR_UNIT. shown_squared, clicks_squared, shown_clicks: sums of s², y², s·y.
-    ctr_squared, ctr_clicks: sums of c², c·p, in SQUARE_UNIT. without_ctr: requests with an item without
-    ctr; c is 0. positives, positives_squared: sums of p, p², where p items had the outcome that c predicts: y, or with
-    `join.positive = "conversion"` the items converted.
+    requests: their number; shown, clicks, conversions: items shown, clicked, converted. ctr_nano: predicted clicks, the
+    sum of the items' ctr, in CTR_UNIT; without_ctr: requests with an item without ctr, which predict 0. positives:
+    items with the outcome that is predicted: clicks, or with `join.positive = "conversion"` conversions.
     """
 
     requests: int = 0
@@ -41,27 +49,65 @@ class OnlineSums:
     clicks: int = 0
     conversions: int = 0
     ctr_nano: int = 0
-    shown_squared: int = 0
-    clicks_squared: int = 0
-    shown_clicks: int = 0
-    ctr_squared: int = 0
-    ctr_clicks: int = 0
     without_ctr: int = 0
     positives: int = 0
-    positives_squared: int = 0
-
-    def __add__(self, other: OnlineSums) -> OnlineSums:
-        return OnlineSums(*map(add, _numbers(self), _numbers(other)))
-
-    def numbers(self) -> tuple[int, ...]:
-        """In the order of SUMS."""
-        return _numbers(self)
 
 
 SUMS = tuple(each.name for each in fields(OnlineSums))
-_numbers: Callable[[OnlineSums], tuple[int, ...]] = attrgetter(*SUMS)
-Cell = tuple[int, int, str]
-"""Minute since 1970; version, 0 if the event has none; variant, empty if the event has none."""
+
+
+@dataclass(frozen=True)
+class OnlineCell:
+    """Outcomes of one variant. buckets: int64[BUCKETS, len(SUMS)]; versions: the first and last that answered, or 0."""
+
+    buckets: Int64s
+    versions: tuple[int, int] = (0, 0)
+
+    def __add__(self, other: OnlineCell) -> OnlineCell:
+        known = [version for version in (*self.versions, *other.versions) if version]
+        return OnlineCell(
+            self.buckets + other.buckets, (min(known, default=0), max(self.versions[1], other.versions[1]))
+        )
+
+    def __getitem__(self, name: str) -> Int64s:
+        """One of SUMS: int64[BUCKETS]."""
+        column: Int64s = self.buckets[:, SUMS.index(name)]
+        return column
+
+    @property
+    def sums(self) -> OnlineSums:
+        """Over all buckets."""
+        return OnlineSums(*self.buckets.sum(0).tolist())
+
+    @property
+    def click_rate(self) -> Ratio | None:
+        """Clicks an item shown; None if nothing was shown, without variance before requests fill all buckets."""
+        return Ratio.of(self["clicks"], self["shown"], BUCKETS)
+
+    @property
+    def calibration(self) -> Ratio | None:
+        """Predicted positives a positive; None without positives, or if some items have no ctr."""
+        if self["without_ctr"].any():
+            return None
+        return Ratio.of(self["ctr_nano"] * CTR_UNIT, self["positives"], BUCKETS)
+
+    @property
+    def conversion_rate(self) -> Ratio | None:
+        """Conversions a click; None without clicks."""
+        return Ratio.of(self["conversions"], self["clicks"], BUCKETS)
+
+    @classmethod
+    def empty(cls) -> OnlineCell:
+        """Of no requests."""
+        return cls(np.zeros((BUCKETS, len(SUMS)), np.int64))
+
+
+class Slot(NamedTuple):
+    """A minute, or an hour's 60 minutes, and a variant, empty if the event has none. minute: the first, since 1970."""
+
+    minute: int
+    minutes: int
+    variant: str
 
 
 class OnlineMetrics:
@@ -74,52 +120,90 @@ class OnlineMetrics:
         self._client = connection.at(keys.versions)
         self._keys = keys
 
-    def write(self, cells: Mapping[Cell, OnlineSums], *, whole: bool = False) -> None:
-        """Replace these cells; whole: replace their minutes entirely, in one transaction. One round trip, O(cells)."""
-        if not cells:
+    def write(self, cells: Mapping[tuple[int, str], OnlineCell], *, whole: bool = False) -> None:
+        """Replace the cells of these minutes and variants. One round trip, O(cells).
+
+        whole: replace these minutes entirely, in one transaction.
+        """
+        self._write({Slot(minute, 1, variant): cell for (minute, variant), cell in cells.items()}, whole)
+
+    def add_up(self, hours: range) -> None:
+        """Write the hours, numbered since 1970, as the sums of the minutes that the store has of them.
+
+        To be called once their minutes no longer change; again, it changes nothing.
+        """
+        found: dict[Slot, OnlineCell] = {}
+        for slot, cell in self._read(range(hours.start * HOUR, hours.stop * HOUR), 1):
+            hour = Slot(slot.minute // HOUR * HOUR, HOUR, slot.variant)
+            found[hour] = found[hour] + cell if hour in found else cell
+        self._write(found, whole=True)
+
+    def read(self, begin: int, stop: int, now: int) -> Iterator[tuple[Slot, OnlineCell]]:
+        """All cells from minute `begin` to before `stop`, in order: `divided` says which hours and minutes.
+
+        now: the present minute. A field that cannot be read is left out and reported.
+        """
+        hours, minutes = divided(begin, stop, now)
+        yield from self._read(hours, HOUR)
+        yield from self._read(minutes, 1)
+
+    def _write(self, cells: Mapping[Slot, OnlineCell], whole: bool) -> None:
+        by_key: dict[str, dict[str, str]] = {}
+        lifetime: dict[str, int] = {}
+        for slot, cell in cells.items():
+            key = self._key(slot.minute, slot.minutes)
+            lifetime[key] = MINUTES_KEPT_S if slot.minutes == 1 else KEPT_S
+            by_key.setdefault(key, {})[slot.variant] = _text(cell)
+        if not by_key:
             return
-        by_minute: dict[int, dict[str, str]] = {}
-        for cell, sums in cells.items():
-            by_minute.setdefault(cell[0], {})[_field(cell)] = json.dumps(asdict(sums), separators=(",", ":"))
         with self._store.answers(), self._client.pipeline(transaction=whole) as pipe:
-            for minute, found in by_minute.items():
+            for key, found in by_key.items():
                 if whole:
-                    pipe.delete(self._keys.online(minute))
-                pipe.hset(self._keys.online(minute), mapping=found)
-                pipe.expire(self._keys.online(minute), KEPT_S)
+                    pipe.delete(key)
+                pipe.hset(key, mapping=found)
+                pipe.expire(key, lifetime[key])
             pipe.execute()
 
-    def read(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, OnlineSums]]:
-        """All cells of these minutes, in order. A field that cannot be read is left out and reported."""
-        return ((cell, OnlineSums(*numbers)) for cell, numbers in self.read_numbers(minutes))
+    def _key(self, minute: int, minutes: int) -> str:
+        return self._keys.outcomes(minute) if minutes == 1 else self._keys.outcomes_of_hour(minute // HOUR)
 
-    def read_numbers(self, minutes: Sequence[int]) -> Iterator[tuple[Cell, tuple[int, ...]]]:
-        """Same as `read`, for many minutes: the sums as plain numbers in the order of SUMS."""
-        for begin in range(0, len(minutes), _MINUTES_A_TRIP):
-            few = minutes[begin : begin + _MINUTES_A_TRIP]
+    def _read(self, places: Sequence[int], minutes: int) -> Iterator[tuple[Slot, OnlineCell]]:
+        for begin in range(0, len(places), _KEYS_A_TRIP):
+            few = places[begin : begin + _KEYS_A_TRIP]
             with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
-                for minute in few:
-                    pipe.hgetall(self._keys.online(minute))
+                for place in few:
+                    pipe.hgetall(self._key(place, minutes))
                 answers = pipe.execute(raise_on_error=False)
-            for minute, answer in zip(few, answers, strict=True):
-                yield from self._cells(minute, answer)
+            for place, answer in zip(few, answers, strict=True):
+                for variant, cell in self._cells(self._key(place, minutes), answer):
+                    yield Slot(place, minutes, variant), cell
 
-    def _cells(self, minute: int, answer: Any) -> Iterator[tuple[Cell, tuple[int, ...]]]:
-        key = self._keys.online(minute)
+    def _cells(self, key: str, answer: Any) -> Iterable[tuple[str, OnlineCell]]:
         if isinstance(answer, RedisError):
             refused = self._store.translated(answer, key)
             if not isinstance(refused, UnreadableValue):
                 raise refused
-            self._on_junk(f"{refused}; this minute is left out")
+            self._on_junk(f"{refused}; it is left out")
             return
         for field, value in sorted(answer.items()):
             try:
-                version, variant, numbers = online_cell(key, field, value, SUMS)
+                variant, versions, sums = online_cell(key, field, value, SUMS, BUCKETS)
             except UnreadableValue as error:
                 self._on_junk(f"{error}; it is left out")
             else:
-                yield (minute, version, variant), numbers
+                yield variant, OnlineCell(np.array(sums, np.int64).T.copy(), versions)
 
 
-def _field(cell: Cell) -> str:
-    return f"{cell[1]}:{cell[2]}"  # a variant may contain a colon, a version cannot
+def divided(begin: int, stop: int, now: int) -> tuple[range, range]:
+    """The hours, by their first minutes, and the minutes that a time is read from.
+
+    Hours are those within the time that ended BY_MINUTE minutes before `now`; a part of such an hour is left out.
+    """
+    border = (now - BY_MINUTE) // HOUR * HOUR
+    hours = range(-(-begin // HOUR) * HOUR, min(stop // HOUR * HOUR, border), HOUR)
+    return hours, range(max(begin, border), stop)
+
+
+def _text(cell: OnlineCell) -> str:
+    sums = dict(zip(SUMS, cell.buckets.T.tolist(), strict=True))
+    return json.dumps({"versions": list(cell.versions), **sums}, separators=(",", ":"))

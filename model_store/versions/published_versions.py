@@ -20,6 +20,7 @@ from model_store.redis.redis_keys import ModelKeys
 from model_store.redis.stored_values import (
     Report,
     cure,
+    number,
     silent,
     time_of,
     unreadable,
@@ -89,6 +90,16 @@ class PublishedVersions:
         with self._store.answers(self.keys.active):
             version = self._client.get(self.keys.active)
         return None if version is None else version_number(self.keys.active, version)
+
+    def spec_since(self) -> datetime | None:
+        """Since when versions of the active one's spec are active; None if unknown. UTC, by the store's clock."""
+        with self._store.answers(self.keys.trainer):
+            text = self._client.hget(self.keys.trainer, "spec_ms")
+        try:
+            return time_of(number(text) / 1000) if text is not None else None
+        except ValueError as error:
+            self._report(f"{unreadable(f'{self.keys.trainer} spec_ms', str(error))}; it is left out")
+            return None
 
     def known_active(self) -> int | None:
         """The active version; if the pointer cannot be read, report that and return the last one activated.

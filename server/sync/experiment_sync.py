@@ -121,6 +121,16 @@ def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
     return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
 
 
+def divided_since(versions: ModelVersions, record: Experiment | None) -> int:
+    """The first whole minute since 1970 in which the traffic is divided as now: by the record, or by the spec."""
+    if record is not None and (record.shares or not record.running):
+        began = record.assigned or record.updated
+    else:
+        known = [versions.spec_since(), record.assigned if record is not None else None]
+        began = max((each for each in known if each is not None), default=None)
+    return int(began.timestamp()) // 60 + 1 if began is not None else 0
+
+
 @dataclass(frozen=True)
 class ChangedExperiment:
     """A change that was made: the record before and after, and its effect on the traffic, None without a version."""

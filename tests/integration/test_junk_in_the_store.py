@@ -24,7 +24,6 @@ from model_store.redis.redis_keys import history_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
-from model_store.versions.online_metrics import OnlineSums
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
@@ -35,6 +34,7 @@ from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
+from tests.worlds import online_cell
 from trainer.checkpoint.schedule import Every
 from trainer.runs.daemon import run as run_trainer
 from trainer.runs.stream_run import TrainerOptions
@@ -74,8 +74,8 @@ def filled(store: Store) -> None:
     )
     versions.guard.watch(3, 1)
     versions.guard.note_rollback(2, 1, "a test")
-    versions.online.write({(MINUTE, 3, "base"): OnlineSums(requests=1)})
-    store.client.persist(versions.keys.online(MINUTE))
+    versions.online.write({(MINUTE, "base"): online_cell(requests=1)})
+    store.client.persist(versions.keys.outcomes(MINUTE))
     store.records.put_histories(shop.NAME, [(b"u1", history())], 60_000)
     store.client.persist(history_key(shop.NAME, b"u1"))
     store.impressions(shop.NAME).append([IMPRESSION])
@@ -248,7 +248,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
     return [
         ("versions", versions.versions),
         ("inspect", lambda: versions.materialise(versions.active_or_fail())),
-        ("report", lambda: list(versions.online.read([MINUTE]))),
+        ("report", lambda: list(versions.online.read(MINUTE, MINUTE + 1, MINUTE))),
         ("experiment", versions.experiment),
         ("dead", lambda: list(whole.store.dead_letters(shop.NAME).latest(5))),
         ("audit", lambda: versions.audit.read(5)),

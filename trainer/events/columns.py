@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from model_store.features.cells import addresses, number_column, plain, text_column
 from model_store.features.derived import Derivations
 from model_store.hash_kernels import digest_columns
+from model_store.ratios import BUCKETS
 from model_store.spec.spec import ModelSpec
 
 Form = Literal["text", "number", "set"]
@@ -31,6 +32,7 @@ Path = tuple[str, ...]
 ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
 VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
 CTR, PROPENSITY, POSITION, UNKNOWN = "@ctr", "@propensity", "@position", "@unknown"
+BUCKET = "@bucket"
 MARK = "@mark"
 """The column of joined rows that says where each row's impression was read; only if the merger is told to add it."""
 RESERVED: dict[str, tuple[Path, str]] = {
@@ -41,9 +43,11 @@ RESERVED: dict[str, tuple[Path, str]] = {
     PROPENSITY: ((ITEMS, "propensity"), "number"),
     POSITION: ((ITEMS, "position"), "whole"),
     UNKNOWN: ((ITEMS, "unknown"), "whole"),
+    BUCKET: (("cookie",), "text"),
 }
 """Columns that every joined row has, for online metrics and (UNKNOWN) for learning: path and type. "whole" is int64,
-"number" float64, "text" binary; null where absent. No spec has a column with @."""
+"number" float64, "text" binary; null where absent. Of the cookie only its `bucket` is kept: uint8. No spec has a column
+with @."""
 
 DERIVED = "@derived"
 """A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
@@ -165,6 +169,15 @@ def digests(text: pa.Array) -> npt.NDArray[np.uint64]:
         digest_columns(*addresses([text]), len(text), np.zeros(1, np.uint8), out)
     hashes: npt.NDArray[np.uint64] = out[0]
     return hashes
+
+
+def buckets(cookie: pa.Array, request: npt.NDArray[np.uint64]) -> pa.Array:
+    """The bucket of each cookie, else that of the request's digest: uint8.
+
+    Independent of the variant that the cookie was assigned, which is by another hash.
+    """
+    hashes = digests(cookie)
+    return pa.array((np.where(hashes, hashes, request) % np.uint64(BUCKETS)).astype(np.uint8))
 
 
 def together(tables: Sequence[Mapping[str, pa.Array]]) -> Mapping[str, pa.Array]:

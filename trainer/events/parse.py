@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer.events.block_parser import BlockReader
-from trainer.events.columns import UNKNOWN, Wanted, digests, together
+from trainer.events.columns import BUCKET, UNKNOWN, Wanted, buckets, digests, together
 from trainer.events.events import (
     BAD,
     CLICK,
@@ -210,6 +210,8 @@ def _without(
     unknown = columns[UNKNOWN]
     if unknown.null_count == len(unknown):  # nearly always: a null array takes no memory
         columns[UNKNOWN] = pa.nulls(len(unknown))
+    request = digests(raw.request)
+    columns[BUCKET] = buckets(columns[BUCKET], np.repeat(request, np.diff(first)))
     kind[numbers] = BAD
     if numbers.size and (raw.lengths[numbers] > 0).any():
         kept = np.repeat(kind != BAD, np.diff(first))
@@ -220,7 +222,7 @@ def _without(
     return Events(
         kind=kind,
         time_us=np.where(kind == BAD, 0, times),
-        request=np.where(kind == BAD, np.uint64(0), digests(raw.request)),
+        request=np.where(kind == BAD, np.uint64(0), request),
         item=np.where(feedback, digests(raw.item), np.uint64(0)),
         what=np.where(feedback, what, 0).astype(np.uint8),
         first=np.concatenate([[0], np.cumsum(lengths)]),

@@ -85,8 +85,8 @@ class Segments:
     ) -> Iterator[tuple[int, Columns]]:
         """Rows by the numbers of their segments and their index there, in the order given, in runs of one schema.
 
-        Yields the number of a run's first row, and its columns, or those of `names`. A column without any value in a
-        segment takes the type that it has in the others. Raises CheckpointError naming a file that is damaged.
+        Yields the number of a run's first row, and its columns, or those of `names` that it has. A column without any
+        value in a segment takes the type that it has in the others. Raises CheckpointError naming a damaged file.
         """
         if not segment.size:
             return
@@ -98,7 +98,9 @@ class Segments:
             batch, first = self._find(number)
             where[index] = known.setdefault(id(batch), len(batches)), first
             if len(known) > len(batches):
-                batches.append(batch if names is None else batch.select(list(names)))
+                batches.append(
+                    batch if names is None else batch.select([n for n in names if n in batch.schema.names])
+                )
         yield from runs(batches, where[inverse, 0], row + where[inverse, 1])
 
     def flush(self) -> None:

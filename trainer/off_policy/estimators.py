@@ -3,9 +3,10 @@
 With weights w = pi(a|x) / p(a|x), rewards r, importance m, over all rows:
     IPS  = sum(m w r) / sum(m)           clipped: with min(w, limit) for w
     SNIPS = sum(m w r) / sum(m w)        (Swaminathan and Joachims, NeurIPS 2015)
-All are ratios of sums over requests, so one formula gives their variance: with the residual e = numerator - estimate *
-denominator of each of C requests, C / (C - 1) * sum(e^2) / (sum of denominators)^2 (the delta method). Optional
-bootstrap intervals are percentiles (Efron 1979) over requests drawn with replacement, the same draws for all policies.
+All are ratios of sums over clusters, the rows of a cookie, or of a request without one, so one formula gives their
+variance: with the residual e = numerator - estimate * denominator of each of C clusters, C / (C - 1) * sum(e^2) / (sum
+of denominators)^2 (the delta method). Optional bootstrap intervals are percentiles (Efron 1979) over clusters drawn
+with replacement, the same draws for all policies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Z = 1.959963984540054
 """A standard normal variable is within ± Z with probability 95 %."""
 
 SHOWN, REWARD, WEIGHT, WEIGHTED, CLIPPED = range(5)
-"""Columns of the sums of a request."""
+"""Columns of the sums of a cluster."""
 OUTER = (2.5, 97.5)
 FEWEST_ROWS = 100
 FEWEST_CLICKS = 10
@@ -37,7 +38,7 @@ RATIOS = {"ips": (WEIGHTED, SHOWN), "clipped": (CLIPPED, SHOWN), "snips": (WEIGH
 class Estimate:
     """A click rate and its 95 % intervals, clipped to 0 and 1: normal, and bootstrapped if requested.
 
-    None where the denominator is 0; the intervals also where there are no clicks or fewer than two requests.
+    None where the denominator is 0; the intervals also where there are no clicks or fewer than two clusters.
     """
 
     value: float | None
@@ -67,10 +68,8 @@ class Support:
     clicks: float
 
 
-def sums_by_request(
-    request: Array, requests: int, weight: Array, reward: Array, importance: Array, limit: float
-) -> Array:
-    """float64[requests, 5]: the sums whose ratios are the estimates. The arguments are over rows."""
+def sums_by_cluster(cluster: Array, weight: Array, reward: Array, importance: Array, limit: float) -> Array:
+    """float64[clusters, 5]: the sums whose ratios are the estimates. The arguments are over rows."""
     columns = (
         importance,
         importance * reward,
@@ -78,11 +77,11 @@ def sums_by_request(
         importance * weight * reward,
         importance * np.minimum(weight, limit) * reward,
     )
-    return np.column_stack([np.bincount(request, each, requests) for each in columns])
+    return np.column_stack([np.bincount(cluster, each) for each in columns])
 
 
 def ratio(numerator: Array, denominator: Array) -> Estimate:
-    """The ratio of two sums over requests, with its normal interval."""
+    """The ratio of two sums over clusters, with its normal interval."""
     total = float(denominator.sum())
     if total <= 0.0:
         return Estimate(None)
@@ -96,21 +95,21 @@ def ratio(numerator: Array, denominator: Array) -> Estimate:
 
 
 def residuals(numerator: Array, denominator: Array) -> Array:
-    """Each request's effect on the ratio, to first order: float64[requests]."""
+    """Each cluster's effect on the ratio, to first order: float64[clusters]."""
     total = float(denominator.sum())
     return np.asarray((numerator - numerator.sum() / total * denominator) / total)
 
 
 def error_of(effects: Array) -> float | None:
     """The standard error of a sum of independent effects; None for fewer than two."""
-    requests = effects.size
-    if requests < 2:
+    clusters = effects.size
+    if clusters < 2:
         return None
-    return float(np.sqrt(requests / (requests - 1) * (effects**2).sum()))
+    return float(np.sqrt(clusters / (clusters - 1) * (effects**2).sum()))
 
 
 def support_of(weight: Array, reward: Array, importance: Array, sums: Array, limit: float) -> Support:
-    """The support of a policy; sums: from `sums_by_request`."""
+    """The support of a policy; sums: from `sums_by_cluster`."""
     mean = ratio(sums[:, WEIGHT], sums[:, SHOWN])
     return Support(
         rows=int(weight.size),
@@ -163,12 +162,12 @@ def support_warnings(support: Support, unlogged: float, limit: float) -> tuple[s
 def resampled(
     sums: Array, draws: int, seed: int, on_progress: Callable[[int], None] = lambda done: None
 ) -> Array:
-    """Column totals over each bootstrap draw of requests: float64[draws, columns]; sums: float64[requests, columns]."""
+    """Column totals over each bootstrap draw of clusters: float64[draws, columns]; sums: float64[clusters, columns]."""
     random = np.random.Generator(np.random.Philox(seed))
-    requests = len(sums)
+    clusters = len(sums)
     totals = np.empty((draws, sums.shape[1]))
     for draw in range(draws):
-        times = np.bincount(random.integers(0, requests, requests), minlength=requests)
+        times = np.bincount(random.integers(0, clusters, clusters), minlength=clusters)
         totals[draw] = times @ sums
         on_progress(draw + 1)
     return totals

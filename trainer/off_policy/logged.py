@@ -18,7 +18,7 @@ from model_store.errors import InputError, SpecError
 from model_store.features.cells import column_text, number_column, parse_labels, parse_weights, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import POSITION, PROPENSITY
+from trainer.events.columns import POSITION, PROPENSITY, digests
 from trainer.examples.derived import with_derived
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
@@ -70,7 +70,8 @@ class LoggedRows:
 
     columns: Arrow arrays over the rows. label, weight (importance), propensity (NaN where it is not in (0, 1]):
     float64[rows]; item, position: text over the rows, position None where the log has none. request: int64[rows],
-    0 … requests - 1, ascending. unusable: rows left out because they have no propensity; rejected: bad rows.
+    0 … requests - 1, ascending. cluster: int64[rows], from 0 on, of the row's cookie, else of its request: rows of
+    different clusters are independent. unusable: rows left out because they have no propensity; rejected: bad rows.
     has_propensity: False where no row has one; then none is left out for it.
     """
 
@@ -81,6 +82,7 @@ class LoggedRows:
     item: Any
     position: Any | None
     request: Array
+    cluster: Array
     unusable: int = 0
     rejected: int = 0
     has_propensity: bool = True
@@ -181,10 +183,19 @@ class RowCollector:
             item=self._items(taken, order.size),
             position=None if position is None else column_text(position.take(pa.array(order))),
             request=_numbers(request[order]),
+            cluster=_numbers(self._clusters(taken, request[order])),
             unusable=int((good & ~kept).sum()),
             rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
             has_propensity=propensity is not None,
         )
+
+    def _clusters(self, columns: Mapping[str, Any], request: Array) -> Array:
+        """The hash of each row's cookie; where there is none, its request's number."""
+        cookie = self.section.cookie
+        if cookie is None or cookie not in columns:
+            return request
+        cookies = digests(column_text(columns[cookie]))
+        return np.where(cookies, cookies, request.astype(np.uint64))
 
     def _weights(self, columns: Mapping[str, Any]) -> tuple[Array, list[tuple[int, str]]]:
         if self.section.weight is None:

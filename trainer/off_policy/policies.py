@@ -28,7 +28,7 @@ from trainer.off_policy.estimators import (
     ratio,
     resampled,
     residuals,
-    sums_by_request,
+    sums_by_cluster,
     support_of,
     support_warnings,
 )
@@ -284,7 +284,7 @@ def _estimates(
 
 
 def _sums(rows: LoggedRows, weight: Array, limit: float) -> Array:
-    return sums_by_request(rows.request, rows.requests, weight, rows.label, rows.weight, limit)
+    return sums_by_cluster(rows.cluster, weight, rows.label, rows.weight, limit)
 
 
 def _with_bootstrap(estimate: Estimate, drawn: Array | None, top: int, below: int) -> Estimate:
@@ -295,7 +295,7 @@ def _with_bootstrap(estimate: Estimate, drawn: Array | None, top: int, below: in
 
 
 def _difference(sums: Array) -> Estimate:
-    """SNIPS minus the log's own click rate, paired by request."""
+    """SNIPS minus the log's own click rate, paired by cluster."""
     top, below = RATIOS["snips"]
     policy, logged = ratio(sums[:, top], sums[:, below]), ratio(sums[:, REWARD], sums[:, SHOWN])
     if policy.value is None or logged.value is None:
@@ -311,10 +311,8 @@ def _by_position(rows: LoggedRows, policy: PolicyWeights, limit: float) -> dict[
     positions = pc.unique(rows.position).to_pylist() if rows.position is not None else []
     for position in sorted(positions, key=lambda text: (len(text), text)):  # 2 before 10
         here = np.asarray(pc.equal(rows.position, position))
-        request = np.unique(rows.request[here], return_inverse=True)[1].reshape(-1)
-        sums = sums_by_request(
-            request, int(request.max()) + 1, policy.weight[here], rows.label[here], rows.weight[here], limit
-        )
+        cluster = np.unique(rows.cluster[here], return_inverse=True)[1].reshape(-1)
+        sums = sums_by_cluster(cluster, policy.weight[here], rows.label[here], rows.weight[here], limit)
         found[position.decode("utf-8", "replace")] = {
             name: ratio(sums[:, top], sums[:, below]) for name, (top, below) in RATIOS.items()
         }

@@ -1,15 +1,15 @@
-"""A model's online metrics in its trainer: sums over closed requests by minute, version and variant.
+"""A model's online metrics in its trainer: sums over closed requests by minute, variant and bucket of cookies.
 
 In: the requests whose join window has closed. Out: the changed cells, written to the store every few seconds as
 absolute numbers, and totals by variant for the trainer's own metrics. The cells and totals are part of the trainer's
-checkpoint, together with the offsets in the sources, so a request is counted once, also after a crash. Once a minute
-can no longer change, its versions are added up to one cell for each variant: a version a second would fill the store.
+checkpoint, together with the offsets in the sources, so a request is counted once, also after a crash. Once the minutes
+of an hour can no longer change, the store is told to add them up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.versions.online_metrics import CTR_UNIT, SQUARE_UNIT, SUMS, Cell, OnlineMetrics, OnlineSums
-from trainer.events.columns import CTR, VARIANT, VERSION
+from model_store.ratios import BUCKETS
+from model_store.versions.online_metrics import (
+    CTR_UNIT,
+    HOUR,
+    MINUTES_KEPT_S,
+    SUMS,
+    OnlineCell,
+    OnlineMetrics,
+    OnlineSums,
+)
+from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
 from trainer.join.join import Closed, Joined
 from trainer.publish.rollback import Evidence
 
@@ -26,12 +35,11 @@ REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
 MINUTE_US = 60_000_000
 
-_CTR, _POSITIVES = SUMS.index("ctr_nano"), SUMS.index("positives")
-_CLICKS, _CLICKS_SQUARED = SUMS.index("clicks"), SUMS.index("clicks_squared")
-_WITHOUT = SUMS.index("without_ctr")
+_CTR, _POSITIVES, _WITHOUT = (SUMS.index(name) for name in ("ctr_nano", "positives", "without_ctr"))
 NO_VARIANT = ""
 """Stands for every variant that the spec does not name; no variant of a spec has this name."""
-_COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), CTR: pa.float64()}
+_COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), BUCKET: pa.uint8(), CTR: pa.float64()}
+_HOURS_KEPT = MINUTES_KEPT_S // 3_600
 
 Int64s = npt.NDArray[np.int64]
 
@@ -46,16 +54,15 @@ class OnlineAccumulator:
         """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT."""
         self.too_late = 0
         self._totals = {name: _zeros() for name in variants}
-        # The sums of all cells, kept up to date: there may be a version a second in each of REMEMBERED_MINUTES.
-        self._recent = {name: _zeros() for name in variants}
         self._known = frozenset(variants)
-        self._cells: dict[Cell, Int64s] = {}
-        self._unwritten: set[Cell] = set()
+        self._cells: dict[tuple[int, str], OnlineCell] = {}
+        self._unwritten: set[tuple[int, str]] = set()
         self._is_restored = False
         # By version: predicted positives in CTR_UNIT, and positives, of requests with a ctr for every item.
         self._versions: dict[int, Int64s] = {}
         self._since_us = 0
         self._latest = 0
+        self._added_up = 0  # hours before this one need not be added up again
 
     def add(self, joined: Joined, rows: Rows) -> None:
         """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
@@ -64,13 +71,12 @@ class OnlineAccumulator:
         requests = ClosedRequests.of(joined.closed, rows)
         self._add_evidence(requests)
         self._add_totals(requests)
-        cells, sums = _by_cell(requests.only(self._in_time(requests.minute)))
-        for cell, added in zip(cells, sums, strict=True):
+        for cell, added in _by_cell(requests.only(self._in_time(requests.minute))):
             self._add(cell, added)
 
     def flush(self, store: OnlineMetrics) -> int:
         """Write the cells that changed since the last call; return how many. After StoreUnavailable call it again."""
-        changed = {cell: _record(self._cells[cell]) for cell in sorted(self._unwritten)}
+        changed = {cell: self._cells[cell] for cell in sorted(self._unwritten)}
         store.write(changed, whole=self._is_restored)
         self._unwritten.clear()
         self._is_restored = False
@@ -81,7 +87,6 @@ class OnlineAccumulator:
         """All of it as `state` gives it, for another partition's `absorb`; all but `totals` starts at 0 again."""
         taken = self.state()
         self._cells, self._versions, self._unwritten = {}, {}, set()
-        self._recent = {name: _zeros() for name in self._known}
         return taken
 
     def absorb(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -92,11 +97,11 @@ class OnlineAccumulator:
         other = OnlineAccumulator()
         other.restore(state)
         self._latest = max(self._latest, other._latest)
-        for cell, sums in other._cells.items():
+        for cell, added in other._cells.items():
             if cell[0] > self._latest - REMEMBERED_MINUTES:
-                self._add(cell, sums)
+                self._add(cell, added)
             else:
-                self.too_late += int(sums[SUMS.index("requests")])
+                self.too_late += added.sums.requests
         for version, sums in other._versions.items():
             self._versions[version] = self._versions.get(version, 0) + sums
         self._limit_versions()
@@ -115,53 +120,55 @@ class OnlineAccumulator:
 
     def totals(self) -> dict[str, OnlineSums]:
         """Sums by variant over all requests closed here since the first run, also the late ones."""
-        return {name: _record(sums) for name, sums in self._totals.items()}
+        return {name: OnlineSums(*sums.tolist()) for name, sums in self._totals.items()}
 
-    def recent(self) -> dict[str, OnlineSums]:
-        """Sums by variant over the last REMEMBERED_MINUTES."""
-        return {name: _record(sums) for name, sums in self._recent.items()}
+    def recent(self) -> dict[str, OnlineCell]:
+        """Outcomes by variant over the last REMEMBERED_MINUTES. O(cells)."""
+        found = {name: OnlineCell.empty() for name in self._known}
+        for (_, variant), cell in self._cells.items():
+            name = self._name(variant)
+            found[name] = found[name] + cell if name in found else cell
+        return found
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """All of it as arrays, for a checkpoint."""
         cells, totals = sorted(self._cells), sorted(self._totals)
-        names, lengths = _packed([variant for _, _, variant in cells])
+        names, lengths = _packed([variant for _, variant in cells])
         total_names, total_lengths = _packed(totals)
         versions = sorted(self._versions)
+        places = [(cell[0], *self._cells[cell].versions) for cell in cells]
+        sums = [self._cells[cell].buckets for cell in cells]
         return {
-            "places": np.array([cell[:2] for cell in cells], np.int64).reshape(-1, 2),
+            "places": np.array(places, np.int64).reshape(-1, 3),
             "names": names,
             "lengths": lengths,
-            "sums": np.array([self._cells[cell] for cell in cells], np.int64).reshape(-1, len(SUMS)),
+            "buckets": np.array(sums, np.int64).reshape(-1, BUCKETS, len(SUMS)),
             "total_names": total_names,
             "total_lengths": total_lengths,
             "totals": np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS)),
             "versions": np.array(versions, np.int64),
             "evidence": np.array([self._versions[each] for each in versions], np.int64).reshape(-1, 2),
-            "head": np.array([self._latest, self.too_late, self._since_us], np.int64),
+            "head": np.array([self._latest, self.too_late, self._since_us, self._added_up], np.int64),
         }
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore `state`. All its minutes are written again, which undoes what was written after it.
 
-        In a checkpoint of an earlier ftrie there are no positives: they were its clicks. And no totals: they
-        start with the sums of its cells.
+        Of a checkpoint of an earlier ftrie, which has no buckets, only the evidence.
         """
-        variants = _unpacked(state["names"], state["lengths"])
-        cells = [(m, v, name) for (m, v), name in zip(state["places"].tolist(), variants, strict=True)]
-        self._cells = dict(zip(cells, _with_positives(state["sums"]), strict=True))
-        self._recent = {name: _zeros() for name in self._known}
-        for (_, _, variant), sums in self._cells.items():
-            self._add_to(self._recent, variant, sums)
-        if "totals" in state:
+        self._cells = {}
+        if "buckets" in state:
+            variants = _unpacked(state["names"], state["lengths"])
+            for (minute, *seen), name, sums in zip(
+                state["places"].tolist(), variants, state["buckets"], strict=True
+            ):
+                self._cells[minute, name] = OnlineCell(sums.copy(), (seen[0], seen[1]))
             names = _unpacked(state["total_names"], state["total_lengths"])
-            self._totals |= dict(zip(names, _with_positives(state["totals"]), strict=True))
-        else:
-            self._totals = {name: sums.copy() for name, sums in self._recent.items()}
-        self._unwritten = set(cells)
+            self._totals |= dict(zip(names, state["totals"].copy(), strict=True))
+        self._unwritten = set(self._cells)
         self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
-        self._latest, self.too_late, *since_us = state["head"].tolist()
-        (self._since_us,) = since_us or [0]
+        self._latest, self.too_late, self._since_us, self._added_up = [*state["head"].tolist(), 0, 0][:4]
 
     def _in_time(self, minutes: Int64s) -> npt.NDArray[np.bool_]:
         """Which requests are counted. Depends on earlier requests only, not on when cells were written."""
@@ -171,22 +178,20 @@ class OnlineAccumulator:
         self.too_late += int(np.count_nonzero(~in_time))
         return in_time
 
-    def _add(self, cell: Cell, added: Int64s) -> None:
+    def _add(self, cell: tuple[int, str], added: OnlineCell) -> None:
         before = self._cells.get(cell)
         self._cells[cell] = added if before is None else before + added
         self._unwritten.add(cell)
-        self._add_to(self._recent, cell[2], added)
 
-    def _add_to(self, by_variant: dict[str, Int64s], variant: str, sums: Int64s) -> None:
-        """Add to the sums of a variant of the spec, or to those of NO_VARIANT."""
-        name = variant if variant in self._known else NO_VARIANT
-        by_variant[name] = by_variant[name] + sums if name in by_variant else sums
+    def _name(self, variant: str) -> str:
+        return variant if variant in self._known else NO_VARIANT
 
     def _add_totals(self, requests: ClosedRequests) -> None:
         sums = np.zeros((len(requests.variants), len(SUMS)), np.int64)
         np.add.at(sums, requests.variant, requests.sums)
         for variant, added in zip(requests.variants, sums, strict=True):
-            self._add_to(self._totals, variant, added)
+            name = self._name(variant)
+            self._totals[name] = self._totals[name] + added if name in self._totals else added
 
     def _add_evidence(self, requests: ClosedRequests) -> None:
         """Add the requests whose positives were predicted for every item."""
@@ -205,47 +210,36 @@ class OnlineAccumulator:
                 del self._versions[version]
 
     def _forget(self, store: OnlineMetrics) -> None:
-        """Drop minutes that can no longer change, and add up their versions in the store. O(cells).
+        """Drop minutes that can no longer change, and have the hours that end among them added up. O(cells).
 
         All their cells have been written: `restore` never restores part of a minute.
         """
         oldest = self._latest - REMEMBERED_MINUTES
-        gone = sorted(cell for cell in self._cells if cell[0] <= oldest)
-        store.write(_without_versions({cell: _record(self._cells[cell]) for cell in gone}), whole=True)
-        for cell in gone:
-            self._add_to(self._recent, cell[2], -self._cells.pop(cell))
+        self._cells = {cell: each for cell, each in self._cells.items() if cell[0] > oldest}
+        ended = (oldest + 1) // HOUR
+        if ended > self._added_up:
+            store.add_up(range(max(self._added_up, ended - _HOURS_KEPT), ended))
+            self._added_up = ended
 
 
-def _without_versions(cells: Mapping[Cell, OnlineSums]) -> dict[Cell, OnlineSums]:
-    """The sums over all versions of each minute and variant, under the last version. cells: in ascending order."""
-    last = {(minute, variant): version for minute, version, variant in cells}
-    added: dict[Cell, OnlineSums] = {}
-    for (minute, _, variant), sums in cells.items():
-        cell = (minute, last[minute, variant], variant)
-        added[cell] = added.get(cell, OnlineSums()) + sums
-    return added
-
-
-def _by_cell(requests: ClosedRequests) -> tuple[list[Cell], Int64s]:
-    """The cells of the requests, and the sums of each: int64[cells, len(SUMS)]."""
+def _by_cell(requests: ClosedRequests) -> Iterator[tuple[tuple[int, str], OnlineCell]]:
+    """The cells of the requests, in order."""
     minutes, of_minute = np.unique(requests.minute, return_inverse=True)
-    versions, of_version = np.unique(requests.version, return_inverse=True)
     kinds = len(requests.variants)
-    codes = (of_minute.reshape(-1) * versions.size + of_version.reshape(-1)) * kinds + requests.variant
-    distinct, index = np.unique(codes, return_inverse=True)
-    sums = np.zeros((distinct.size, len(SUMS)), np.int64)
-    np.add.at(sums, index.reshape(-1), requests.sums)
-    above, variant = np.divmod(distinct, kinds)
-    minute, version = np.divmod(above, versions.size)
-    found = zip(minutes[minute].tolist(), versions[version].tolist(), variant.tolist(), strict=True)
-    return [(m, v, requests.variants[name]) for m, v, name in found], sums
-
-
-def _with_positives(sums: npt.NDArray[Any]) -> Int64s:
-    """A copy of a checkpoint's sums, also of one that an earlier ftrie wrote."""
-    if sums.shape[1] == len(SUMS):
-        return sums.copy()
-    return np.hstack([sums, sums[:, [_CLICKS, _CLICKS_SQUARED]]])
+    codes, index = np.unique(of_minute.reshape(-1) * kinds + requests.variant, return_inverse=True)
+    index = index.reshape(-1)
+    sums = np.zeros((codes.size, BUCKETS, len(SUMS)), np.int64)
+    np.add.at(sums, (index, requests.bucket), requests.sums)
+    first, last = np.full(codes.size, np.iinfo(np.int64).max), np.zeros(codes.size, np.int64)
+    known = requests.version > 0
+    np.minimum.at(first, index[known], requests.version[known])
+    np.maximum.at(last, index[known], requests.version[known])
+    first[last == 0] = 0
+    for code, each, versions in zip(
+        codes.tolist(), sums, zip(first.tolist(), last.tolist(), strict=True), strict=True
+    ):
+        minute, variant = divmod(code, kinds)
+        yield (int(minutes[minute]), requests.variants[variant]), OnlineCell(each.copy(), versions)
 
 
 def _zeros() -> Int64s:
@@ -266,10 +260,6 @@ def _unpacked(data: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
     return [text.decode("utf-8", "surrogateescape") for text in texts]
 
 
-def _record(sums: Int64s) -> OnlineSums:
-    return OnlineSums(*sums.tolist())
-
-
 class Rows(Protocol):
     """The joined rows: `trainer.join.rows.Segments`."""
 
@@ -281,10 +271,14 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class ClosedRequests:
-    """One element a request. minute, version: int64; variant: indices of `variants`; sums: int64[n, len(SUMS)]."""
+    """One element a request. minute, version, bucket: int64; variant: indices of `variants`.
+
+    sums: int64[n, len(SUMS)].
+    """
 
     minute: Int64s
     version: Int64s
+    bucket: Int64s
     variant: Int64s
     variants: tuple[str, ...]
     sums: Int64s
@@ -300,7 +294,7 @@ class ClosedRequests:
             rows.gather(
                 np.repeat(closed.segment[shows], count),
                 np.repeat(closed.row[shows], count) + within,
-                (VERSION, VARIANT, CTR),
+                tuple(_COLUMNS),
             )
         )
         codes, variants = _codes(columns[VARIANT].take(pa.array(first)))
@@ -309,6 +303,10 @@ class ClosedRequests:
         return cls(
             minute=closed.time_us[shows] // MINUTE_US,
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),
+            # Rows of an earlier ftrie's checkpoint have no bucket.
+            bucket=pc.fill_null(
+                columns[BUCKET].take(pa.array(first)).cast(pa.int64()), pa.array(first % BUCKETS)
+            ).to_numpy(),
             variant=codes,
             variants=variants,
             sums=_sums(count, closed.clicks[shows], closed.conversions[shows], closed.positives[shows], ctr),
@@ -316,14 +314,22 @@ class ClosedRequests:
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
         """The chosen requests, bool[n]."""
-        minute, version, variant = (each[chosen] for each in (self.minute, self.version, self.variant))
-        return ClosedRequests(minute, version, variant, self.variants, self.sums[chosen])
+        arrays = {
+            name: getattr(self, name)[chosen] for name in ("minute", "version", "bucket", "variant", "sums")
+        }
+        return replace(self, **arrays)
 
 
 def _gathered(runs: Iterator[tuple[int, dict[str, pa.Array]]]) -> dict[str, pa.Array]:
     parts = [columns for _, columns in runs]
     return {
-        name: pa.concat_arrays([columns[name].cast(kind) for columns in parts] or [pa.array([], kind)])
+        name: pa.concat_arrays(
+            [
+                columns[name].cast(kind) if name in columns else pa.nulls(len(columns[CTR]), kind)
+                for columns in parts
+            ]
+            or [pa.array([], kind)]
+        )
         for name, kind in _COLUMNS.items()
     }
 
@@ -347,22 +353,14 @@ def _sums(
     usable = np.isfinite(ctr) & (ctr >= 0.0) & (ctr <= 1.0)
     complete = _between(np.cumsum(~usable), ends, shown) == 0
     nano = np.rint(np.where(usable, ctr, 0.0) / CTR_UNIT).astype(np.int64)
-    predicted = np.where(complete, _between(np.cumsum(nano), ends, shown), 0)
-    c, y, p = predicted * CTR_UNIT, clicks.astype(np.int64), positives.astype(np.int64)
     each: dict[str, Any] = {
         "requests": np.ones(shown.size),
         "shown": shown,
-        "clicks": y,
+        "clicks": clicks,
         "conversions": conversions,
-        "ctr_nano": predicted,
-        "shown_squared": shown * shown,
-        "clicks_squared": y * y,
-        "shown_clicks": shown * y,
-        "ctr_squared": np.rint(c * c / SQUARE_UNIT),
-        "ctr_clicks": np.rint(c * p / SQUARE_UNIT),
+        "ctr_nano": np.where(complete, _between(np.cumsum(nano), ends, shown), 0),
         "without_ctr": ~complete,
-        "positives": p,
-        "positives_squared": p * p,
+        "positives": positives,
     }
     return np.stack([each[name].astype(np.int64) for name in SUMS], axis=1)
 

@@ -92,11 +92,15 @@ FAMILIES = (
     Family("ftrie_trainer_clicks_total", "counter", _VARIANT, "items that were clicked"),
     Family("ftrie_trainer_conversions_total", "counter", _VARIANT, "items that were converted"),
     Family("ftrie_trainer_ctr", "gauge", _VARIANT, "clicks an impression, over the last 120 minutes"),
+    Family("ftrie_trainer_ctr_error", "gauge", _VARIANT, "its standard error, between groups of cookies"),
     Family(
         "ftrie_trainer_calibration",
         "gauge",
         _VARIANT,
         "predicted clicks a click (conversions with join.positive), over the same minutes; 1 is right",
+    ),
+    Family(
+        "ftrie_trainer_calibration_error", "gauge", _VARIANT, "its standard error, between groups of cookies"
     ),
 )
 _EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
@@ -142,7 +146,13 @@ Sample = tuple[tuple[str, ...], float]
 
 def _samples(status: Status) -> dict[str, list[Sample]]:
     lags, outcomes = status.lags.items(), status.outcomes.items()
-    return {
+    figures: dict[str, list[Sample]] = {
+        f"ftrie_trainer_{figure}": [
+            ((name,), getattr(each, figure)) for name, each in outcomes if getattr(each, figure) is not None
+        ]
+        for figure in ("ctr", "ctr_error", "calibration", "calibration_error")
+    }
+    return figures | {
         "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _EVENT_KINDS.items()],
         "ftrie_trainer_join_total": [
             ((n,), count) for n, count in status.join.items() if n not in _NOT_COUNTERS
@@ -173,10 +183,6 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_impressions_total": [((name,), each.impressions) for name, each in outcomes],
         "ftrie_trainer_clicks_total": [((name,), each.clicks) for name, each in outcomes],
         "ftrie_trainer_conversions_total": [((name,), each.conversions) for name, each in outcomes],
-        "ftrie_trainer_ctr": [((name,), each.ctr) for name, each in outcomes if each.ctr is not None],
-        "ftrie_trainer_calibration": [
-            ((name,), each.calibration) for name, each in outcomes if each.calibration is not None
-        ],
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from model_store.errors import shown
-from model_store.versions.online_metrics import CTR_UNIT, OnlineSums
+from model_store.versions.online_metrics import OnlineCell, OnlineSums
 from trainer.events.events import Lag
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.runs.stream import Counts
@@ -23,7 +23,8 @@ class VariantOutcome:
 
     requests, impressions (items shown), clicks, conversions: since the first run. ctr, calibration: over the minutes
     that the online metrics remember; clicks an impression, None without impressions; predicted clicks a click, None
-    without clicks or if an item had no ctr.
+    without clicks or if an item had no ctr. ctr_error, calibration_error: their standard errors, between buckets of
+    cookies; None before requests fill all buckets.
     """
 
     requests: int
@@ -32,17 +33,17 @@ class VariantOutcome:
     conversions: int
     ctr: float | None
     calibration: float | None
+    ctr_error: float | None = None
+    calibration_error: float | None = None
 
     @classmethod
-    def of(cls, totals: OnlineSums, recent: OnlineSums | None) -> VariantOutcome:
+    def of(cls, totals: OnlineSums, recent: OnlineCell | None) -> VariantOutcome:
         """recent: None where the recent minutes are another trainer's."""
-        ctr = calibration = None
-        if recent is not None and recent.shown:
-            ctr = recent.clicks / recent.shown
-        if recent is not None and recent.positives and not recent.without_ctr:
-            calibration = recent.ctr_nano * CTR_UNIT / recent.positives
         counts = totals.requests, totals.shown, totals.clicks, totals.conversions
-        return cls(*counts, ctr, calibration)
+        rates = (recent.click_rate, recent.calibration) if recent is not None else (None, None)
+        values = (rate.value if rate is not None else None for rate in rates)
+        errors = (rate.error if rate is not None else None for rate in rates)
+        return cls(*counts, *values, *errors)
 
 
 @dataclass(frozen=True)

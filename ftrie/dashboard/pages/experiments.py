@@ -21,6 +21,7 @@ from ftrie.dashboard.pages.layout import (
     duration,
     paragraph,
     percent,
+    said,
     signed,
     tiles,
     warning,
@@ -29,26 +30,29 @@ from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_fi
 from ftrie.dashboard.queries.recent import Exposure
 from ftrie.outcomes import POWER, TINY
 from model_store.errors import FtrieError, InputError
+from model_store.ratios import BUCKETS, Ratio
 
 NAMELESS = "(none)"
 FEW_POINTS = 60
 TRAFFIC_EVERY = 20
 """Refreshes from one look at the latest traffic to the next."""
 MOST_ITEMS, MOST_NEVER = 100, 50
+VERSIONS, DIVISIONS = ("activate", "rollback"), ("start", "stop", "shares", "clear", "settings")
+"""Actions of the audit that change what answers."""
 
 
 def build(view: View) -> Refresh:
-    """Put the page together."""
+    """Put the page together: the verdict first."""
     summary = Text()
     with card(
-        "Click rate over time", "Clicks per item shown, with 95 % intervals that account for requests."
+        "Click rate over time", "Clicks per item shown, with 95 % intervals between groups of cookies."
     ):
         course = Picture("No request is counted in this time. A request is counted once its window is over.")
     with card("Click rate by variant").classes("half"):
         rates = Picture("no requests yet")
     with card(
         "Lift against the base",
-        "These intervals stay valid however often you look: stop when one leaves 0.",
+        "These intervals stay valid however often you look: one that leaves 0 decides.",
     ).classes("half"):
         lifts = Picture("There is no other variant with enough clicks yet.")
     with card("Outcomes"):
@@ -82,7 +86,8 @@ def build(view: View) -> Refresh:
         found = await asyncio.to_thread(
             experiment_figures, view.state, view.feed.minutes(view.model), begin, stop, view.effect
         )
-        summary.show(_tiles(view, found))
+        verdict = found.outcomes.verdict
+        summary.show((warning if verdict.is_problem else said)(verdict.text) + _tiles(view, found))
         names = [name or NAMELESS for name in found.outcomes.variants]
         course.show(
             lines(
@@ -95,6 +100,7 @@ def build(view: View) -> Refresh:
                 x_axis="time",
                 percent=True,
                 points=len(found.rows) <= FEW_POINTS,
+                marks=_marks(view, begin, stop),
                 description=f"Click rate of {', '.join(names)} over time",
             )
         )
@@ -144,7 +150,7 @@ def _items(found: Exposure) -> tuple[list[str], list[list[Any]]]:
 
 
 def _tiles(view: View, found: ExperimentFigures) -> str:
-    whole = found.outcomes.all.sums
+    whole, rate = found.outcomes.all.sums, found.outcomes.all.ctr
     best = max(found.chances, key=lambda name: found.chances[name], default=None)
     experiment = view.state.experiment
     kind = (
@@ -159,7 +165,7 @@ def _tiles(view: View, found: ExperimentFigures) -> str:
             ("Requests", f"{whole.requests:,}", f"in the {duration(60.0 * view.hours * 60)} chosen"),
             ("Items shown", f"{whole.shown:,}", ""),
             ("Clicks", f"{whole.clicks:,}", f"{whole.conversions:,} conversions"),
-            ("Click rate", percent(found.outcomes.all.ctr, 3), _calibration(found.outcomes.all.calibration)),
+            ("Click rate", percent(_value(rate), 3), _calibration(_value(found.outcomes.all.calibration))),
             (
                 "Likely best",
                 best or "—",
@@ -174,17 +180,17 @@ def _calibration(value: float | None) -> str:
     return "" if value is None else f"predicted / observed {value:.3f}"
 
 
+def _value(ratio: Ratio | None) -> float | None:
+    return ratio.value if ratio is not None else None
+
+
 def _rates(found: ExperimentFigures) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name or NAMELESS,
-            "value": each.ctr,
-            "low": each.ctr_interval.low,
-            "high": each.ctr_interval.high,
-        }
-        for name, each in found.outcomes.variants.items()
-        if each.ctr_interval is not None
-    ]
+    rows = []
+    for name, each in found.outcomes.variants.items():
+        interval = each.ctr.interval() if each.ctr is not None else None
+        if each.ctr is not None and interval is not None:
+            rows.append({"name": name or NAMELESS, "value": each.ctr.value, **interval._asdict()})
+    return rows
 
 
 def _lifts(found: ExperimentFigures) -> list[dict[str, Any]]:
@@ -213,10 +219,12 @@ def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
         "p",
         "P(best)",
         "calibration",
+        "conversions",
+        "per click",
     ]
     rows: list[list[Any]] = []
     for name, each in found.outcomes.variants.items():
-        interval, lift = each.ctr_interval, each.lift
+        interval, lift = each.ctr.interval() if each.ctr is not None else None, each.lift
         is_base = name == found.outcomes.base
         rows.append(
             [
@@ -224,13 +232,15 @@ def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
                 f"{each.sums.requests:,}",
                 f"{each.sums.shown:,}",
                 f"{each.sums.clicks:,}",
-                percent(each.ctr, 3),
+                percent(_value(each.ctr), 3),
                 "—" if interval is None else f"{percent(interval.low, 3)} to {percent(interval.high, 3)}",
                 signed(lift.relative) if lift else "",
                 f"{signed(lift.interval.low)} to {signed(lift.interval.high)}" if lift else "",
                 f"{lift.p:.4f}" if lift else "",
                 percent(found.chances.get(name), 1),
-                "—" if each.calibration is None else f"{each.calibration:.3f}",
+                "—" if each.calibration is None else f"{each.calibration.value:.3f}",
+                f"{each.sums.conversions:,}",
+                percent(_value(each.conversion_rate), 2),
             ]
         )
     return columns, rows
@@ -243,7 +253,8 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             continue
         if each.needed is None:
             texts.append(
-                f"{name or NAMELESS}: compared once each variant has {TINY} clicks and {TINY} shows without one."
+                f"{name or NAMELESS}: compared once each variant has {TINY} clicks, {TINY} shows without one, and "
+                f"requests of all {BUCKETS} groups of cookies; it has those of {each.buckets}."
             )
             continue
         left = found.left_minutes.get(name, 0.0)
@@ -283,10 +294,11 @@ def _badge(found: ExperimentFigures) -> str:
         return ""
     if found.outcomes.is_mismatched:
         return warning(
-            f"Sample ratio mismatch: the observed shares do not come from the planned ones (p {p:.2g}). Shares that "
-            "were changed within this time look the same."
+            f"Sample ratio mismatch: the observed shares do not come from the planned ones (p {p:.2g})."
         )
-    return paragraph(f"The observed shares match the planned ones (p {p:.2f}).")
+    return paragraph(
+        f"Requests since the last change of the shares fall as planned (p {p:.2f}, however often you look)."
+    )
 
 
 # -- changes
@@ -294,12 +306,21 @@ def _badge(found: ExperimentFigures) -> str:
 
 def changes_table(view: View) -> tuple[list[str], list[list[Any]]]:
     """What operators changed, latest first."""
-    columns = ["when", "who", "with", "what", "before", "after"]
-    rows = [
-        [f"{each.at:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.action, each.before, each.after]
+    rows = [[f"{each.at:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.words] for each in view.state.changes]
+    return ["when", "who", "with", "what"], rows
+
+
+def _marks(view: View, begin: int, stop: int) -> list[tuple[float, str]]:
+    """Changes of who answers, within the chosen time: milliseconds since 1970, and what changed."""
+    found = [
+        (each.at.timestamp(), f"version {each.after}" if each.action in VERSIONS else each.action)
         for each in view.state.changes
+        if each.action in (*VERSIONS, *DIVISIONS)
     ]
-    return columns, rows
+    guard = view.state.guard
+    if guard.when_us:
+        found.append((guard.when_us / 1e6, f"guard: version {guard.target}"))
+    return [(1000.0 * at, text) for at, text in sorted(found) if begin <= at // 60 < stop]
 
 
 def _controls(view: View) -> None:

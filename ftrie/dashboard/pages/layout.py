@@ -294,6 +294,11 @@ def warning(text: str) -> str:
     return f'<p class="warning" role="alert">{escape(text)}</p>'
 
 
+def said(text: str) -> str:
+    """The one line of a page that says what its figures come to, as HTML."""
+    return f'<p class="said">{escape(text)}</p>'
+
+
 # -- figures as text
 
 

@@ -31,8 +31,8 @@ from ftrie.dashboard.queries.slices import (
     Slices,
     fields_of,
 )
-from ftrie.outcomes import wilson
 from model_store.errors import FtrieError
+from model_store.ratios import wilson
 
 COURSES = {
     "logloss": "log-loss",
@@ -187,7 +187,7 @@ class _Learning:
         rows = []
         for name, bins in found.bins.items():
             for each in bins:
-                interval = wilson(each.clicks, each.weight)
+                interval = wilson(each.clicks / each.weight, each.weight)
                 rows.append(
                     {
                         "series": name,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftrie.dashboard.feed import ModelState
 from ftrie.dashboard.minutes import Minutes
-from ftrie.outcomes import Outcomes, chances_best, click_rate, click_rate_interval, outcomes
+from ftrie.outcomes import Outcomes, chances_best, outcomes
 
 MOST_POINTS = 1_800
 MOST_GROUPS = 180
@@ -36,13 +36,13 @@ def experiment_figures(
     state: ModelState, minutes: Minutes, begin: int, stop: int, effect: float
 ) -> ExperimentFigures:
     """The figures of the minutes from `begin` to before `stop`. effect: the relative change to detect."""
-    found = outcomes(minutes.total(begin, stop), state.shares, state.base, effect)
-    first = minutes.first(begin, stop)
-    span = max(1, stop - (begin if first is None else first))
+    cells = minutes.cells(begin, stop)
+    found = outcomes(cells, state.shares, state.base, effect, state.divided_since)
+    span = max(1, stop - (cells[0][0].minute if cells else begin))
     group = group_of(span, max(1, len(found.variants)))
     return ExperimentFigures(
         outcomes=found,
-        chances=chances_best({name: click_rate(each.sums) for name, each in found.variants.items()}),
+        chances=chances_best({name: each.ctr for name, each in found.variants.items()}),
         left_minutes=_left(found, span),
         rows=_course(minutes, stop - -(-span // group) * group, stop, group),
         group_minutes=group,
@@ -68,8 +68,9 @@ def _left(found: Outcomes, span: int) -> dict[str, float]:
 
 def _course(minutes: Minutes, begin: int, stop: int, group: int) -> list[dict[str, Any]]:
     rows = []
-    for minute, name, sums in minutes.groups(begin, stop, group):
-        rate, interval = click_rate(sums), click_rate_interval(sums)
+    for minute, name, cell in minutes.groups(begin, stop, group):
+        rate = cell.click_rate
+        interval = rate.interval() if rate is not None else None
         if rate is not None:
             rows.append(
                 {

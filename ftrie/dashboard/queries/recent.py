@@ -17,8 +17,8 @@ from threading import Lock
 from typing import Any
 
 from ftrie.dashboard.feed import Feed
-from ftrie.outcomes import wilson
 from model_store.errors import InputError
+from model_store.ratios import wilson
 
 MOST_IMPRESSIONS = 10_000
 MOST_CLICKS = 60_000
@@ -165,7 +165,7 @@ def _exposure(shown: Sequence[_Shown], catalogue: set[str]) -> Exposure:
     ordered = counts.most_common()
     items = []
     for name, count in ordered:
-        interval = wilson(clicks[name], count)
+        interval = wilson(clicks[name] / count, count)
         variants = {variant: by_variant[name, variant] for variant in names}
         items.append(ItemExposure(name, count, clicks[name], interval.low, interval.high, variants))
     top = sum(count for _, count in ordered[: max(1, len(ordered) // 10)])
@@ -187,7 +187,8 @@ def _calibration(shown: Sequence[_Shown]) -> list[dict[str, Any]]:
         )
         for begin in range(0, len(rated), -(-len(rated) // GROUPS) or 1):
             group = rated[begin : begin + -(-len(rated) // GROUPS)]
-            clicks, interval = sum(c for _, c in group), wilson(sum(c for _, c in group), len(group))
+            clicks = sum(c for _, c in group)
+            interval = wilson(clicks / len(group), len(group))
             if clicks:
                 rows.append(
                     {

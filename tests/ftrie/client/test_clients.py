@@ -39,6 +39,23 @@ REQUEST: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_calls_to_this_machine_do_not_go_to_a_proxy(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+
+    async def ask() -> Any:
+        async with aio.Client(shared_server.address, timeout_s=20.0) as connected:
+            return await connected.rank(**REQUEST)
+
+    port = shared_server.address.rpartition(":")[2]
+    for address in (shared_server.address, f"localhost:{port}", f"{shared_server.address},127.0.0.2:{port}"):
+        with Client(address, timeout_s=20.0) as client:
+            assert len(client.rank(**REQUEST).items) == 4
+    assert len(asyncio.run(ask()).items) == 4
+
+
 def test_answers_and_errors_are_those_of_the_client_of_threads(
     shared_server: Server, shared_client: Client
 ) -> None:

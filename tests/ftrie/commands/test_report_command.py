@@ -9,29 +9,27 @@ import pytest
 from ftrie.commands.experiment_report import PICTURE_WIDTH, picture
 from ftrie.outcomes import outcomes
 from model_store.store import Store
-from model_store.versions.online_metrics import OnlineSums
+from model_store.versions.online_metrics import OnlineCell, Slot
 from tests.ftrie.conftest import Ask, Say
+from tests.worlds import online_cell
 
 pytestmark = pytest.mark.usefixtures("ads")
 REPORT = ["experiment", "report", "ads"]
 
 
-def served(requests: int, clicks: int, per_request: int = 10, promised: float | None = None) -> OnlineSums:
-    """Requests that show as many items each, of which the first `clicks` have one click."""
-    shown, c = requests * per_request, (clicks if promised is None else promised) / requests
-    return OnlineSums(
+def served(
+    requests: int, clicks: int, promised: int | None = None, version: int = 1, seed: int = 1
+) -> OnlineCell:
+    """Requests that show ten items each."""
+    return online_cell(
+        (version, version),
+        seed,
         requests=requests,
-        shown=shown,
+        shown=10 * requests,
         clicks=clicks,
         conversions=clicks // 10,
-        ctr_nano=round(c * requests / 1e-9),
-        shown_squared=shown * per_request,
-        clicks_squared=clicks,
-        shown_clicks=clicks * per_request,
-        ctr_squared=round(c * c * requests / 1e-6),
-        ctr_clicks=round(c * clicks / 1e-6),
+        ctr_nano=10**9 * (clicks if promised is None else promised),
         positives=clicks,
-        positives_squared=clicks,
     )
 
 
@@ -46,10 +44,10 @@ def counted(store: Store, now: int) -> None:
     """Two minutes, two versions: base has 2,000 requests, plain has as many and fewer clicks."""
     store.model("ads").online.write(
         {
-            (now - 9, 1, "base"): served(1_000, 300),
-            (now - 9, 1, "plain"): served(1_000, 240),
-            (now - 8, 2, "base"): served(1_000, 320),
-            (now - 8, 2, "plain"): served(1_000, 250, promised=500),
+            (now - 9, "base"): served(10_000, 3_000),
+            (now - 9, "plain"): served(10_000, 2_400, seed=2),
+            (now - 8, "base"): served(10_000, 3_200, version=2, seed=3),
+            (now - 8, "plain"): served(10_000, 2_500, promised=5_000, version=2, seed=4),
         }
     )
 
@@ -57,32 +55,38 @@ def counted(store: Store, now: int) -> None:
 @pytest.mark.usefixtures("counted")
 def test_variants_are_added_up_over_minutes_and_versions(ask: Ask, say: Say, now: int) -> None:
     found = ask(*REPORT)
-    assert (found["base"], found["minutes"], found["mismatched"]) == ("base", 2, False)
+    assert (found["base"], found["verdict"]["winner"], found["mismatched"]) == ("base", "base", False)
     base, plain = found["variants"]["base"], found["variants"]["plain"]
-    assert (base["requests"], base["shown"], base["clicks"], base["versions"]) == (2_000, 20_000, 620, [1, 2])
-    assert base["ctr"] == 0.031
-    assert plain["calibration"] == pytest.approx(740 / 490)
-    assert plain["difference"]["relative"] == pytest.approx(490 / 620 - 1)
-    assert plain["difference"]["p"] < 0.001
-    assert base["difference"] is None
-    assert found["all"]["requests"] == 4_000
+    assert (base["requests"], base["shown"], base["clicks"], base["versions"]) == (
+        20_000,
+        200_000,
+        6_200,
+        [1, 2],
+    )
+    assert (base["ctr"], base["conversion_rate"]) == (0.031, 0.1)
+    assert plain["calibration"] == pytest.approx(7_400 / 4_900)
+    assert plain["lift"]["relative"] == pytest.approx(4_900 / 6_200 - 1)
+    assert plain["lift"]["p"] < 0.001
+    assert base["difference"] is base["lift"] is None
+    assert found["all"]["requests"] == 40_000
 
-    code, out, err = say(*REPORT, "--effect", "0.1")  # a table, a picture and words
+    code, out, err = say(*REPORT, "--effect", "0.1")  # a verdict, a table, a picture and words
     assert (code, err) == (0, "")
-    assert "ads: 4,000 requests from " in out
+    assert "ads: 40,000 requests from " in out
+    assert "\nbase wins: +26.5% (" in out
     assert "2.450 %" in out
-    assert "1 to 2, 2" in out
-    assert "plain against base: CTR -21.0%" in out
+    assert "1 to 2" in out
+    assert "plain against base: CTR -21.0%, however often one looks" in out
     assert "±10.0% is detected with 80% power by " in out
     bars = {line.split()[0]: line for line in out.splitlines() if "●" in line}
     assert list(bars) == ["base", "plain", "all"]
     assert bars["plain"].index("●") < bars["all"].index("●") < bars["base"].index("●")
 
-    assert ask(*REPORT, "--base", "plain")["variants"]["base"]["difference"]["relative"] > 0.0
+    assert ask(*REPORT, "--base", "plain")["variants"]["base"]["lift"]["relative"] > 0.0
     moment = time.strftime("%Y-%m-%dT%H:%M", time.gmtime((now - 8) * 60))
-    assert ask(*REPORT, "--since", moment)["all"]["requests"] == 2_000
+    assert ask(*REPORT, "--since", moment)["all"]["requests"] == 20_000
     found = ask(*REPORT, "--since", "2h", "--until", moment)
-    assert found["all"]["requests"] == 4_000  # the minute of the end is in it
+    assert found["all"]["requests"] == 40_000  # the minute of the end is in it
     assert ask(*REPORT, "--since", "5m")["all"]["requests"] == 0
     code, _, err = say(*REPORT, "--base", "nobody")
     assert code == 2
@@ -104,27 +108,32 @@ def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of_unless_shares
     say: Say, store: Store, now: int
 ) -> None:
     ads = store.model("ads")
-    ads.online.write({(now - 5, 1, "base"): served(1_000, 90), (now - 5, 1, "plain"): served(800, 80)})
+    ads.online.write({(now - 5, "base"): served(10_000, 900), (now - 5, "plain"): served(8_000, 800)})
     code, _, err = say(*REPORT)
     assert code == 0
     assert "the requests do not match the shares" in err
-    assert "got base 1,000, plain 800, expected base 50.0%, plain 50.0%" in err
+    assert "got base 10,000, plain 8,000, expected base 50.0%, plain 50.0%" in err
     ads.experiments.change(lambda before: before.divided({"base": 0.9, "plain": 0.1}))
     code, _, err = say(*REPORT)
-    assert (code, "the shares are not tested" in err, "do not match" in err) == (0, True, False)
+    assert (code, "they are tested from " in err, "do not match" in err) == (0, True, False)
+    ads.experiments.change(lambda before: before.pinned({"u": "base"}))
+    assert ads.experiment().assigned < ads.experiment().updated or "they are tested" in say(*REPORT)[2]
 
 
-def test_few_clicks_are_shown_and_not_compared(say: Say, store: Store, now: int) -> None:
-    store.model("ads").online.write({(now - 5, 1, "base"): served(20, 3), (now - 5, 0, ""): served(20, 3)})
+def test_few_clicks_or_cookies_are_shown_and_not_compared(say: Say, store: Store, now: int) -> None:
+    store.model("ads").online.write({(now - 5, "base"): served(20, 3), (now - 5, ""): served(20, 3)})
     _, out, _ = say(*REPORT)
+    assert "No winner yet: each variant needs 10 clicks" in out
     assert "(none) against base: not compared before each has 10 clicks" in out
-    assert "0.511 % to 4.317 %" in out  # Wilson's of 3 of 200
+    assert "1.500 %" in out
 
 
 def test_the_picture_has_one_scale_and_every_interval_within_it() -> None:
-    found = outcomes([((1, 1, "all"), served(1_000, 500)), ((1, 1, ""), served(100, 80))], {}, None, 0.05)
+    found = outcomes(
+        [(Slot(1, 1, "all"), served(10_000, 5_000)), (Slot(1, 1, ""), served(1_000, 800))], {}, None, 0.05
+    )
     assert set(found.variants) == {"", "all"}  # a variant called all, and one without a name
-    assert found.all.sums.requests == 1_100
+    assert found.all.sums.requests == 11_000
     _, *lines = picture([("a", found.variants["all"]), ("b", found.variants[""])])
     for line in lines:
         drawn = line.split("  ")[1]

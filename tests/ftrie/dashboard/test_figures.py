@@ -34,11 +34,12 @@ from ftrie.dashboard.scrape import (
     samples_of,
 )
 from model_store.store import Store
-from model_store.versions.online_metrics import Cell, OnlineSums
+from model_store.versions.online_metrics import OnlineCell
 from server.telemetry.http import MetricsPage
 from tests.model_store import models
 from tests.server import shop
 from tests.waiting import eventually
+from tests.worlds import online_cell
 
 NOW = 0
 
@@ -50,72 +51,71 @@ def _this_minute() -> None:
     NOW = int(time.time()) // 60
 
 
-def sums(draw: random.Random) -> OnlineSums:
-    requests = draw.randrange(1, 50)
-    clicks = draw.randrange(0, requests)
-    return OnlineSums(
-        requests, 6 * requests, clicks, 0, clicks * 10**9, 36 * requests, clicks, 6 * clicks,
-        positives=clicks, positives_squared=clicks,
-    )  # fmt: skip
+Cells = dict[tuple[int, str], OnlineCell]
 
 
 @pytest.fixture
-def written(store: Store) -> dict[Cell, OnlineSums]:
-    """Three days of some minutes, of two variants and several versions, in the store."""
-    draw = random.Random(4)
+def written(store: Store) -> Cells:
+    """Three days of some minutes of two variants in the store, and the hours before the last day."""
+    draw, online = random.Random(4), store.model("shop").online
     cells = {
-        (NOW - draw.randrange(0, 3 * 1_440), draw.randrange(1, 4), variant): sums(draw)
-        for _ in range(300)
+        (NOW - draw.randrange(0, 3 * 1_440 - 120), variant): online_cell(
+            seed=n, requests=50, shown=300, clicks=20
+        )
+        for n in range(300)
         for variant in ("base", "plain")
     }
-    store.model("shop").online.write(cells)
+    online.write(cells)
+    online.add_up(range((NOW - 3 * 1_440) // 60, NOW // 60 - 2))
     return cells
 
 
-def added(cells: dict[Cell, OnlineSums], begin: int, stop: int) -> dict[str, OnlineSums]:
+def added(cells: Cells, begin: int, stop: int) -> dict[str, list[list[int]]]:
     """The sums by variant of the minutes from begin to before stop."""
-    found: dict[str, OnlineSums] = {}
-    for (minute, _, variant), each in cells.items():
+    found: dict[str, OnlineCell] = {}
+    for (minute, variant), each in cells.items():
         if begin <= minute < stop:
-            found[variant] = found.get(variant, OnlineSums()) + each
-    return found
+            found[variant] = found.get(variant, OnlineCell.empty()) + each
+    return {variant: cell.buckets.tolist() for variant, cell in found.items()}
 
 
-def totals(minutes: Minutes, begin: int, stop: int) -> dict[str, OnlineSums]:
-    """The same of the minutes in memory."""
-    return {variant: each for (_, _, variant), each in minutes.total(begin, stop)}
+def totals(minutes: Minutes, begin: int, stop: int) -> dict[str, list[list[int]]]:
+    """The same of the cells in memory."""
+    return added(
+        {(slot.minute, slot.variant): cell for slot, cell in minutes.cells(begin, stop)}, begin, stop
+    )
 
 
-def test_the_last_day_is_there_at_once_the_rest_soon_and_groups_add_up_to_the_total(
-    store: Store, written: dict[Cell, OnlineSums]
-) -> None:
+def test_all_is_there_at_once_and_groups_add_up_to_the_total(store: Store, written: Cells) -> None:
     minutes, online = Minutes(), store.model("shop").online
     minutes.follow(online)
-    assert totals(minutes, NOW - 1_400, NOW + 1) == added(written, NOW - 1_400, NOW + 1)
-    assert not minutes.is_complete
-    while not minutes.is_complete:
-        minutes.follow(online)
-    for begin, stop in ((NOW - 5_000, NOW + 1), (NOW - 2_000, NOW - 1_000), (NOW - 10, NOW)):
+    hour = (NOW // 60 - 24) * 60
+    for begin, stop in (
+        (NOW - 1_400, NOW + 1),
+        (NOW - 10, NOW),
+        (hour - 2_400, NOW + 1),
+        (hour - 600, hour - 60),
+    ):
         assert totals(minutes, begin, stop) == added(written, begin, stop)
-    assert minutes.first(NOW - 5_000, NOW + 1) == min(minute for minute, _, _ in written)
-
-    begin, stop, size = NOW - 4_320, NOW + 1, 450
+    begin, stop, size = hour - 2_400, NOW + 1, 480
     groups = list(minutes.groups(begin, stop, size))
     assert [group[:2] for group in groups] == sorted(group[:2] for group in groups)
-    whole: dict[str, OnlineSums] = {}
     for minute, variant, each in groups:
-        assert each == added(written, minute, minute + size)[variant]
-        whole[variant] = whole.get(variant, OnlineSums()) + each
-    assert whole == added(written, begin, stop + size)
+        assert each.buckets.tolist() == added(written, minute, minute + size)[variant]
+    assert sum(cell.sums.requests for _, _, cell in groups) == sum(
+        cell.sums.requests for (minute, _), cell in written.items() if begin <= minute < stop
+    )
 
 
 def test_what_the_trainer_changes_later_is_read_again(
-    store: Store, written: dict[Cell, OnlineSums], monkeypatch: pytest.MonkeyPatch
+    store: Store, written: Cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minutes, online = Minutes(), store.model("shop").online
     minutes.follow(online)
-    changed = {(NOW, 9, "base"): OnlineSums(requests=1_000, shown=1_000)}
-    changed[NOW - 60, 9, "new"] = OnlineSums(requests=7)
+    changed = {
+        (NOW, "base"): online_cell(requests=1_000, shown=1_000),
+        (NOW - 60, "new"): online_cell(requests=7),
+    }
     online.write(changed)
     minutes.follow(online)
     assert totals(minutes, NOW, NOW + 1) == added({**written, **changed}, NOW, NOW + 1)
@@ -125,20 +125,24 @@ def test_what_the_trainer_changes_later_is_read_again(
     assert totals(minutes, NOW - 60, NOW - 59) == added({**written, **changed}, NOW - 60, NOW - 59)
 
 
-@pytest.mark.parametrize("window", [150, 2_000], ids=["hours", "days"])
+@pytest.mark.parametrize("window", [150, 1_200, 4_000], ids=["hours", "a day", "days"])
 def test_outcomes_of_a_long_join_window_come_to_minutes_that_were_read_empty(
     store: Store, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     monkeypatch.setattr(module, "ALL_EVERY_S", 0.0)
-    monkeypatch.setattr(module, "KEPT", 5_000)
     minutes, online = Minutes(), store.model("shop").online
-    for closed in (None, NOW - window - 60, NOW - window):  # none yet, the first ones, then on with time
-        cells = {} if closed is None else {(closed, 1, "base"): OnlineSums(requests=7)}
-        online.write(cells)
-        for _ in range(3):
-            minutes.follow(online)
-        if closed is not None:
-            assert totals(minutes, closed, closed + 1) == added(cells, closed, closed + 1)
+    minutes.follow(online)
+    for now, closed in (
+        (NOW + 60, NOW - window - 60),
+        (NOW + 120, NOW - window),
+    ):  # the first, then on with time
+        online.write({(closed, "base"): online_cell(requests=7)})
+        online.add_up(range(closed // 60, closed // 60 + 1))
+        monkeypatch.setattr(module, "_now", lambda now=now: now)
+        minutes.follow(online)
+        hour = closed // 60 * 60
+        found = [cell.sums.requests for _, cell in minutes.cells(hour, hour + 60)]
+        assert sum(found) >= 7
 
 
 @pytest.fixture
@@ -146,7 +150,10 @@ def registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def test_rates_are_of_what_was_counted_between_two_reads(registry: CollectorRegistry) -> None:
+def test_rates_are_of_what_was_counted_between_two_reads_also_where_there_is_a_proxy(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     calls = Histogram("ftrie_call_seconds", "", ("model",), registry=registry, buckets=(0.001, 0.002, 0.004))
     errors = Counter("ftrie_errors", "", ("model",), registry=registry)
     health = {"ready": True, "models": [{"name": "shop", "version": 3}]}
@@ -207,7 +214,6 @@ def test_neither_a_wrong_metrics_address_nor_a_damaged_model_ends_the_feed(
 ) -> None:
     for name in ("EVERY_S", "NAMES_EVERY_S"):
         monkeypatch.setattr(feed_module, name, 0.05)
-    monkeypatch.setattr(module, "STEP", 10)
     for name in ("shop", "zoo"):
         store.model(name).publish_and_activate(models.model())
     wrong = [no_http, "host:x", "[::1", ""]

@@ -88,7 +88,7 @@ def test_figures_are_the_stores_and_keys_walk_the_pages(window: Watcher, watched
     settled(page, "/")
     stop = int(time.time()) // 60 + 1
     with Store.open(traded) as store:
-        cells = [sums for _, sums in store.model("market").online.read(range(stop - 360, stop))]
+        cells = [cell.sums for _, cell in store.model("market").online.read(stop - 360, stop, stop - 1)]
         impressions = store.impressions("market").info().length
         versions = len(store.model("market").versions())
     assert number(page, "Requests") == sum(sums.requests for sums in cells)

@@ -158,4 +158,8 @@ def test_something_else_at_the_key_is_an_error_of_the_store_until_it_is_cleared(
     with pytest.raises(StoreError, match="got 'a string', expected a hash"):
         ads.experiments.write(WHOLE)
     cleared = ads.experiments.clear()
-    assert ads.experiment() == cleared == Experiment(revision=1, updated=cleared.updated)
+    assert (
+        ads.experiment()
+        == cleared
+        == Experiment(revision=1, updated=cleared.updated, assigned=cleared.assigned)
+    )

@@ -25,11 +25,11 @@ from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event, Reported
 from model_store.versions.experiments import Experiment
-from model_store.versions.online_metrics import OnlineSums
 from tests.server import shop
 from tests.server.certificates import Pem, identity
 from tests.server.one_process import serving
 from tests.waiting import eventually
+from tests.worlds import online_cell
 
 As = Callable[[str], str]
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,7 +107,7 @@ def test_a_trainer_publishes_by_its_rules_and_sees_no_user(store: Store, as_role
         versions.guard.count_refused()
         assert versions.guard.refuse([versions.active_or_fail()], "of a test") == 1
         versions.guard.note_rollback(2, 1, "of a test")
-        versions.online.write({(28_000_000, 1, "base"): OnlineSums(requests=1)}, whole=True)
+        versions.online.write({(28_000_000, "base"): online_cell(requests=1)}, whole=True)
         lease.release()
         training.dead_letters(shop.NAME).add(1, [Letter("source", "place", "reason", b"{}")])
         assert training.dead_letters(shop.NAME).last() == 1

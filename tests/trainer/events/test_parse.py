@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from model_store.features.columns import TokenColumn, token_columns
 from model_store.features.features import FeaturePlan
+from model_store.ratios import BUCKETS
 from model_store.spec.spec import parse_spec
 from tests.matrix import examples, slow_except
 from tests.trainer.events.sources import block_of, lines_of
@@ -373,7 +374,14 @@ def test_the_items_column_is_its_id_unless_it_was_served_with_another_value() ->
 
 def test_reserved_columns_have_what_the_server_logged() -> None:
     item = {"id": "a", "position": 2, "ctr": 0.25, "propensity": 1, "unknown": 1}
-    events = parsed(event(model="m", version=7, variant="base", items=[item, {"id": "b"}]))
+    more = {"model": "m", "version": 7, "variant": "base", "items": [item, {"id": "b"}]}
+    events = parsed(event(**more))
+    of_cookies = [parsed(event(**more, cookie=f"u{n}", request_id=f"r{n % 7}")) for n in range(500)]
+    buckets = [each.columns["@bucket"].to_pylist() for each in of_cookies]
+    assert all(one == other for one, other in buckets) and len({one for one, _ in buckets}) == BUCKETS
+    assert parsed(event(**more, cookie="u3", request_id="z")).columns["@bucket"].to_pylist() == buckets[3]
+    # Without a cookie it is the request's.
+    buckets_of_request = parsed(event(**more, cookie="")).columns["@bucket"].to_pylist()
     got = {name: events.columns[name].to_pylist() for name in RESERVED}
     assert got == {
         "@version": [7, 7],
@@ -383,6 +391,7 @@ def test_reserved_columns_have_what_the_server_logged() -> None:
         "@propensity": [1.0, None],
         "@position": [2, None],
         "@unknown": [1, None],
+        "@bucket": buckets_of_request,
     }
 
 

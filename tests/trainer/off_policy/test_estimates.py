@@ -15,7 +15,7 @@ from trainer.off_policy.estimators import (
     interval,
     ratio,
     resampled,
-    sums_by_request,
+    sums_by_cluster,
     support_of,
 )
 
@@ -36,7 +36,7 @@ def sums_of(
 ) -> Array:
     request = np.arange(weight.size) if request is None else request
     importance = np.ones(weight.size) if importance is None else importance
-    return sums_by_request(request, int(request.max()) + 1, weight, reward, importance, LIMIT)
+    return sums_by_cluster(request, weight, reward, importance, LIMIT)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,15 @@ def test_rows_of_a_request_stand_side_by_side() -> None:
     assert (decisions.first.tolist(), decisions.size.tolist()) == ([0, 2, 4], [2, 2, 1])
 
 
+def test_rows_of_a_cookie_are_one_cluster_and_without_one_those_of_a_request() -> None:
+    collector = RowCollector(SECTION.model_copy(update={"cookie": "user"}), LAYOUT)
+    collector.add(batch(["x", "y", "z", "z", "x"], [0.5] * 5, user=["u", "v", None, "", "u"]))
+    collector.add(batch(["w"], [0.5], user=["v"]))
+    rows = collector.rows(DECISION_ROW)
+    assert items(collector, DECISION_ROW) == ["i0", "i4", "i1", "i2", "i3", "i0"]
+    assert rows.cluster.tolist() == [0, 0, 1, 2, 2, 1]
+
+
 def test_rows_that_come_with_keys_are_put_in_their_order_and_the_last_of_a_key_counts() -> None:
     collector = RowCollector(SECTION, LAYOUT)
     collector.add(batch(["y", "x"], [0.5, 0.5], click=[1, 0]), keys=np.array([4, 1]))

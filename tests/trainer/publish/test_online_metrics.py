@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from model_store.errors import StoreUnavailable
+from model_store.ratios import BUCKETS
 from model_store.store import Store
-from model_store.versions.online_metrics import CTR_UNIT, SUMS, OnlineSums
-from trainer.events.columns import CTR, VARIANT, VERSION
+from model_store.versions.online_metrics import CTR_UNIT, OnlineCell, OnlineSums, Slot
+from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
 from trainer.join.join import Closed, Joined
 from trainer.join.rows import Segments
 from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, OnlineAccumulator
@@ -40,6 +41,7 @@ def drawn(number: int, seed: int, minutes: int = 5) -> list[Request]:
         requests.append(
             {
                 "version": int(random.integers(1, 4)) if random.random() < 0.9 else None,
+                "bucket": int(random.integers(BUCKETS)),
                 "variant": str(random.choice(["base", "a:b", "ü"])) if random.random() < 0.9 else None,
                 "ctr": ctr,
                 "clicks": int(random.integers(0, shown + 1)),
@@ -55,13 +57,14 @@ def closing(requests: list[Request], segments: Segments, positive: str = "click"
     closed: dict[str, list[int]] = defaultdict(list)
     for begin in range(0, len(requests), 7):
         some = requests[begin : begin + 7]
-        rows = [(r["version"], r["variant"], ctr) for r in some for ctr in r["ctr"]]
-        version, variant, ctr = (list(column) for column in zip(*rows, strict=True))
+        rows = [(r["version"], r["variant"], r["bucket"], ctr) for r in some for ctr in r["ctr"]]
+        version, variant, bucket, ctr = (list(column) for column in zip(*rows, strict=True))
         number = segments.add(
             {
                 "brand": pa.array([b"x"] * len(rows)),
                 VERSION: pa.array(version, pa.int64()) if any(version) else pa.nulls(len(rows)),
                 VARIANT: pa.array([v and v.encode() for v in variant], pa.binary()),
+                BUCKET: pa.array(bucket, pa.uint8()),
                 CTR: pa.array(ctr, pa.float64()),
             }
         )
@@ -80,24 +83,30 @@ def closing(requests: list[Request], segments: Segments, positive: str = "click"
     return Joined(none.astype(np.int32), none, none.astype(np.uint8), none.astype(np.bool_), Closed(**arrays))
 
 
-def by_definition(
-    requests: list[Request], positive: str = "click"
-) -> dict[tuple[int, int, str], dict[str, float]]:
-    cells: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+Cells = dict[tuple[int, str], OnlineCell]
+
+
+def by_definition(requests: list[Request], positive: str = "click") -> Cells:
+    """One request after another."""
+    cells: Cells = {}
     for each in requests:
-        cell = (each["time_us"] // MINUTE_US, each["version"] or 0, each["variant"] or "")
-        s, y = len(each["ctr"]), each["clicks"]
-        told = None not in each["ctr"]
-        c = sum(each["ctr"]) if told else 0.0
-        p = y if positive == "click" else each["conversions"]
-        added = {
-            "requests": 1, "shown": s, "clicks": y, "conversions": each["conversions"], "ctr_nano": c / 1e-9,
-            "shown_squared": s * s, "clicks_squared": y * y, "shown_clicks": s * y, "ctr_squared": c * c / 1e-6,
-            "ctr_clicks": c * p / 1e-6, "without_ctr": not told, "positives": p, "positives_squared": p * p,
-        }  # fmt: skip
-        for name, value in added.items():
-            cells[cell][name] += value
+        cell, told = OnlineCell.empty(), None not in each["ctr"]
+        ctr = sum(round(1e9 * ctr) for ctr in each["ctr"]) if told else 0
+        positives = each["clicks"] if positive == "click" else each["conversions"]
+        cell.buckets[each["bucket"]] = (
+            1, len(each["ctr"]), each["clicks"], each["conversions"], ctr, not told, positives,
+        )  # fmt: skip
+        seen = (each["version"] or 0,) * 2
+        place = each["time_us"] // MINUTE_US, each["variant"] or ""
+        cells[place] = cells.get(place, OnlineCell.empty()) + OnlineCell(cell.buckets, seen)
     return cells
+
+
+def same(one: Cells, other: Cells) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[each].buckets, other[each].buckets) and one[each].versions == other[each].versions
+        for each in one
+    )
 
 
 @pytest.fixture
@@ -118,22 +127,18 @@ def added(tmp_path: Path) -> Added:
     return add
 
 
-def written(online: OnlineAccumulator, store: Store) -> dict[tuple[int, int, str], OnlineSums]:
+def written(online: OnlineAccumulator, store: Store) -> Cells:
     metrics = store.model("ads").online
     online.flush(metrics)
-    return dict(metrics.read(range(NOW_US // MINUTE_US - 1, NOW_US // MINUTE_US + 300)))
+    begin = NOW_US // MINUTE_US - 1
+    return {(slot.minute, slot.variant): cell for slot, cell in metrics.read(begin, begin + 500, begin)}
 
 
 @pytest.mark.parametrize("positive", ["click", "conversion"])
 def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store, positive: str) -> None:
     requests = drawn(500, seed=1)
     found = written(added(OnlineAccumulator(), requests, positive=positive), store)
-    expected = by_definition(requests, positive)
-    assert found.keys() == expected.keys()
-    for cell, sums in found.items():
-        for name, value in vars(sums).items():
-            rounding = sums.requests if name in ("ctr_nano", "ctr_squared", "ctr_clicks") else 0
-            assert value == pytest.approx(expected[cell][name], abs=4 * rounding + 1e-6), (cell, name)
+    assert same(found, by_definition(requests, positive))
 
 
 def test_how_requests_are_cut_into_batches_changes_no_number(added: Added) -> None:
@@ -152,9 +157,7 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_
     again.restore(state)
     added(again, then)
     undisturbed = added(added(OnlineAccumulator(), first), then)
-    assert written(again, store) == {
-        cell: OnlineSums(*sums.tolist()) for cell, sums in undisturbed._cells.items()
-    }
+    assert same(written(again, store), undisturbed._cells)
     assert again.evidence() == undisturbed.evidence()
     empty = OnlineAccumulator()
     empty.restore(OnlineAccumulator().state())
@@ -165,8 +168,8 @@ def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store)
     online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1))
     metrics = store.model("ads").online
     assert online.flush(metrics) > 0 and online.flush(metrics) == 0
-    key = store.model("ads").keys.online(NOW_US // MINUTE_US)
-    assert 30 * 86_400 < store.client.ttl(key) <= 31 * 86_400
+    key = store.model("ads").keys.outcomes(NOW_US // MINUTE_US)
+    assert 2 * 86_400 < store.client.ttl(key) <= 3 * 86_400
 
 
 def test_a_store_that_is_away_loses_nothing(added: Added, store: Store) -> None:
@@ -220,36 +223,29 @@ def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_
     added(online, later(requests, REMEMBERED_MINUTES + 1))
     before = written(online, store)
     added(online, requests[:3])
-    assert online.too_late == 3 and written(online, store) == before
-    assert sum(sums.requests for sums in before.values()) == 40
+    assert online.too_late == 3 and same(written(online, store), before)
+    assert sum(cell.sums.requests for cell in before.values()) == 40
 
 
-def test_of_minutes_that_change_no_more_the_store_keeps_one_cell_a_variant(added, store):
-    (request,) = drawn(1, seed=13)
-    old = [request | {"version": n, "variant": ("base", "plain")[n % 2]} for n in range(1, 61)]
-    online = added(OnlineAccumulator(), old)
-    each = written(online, store)
-    added(online, later(old[:1], REMEMBERED_MINUTES))
-    minute = request["time_us"] // MINUTE_US
-    found = {cell: sums for cell, sums in written(online, store).items() if cell[0] == minute}
-    assert len(each) == 60 and found.keys() == {(minute, 59, "plain"), (minute, 60, "base")}
-    assert sum(found.values(), OnlineSums()) == sum(each.values(), OnlineSums())
-
-
-def test_a_checkpoint_from_before_versions_were_added_up_counts_nothing_twice(added, store):
-    (request,) = drawn(1, seed=14)
-    first = [request | {"version": n, "variant": "base"} for n in (1, 2)]
-    online = added(OnlineAccumulator(), first)
+def test_hours_whose_minutes_change_no_more_are_added_up_also_after_a_restart(added, store):
+    requests = drawn(60, seed=13, minutes=60)
+    first = NOW_US // MINUTE_US // 60
+    online = added(OnlineAccumulator(), requests)
+    online.flush(store.model("ads").online)
     state = {name: array.copy() for name, array in online.state().items()}
-    rest = [first[0] | {"version": 3}, *later(first[:1], REMEMBERED_MINUTES)]
-    added(online, rest)
-    written(online, store)  # the three are one now, of version 3; and the trainer dies
-    again = OnlineAccumulator()
-    again.restore(state)
-    taken_back = written(again, store)
-    minute = request["time_us"] // MINUTE_US
-    assert {cell[1] for cell in taken_back if cell[0] == minute} == {1, 2}
-    assert written(added(again, rest), store) == written(online, store)
+    ends = later(requests[:1], 60 + REMEMBERED_MINUTES)
+    for again in (added(online, ends), OnlineAccumulator()):
+        if not again._cells:
+            again.restore(state)
+            added(again, ends)
+        again.flush(store.model("ads").online)
+        hours = dict(store.model("ads").online.read(first * 60, (first + 1) * 60, (first + 48) * 60))
+        expected = by_definition([each for each in requests if each["time_us"] // MINUTE_US // 60 == first])
+        for name in {variant for _, variant in expected}:
+            whole = sum((cell for (_, n), cell in expected.items() if n == name), OnlineCell.empty())
+            found = hours[Slot(first * 60, 60, name)]
+            assert np.array_equal(found.buckets, whole.buckets) and found.versions == whole.versions
+        store.client.delete(store.model("ads").keys.outcomes_of_hour(first))
 
 
 def later(requests: list[Request], minutes: int) -> list[Request]:
@@ -304,8 +300,9 @@ def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tup
     return found
 
 
-def counted(sums: dict[str, OnlineSums]) -> dict[str, tuple[int, int, int, int]]:
-    return {name: each.numbers()[:4] for name, each in sums.items()}  # type: ignore[misc]
+def counted(sums: dict[str, OnlineSums] | dict[str, OnlineCell]) -> dict[str, tuple[int, int, int, int]]:
+    plain = {name: each.sums if isinstance(each, OnlineCell) else each for name, each in sums.items()}
+    return {name: (n.requests, n.shown, n.clicks, n.conversions) for name, n in plain.items()}
 
 
 def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(added, store):
@@ -320,27 +317,19 @@ def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(a
     again.restore({name: array.copy() for name, array in online.state().items()})
     requests = [*first, *first[:1], *late]
     assert counted(again.totals()) == by_variant(requests, known)
-    assert counted(again.recent()) == {"": (0, 0, 0, 0)} | by_variant(first[:1], known)
+    assert counted(again.recent()) == by_variant(first[:1], known)
     added(again, first)
     assert counted(again.totals()) == by_variant([*requests, *first], known)
 
 
-def test_a_checkpoint_without_positives_has_those_of_its_clicks(added: Added) -> None:
+def test_of_a_checkpoint_without_buckets_only_the_evidence_is_kept(added: Added) -> None:
     online = added(OnlineAccumulator(("base",)), drawn(100, seed=19))
     state = online.state()
-    of_before = {name: state[name][:, : SUMS.index("positives")] for name in ("sums", "totals")}
+    state["sums"] = state.pop("buckets")[:, 0]
     again = OnlineAccumulator(("base",))
-    again.restore(state | of_before | {"head": state["head"][:2]})
-    assert (again.totals(), again.recent()) == (online.totals(), online.recent())
-
-
-def test_a_checkpoint_without_totals_starts_them_with_the_minutes_it_has(added: Added) -> None:
-    requests, known = drawn(100, seed=17), ("base",)
-    state = added(OnlineAccumulator(known), requests).state()
-    again = OnlineAccumulator(known)
-    again.restore({name: array for name, array in state.items() if not name.startswith("total")})
-    assert again.totals() == again.recent()
-    assert counted(again.totals()) == by_variant(requests, known)
+    again.restore(state | {"head": state["head"][:2]})
+    assert again.evidence() == online.evidence() != {}
+    assert counted(again.totals()) == counted(again.recent()) == by_variant([], ("base",))
 
 
 def test_totals_stay_with_the_partition_that_closed_the_requests(added: Added) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
+from model_store.ratios import wilson
 from tests.ftrie.test_report import Page
 from tests.trainer.oracles import diagnostics as oracle
 from tests.trainer.oracles.diagnostics import Row
@@ -37,7 +38,6 @@ from tests.trainer.runs.judging import (
 )
 from tests.trainer.runs.running import SPEC as EVENTS
 from tests.worlds import event_logs
-from trainer.learn.metrics.reliability import wilson
 from trainer.runs import diagnostics, importance
 from trainer.runs.diagnostics import expected_index, stability_index
 

@@ -176,7 +176,7 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(tmp_path, stor
     letters = {letter.json for _, letter in store.dead_letters(NAME).latest(1000)}
     cells = online_cells(store)
     assert len(letters) == one["dead_letters"] == len(bad)
-    store.client.delete(store.dead_letters(NAME).key, *store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
+    store.client.delete(store.dead_letters(NAME).key, *store.client.scan_iter(f"ftrie:{{{NAME}}}:outcomes:*"))
     both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
     last = [each.last() for each in both]
     found = [letter.json for _, letter in store.dead_letters(NAME).latest(1000)]
@@ -193,6 +193,6 @@ def test_dead_letters_and_online_metrics_are_those_of_one_trainer(tmp_path, stor
 
 
 def online_cells(store: Store) -> dict[bytes, Any]:
-    keys = sorted(store.client.scan_iter(f"ftrie:{{{NAME}}}:online:*"))
+    keys = sorted(store.client.scan_iter(f"ftrie:{{{NAME}}}:outcomes:*"))
     assert keys
     return {key: store.client.hgetall(key) for key in keys}

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.tune.paired import FIRST_BLOCK_ROWS, MOST_BLOCKS, BlockSums, Difference, t_quantile
+from model_store.ratios import t_quantile
+from trainer.tune.paired import FIRST_BLOCK_ROWS, MOST_BLOCKS, BlockSums, Difference
 
 
 @given(st.lists(st.integers(0, 3000), max_size=8), st.integers(0, 2**32 - 1))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.learn.metrics.figures import NORMAL_95, auc, entropy
+from model_store.ratios import wilson
+from trainer.learn.metrics.figures import auc, entropy
 from trainer.learn.metrics.reliability_kernels import (
     CLICKS,
     COLUMNS,
@@ -142,19 +143,6 @@ class ReliabilitySums:
             high=own.high if own else None,
             variants={name: _reliability(self._sums[group, bit], count) for bit, name in enumerate(variants)},
         )
-
-
-def wilson(rate: float, rows: float) -> tuple[float, float]:
-    """The 95 % score interval of a rate observed in so many rows (Wilson 1927)."""
-    square = NORMAL_95 * NORMAL_95
-    middle = (rate + square / (2.0 * rows)) / (1.0 + square / rows)
-    half = (
-        NORMAL_95
-        / (1.0 + square / rows)
-        * math.sqrt(rate * (1.0 - rate) / rows + square / (4.0 * rows * rows))
-    )
-    # The interval contains the rate, also where rounding says otherwise.
-    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
 
 
 def _reliability(buckets: Floats, count: int) -> Reliability:
