@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ from model_store.redis.nodes import (
     SentinelNodes,
     slot_of,
 )
+from model_store.redis.redis_keys import answer_key
 from model_store.redis.store_url import CLUSTER, EMBEDDED, ONE, Address, StoreUrl, without_password
 from model_store.redis.stored_values import cure, shown, unreadable
 
@@ -414,12 +416,13 @@ class _RoutedClient(redis.Redis):
 
 
 class Script:
-    """A Lua script, preceded by `checks.lua`. Thread safety: all methods, any thread."""
+    """A Lua script, preceded by `checks.lua`; `once.lua` runs it once a call. Thread safety: all methods, any thread."""
 
     def __init__(self, store: StoreConnection, name: str) -> None:
         folder = Path(__file__).parent
         self._store = store
-        self._text = f"{(folder / 'checks.lua').read_text()}\n{(folder / f'{name}.lua').read_text()}"
+        checks, own, once = ((folder / f"{each}.lua").read_text() for each in ("checks", name, "once"))
+        self._text = f"{checks}\nlocal function run()\n{own}\nend\n{once}"
         self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
@@ -427,7 +430,8 @@ class Script:
 
         In the last case nothing has changed.
         """
-        client, rest = self._store.at(keys[0]), (len(keys), *keys, *words)
+        client = self._store.at(keys[0])
+        rest = (len(keys) + 1, *keys, answer_key(keys[0], uuid.uuid4().hex), *words)
         with self._store.answers():
             try:
                 answer = self._run(client, ("EVALSHA", self._sha, *rest))
