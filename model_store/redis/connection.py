@@ -416,7 +416,7 @@ class _RoutedClient(redis.Redis):
 
 
 class Script:
-    """A Lua script, preceded by `checks.lua`; `once.lua` runs it once a call. Thread safety: all methods, any thread."""
+    """A Lua script, preceded by `checks.lua`; `once.lua` runs it once a call. Thread safety: any thread."""
 
     def __init__(self, store: StoreConnection, name: str) -> None:
         folder = Path(__file__).parent

@@ -105,7 +105,13 @@ class GuardRecords:
 
     def note_rollback(self, origin: int, target: int, reason: str) -> None:
         """Record an automatic rollback at the present time."""
-        noted = {"when_us": self.now_us(), "origin": origin, "target": target, "reason": reason, "candidate": target}
+        noted = {
+            "when_us": self.now_us(),
+            "origin": origin,
+            "target": target,
+            "reason": reason,
+            "candidate": target,
+        }
         self._note([self._keys.guard], [ROLLED_BACK, *(word for pair in noted.items() for word in pair)])
 
     def force(self, version: int) -> None:

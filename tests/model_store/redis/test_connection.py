@@ -93,7 +93,10 @@ CHANGES: list[tuple[bytes, Change]] = [
     (b"EVALSHA", lambda store, name: store.model(name).activate(1)),
     (b"EVALSHA", lambda store, name: store.model(name).activate(2, epoch=store.model(name).begin())),
     (b"EVALSHA", lambda store, name: store.model(name).go_back()),
-    (b"EVALSHA", lambda store, name: store.model(name).experiments.write(Experiment()).revision),  # experiment.lua
+    (
+        b"EVALSHA",
+        lambda store, name: store.model(name).experiments.write(Experiment()).revision,
+    ),  # experiment.lua
     (b"EVALSHA", lambda store, name: store.model(name).experiments.clear().revision),
     (b"EVALSHA", lambda store, name: _lease(store, name).losses),  # lease.lua
     (b"EVALSHA", lambda store, name: store.model(name).activate(2)),  # pinned
