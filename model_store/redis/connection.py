@@ -156,6 +156,21 @@ class StoreConnection:
 
     # -- commands
 
+    def replication(self) -> tuple[bool, float] | None:
+        """Of a replica: whether it has its primary, and for how many seconds it has heard nothing; None of others.
+
+        Raises StoreUnavailable if the store does not answer, StoreError if it does not say.
+        """
+        if self.is_cluster:
+            self.ping()
+            return None
+        with self.answers():
+            said = self.at("").info("replication")
+        if said["role"] != "slave":
+            return None
+        silent = said["master_last_io_seconds_ago"], said.get("master_link_down_since_seconds", 0)
+        return said["master_link_status"] == "up", float(max(0, *silent))
+
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
         with self.answers():

@@ -53,7 +53,7 @@ Texts = list[list[bytes]]
 class Histories:
     """The histories of at most `most_users` users; the least recently used one is dropped. For one thread.
 
-    dropped: how many were; most: `most_users`. keeps_changed: whether users that have changed are remembered for `write`.
+    dropped: how many were; most: `most_users`. keeps_changed: whether changed users are remembered for `write`.
     """
 
     def __init__(self, plan: HistoryPlan, most_users: int = MOST_USERS) -> None:
