@@ -379,7 +379,8 @@ class ModelSync(threading.Thread):
         try:
             self._builder.restore(parts)
         except (FtrieError, OSError, MemoryError) as error:
-            _log.error("the last good model on disk is of no use", model=self._model, error=str(error))
+            assert self._keeper is not None
+            self._keeper.unusable(self._model, error)
             return False
         return True
 

@@ -43,7 +43,7 @@ class ModelStatus:
     lacking: str = ""
     """Why there is no version to serve, though the store answers; "" while there is one, or it still loads."""
     disk_problem: str = ""
-    """Why the last good model could not be written to disk; "" if it was, or if none is kept."""
+    """Why the last good model could not be written to disk, or read from it; "" if it was, or if none is kept."""
 
 
 @dataclass(frozen=True)

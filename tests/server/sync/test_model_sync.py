@@ -22,13 +22,16 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ftrie.cli import run
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import ArtefactError, NewerFormat, StoreError, VersionNotFound
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from server.model import shared_memory
 from server.settings import Settings
 from server.sync.distribution import Distribution
+from server.sync.last_good import check_state
 from server.sync.model_builder import ModelBuilder
 from server.sync.model_sync import ModelSync, State
 from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
@@ -156,13 +159,23 @@ def test_one_server_serves_several_models(shop_store: Store, store_url: str) -> 
 
 
 def test_a_server_starts_from_disk_while_the_store_is_away_or_empty_and_says_so(
-    store: Store, begin: Start, tmp_path: Path
+    store: Store, begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = begin()
     with asking(first) as client:
         before = [scores(client, "u1", variant) for variant in shop.VARIANTS]
     first.end()
-    away = begin(f"unix://{tmp_path}/nobody.sock")
+    nobody = f"unix://{tmp_path}/nobody.sock"
+    assert check_state(tmp_path) == {shop.NAME: ""} and run(["warmup", "--state", str(tmp_path)]) == 0
+    with monkeypatch.context() as upgrade:
+        upgrade.setattr(shared_memory, "FORMAT_VERSION", 99)
+        assert "of parts, expected 99" in check_state(tmp_path)[shop.NAME]
+        assert run(["warmup", "--state", str(tmp_path)]) == ArtefactError.exit_code
+        upgraded = begin(nobody)
+        eventually(lambda: "on disk cannot be served" in status(upgraded).disk_problem)
+        assert status(upgraded).version is None
+        upgraded.end()
+    away = begin(nobody)
     with asking(away) as client:
         assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
         answer = client.rank(candidates=CANDIDATES, variant="base")
