@@ -129,6 +129,10 @@ class Store:
 
         return check(self._connection, models, repair=repair)
 
+    def replication(self) -> tuple[bool, float] | None:
+        """See `StoreConnection.replication`."""
+        return self._connection.replication()
+
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
         self._connection.ping()

@@ -20,6 +20,7 @@ from datetime import UTC
 from functools import partial
 from typing import Any
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
 
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
@@ -150,6 +151,7 @@ class _Findings:
         change: None if there is no repair.
         """
         name = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        lost = None  # what was repaired by a transaction whose answer was lost
         while (found := judge()) is not None:
             repaired = self.repair and change is not None
             if repaired and change is not None:
@@ -161,11 +163,14 @@ class _Findings:
                     change(pipe)
                     try:
                         pipe.execute()
-                    except WatchError:
+                    except WatchError as error:
+                        lost = found if isinstance(error.__context__, RedisConnectionError) else None
                         continue
             self.found.append(Finding(name, found, expected, repair, repaired))
             return True
-        return False
+        if lost is not None:
+            self.found.append(Finding(name, lost, expected, repair, True))
+        return lost is not None
 
     def types(self, keys: Sequence[bytes], kinds: Sequence[str], repair: str = "removed") -> None:
         """Check that all these keys have one of these types; remove others."""

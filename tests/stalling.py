@@ -30,7 +30,8 @@ class Line:
 
     While `silent`, nothing is carried on, in either direction, and comes all at once when it ends. `delays`: each piece
     of an answer waits a random time up to so many seconds, and is cut at a random place. `cut` ends every connection,
-    those in the middle of an answer too; `cuts_after`: each connection ends after so many bytes of answers.
+    those in the middle of an answer too; `cuts_after`: each connection ends after so many bytes of answers. `loses`:
+    the next command that has these bytes reaches the store, and its connection ends instead of the answer.
     """
 
     def __init__(self, path: str, seed: int = 0) -> None:
@@ -42,6 +43,7 @@ class Line:
         self._carrying.set()
         self.delays = 0.0
         self.cuts_after: int | None = None
+        self.loses: bytes | None = None
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -82,7 +84,7 @@ class Line:
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
         self._open |= {near, far}
-        carried = 0
+        carried, is_lost = 0, False
         with near, far, selectors.DefaultSelector() as selector, suppress(OSError):
             selector.register(near, selectors.EVENT_READ, far)
             selector.register(far, selectors.EVENT_READ, near)
@@ -90,8 +92,10 @@ class Line:
                 for key, _ in selector.select():
                     data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
                     self._carrying.wait()
-                    if not data:
+                    if not data or (is_lost and key.fileobj is far):
                         return
+                    if key.fileobj is near and self.loses is not None and self.loses in data:
+                        is_lost, self.loses = True, None
                     for piece in self._pieces(data) if key.fileobj is far else [data]:
                         carried += len(piece) if key.fileobj is far else 0
                         if self.cuts_after is not None and carried > self.cuts_after:

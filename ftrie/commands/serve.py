@@ -55,8 +55,8 @@ def command() -> Callable[..., None]:
 def serve(models: list[str], store: str, flags: dict[str, Any], as_json: bool) -> None:
     """Serve published models over gRPC, and follow their active versions.
 
-    Prints one line when every worker serves every model. SIGTERM or Ctrl-C ends it once its calls have ended, a second
-    at once.
+    Prints one line when every worker serves every model that has a version. SIGTERM or Ctrl-C ends it once its calls
+    have ended, a second at once.
     """
     from server.processes.supervisor import Supervisor
     from server.telemetry.log import LEVELS, log_to_stderr
@@ -72,11 +72,16 @@ def serve(models: list[str], store: str, flags: dict[str, Any], as_json: bool) -
                     "models": versions,
                     "address": status.address,
                     "workers": len(status.workers),
+                    "not_served": status.not_served,
                 }
             )
         else:
-            served = ", ".join(f"{name} version {version}" for name, version in versions.items())
-            print(f"serving {served} on {status.address}", flush=True)
+            missing = status.not_served
+            served = ", ".join(
+                f"{name} version {version}" for name, version in versions.items() if name not in missing
+            )
+            lacks = "".join(f"; NOT SERVED: {name} ({why})" for name, why in missing.items())
+            print(f"serving {served} on {status.address}{lacks}", flush=True)
 
     if flags["log_level"] not in LEVELS:
         raise typer.BadParameter(

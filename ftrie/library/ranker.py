@@ -245,7 +245,7 @@ def _answer(query: Query, ranking: Ranked, served: ServedVersion) -> Ranking:
         variant=served.variant_names[query.variant],
         items=tuple(map(RankedItem, ranking.ids, ranking.ctr, ranking.score, *_more(ranking))),
         degraded=tuple(Degradation.of(each.message()) for each in (*query.degraded, *ranking.notes)),
-        unknown_items=tuple(query.candidates.unknown),
+        unknown_items=tuple(query.unknown_items),
         unknown_fields=tuple(query.unknown_fields),
     )
 

@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ from model_store.redis.nodes import (
     SentinelNodes,
     slot_of,
 )
+from model_store.redis.redis_keys import answer_key
 from model_store.redis.store_url import CLUSTER, EMBEDDED, ONE, Address, StoreUrl, without_password
 from model_store.redis.stored_values import cure, shown, unreadable
 
@@ -153,6 +155,21 @@ class StoreConnection:
         return pool.connection_class(**pool.connection_kwargs)
 
     # -- commands
+
+    def replication(self) -> tuple[bool, float] | None:
+        """Of a replica: whether it has its primary, and for how many seconds it has heard nothing; None of others.
+
+        Raises StoreUnavailable if the store does not answer, StoreError if it does not say.
+        """
+        if self.is_cluster:
+            self.ping()
+            return None
+        with self.answers():
+            said = self.at("").info("replication")
+        if said["role"] != "slave":
+            return None
+        silent = said["master_last_io_seconds_ago"], said.get("master_link_down_since_seconds", 0)
+        return said["master_link_status"] == "up", float(max(0, *silent))
 
     def ping(self) -> None:
         """Raise StoreUnavailable unless the store answers."""
@@ -414,12 +431,13 @@ class _RoutedClient(redis.Redis):
 
 
 class Script:
-    """A Lua script, preceded by `checks.lua`. Thread safety: all methods, any thread."""
+    """A Lua script, preceded by `checks.lua`; `once.lua` runs it once a call. Thread safety: any thread."""
 
     def __init__(self, store: StoreConnection, name: str) -> None:
         folder = Path(__file__).parent
         self._store = store
-        self._text = f"{(folder / 'checks.lua').read_text()}\n{(folder / f'{name}.lua').read_text()}"
+        checks, own, once = ((folder / f"{each}.lua").read_text() for each in ("checks", name, "once"))
+        self._text = f"{checks}\nlocal function run()\n{own}\nend\n{once}"
         self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
@@ -427,7 +445,8 @@ class Script:
 
         In the last case nothing has changed.
         """
-        client, rest = self._store.at(keys[0]), (len(keys), *keys, *words)
+        client = self._store.at(keys[0])
+        rest = (len(keys) + 1, *keys, answer_key(keys[0], uuid.uuid4().hex), *words)
         with self._store.answers():
             try:
                 answer = self._run(client, ("EVALSHA", self._sha, *rest))

@@ -83,6 +83,11 @@ class ModelKeys:
         return f"{self._prefix}outcomes:hour:{hour}"
 
 
+def answer_key(key: str, call: str) -> str:
+    """The key of the answer to one call of a script that uses `key`, a key of a model."""
+    return f"{key.partition('}:')[0]}}}:answer:{call}"
+
+
 def is_id(record_id: str) -> bool:
     """True if the text can be the id of a user, an item or a candidate set."""
     return 0 < len(record_id.encode("utf-8", "surrogateescape")) <= MAX_ID_BYTES

@@ -7,6 +7,7 @@ changes nothing. So a batch may be repeated until it is answered. docs/feedback.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ AGE_S = 86_400.0
 KNOWN_S = 86_400.0
 """How long an event is remembered; reported again later, it counts as new."""
 MOST_EVENTS = 1_000
+CALL_BYTES = 8
 
 Kind = Literal["click", "conversion"]
 
@@ -101,7 +103,7 @@ class Feedback:
         names = [keys.clicks, *(keys.feedback_id(event.digest) for event in events)]
         bounds = [b"%d" % self.length, *(b"%d" % round(1000 * span) for span in (self.age_s, KNOWN_S))]
         words = [b"%d" % len(names), *(name.encode() for name in names), *bounds]
-        words += [event.to_json(now_us) for event in events]
+        words += [os.urandom(CALL_BYTES), *(event.to_json(now_us) for event in events)]
         is_new = self._run(names[0].encode(), words, wait_s)
         return Reported(sum(is_new), len(is_new) - sum(is_new))
 

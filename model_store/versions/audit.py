@@ -101,6 +101,7 @@ class Audit:
         self._store = connection
         self._key = keys.audit
         self._client = connection.at(keys.audit)
+        self._add = connection.script("audit")
         self._warn = on_warning
 
     def write(
@@ -111,13 +112,13 @@ class Audit:
         Raises no StoreError: the change itself is done, and must not seem to have failed.
         """
         texts = (who or operator(), tool, action, _text(before), _text(after))
-        fields = {
-            name: text[:TEXT_CHARACTERS].encode("utf-8", "replace")
+        fields = [
+            word
             for name, text in zip(AUDIT_TEXTS, texts, strict=True)
-        }
+            for word in (name, text[:TEXT_CHARACTERS].encode("utf-8", "replace"))
+        ]
         try:
-            with self._store.answers(self._key):
-                self._client.xadd(self._key, fields, maxlen=KEPT, approximate=True)
+            self._add([self._key], [KEPT, *fields])
         except StoreError as error:
             self._warn(f"the change is made, but not in the audit ({tool}: {action}): {error}")
             return False

@@ -71,6 +71,7 @@ class GuardRecords:
         self._client = connection.at(keys.versions)
         self._keys = keys
         self._refuse = connection.script("refuse")
+        self._note = connection.script("guard")
 
     def record(self, *, strict: bool = False) -> GuardRecord:
         """The record. A field that cannot be read is reported and has its default.
@@ -89,8 +90,7 @@ class GuardRecords:
 
     def count_refused(self) -> None:
         """Count one more refused version."""
-        with self._store.answers(self._keys.guard):
-            self._client.hincrby(self._keys.guard, REFUSED, 1)
+        self._note([self._keys.guard], [REFUSED])
 
     def refuse(self, versions: Sequence[int], reason: str) -> int:
         """Mark the versions that exist and are not refused yet as refused; returns how many were marked."""
@@ -105,12 +105,14 @@ class GuardRecords:
 
     def note_rollback(self, origin: int, target: int, reason: str) -> None:
         """Record an automatic rollback at the present time."""
-        now_us = self.now_us()
-        fields = {"when_us": now_us, "origin": origin, "target": target, "reason": reason}
-        with self._store.answers(self._keys.guard), self._client.pipeline(transaction=True) as pipe:
-            pipe.hset(self._keys.guard, mapping=fields | {"candidate": target})
-            pipe.hincrby(self._keys.guard, ROLLED_BACK, 1)
-            pipe.execute()
+        noted = {
+            "when_us": self.now_us(),
+            "origin": origin,
+            "target": target,
+            "reason": reason,
+            "candidate": target,
+        }
+        self._note([self._keys.guard], [ROLLED_BACK, *(word for pair in noted.items() for word in pair)])
 
     def force(self, version: int) -> None:
         """Have servers accept this existing version even if all candidates get the same score."""

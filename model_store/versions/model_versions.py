@@ -162,9 +162,10 @@ class ModelVersions(PublishedVersions):
         """
         if keep < 1:
             raise StoreError(f"got keep={keep}; expected at least 1")
-        while (collected := self._collect(keep, dry_run)) is None:
-            pass  # the active version changed meanwhile: try again
-        return collected
+        tried = set[int]()
+        while (collected := self._collect(keep, dry_run, tried)) is None:
+            pass  # the active version changed meanwhile, or the answer was lost: try again
+        return sorted({*collected, *tried} - ({*self._numbers()} if tried else set()))
 
     # -- steps
 
@@ -313,7 +314,8 @@ class ModelVersions(PublishedVersions):
             last = 0
         return max(last, trainer)
 
-    def _collect(self, keep: int, dry_run: bool) -> list[int] | None:
+    def _collect(self, keep: int, dry_run: bool, tried: set[int]) -> list[int] | None:
+        """As `gc`; None if it is to be tried again, since nothing was deleted, or all of `tried`."""
         from model_store.versions.chain import needed_by
 
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
@@ -335,6 +337,7 @@ class ModelVersions(PublishedVersions):
             gone = [version for version in numbers if version not in kept]
             doomed = [key for version in gone for key in self._keys_of(version)]
             if gone and not dry_run:
+                tried.update(gone)
                 pipe.multi()
                 pipe.unlink(*doomed)
                 pipe.zrem(self.keys.versions, *gone)

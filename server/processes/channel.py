@@ -9,6 +9,7 @@ To a worker, by `do`:
     serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the order of BLOCKS
     experiment  model, experiment: the record in the store, or null
     degraded    model, parts: what every answer says in `degraded`, a detail by part
+    lacking     model, why: there is no version to serve, so be ready without it; "" once there is
     forget      model: drop the cached users and candidate sets that the store lacks, as an operator has ordered
     ping        answered by pong
     drain       refuse: first answer UNAVAILABLE for a moment, since no other process answers on this port
@@ -16,6 +17,7 @@ To a worker, by `do`:
 From a worker, by `did`:
     pong
     listen      address
+    ready       every model that has a version answers from now on
     swap        model, version: this version answers requests from now on
     release     serial: no request reads these parts any more
     refuse      model, version, error: these parts could not be served

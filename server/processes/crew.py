@@ -120,12 +120,11 @@ class Crew:
         """Whether any worker process is left."""
         return bool(self._workers())
 
-    def serves(self, models: Sequence[str]) -> bool:
-        """Whether every worker listens and serves a version of each of these models."""
+    @property
+    def serves(self) -> bool:
+        """Whether every worker listens, and serves each model that has a version."""
         workers = self._workers()
-        return len(workers) == len(self._slots) and all(
-            worker.listening and worker.versions.keys() >= set(models) for worker in workers
-        )
+        return len(workers) == len(self._slots) and all(each.listening and each.ready for each in workers)
 
     def processes(self) -> list[Process]:
         """The workers' processes, as far as /proc shows them."""
@@ -139,7 +138,7 @@ class Crew:
             WorkerStatus(
                 number=slot.number,
                 pid=worker.pid if worker else 0,
-                state=_state(worker, self._settings.models),
+                state=_state(worker),
                 restarts=slot.restarts,
                 versions=worker.versions if worker else {},
                 refused=worker.refused if worker else {},
@@ -197,13 +196,13 @@ class Crew:
                 self._distribution.given_back(worker, body["serial"])
             case "count":
                 self._listener.counted(str(worker.number), body["meter"], body["late"])
-            case "listen" | "swap" | "refuse":
+            case "listen" | "ready" | "swap" | "refuse":
                 self._changed()
 
 
-def _state(worker: WorkerProcess | None, models: Sequence[str]) -> WorkerState:
+def _state(worker: WorkerProcess | None) -> WorkerState:
     if worker is None:
         return "gone"
     if worker.ending:
         return "draining"
-    return "serving" if worker.listening and worker.versions.keys() >= set(models) else "starting"
+    return "serving" if worker.listening and worker.ready else "starting"

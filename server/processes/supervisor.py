@@ -48,7 +48,7 @@ class Supervisor:
     """One server. `run` is its whole life; the main thread calls it."""
 
     def __init__(self, settings: Settings, on_ready: OnReady = lambda status: None) -> None:
-        """`on_ready` is called once, when every worker serves every model."""
+        """`on_ready` is called once, when every worker serves every model that has a version."""
         self._settings = settings
         self._on_ready = on_ready
         self._begun = False
@@ -86,6 +86,7 @@ class Supervisor:
             draining=self._stopping.is_set(),
             models=self._sync.status(),
             workers=self._crew.status(),
+            stores=self._sync.stores(),
             successor_of=self._inherited.pids(),
         )
 
@@ -145,10 +146,13 @@ class Supervisor:
         self._crew.tend()
         if self._state is not None:
             self._inherited.remember(self._state, self._port.address, self._crew.processes())
-        if not self._begun and self._crew.serves(self._settings.models):
+        if not self._begun and self._crew.serves:
             self._begun = True
             self._crew.listen_now, self._crew.begun = False, True
-            self._on_ready(self.status())
+            status = self.status()
+            for model, why in status.not_served.items():
+                _log.error("READY WITHOUT A MODEL", model=model, why=why)
+            self._on_ready(status)
         if self._begun:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
 

@@ -54,6 +54,9 @@ class Reports(Protocol):
     def swapped(self, model: str, version: int) -> None:
         """This version answers requests from now on."""
 
+    def became_ready(self) -> None:
+        """Every model answers from now on that has a version."""
+
     def released(self, serial: int) -> None:
         """No request reads the parts of this hand-over any more."""
 
@@ -85,7 +88,7 @@ class Worker:
             settings.store, settings.feedback_length, settings.feedback_age_s
         )
         self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
-        self._health = Health()
+        self._health = Health(settings.models)
         self._observers = Observers(settings, self._meter)
         callers = tokens(settings)
         self._grpc = grpc_server(
@@ -106,7 +109,7 @@ class Worker:
         self._connecting = threading.Lock()
         self._stopping = threading.Event()
         self.ready = threading.Event()
-        """Set once every model is served."""
+        """Set once every model is served that has a version, and one is."""
 
     # -- a life
 
@@ -171,15 +174,21 @@ class Worker:
         self._meter.count(REFUSED_VERSIONS, model, reason_of(error))
         self._reports.refused(model, version, str(error))
         self._reports.released(serial)
+        if self.models[model].served is None:
+            self.models[model].lacking = f"version {version} was refused ({reason_of(error)})"
+            self._note_ready()
 
     def tell(self, body: Mapping[str, Any]) -> None:
-        """Handle a message without parts: experiment, degraded or forget."""
+        """Handle a message without parts: experiment, degraded, lacking or forget."""
         current = self.models[body["model"]]
         match body["do"]:
             case "degraded":
                 current.degraded = tuple(
                     Degradation.not_current(part, detail) for part, detail in body["parts"].items()
                 )
+            case "lacking":
+                current.lacking = body["why"]
+                self._note_ready()
             case "forget":
                 self._service.forget()
             case "experiment":
@@ -223,10 +232,18 @@ class Worker:
         if before is None or before.catalogue is not served.catalogue:
             current.late_items.rebuilt()
         _log.info("serving", model=current.name, version=served.version, items=len(served.catalogue))
-        if before is None and all(each.served for each in self.models.values()):
-            self._health.say(serving=True)
-            self.ready.set()
         self._reports.swapped(current.name, served.version)
+        if before is None:
+            self._note_ready()
+
+    def _note_ready(self) -> None:
+        """Say which models are served. A model without a version keeps the others from nobody."""
+        served = [each.name for each in self.models.values() if each.served]
+        lacking = sum(not each.served and bool(each.lacking) for each in self.models.values())
+        if served and len(served) + lacking == len(self.models) and not self.ready.is_set():
+            self.ready.set()
+            self._reports.became_ready()
+        self._health.say(serving=self.ready.is_set(), served=served)
 
     def _find_store(self) -> None:
         backoff = Backoff()

@@ -62,7 +62,7 @@ class WorkerMain:
         self._worker.close()
 
     def _listen(self) -> bool:
-        """Open the port, at once or once every model is served; False if the worker is stopped before that."""
+        """Open the port, at once or once the worker is ready; False if the worker is stopped before that."""
         while not (self._listen_now or self._worker.ready.wait(SIGNAL_SLICE_S)):
             if self._stopping.is_set():
                 return False
@@ -131,6 +131,10 @@ class WorkerMain:
     def swapped(self, model: str, version: int) -> None:
         """See `worker.Reports`."""
         self._say({"did": "swap", "model": model, "version": version})
+
+    def became_ready(self) -> None:
+        """See `worker.Reports`."""
+        self._say({"did": "ready"})
 
     def released(self, serial: int) -> None:
         """See `worker.Reports`."""

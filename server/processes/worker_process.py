@@ -37,7 +37,7 @@ class WorkerProcess:
     def __init__(self, number: int, settings: Settings, port: int, *, listen_now: bool, hear: Hear) -> None:
         """`hear` is called with each message, from a thread of its own. Raises OSError if no process can be started."""
         self.number = number
-        self.listening = False
+        self.listening = self.ready = False
         self.versions: dict[str, int] = {}
         """By model, the version that answers requests."""
         self.error = ""
@@ -141,6 +141,8 @@ class WorkerProcess:
                     self.error = body["error"]
                 elif body["did"] == "listen":
                     self.listening = True
+                elif body["did"] == "ready":
+                    self.ready = True
                 elif body["did"] == "swap":
                     self.versions = {**self.versions, body["model"]: body["version"]}
                     self._took(body["model"])

@@ -26,12 +26,11 @@ def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequenc
     Fields that stand one after the other are one message (protobuf, "Encoding").
     """
     start = RankResponse(request_id=query.request_id, cookie=query.cookie).SerializeToString()
-    unknown = query.candidates.unknown
-    if not (degraded or ranking.notes or unknown or query.unknown_fields):
+    if not (degraded or ranking.notes or query.unknown_items or query.unknown_fields):
         return start + head + _items(ranking)
     end = RankResponse(
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
-        unknown_items=unknown,
+        unknown_items=query.unknown_items,
         unknown_fields=query.unknown_fields,
     )
     return start + head + _items(ranking) + end.SerializeToString()

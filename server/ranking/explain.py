@@ -37,7 +37,7 @@ def explain_response(
         variant=served.variant_names[query.variant],
         items=_items(query, ranking, served),
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
-        unknown_items=query.candidates.unknown,
+        unknown_items=query.unknown_items,
         unknown_fields=query.unknown_fields,
     ).SerializeToString()
 

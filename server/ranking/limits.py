@@ -32,6 +32,9 @@ MAX_FUNCTION_ARGUMENTS = 8
 
 MAX_LOOKUPS = 512
 """Unknown items that one request has looked up in the store."""
+MAX_ECHOED_BYTES = 64 << 10
+"""Of the unknown items, and of the unknown fields, that an answer lists."""
+MAX_DEGRADED = 100
 
 
 def is_id(value: str) -> bool:

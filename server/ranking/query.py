@@ -65,10 +65,11 @@ class Query(NamedTuple):
     """One validated request, bound to the plan and the catalogue of the version that ranks it. Immutable.
 
     top_k: None for all. options: None for the plain order by score. shadows: variants that are scored as well.
-    unknown_fields: feature names that the model does not have, of the request and of its inline items. degraded: what
-    was left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
-    completing the user's features took; completed_ns: when that ended (perf_counter_ns).
-    time_us: since 1970, the time that histories were taken at; 0 without any.
+    unknown_fields: feature names that the model does not have, of the request and of its inline items, and
+    unknown_items: named ids that neither catalogue nor store has; both as the answer lists them. degraded: what was
+    left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
+    completing the user's features took; completed_ns: when that ended (perf_counter_ns). time_us: since 1970, the time
+    that histories were taken at; 0 without any.
     """
 
     features: RequestFeatures
@@ -80,6 +81,7 @@ class Query(NamedTuple):
     request_id: str = ""
     cookie: str = ""
     unknown_fields: Sequence[str] = ()
+    unknown_items: Sequence[str] = ()
     degraded: Sequence[Degradation] = ()
     is_forced: bool = False
     no_log: bool = False

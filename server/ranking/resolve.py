@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, takewhile
 from time import perf_counter_ns, time_ns
 from typing import TypeVar
 
@@ -24,7 +25,14 @@ from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.derived import with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.histories import item_values, read_history, user_values
-from server.ranking.limits import MAX_CANDIDATES, MAX_EXPLAINED, check_id, is_id
+from server.ranking.limits import (
+    MAX_CANDIDATES,
+    MAX_DEGRADED,
+    MAX_ECHOED_BYTES,
+    MAX_EXPLAINED,
+    check_id,
+    is_id,
+)
 from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
     Received,
@@ -186,6 +194,9 @@ class Resolver:
         unknown_fields = features.unknown
         if inline and (odd := unknown_item_fields(inline, served.schema)):
             unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
+        unknown_items = candidates.unknown
+        if unknown_items or unknown_fields or len(call.degraded) > MAX_DEGRADED:
+            unknown_items, unknown_fields = _bounded(call, unknown_items, unknown_fields)
         shadows: tuple[int, ...] = ()
         if assignment.shadows and self._wants_shadows is not None and self._wants_shadows(call.request_id):
             shadows = assignment.shadows_beside(variant)
@@ -199,6 +210,7 @@ class Resolver:
             call.request_id,
             cookie,
             unknown_fields,
+            unknown_items,
             call.degraded,
             forced is not None,
             request.no_log,
@@ -263,6 +275,24 @@ def _plain_values(message: Received, user: StoredUser | None, wanted: UserFields
 def _located(served: ServedVersion, named: Sequence[str], inline: Sequence[InlineItem]) -> Candidates:
     """The candidates in the catalogue, inline items over their records. Raises FieldValueError, InvalidRequest."""
     return served.ranker.candidates(named, served.catalogue.under(inline) if inline else ())
+
+
+def _bounded(
+    call: Call, unknown_items: Sequence[str], unknown_fields: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """What the answer lists of both; `degraded` says how much it leaves out, of itself too."""
+    if (more := len(call.degraded) - MAX_DEGRADED) > 0:
+        note = Degradation.limited("degraded", f"{more:,} more")
+        call.degraded = [*call.degraded[:MAX_DEGRADED], note]
+    listed = []
+    for part, names in (("unknown_items", unknown_items), ("unknown_fields", unknown_fields)):
+        sizes = accumulate(len(name.encode("utf-8", "surrogatepass")) for name in names)
+        count = sum(1 for _ in takewhile(MAX_ECHOED_BYTES.__ge__, sizes))
+        if count < len(names):
+            note = Degradation.limited(part, f"{len(names):,}, of which the first {count:,} are listed")
+            call.degraded = [*call.degraded, note]
+        listed.append(names[:count])
+    return listed[0], listed[1]
 
 
 def _with_late_items(

@@ -105,6 +105,8 @@ class ModelHandle:
         self.name = name
         self.served: ServedVersion | None = None
         """Set by `serve` alone."""
+        self.lacking = ""
+        """Why there is no version to serve, though the store answers; "" while there is one, or it still loads."""
         self.assignment = Assignment(name, (), ())
         """Over the variants of `served`; a request that has read an older version calls `assigned`."""
         self.degraded: tuple[Degradation, ...] = ()

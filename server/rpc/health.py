@@ -1,5 +1,7 @@
 """The health service, grpc.health.v1: Check and Watch, answered while all other threads are busy.
 
+A server that serves some of its models is SERVING: the service `ctr.v1.RankingService/MODEL` tells of one of them.
+
 grpc_health's own servicer (1.85) is not used for Watch. It sends a status under a lock that it also takes when a watch
 ends, in grpc's one thread, and no send returns without that thread: a watch that began in the moment in which another
 ended stopped the server for good. Here the thread of grpc takes no lock, and one thread sends all statuses.
@@ -8,7 +10,7 @@ ended stopped the server for good. Here the thread of grpc takes no lock, and on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -28,18 +30,23 @@ _STATUS = health_pb2.HealthCheckResponse.ServingStatus
 
 
 class Health:
-    """One status for all services. Thread safety: any method, any thread."""
+    """One status for all services, and one for each model. Thread safety: any method, any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self._serving = self._drains = False
+        self._served = dict.fromkeys((f"{RANKING_SERVICE}/{model}" for model in models), False)
         self._watches: dict[int, _Watch] = {}
         """Each operation on it is one atomic dict operation."""
         self._checks = PatientPool(CHECK_THREADS, "health")
         self._sender = _Sender()
 
-    def say(self, *, serving: bool) -> None:
-        """Set the status, SERVING or NOT_SERVING, and tell it to all who watch. Returns before they know it."""
+    def say(self, *, serving: bool, served: Iterable[str] = ()) -> None:
+        """Set the status, SERVING or NOT_SERVING, and tell it to all who watch. Returns before they know it.
+
+        served: models that are served from now on, whatever the status of the server.
+        """
         self._serving = serving
+        self._served |= dict.fromkeys((f"{RANKING_SERVICE}/{model}" for model in served), True)
         self._sender.submit(self._tell_all)
 
     def drain(self) -> None:
@@ -49,9 +56,10 @@ class Health:
 
     def status(self, service: str) -> int:
         """What is said of a service, a value of `ServingStatus`."""
-        if service not in SERVICES:
+        serving = self._serving if service in SERVICES else self._served.get(service)
+        if serving is None:
             return int(_STATUS.SERVICE_UNKNOWN)
-        return int(_STATUS.SERVING if self._serving and not self._drains else _STATUS.NOT_SERVING)
+        return int(_STATUS.SERVING if serving and not self._drains else _STATUS.NOT_SERVING)
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The handlers for a grpc server."""

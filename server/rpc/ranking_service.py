@@ -192,4 +192,6 @@ class RankingService:
     def _not_ready(self, model: ModelHandle) -> NotReady:
         if self.draining:
             return NotReady("this server is draining; call another one, or its successor")
+        if model.lacking:
+            return NotReady(f"model {model.name!r} is not served here: {model.lacking}")
         return NotReady(f"model {model.name!r} is still loading, or no version of it is active")

@@ -30,9 +30,10 @@ from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
 from model_store.versions.experiments import Experiment
 from model_store.whole_file import write_whole
+from server.model.binding import bound
 from server.model.shared_memory import BLOCKS, Parts, SharedBlock
 from server.sync.distribution import Distribution
-from server.sync.state_folder import StateFolder, lower_priority
+from server.sync.state_folder import MODELS, StateFolder, lower_priority
 
 SAVE_EVERY_S = 30.0
 SAVE_SHARE = 0.1
@@ -65,7 +66,7 @@ class LastGoodKeeper(threading.Thread):
         self._backoff = {name: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S) for name in models}
         self._ending = False
         self.problems: dict[str, str] = {}
-        """By model, why its copy could not be written. Replaced by this thread; read by any."""
+        """By model, why its copy could not be written or read. Replaced by this thread, or at the start."""
 
     # -- a taker, called by the thread that delivers
 
@@ -94,8 +95,13 @@ class LastGoodKeeper(threading.Thread):
                 return None
             return folder.load(kept)
         except ArtefactError as error:
-            _log.error("the last good model on disk is of no use", model=model, error=str(error))
+            self.unusable(model, error)
             return None
+
+    def unusable(self, model: str, error: Exception) -> None:
+        """Say that what is on disk cannot be served; until it is written again, while the store is away nothing can."""
+        _log.error("the last good model on disk is of no use", model=model, error=str(error))
+        self.problems = {**self.problems, model: f"the copy on disk cannot be served: {error}"}
 
     def experiment(self, model: str) -> Experiment | None:
         """The experiment on disk; None if it is missing or damaged."""
@@ -286,6 +292,20 @@ class LastGood:
         for path in self._folder.iterdir():
             if path.name not in named and path.name != INDEX:
                 path.unlink(missing_ok=True)
+
+
+def check_state(state: Path) -> dict[str, str]:
+    """Read what a server would start from: by model, why this ftrie cannot serve it, or "". O(bytes)."""
+    found = {}
+    for folder in sorted((state / MODELS).glob("*")):
+        last_good = LastGood(folder, folder.name)
+        try:
+            if (kept := last_good.kept()) is not None:
+                found[folder.name] = ""
+                bound(last_good.load(kept))
+        except (FtrieError, OSError, MemoryError) as error:
+            found[folder.name] = str(error)
+    return found
 
 
 class KeptExperiments:

@@ -289,6 +289,7 @@ class ModelSync(threading.Thread):
             items=self._builder.items,
             source=self.status.source if kind in (ITEMS, REBUILT) else STORE,
         )
+        self._set_lacking("")
         self._meter.count(RELOADS, self._model, kind)
         self._meter.count(RELOAD_SECONDS, self._model, kind, by=time.monotonic() - began_s)
         self._note_items()
@@ -309,6 +310,7 @@ class ModelSync(threading.Thread):
         self._set_problem(MODEL_PART, problem)
         self._enter(State.REFUSED)
         self._start_from_disk(problem)
+        self._set_lacking(problem)
 
     def _none_active(self) -> None:
         """Keep what is served; log it when the state is entered."""
@@ -322,6 +324,7 @@ class ModelSync(threading.Thread):
         else:
             _log.error("no version is active any more", model=self._model, still_serving=self.status.version)
         self._start_from_disk(problem)
+        self._set_lacking(problem)
 
     def _lost_store(self, error: Exception) -> None:
         """Keep what is served; log the first failure in a row."""
@@ -376,7 +379,8 @@ class ModelSync(threading.Thread):
         try:
             self._builder.restore(parts)
         except (FtrieError, OSError, MemoryError) as error:
-            _log.error("the last good model on disk is of no use", model=self._model, error=str(error))
+            assert self._keeper is not None
+            self._keeper.unusable(self._model, error)
             return False
         return True
 
@@ -407,6 +411,12 @@ class ModelSync(threading.Thread):
             self._problems[part] = text
             problem = "; ".join(filter(None, self._problems.values()))
             self.status = replace(self.status, problem=problem)
+
+    def _set_lacking(self, why: str) -> None:
+        """Let workers be ready without this model, unless it has a version; "" once it has one."""
+        if (self.status.version is None or not why) and why != self.status.lacking:
+            self.status = replace(self.status, lacking=why)
+            self._distribution.tell(self._model, {"do": "lacking", "model": self._model, "why": why})
 
     def _set_degraded(self, part: str, text: str) -> None:
         """Have every answer say this of a part from now on; "" for nothing."""

@@ -15,8 +15,9 @@ from server.sync.experiment_sync import ExperimentSync
 from server.sync.last_good import LastGoodKeeper
 from server.sync.model_sync import ModelSync
 from server.sync.state_folder import StateFolder
+from server.sync.store_watch import StoreWatch
 from server.telemetry.meter import Meter
-from server.telemetry.status import ModelStatus
+from server.telemetry.status import ModelStatus, StoreStatus
 
 GRACE_S = 2.0
 """How long `close` waits for the threads that follow the store."""
@@ -44,6 +45,9 @@ class StoreSync:
             for name in settings.models
         }
 
+        stores = {settings.user_store: "users", settings.store: "store"}  # one entry, if it is the same store
+        self._watches = [StoreWatch(name, url) for url, name in stores.items() if url]
+
     def start(self) -> None:
         """Begin to follow the store, and to keep the last good models on disk."""
         if self._keeper is not None:
@@ -51,11 +55,13 @@ class StoreSync:
             self._keeper.start()
         for model in self._models.values():
             model.start()
+        for watch in self._watches:
+            watch.start()
 
     def stop(self) -> None:
         """Deliver nothing more. A thread in the middle of a long step is not waited for."""
-        for model in self._models.values():
-            model.stop()
+        for thread in (*self._models.values(), *self._watches):
+            thread.stop()
 
     def close(self, end_at_s: float) -> None:
         """Wait for the threads to end, then write the last good models. Call after `stop`.
@@ -88,6 +94,10 @@ class StoreSync:
         return tuple(
             replace(model.status, disk_problem=problems.get(name, "")) for name, model in self._models.items()
         )
+
+    def stores(self) -> tuple[StoreStatus, ...]:
+        """Each store as it is now."""
+        return tuple(watch.status for watch in self._watches)
 
     def _buffer_free(self, model: str, uid: str) -> None:
         self._models[model].buffer_free(uid)

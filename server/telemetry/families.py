@@ -57,6 +57,8 @@ RELOAD_SECONDS = "ftrie_reload_seconds_total"
 FRESHNESS = "ftrie_freshness_seconds"
 REFUSED_VERSIONS = "ftrie_refused_versions_total"
 STORE_AWAY = "ftrie_store_away"
+USER_STORE_AWAY = "ftrie_user_store_away"
+REPLICA_LAG = "ftrie_replica_lag_seconds"
 ITEMS_KEPT = "ftrie_items_kept"
 ITEMS_REFUSED = "ftrie_items_refused"
 FROM_DISK = "ftrie_serving_from_disk"
@@ -145,6 +147,13 @@ FAMILIES = {
             "Versions that could not be taken: damaged, newer (format), gone, equal, memory, unreadable or failed",
         ),
         Family(STORE_AWAY, "gauge", ("model",), "1 while the supervisor cannot reach the store"),
+        Family(USER_STORE_AWAY, "gauge", (), "1 while the supervisor cannot reach the store of --user-store"),
+        Family(
+            REPLICA_LAG,
+            "gauge",
+            ("store",),
+            "How long a replica that is read (store, or users of --user-store) has heard nothing from its primary",
+        ),
         Family(
             ITEMS_KEPT,
             "gauge",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -25,7 +26,10 @@ class MetricsPage:
     def __init__(
         self, host: str, port: int, metrics: CollectorRegistry, health: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """`health` returns {"ready": bool, …}; /healthz has status 503 unless ready. Raises ServerError."""
+        """`health` returns {"ready": bool, "not_served": {model: why}, …}; /healthz has status 503 unless ready.
+
+        /healthz?model=NAME has it also while that model is not served. Raises ServerError.
+        """
         try:
             self._server = _Listener(host.strip("[]"), port)
         except OSError as error:
@@ -61,13 +65,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one of the two pages."""
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if path == "/metrics":
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, content_type, encode(self.server.metrics))
         elif path == "/healthz":
             health = self.server.health()
-            status = HTTPStatus.OK if health["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            asked = parse_qs(query).get("model", [])
+            ready = health["ready"] and not any(model in health["not_served"] for model in asked)
+            status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+            if any(model not in (each["name"] for each in health["models"]) for model in asked):
+                status = HTTPStatus.NOT_FOUND
             self._answer(status, JSON, json.dumps(health).encode() + b"\n")
         else:
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there are /metrics and /healthz\n")

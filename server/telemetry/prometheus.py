@@ -25,10 +25,12 @@ from server.telemetry.families import (
     MODEL_VERSION,
     NS,
     READY,
+    REPLICA_LAG,
     STAGE_SECONDS,
     STORE_AWAY,
     SUM,
     UNKNOWN_USERS,
+    USER_STORE_AWAY,
     WORKER_RESTARTS,
     WORKERS,
     Family,
@@ -133,8 +135,9 @@ def _observed(family: Family, samples: list[tuple[Labels, float]]) -> Metric:
 
 def note_status(meter: Meter, status: SupervisorStatus) -> None:
     """Have the meter report the status as gauges; call it before each `take`."""
+    not_served = status.not_served
     for model in status.models:
-        meter.set(READY, model.name, value=float(_is_served(model.name, status)))
+        meter.set(READY, model.name, value=float(model.name not in not_served))
         meter.set(STORE_AWAY, model.name, value=float(model.store_away))
         meter.set(ITEMS_KEPT, model.name, value=float(model.kept_items))
         meter.set(ITEMS_REFUSED, model.name, value=float(model.items_refused))
@@ -143,10 +146,10 @@ def note_status(meter: Meter, status: SupervisorStatus) -> None:
         if model.version is not None:
             meter.set(MODEL_VERSION, model.name, value=model.version)
             meter.set(MODEL_PUBLISHED, model.name, value=model.published)
+    for store in status.stores:
+        if store.name == "users":
+            meter.set(USER_STORE_AWAY, value=float(store.away))
+        if store.lag_s is not None or not store.problem:
+            meter.set(REPLICA_LAG, store.name, value=store.lag_s or 0.0)
     meter.set(WORKERS, value=sum(worker.state == "serving" for worker in status.workers))
     meter.set(WORKER_RESTARTS, value=sum(worker.restarts for worker in status.workers))
-
-
-def _is_served(model: str, status: SupervisorStatus) -> bool:
-    """Whether at least one worker answers for it."""
-    return any(worker.state == "serving" and model in worker.versions for worker in status.workers)

@@ -40,8 +40,24 @@ class ModelStatus:
     through_us: int = 0
     """Every event that arrived before this time is in the version's weights: microseconds since 1970 by the store's
     clock; 0 for a version that was not learned from the store's streams."""
+    lacking: str = ""
+    """Why there is no version to serve, though the store answers; "" while there is one, or it still loads."""
     disk_problem: str = ""
-    """Why the last good model could not be written to disk; "" if it was, or if none is kept."""
+    """Why the last good model could not be written to disk, or read from it; "" if it was, or if none is kept."""
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """A store that the server reads: "store", or "users" for one of --user-store.
+
+    lag_s: of a replica, how long it has heard nothing from its primary; None for others, or if that is not known.
+    problem: why its data may be missing or old; "" for none.
+    """
+
+    name: str
+    away: bool = False
+    lag_s: float | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,16 +80,20 @@ class SupervisorStatus:
 
     address: str
     begun: bool
-    """Whether every worker has served every model at the same time since this server started."""
+    """Whether all workers have served at the same time since this server started."""
     draining: bool
     models: tuple[ModelStatus, ...]
     workers: tuple[WorkerStatus, ...]
+    stores: tuple[StoreStatus, ...] = ()
     successor_of: tuple[int, ...] = ()
     """Workers of a dead supervisor, which answer until this one is ready."""
 
     @property
     def not_ready(self) -> str:
-        """Why no calls should be sent here now; "" if they should. One worker that serves every model is enough."""
+        """Why no calls should be sent here now; "" if they should. One worker that serves is enough.
+
+        A worker serves once it has every model that has a version: one without a version must not stop all others.
+        """
         if self.draining:
             return "draining"
         if self.begun and any(worker.state == "serving" for worker in self.workers):
@@ -92,6 +112,18 @@ class SupervisorStatus:
         """Whether calls should be sent here now."""
         return not self.not_ready
 
+    @property
+    def not_served(self) -> dict[str, str]:
+        """The models that no worker answers for, and why."""
+        serving = {name for each in self.workers if each.state == "serving" for name in each.versions}
+        refused = {name: why for each in self.workers for name, why in each.refused.items()}
+        return {
+            name: each.lacking or refused.get(name) or self.not_ready or "loading"
+            for each in self.models
+            if (name := each.name) not in serving
+        }
+
     def to_json(self) -> dict[str, Any]:
-        """Every field by name, `ready`, and the reason if the server is not ready."""
-        return {"ready": self.ready, "not_ready": self.not_ready, **asdict(self)}
+        """Every field by name, `ready`, the reason if the server is not ready, and the models that are not served."""
+        state = {"ready": self.ready, "not_ready": self.not_ready, "not_served": self.not_served}
+        return {**state, **asdict(self)}

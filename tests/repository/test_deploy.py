@@ -99,6 +99,17 @@ def test_every_alert_is_in_the_document_says_what_happens_and_is_about_the_metho
             assert "method=" in labels, (alert["alert"], name)
 
 
+def test_alerts_see_series_that_appear_vanish_and_restart() -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("needs promtool, of Debian's package prometheus")
+    tested = subprocess.run(
+        [promtool, "test", "rules", str(DEPLOY / "prometheus/alerts_test.yml")],
+        capture_output=True,
+        text=True,
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     panels = json.loads((DEPLOY / "grafana/ftrie.json").read_text("utf-8"))["panels"]
     cells = [

@@ -94,8 +94,11 @@ class Server:
         self.shutdown()
 
     def swapped(self, model: str, version: int) -> None:
+        """See `worker.Reports`."""
+
+    def became_ready(self) -> None:
         served = self.current.served
-        if served is not None and self.ready.is_set() and self._on_ready is not None:
+        if served is not None and self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None
             on_ready(served, self.address)
 

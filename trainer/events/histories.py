@@ -53,14 +53,14 @@ Texts = list[list[bytes]]
 class Histories:
     """The histories of at most `most_users` users; the least recently used one is dropped. For one thread.
 
-    dropped: how many were. keeps_changed: whether the users that have changed are remembered for `write`.
+    dropped: how many were; most: `most_users`. keeps_changed: whether changed users are remembered for `write`.
     """
 
     def __init__(self, plan: HistoryPlan, most_users: int = MOST_USERS) -> None:
         self.plan = plan
         self.dropped = 0
         self.keeps_changed = False
-        self._most = most_users
+        self.most = most_users
         self._most_unpacked = min(MOST_UNPACKED, most_users)
         # Both in order of last use; every packed user was used before every unpacked one.
         self._packed: dict[bytes, bytes] = {}
@@ -99,7 +99,7 @@ class Histories:
         while len(self._unpacked) > self._most_unpacked:
             cookie = next(iter(self._unpacked))
             self._packed[cookie] = self._unpacked.pop(cookie).encode(self.plan)
-        while len(self) > self._most:
+        while len(self) > self.most:
             cookie = next(iter(self._packed or self._unpacked))
             (self._packed or self._unpacked).pop(cookie)
             self._changed.pop(cookie, None)

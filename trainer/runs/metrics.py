@@ -64,6 +64,9 @@ FAMILIES = (
         (),
         "rows skipped because the server did not know the item",
     ),
+    Family(
+        "ftrie_trainer_users_dropped_total", "counter", (), "users whose histories were dropped for others"
+    ),
     Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
     Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
     Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
@@ -171,6 +174,7 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_store_away": [((), status.store_away)],
         "ftrie_trainer_store_losses_total": [((), status.store_losses)],
         "ftrie_trainer_unknown_items_total": [((), status.counts["unknown_items"])],
+        "ftrie_trainer_users_dropped_total": [((), status.users_dropped)],
         "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
         "ftrie_trainer_keys": [((), status.keys)],
         "ftrie_trainer_logloss": _known(status.logloss),

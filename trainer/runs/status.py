@@ -54,7 +54,8 @@ class Status:
     all examples before the first window has ended. version: the last one published by this run; active: the one served;
     inactive: why published versions are not activated, by an operator's pin or another writer. lags: by source. join:
     the join's counts. rolled_back: automatic rollbacks. store_away: the last access to the store failed. store_losses:
-    how often the store was found without the trainer's lease, and so without its data. behind: a source is read later
+    how often the store was found without the trainer's lease, and so without its data. users_dropped: users whose
+    histories were dropped, since the first run, as too many others came after them. behind: a source is read later
     than --max-lag. normalized_entropy: of the worst variant in the last 1,000 rows or more. withheld: why nothing is
     published. partition: as `2/3`, empty for a trainer that learns all; round: the one it learns; waiting_s: how long
     it has waited there for other partitions. warnings: present problems. variants: metrics over all examples, in the
@@ -80,6 +81,7 @@ class Status:
     inactive: str = ""
     store_away: bool = False
     store_losses: int = 0
+    users_dropped: int = 0
     behind: bool = False
     normalized_entropy: float | None = None
     withheld: str = ""

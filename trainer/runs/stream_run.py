@@ -399,6 +399,11 @@ class StreamRun:
         self._idle.look(counts)
         if self._idle.reason:
             found["quiet"] = self._idle.reason
+        if (users := self._loop.histories) is not None and users.dropped:
+            found["users"] = (
+                f"more than {users.most:,} users have a history: {users.dropped:,} were dropped, the least recently "
+                "used ones first, and begin again should they return"
+            )
         if counts.minus_labels:
             others = counts.examples - counts.minus_labels - self.model.metrics.clicked
             found["labels"] = "labels are read as -1/+1: -1 is no click" + (
@@ -425,6 +430,7 @@ class StreamRun:
             lost={source.name: source.lost for source in self._sources},
             counts=counts.as_dict(),
             join=loop.joined(),
+            users_dropped=loop.histories.dropped if loop.histories is not None else 0,
             behind=self.behind,
             normalized_entropy=model.warnings.normalized_entropy,
             withheld=pacer.publisher.withheld if pacer is not None else "",

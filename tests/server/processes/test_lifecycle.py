@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,6 +25,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from ftrie.client.client import Client, RankFailed
+from ftrie.demo.processes import free_port
 from model_store.store import Store
 from server.processes.takeover import Inherited
 from server.rpc.ranking_service import SERVICE
@@ -102,17 +105,33 @@ def test_a_server_asks_clients_to_reconnect_if_it_is_told_to(start: Callable[...
 def test_a_process_says_when_it_is_ready_and_ends_on_sigterm(
     shop_store: Store, serve: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    process = serve()
+    port = free_port()
+    process = serve("ads", "--metrics-port", str(port))
     assert process.stdout is not None
-    words = process.stdout.readline().split()
+    line = process.stdout.readline()
+    words = line.split()
     assert words[:5] == ["serving", shop.NAME, "version", "1", "on"]
-    with Client(words[5], timeout_s=20) as client:
+    assert line.endswith("; NOT SERVED: ads (the store names no active version)\n")
+    with Client(words[5].rstrip(";"), timeout_s=20) as client:
         assert client.rank(shop.NAME, candidates=["item-1"]).version == 1
+
+    def health(query: str) -> tuple[int, dict[str, str]]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz{query}", timeout=20) as page:
+                return page.status, json.load(page)["not_served"]
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)["not_served"]
+
+    missing = {"ads": "the store names no active version"}
+    asked = ("", f"?model={shop.NAME}", "?model=ads", "?model=unknown")
+    assert [health(each) for each in asked] == [(code, missing) for code in (200, 200, 503, 404)]
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert out == ""
     lines = [json.loads(line) for line in err.splitlines()]
+    (ready,) = (line for line in lines if line["event"] == "READY WITHOUT A MODEL")
+    assert (ready["level"], ready["model"]) == ("error", "ads")
     assert [line["event"] for line in lines if "worker" not in line][::-1][:2] == ["stopped", "draining"]
     assert [line["event"] for line in lines if line.get("worker") == 0][-1] == "draining"
 

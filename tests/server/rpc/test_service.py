@@ -228,6 +228,24 @@ def test_late_items_lose_what_does_not_fit_alone_and_are_not_asked_for_when_they
     assert (answer.degraded, answer.unknown_items) == ((), ("",))
 
 
+def test_what_an_answer_echoes_is_bounded_and_says_how_much_it_leaves_out(
+    shared_client: Client, shared_store: Store
+) -> None:
+    unknown = [f"{n:05}".ljust(500, "x") for n in range(2000)]
+    fields = {f"{n:03}".ljust(200, "y"): "1" for n in range(1000)}
+    answer = shared_client.rank(candidates=unknown, context=fields, top_k=1)
+    assert answer.unknown_items == tuple(unknown[:131]) and 131 * 500 <= 1 << 16 < 132 * 500
+    assert len(answer.unknown_fields) == (1 << 16) // 200
+    said = list(map(str, answer.degraded))
+    assert "unknown_items: 2,000, of which the first 131 are listed" in said
+    assert "unknown_fields: 1,000, of which the first 327 are listed" in said
+    bent = [f"bent-{n}" for n in range(200)]
+    for item in bent:
+        shared_store.client.hset(f"ftrie:item:{item}", mapping={"price": "dear"})
+    answer = shared_client.rank(candidates=bent, top_k=1)
+    assert len(answer.degraded) == 101 and str(answer.degraded[-1]) == "degraded: 100 more"
+
+
 def test_an_unknown_fault_is_logged_whole_and_told_to_nobody(client: Client, server: Server) -> None:
     assert server.current.served is not None
     server.current.served = replace(server.current.served, ranker=None)  # type: ignore[arg-type]

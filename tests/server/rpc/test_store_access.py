@@ -17,10 +17,13 @@ from urllib.parse import quote
 import pytest
 import redis
 
+from docs.generate import commands
+from ftrie.cli import run
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.errors import StoreError
 from model_store.redis.embedded import SOCKET
+from model_store.redis.roles import ROLES
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event, Reported
@@ -33,14 +36,12 @@ from tests.worlds import online_cell
 
 As = Callable[[str], str]
 ROOT = Path(__file__).resolve().parents[3]
-RULE = re.compile(r"^ACL SETUSER (ftrie-[a-z]+) on >PASSWORD (.+)$", re.MULTILINE)
 PASSWORD = "with@signs/and:colons"
 PATIENT = {"store_budget_s": 5.0}
 
 
 def rules() -> dict[str, list[str]]:
-    text = (ROOT / "docs/operating.md").read_text("utf-8")
-    return {name: words.split() for name, words in RULE.findall(text)}
+    return {role.name: role.rule.partition(">PASSWORD ")[2].split() for role in ROLES}
 
 
 @pytest.fixture
@@ -134,6 +135,109 @@ def test_a_loader_writes_records_and_feedback_appends_to_its_streams_alone(store
                 feedback.client.xadd(denied, {"a": "b"})
         with pytest.raises(redis.exceptions.NoPermissionError):
             feedback.client.get("ftrie:{shop}:active")
+
+
+def test_the_document_has_the_rules_of_the_code() -> None:
+    text = (ROOT / "docs/operating.md").read_text("utf-8")
+    assert re.findall("^ACL SETUSER .+", text, re.MULTILINE) == [role.rule for role in ROLES]
+
+
+# The words after a command's name, in an order in which each finds what it needs.
+TYPED = {
+    "train": "SPEC ROWS --activate",
+    "evaluate": "shop ROWS",
+    "audit": "shop ROWS",
+    "replay": "SPEC ROWS",
+    "trainer": "SPEC --from rows=ROWS --once --checkpoint STATE",
+    "store import": "shop MODEL",
+    "store versions": "shop",
+    "store activate": "shop 1",
+    "store rollback": "shop",
+    "store resume": "shop",
+    "store audit": "shop",
+    "store inspect": "shop",
+    "store export": "shop OUT",
+    "store dead": "shop",
+    "store gc": "shop --keep 1",
+    "experiment set": "shop base=0.5 plain=0.5",
+    "experiment pin": "shop u=base",
+    "experiment unpin": "shop u",
+    "experiment shadow": "shop plain",
+    "experiment show": "shop",
+    "experiment report": "shop",
+    "experiment stop": "shop --winner base",
+    "experiment clear": "shop",
+    "store load users": "USERS --id-column id",
+    "store load items": "USERS --id-column id --only",
+    "store load candidates": "home IDS",
+    "store check": "--repair",
+}
+APART = {"serve", "dashboard", "simulate", "train-distributed"}
+"""Servers run above; the others write as `train` does, or read."""
+LEARN = {"train", "evaluate", "audit", "replay", "trainer"}
+
+
+def junk(store: Store) -> None:
+    """One value of each kind that is repaired by a command of its own."""
+    store.client.zadd("ftrie:{shop}:versions", {"junk": 1})
+    store.client.rpush("ftrie:{shop}:history", "junk")
+    store.client.hset("ftrie:{shop}:guard", "refused", "junk")
+    store.client.hset("ftrie:{shop}:version:3", "rows", "junk")
+    store.client.set("ftrie:{shop}:epoch", "junk")
+    store.client.set("ftrie:user:junk", "no hash")
+    store.client.hset("ftrie:{shop}:online:1", "junk", "junk")
+    store.client.xadd("ftrie:{shop}:audit", {"junk": "junk"})
+    store.client.xadd("ftrie:{shop}:clicks", {"json": "{}"}, id="9999999999999-0")
+
+
+SPEC = """
+[model]
+name = "shop"
+[input]
+label = "click"
+[fields]
+age = { side = "user" }
+[variants]
+base = { share = 0.5 }
+plain = { share = 0.5 }
+"""
+
+
+@pytest.mark.parametrize("learns", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_every_command_runs_as_its_role(
+    learns: bool, store: Store, as_role: As, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {
+        "SPEC": SPEC,
+        "ROWS": "click,age\n" + "1,20\n0,30\n" * 20,
+        "USERS": "id,age\nu1,20\n",
+        "IDS": "i1\n",
+    }
+    suffixes = {"SPEC": "m.toml", "ROWS": "rows.csv", "USERS": "users.csv", "IDS": "ids.txt"}
+    for name, text in texts.items():
+        (tmp_path / suffixes[name]).write_text(text)
+    shop.artefact(1).write(tmp_path / "m.arrow")
+    files = suffixes | {"MODEL": "m.arrow", "OUT": "out.arrow", "STATE": "state"}
+    if not learns:
+        for seed in range(1, 4):
+            shop.publish(store, seed)
+    store.client.execute_command("ACL", "LOG", "RESET")
+    roles = {command: role.name for role in ROLES for command in role.runs}
+    assert roles.keys() == TYPED.keys() | APART
+    assert roles.keys() == {
+        words.removeprefix("ftrie ")
+        for words, command in commands()
+        if any("--store" in each.opts for each in command.params)
+    }
+    for command, words in TYPED.items():
+        if (command in LEARN) == learns:
+            for name, file in files.items():
+                words = re.sub(rf"\b{name}\b", str(tmp_path / file), words)
+            if command == "store check":
+                junk(store)
+            code = run([*command.split(), *words.split(), "--store", as_role(roles[command])])
+            said = capsys.readouterr()
+            assert (code, refusals(store)) == (0, []), (command, said.out, said.err)
 
 
 def test_a_wrong_password_is_said_without_it(as_role: As) -> None:

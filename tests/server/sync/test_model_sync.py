@@ -20,14 +20,18 @@ import grpc
 import numpy as np
 import pytest
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ftrie.cli import run
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import ArtefactError, NewerFormat, StoreError, VersionNotFound
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from server.model import shared_memory
 from server.settings import Settings
 from server.sync.distribution import Distribution
+from server.sync.last_good import check_state
 from server.sync.model_builder import ModelBuilder
 from server.sync.model_sync import ModelSync, State
 from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
@@ -46,6 +50,8 @@ from tests.server.sync.served_models import (
 )
 from tests.waiting import eventually
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 Start = Callable[..., Server]
 
 
@@ -118,17 +124,31 @@ def test_a_gap_in_the_deltas_is_closed_by_the_snapshot_and_a_damaged_one_refused
         eventually(lambda: (status(server).version, status(server).problem) == (version, ""))
 
 
+def health_of(server: Server, model: str) -> int:
+    with grpc.insecure_channel(server.address) as channel:
+        asked = health_pb2.HealthCheckRequest(service=f"ctr.v1.RankingService{model}" if model else "")
+        return int(health_pb2_grpc.HealthStub(channel).Check(asked, timeout=20).status)
+
+
 def test_one_server_serves_several_models(shop_store: Store, store_url: str) -> None:
     server = Server(Settings((shop.NAME, "ads"), store_url, drain_s=1.0))
     server.startup()
     with Client(server.address, timeout_s=20.0) as client:
         eventually(lambda: server.models[shop.NAME].served is not None)
         assert client.rank(shop.NAME, candidates=["item-1"]).version == 1
-        with pytest.raises(RankFailed, match="'ads' is still loading"):
+        assert server.ready.wait(180), "a model without a version keeps no other from its callers"
+        with pytest.raises(RankFailed, match="'ads' is not served here: the store names no active version"):
             client.rank("ads", candidates=["item-1"])
-        assert not server.ready.is_set()
-        shop_store.model("ads").publish_and_activate(shop.artefact(seed=2))
-        assert server.ready.wait(180)
+        assert (health_of(server, ""), health_of(server, f"/{shop.NAME}")) == (SERVING, SERVING)
+        assert health_of(server, "/ads") == NOT_SERVING
+        versions = shop_store.model("ads")
+        damaged = versions.publish(shop.artefact(seed=3))
+        shop_store.client.set(versions.keys.chunks(damaged, 1)[0], b"no artefact")
+        shop_store.client.set(versions.keys.active, damaged)
+        eventually(lambda: "was refused (damaged)" in server.status()[1].lacking)
+        versions.publish_and_activate(shop.artefact(seed=2))
+        eventually(lambda: health_of(server, "/ads") == SERVING)
+        assert server.status()[1].lacking == ""
         answers = [client.rank(name, candidates=["item-1"], variant="base") for name in (shop.NAME, "ads")]
         assert [answer.model for answer in answers] == [shop.NAME, "ads"]
         wanted = [shop.expected_score(shop.ITEMS["item-1"], 0, seed) for seed in (1, 2)]
@@ -139,13 +159,23 @@ def test_one_server_serves_several_models(shop_store: Store, store_url: str) -> 
 
 
 def test_a_server_starts_from_disk_while_the_store_is_away_or_empty_and_says_so(
-    store: Store, begin: Start, tmp_path: Path
+    store: Store, begin: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = begin()
     with asking(first) as client:
         before = [scores(client, "u1", variant) for variant in shop.VARIANTS]
     first.end()
-    away = begin(f"unix://{tmp_path}/nobody.sock")
+    nobody = f"unix://{tmp_path}/nobody.sock"
+    assert check_state(tmp_path) == {shop.NAME: ""} and run(["warmup", "--state", str(tmp_path)]) == 0
+    with monkeypatch.context() as upgrade:
+        upgrade.setattr(shared_memory, "FORMAT_VERSION", 99)
+        assert "of parts, expected 99" in check_state(tmp_path)[shop.NAME]
+        assert run(["warmup", "--state", str(tmp_path)]) == ArtefactError.exit_code
+        upgraded = begin(nobody)
+        eventually(lambda: "on disk cannot be served" in status(upgraded).disk_problem)
+        assert status(upgraded).version is None
+        upgraded.end()
+    away = begin(nobody)
     with asking(away) as client:
         assert (status(away).version, status(away).source, status(away).store_away) == (1, "disk", True)
         answer = client.rank(candidates=CANDIDATES, variant="base")

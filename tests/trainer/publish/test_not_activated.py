@@ -30,7 +30,7 @@ WRITER = "no-activation"
 @pytest.fixture
 def half_url(store: Store, valkey_url: str) -> Iterator[str]:
     """The URL of the store for a user that may write versions, but not which one is active."""
-    keys = [f"~ftrie:{{shop}}:{key}" for key in ("version*", "sequence", "epoch", "trainer", "refusals")]
+    keys = [f"~ftrie:{{shop}}:{key}" for key in ("version*", "sequence", "epoch", "trainer", "answer:*")]
     rules = ["reset", "on", "nopass", "+@all", "%R~*", *keys]
     store.client.execute_command("ACL", "SETUSER", WRITER, *rules)
     yield f"unix://{WRITER}:x@{Path(valkey_url.removeprefix('embedded:')) / SOCKET}"

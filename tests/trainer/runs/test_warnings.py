@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client import generate_latest
 
 from ftrie.cli import run
 from ftrie.commands.trainer import StatusLines
@@ -20,9 +22,12 @@ from model_store.store import Store
 from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
 from trainer.checkpoint import Every, file
 from trainer.checkpoint.folder import checkpoints_in
+from trainer.events.histories import Histories
+from trainer.examples import row_histories
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.daemon import Daemon
+from trainer.runs.metrics import StatusCollector
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.stream_run import TrainerOptions
@@ -84,6 +89,22 @@ def test_a_trainer_warns_of_a_model_that_diverges_and_ends_with_the_totals_of_al
     out, err = capsys.readouterr()
     assert "log-loss, all rows" in out and "base" in out
     assert "recent log-loss" in err.splitlines()[-1]
+
+
+def test_a_trainer_says_that_it_drops_users(
+    tmp_path: Path, trained: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = 'seen = { side = "user", kind = "set", history = "seen", measure = "last", last = 2 }\n'
+    spec = PLAIN.replace('"click"\n', '"click"\ncookie = "user"\nitem = "item"\ntimestamp = "ts"\n') + history
+    rows = "".join(f"0,s1,u{row},i1,{1_700_000_000 + row}\n" for row in range(5))
+    (tmp_path / "a.csv").write_text("click,site,user,item,ts\n" + rows)
+    monkeypatch.setattr(row_histories, "Histories", partial(Histories, most_users=2))
+    code, status, err = trained(f"rows={tmp_path / 'a.csv'}", spec=spec)
+    assert (code, status["users_dropped"]) == (0, 2) and "2 were dropped" in err
+    assert any("more than 2 users have a history" in text for text in status["warnings"])
+    collector = StatusCollector()
+    collector.show(a_status(users_dropped=2))
+    assert 'ftrie_trainer_users_dropped_total{model="m"} 2.0' in generate_latest(collector).decode()
 
 
 def a_status(**members: Any) -> Status:
