@@ -20,7 +20,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated, first_rows
+from trainer.tune.passes import Repeated
 
 LEARNED = 0.8
 ALPHAS = (1, 3, 10)
@@ -53,7 +53,7 @@ def held_out(spec: ModelSpec, log: Repeated) -> npt.NDArray[np.float64]:
             model = model or LearningModel(opened.maker)
             size = int(examples.hashed.labels.size)
             if row < first:
-                model.learn(first_rows(examples, min(size, first - row)))
+                model.learn(examples.part(0, min(size, first - row)))
             if row + size > first:
                 scorer = scorer or Scorer(model.artefact())
                 predicted = scorer.score(opened.maker, examples).predicted

@@ -31,7 +31,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, with_parameters
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated, first_rows
+from trainer.tune.passes import Repeated
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LEARNED = (0.5, 0.8)
@@ -152,7 +152,7 @@ def held_out(trial: Trial, kind: str, learned: float) -> Held:
             model = model or LearningModel(opened.maker)
             size = int(examples.hashed.labels.size)
             if row < first:
-                model.learn(first_rows(examples, min(size, first - row)))
+                model.learn(examples.part(0, min(size, first - row)))
             if row + size > first:
                 scorer = scorer or Scorer(model.artefact())
                 scores = scorer.score(opened.maker, examples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,25 @@ class Examples:
     resumable: bool = True
     minus_labels: int = 0
     doubled: int = 0
+
+    def part(self, begin: int, end: int | None = None) -> Examples:
+        """Examples begin to end. The first part has the rejects; counts stay those of the batch.
+
+        `starts` keeps its offsets into the whole batch's hashes.
+        """
+        rows, own = self.hashed, slice(begin, end)
+        last = None if end is None else end + 1
+        hashed = rows._replace(
+            starts=rows.starts[begin:last], labels=rows.labels[own], weights=rows.weights[own]
+        )
+        return replace(
+            self,
+            rows=self.rows[own],
+            hashed=hashed,
+            rejects=self.rejects if begin == 0 else (),
+            requests=self.requests[own],
+            times=self.times[own],
+        )
 
 
 class ExampleMaker:

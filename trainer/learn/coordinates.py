@@ -138,6 +138,13 @@ class Coordinates:
             new = buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
         return (new if places is None else places[new]), row
 
+    def predict(self, rows: HashedRows) -> loops.Predicted:
+        """Predict rows and learn none of them."""
+        size = int(rows.labels.size)
+        predicted = self.predicted(size)
+        self.learn(rows._replace(weights=np.zeros(size)), 0, size, predicted)
+        return predicted
+
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))

@@ -5,7 +5,7 @@ Bit-identical for the same examples in the same order. Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,14 +23,16 @@ from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of
+from trainer.learn.learners.loops import Predicted
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.recent import Recent
 from trainer.learn.metrics.regret import RegretRecorder
 from trainer.learn.metrics.warnings import ModelWarnings
-from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.predictions_kernels import NOT_ASKED, Predictions
 from trainer.learn.table import TableKeys, ValueTable, part_of
 from trainer.learn.table_kernels import arena_keys
 from trainer.learn.warm_start import warm_start
+from trainer.learn.whole_requests import twice
 
 _MANY_KEYS = 1_000
 _LARGEST = float(np.finfo(np.float32).max)
@@ -97,6 +99,25 @@ class LearningModel:
         """
         if again is not None:
             self.coordinates.admission.close()
+        predicted = self._learn(examples)
+        self._judge(examples, predicted.scores, predicted.probabilities, again=again)
+
+    def learn_requests(self, parts: Sequence[Examples]) -> None:
+        """`learn` for whole requests, or for the parts of one, as `whole_requests` makes them.
+
+        The same weights and figures by row; predictions also have the scores from before each request (`before`).
+        """
+        if len(parts) == 1:
+            repeated, ahead, own = twice(parts[0])
+            found = self._learn(repeated)
+            self._judge(parts[0], found.scores[own], found.probabilities[own], found.scores[ahead])
+            return
+        before = [self.coordinates.predict(each.hashed).scores for each in parts]
+        for part, scores in zip(parts, before, strict=True):
+            found = self._learn(part)
+            self._judge(part, found.scores, found.probabilities, scores)
+
+    def _learn(self, examples: Examples) -> Predicted:
         rows = examples.hashed
         size = int(rows.labels.size)
         predicted = self.coordinates.predicted(size)
@@ -112,8 +133,19 @@ class LearningModel:
                     times = times[rows.weights[begin:end] != 0.0]
                 self._sweep(times)
             begin = end
+        return predicted
+
+    def _judge(
+        self,
+        examples: Examples,
+        scores: npt.NDArray[np.float64],
+        probabilities: npt.NDArray[np.float64],
+        before: npt.NDArray[np.float64] = NOT_ASKED,
+        again: ProgressiveMetrics | None = None,
+    ) -> None:
+        rows = examples.hashed
         outcome = rows, examples.requests, len(self.spec.variants)
-        predictions = Predictions.of(predicted.scores, predicted.probabilities, *outcome)
+        predictions = Predictions.of(scores, probabilities, *outcome, before)
         if again is not None:
             again.update(predictions, examples)
             return

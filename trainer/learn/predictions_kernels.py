@@ -29,13 +29,16 @@ _OCTAVES_BELOW = 1024
 _TWO_52_BITS = np.int64(0x4330000000000000)
 _TWO_52 = 4503599627370496.0
 
+NOT_ASKED = np.empty((0, 0))
+
 
 class Predictions(NamedTuple):
     """What every variant predicted for a batch of examples, and what happened.
 
     scores, probabilities: float64[rows, >= variants]; losses: float64[rows, variants], log-losses with probabilities
     clipped at SMALLEST_PROBABILITY; labels: float64[rows]; weights: float64[rows], or empty where all are 1; requests:
-    uint64[rows], or empty where each row is a request of its own.
+    uint64[rows], or empty where each row is a request of its own. before: float64[rows, >= variants], the scores before
+    any row of the request was learned, which alone may be compared within it; empty where they were not asked for.
     """
 
     scores: Any
@@ -44,15 +47,22 @@ class Predictions(NamedTuple):
     labels: Any
     weights: Any
     requests: Any
+    before: Any = NOT_ASKED
 
     @classmethod
     def of(
-        cls, scores: Any, probabilities: Any, rows: HashedRows, requests: Any, variants: int
+        cls,
+        scores: Any,
+        probabilities: Any,
+        rows: HashedRows,
+        requests: Any,
+        variants: int,
+        before: Any = NOT_ASKED,
     ) -> Predictions:
         """Compute the losses. The columns of scores and probabilities beyond `variants` are not used."""
         losses = np.empty((rows.labels.size, variants))
         log_losses(probabilities, rows.labels, losses, losses.reshape(-1))
-        return cls(scores, probabilities, losses, rows.labels, rows.weights, requests)
+        return cls(scores, probabilities, losses, rows.labels, rows.weights, requests, before)
 
     @classmethod
     def of_scores(cls, scores: Any, rows: HashedRows, requests: Any, variants: int) -> Predictions:

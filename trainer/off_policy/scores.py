@@ -7,7 +7,7 @@ eligible, so this is an assumption; a mean weight far from 1 shows where it is w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError
 from model_store.normal_kernels import normal_cdfs
 from model_store.spec.spec import ModelSpec
-from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
@@ -191,7 +190,7 @@ class LearningScores:
             scores[start:stop] = self._scores(pairs, start * size, stop * size).reshape(
                 stop - start, size, -1
             )
-            self.model.learn(_part(shown, *np.searchsorted(shown.rows, [begin, end])))
+            self.model.learn(shown.part(*np.searchsorted(shown.rows, [begin, end]).tolist()))
         return scores
 
     def _scores(self, pairs: Examples, begin: int, end: int) -> Array:
@@ -226,24 +225,3 @@ class LearningScores:
                 )
                 out[:, column] = log_odds(predicted)
         return out
-
-
-def _part(examples: Examples, begin: int, end: int) -> Examples:
-    """Examples begin to end; `starts` keeps its offsets into the whole batch's hashes."""
-    hashed = examples.hashed
-    weights = hashed.weights[begin:end] if hashed.weights.size else hashed.weights
-    rows = HashedRows(
-        hashed.starts[begin : end + 1],
-        hashed.hashes,
-        hashed.features,
-        hashed.x,
-        hashed.labels[begin:end],
-        weights,
-    )
-    return replace(
-        examples,
-        rows=examples.rows[begin:end],
-        hashed=rows,
-        times=examples.times[begin:end] if examples.times.size else examples.times,
-        requests=examples.requests[begin:end] if examples.requests.size else examples.requests,
-    )

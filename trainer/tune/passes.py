@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.whole_requests import whole_requests
 from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
 from trainer.tune.paired import BlockSums, Floats
@@ -148,19 +149,30 @@ def learn_together(
     with log.examples(groups[0].spec) as (opened, stream):
         if measure is not None:
             measure.check(opened.spec.input.request)
-        for examples in stream:
+
+        def taken() -> Iterator[Examples]:
+            nonlocal learned
+            for examples in stream:
+                rejects.add_all(examples.rejects)
+                size = int(examples.hashed.labels.size)
+                if rows is not None and learned + size > rows:
+                    examples, size = examples.part(0, rows - learned), rows - learned
+                yield examples
+                learned += size
+                expected = opened.expected_rows(learned)
+                log.on_progress(
+                    learned, expected if rows is None or expected is None else min(rows, expected)
+                )
+                if learned == rows:
+                    return
+
+        for parts in whole_requests(taken()) if measure is not None else zip(taken()):
             models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
-            rejects.add_all(examples.rejects)
-            size = int(examples.hashed.labels.size)
-            if rows is not None and learned + size > rows:
-                examples, size = first_rows(examples, rows - learned), rows - learned
             for model in models:
-                model.learn(examples)
-            learned += size
-            expected = opened.expected_rows(learned)
-            log.on_progress(learned, expected if rows is None or expected is None else min(rows, expected))
-            if learned == rows:
-                break
+                if measure is not None:
+                    model.learn_requests(parts)
+                else:
+                    model.learn(parts[0])
     outcomes = (
         [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
     )
@@ -234,7 +246,7 @@ class LateMetrics(ProgressiveMetrics):
         self._to_skip -= skipped
         if skipped < rows:
             late = predictions.after(skipped)
-            super().update(late, _with_outcomes(examples, slice(skipped, None)))
+            super().update(late, examples.part(skipped))
             if self._requests is not None:
                 self._requests.update(late, examples.stop.number)
                 return
@@ -251,24 +263,3 @@ class LateMetrics(ProgressiveMetrics):
     def _add_judged(self, measures: Floats) -> None:
         assert self._measure is not None
         self.blocks.add(np.column_stack([measures[:, :, self._measure.index], np.ones(len(measures))]))
-
-
-def first_rows(examples: Examples, rows: int) -> Examples:
-    """The first `rows` examples of a batch."""
-    hashed = examples.hashed
-    end = int(hashed.starts[rows])
-    kept = hashed._replace(
-        starts=hashed.starts[: rows + 1],
-        hashes=hashed.hashes[:end],
-        features=hashed.features[:end],
-        x=hashed.x[:end],
-    )
-    return _with_outcomes(replace(examples, hashed=kept, rows=examples.rows[:rows]), slice(rows))
-
-
-def _with_outcomes(examples: Examples, part: slice) -> Examples:
-    """The examples with the labels, weights, requests and times of a part of the rows; empty arrays stay empty."""
-    hashed = examples.hashed._replace(
-        labels=examples.hashed.labels[part], weights=examples.hashed.weights[part]
-    )
-    return replace(examples, hashed=hashed, requests=examples.requests[part], times=examples.times[part])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 
 from model_store.errors import SpecError
 from tests.trainer.learn import naive_metrics
+from tests.trainer.learn.pairs import FAST, assert_same_bits, spec_of
+from tests.worlds import batch_of, learn, model_of, shop_rows
+from trainer.examples.hashing import Examples
 from trainer.examples.requests import MOST_ROWS
 from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure, RequestMetrics
 from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.whole_requests import whole_requests
 
 
 def rows_of(requests: list[list[tuple[int, bool]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -112,12 +117,46 @@ def test_progressive_measures_are_those_of_the_variants_wherever_batches_end() -
     ids, scores, labels = rows_of([[(2, False), (1, True), (0, False)], [(1, True), (0, False)]])
     whole, cut = ProgressiveRequests(["a", "b"]), ProgressiveRequests(["a", "b"])
     none = np.empty(0)
-    whole.update(Predictions(scores, scores, scores, labels, none, ids))
+    whole.update(Predictions(scores, scores, scores, labels, none, ids, scores))
     for row in range(ids.size):
         part = slice(row, row + 1)
         wide = np.column_stack([scores[part], [[9.0]]])  # a column beyond the variants
-        cut.update(Predictions(wide, wide, wide, labels[part], none, ids[part]))
+        cut.update(Predictions(wide, wide, wide, labels[part], none, ids[part], wide))
     report = cut.report()
     assert report == whole.report()
     assert report.orders["a"].mrr == (1 / 2 + 1) / 2 and report.orders["a"].hit_1 == 0.5
     assert RequestMeasure("request_auc").of(report.orders["b"]) == (0.5 + 0.0) / 2
+
+
+@pytest.mark.parametrize(("section", "variants"), FAST.values(), ids=FAST)
+def test_requests_are_predicted_whole_and_learned_row_by_row_as_ever(section: Any, variants: int) -> None:
+    spec, rows, random = spec_of(section, variants), shop_rows(120, 4), np.random.default_rng(1)
+    ids = np.repeat(np.arange(60, dtype=np.uint64), random.integers(1, 9, 60))[: len(rows)]
+    model, before = model_of(spec, list(rows[0])), list[np.ndarray]()
+    update = model.metrics.update
+
+    def updated(predictions: Predictions, examples: Examples) -> None:
+        before.append(predictions.before[:, :variants])
+        update(predictions, examples)
+
+    model.metrics.update = updated  # type: ignore[method-assign]
+    plain = model_of(spec, list(rows[0]))
+    batches = [
+        replace(model.maker.make(batch_of(rows[at : at + size])), requests=ids[at : at + size])
+        for at, size in ((0, 50), (50, 2), (52, 2), (54, 66))
+    ]
+    for parts in whole_requests(batches):
+        model.learn_requests(parts)
+    for each in batches:
+        plain.learn(each)
+    assert_same_bits(model, plain)
+    assert model.metrics.summary() == plain.metrics.summary()
+    assert sum(map(len, before)) == len(rows)
+    for begin in (4, 51, 53, 70):  # in the first batch, and across the borders of the others
+        first, last = np.flatnonzero(ids == ids[begin])[[0, -1]].tolist()
+        earlier = model_of(spec, list(rows[0]))
+        learn(earlier, rows[:first])
+        for row in (first, begin, last):
+            alone = earlier.maker.make(batch_of(rows[row : row + 1])).hashed
+            found = np.concatenate(before)[row]
+            assert found.tolist() == earlier.coordinates.predict(alone).scores[0, :variants].tolist()

@@ -4,7 +4,7 @@ In: scores, labels and requests of rows, whole logs in batches. Out: a `RequestR
 the judged requests: those with both a clicked and an unclicked row, since in the others all orders are equally good.
 
 `RequestMetrics` takes any orders, such as those of a model's variants and the one shown. `ProgressiveRequests` takes
-the predictions of a model that learns, before it learns from the rows.
+the predictions of a model that learns, before it learns from any row of the request.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ class ProgressiveRequests:
     - `RequestMeasure.parse("ndcg@5")` is the measure and its k, None for a name that is none of requests, such as
       logloss; `check(resolved.input.request)` raises SpecError where the log has no requests (an event log has).
     - `ProgressiveRequests(variants, measure.k)`; then for each batch `update(predictions, examples.stop.number)`, with
-      the predictions that `ProgressiveMetrics.update` takes; at the end `report()`, whose orders are the variants, in
+      the predictions of `LearningModel.learn_requests`: of rows learned between those of one list, the later scores are
+      lower after each click and say nothing of the order; at the end `report()`, whose orders are the variants, in
       order; `measure.of(report.orders[name])` is the number, None if no request could be judged. More is better.
     - Rows left out at the front (those not judged) may cut a request: its rest is judged as a request of its own.
     """
@@ -177,7 +178,7 @@ class ProgressiveRequests:
 
     def update(self, predictions: Predictions, file: int = 0) -> None:
         """Add a batch of one file, whose `requests` must not be empty if it has rows."""
-        scores = predictions.scores[:, : len(self._metrics.orders)]
+        scores = predictions.before[:, : len(self._metrics.orders)]
         self._metrics.update(predictions.requests, scores, predictions.labels, file)
 
     def report(self) -> RequestReport:
