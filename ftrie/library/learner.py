@@ -77,7 +77,7 @@ class Learner:
     @property
     def model(self) -> Model:
         """The model of all rows so far. O(keys)."""
-        return Model(self._online.artefact())
+        return Model(self._online.artefact(), self._online.withheld)
 
     @property
     def report(self) -> Report:
@@ -98,9 +98,9 @@ class Learner:
         learner._online = OnlineModel.load(Path(path))
         return learner
 
-    def publish(self, store: Any = None, *, activate: bool = False) -> int:
+    def publish(self, store: Any = None, *, activate: bool = False, force: bool = False) -> int:
         """Put the model of all rows so far into a store, and return its version; see `Model.publish`."""
-        return self.model.publish(store, activate=activate)
+        return self.model.publish(store, activate=activate, force=force)
 
     def __repr__(self) -> str:
         return f"Learner({self.spec.name!r}: {self._online.rows:,} rows)"

@@ -21,7 +21,7 @@ from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant, summaries
-from model_store.errors import UsageError, counted
+from model_store.errors import InputError, UsageError, counted
 from model_store.model_files import write_model
 from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
@@ -46,11 +46,12 @@ class Model:
     """A trained model. Immutable; may be shared by all threads.
 
     Made by `ftrie.train`, `Learner.model`, `ftrie.load` and `Store.load`. `artefact` is the model as the engine holds
-    it; internal.
+    it; internal. withheld: why it should not be published, "" if it may be.
     """
 
-    def __init__(self, artefact: Artefact) -> None:
+    def __init__(self, artefact: Artefact, withheld: str = "") -> None:
         self.artefact = artefact
+        self.withheld = withheld.replace("--force", "force=True")
 
     @property
     def spec(self) -> Spec:
@@ -200,12 +201,15 @@ class Model:
         """Write the model: .arrow for everything, .json for the JSON form; atomically. Raises OutputError."""
         write_model(self.artefact, Path(path))
 
-    def publish(self, store: Any = None, *, activate: bool = False) -> int:
+    def publish(self, store: Any = None, *, activate: bool = False, force: bool = False) -> int:
         """Put the model into a store as a new version, and return its number. activate: servers switch to it.
 
-        store: a `Store` or a URL; by default FTRIE_STORE, else the embedded store of this folder. Raises StoreError if
-        it could not be published, LeaseHeld if a trainer publishes this model.
+        store: a `Store` or a URL; by default FTRIE_STORE, else the embedded store of this folder. Raises InputError if
+        too many rows were rejected, unless force; StoreError if it could not be published, LeaseHeld if a trainer
+        publishes this model.
         """
+        if self.withheld and not force:
+            raise InputError(self.withheld)
         with opened_engine(store) as engine:
             return published(self.artefact, engine, activate)
 

@@ -136,9 +136,9 @@ class Run:
     ) -> None:
         self.spec = spec
         self.report = report
-        self.model = Model(artefact)
+        self.model = Model(artefact, withheld or ("" if report.rows else "no row could be learned from"))
         self.rejected = rejected
-        self.withheld = withheld
+        self.withheld = self.model.withheld
         self._metrics = metrics
 
     @cached_property

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ftrie.library.data import Data, is_path, one_table
-from ftrie.library.model import DEFAULT_STORE, Model, opened_engine, published
+from ftrie.library.model import DEFAULT_STORE, Model, opened_engine
 from ftrie.library.output import warn
 from model_store.errors import UsageError
 from model_store.model_files import read_named
@@ -55,13 +55,13 @@ class Store:
         versions = self._versions(model)
         return Model(versions.materialise(versions.active_or_fail() if version is None else version))
 
-    def publish(self, model: Model, *, activate: bool = False) -> int:
+    def publish(self, model: Model, *, activate: bool = False, force: bool = False) -> int:
         """Put a model into the store as a new version, and return its number. activate: servers switch to it.
 
-        Raises LeaseHeld with `activate` while a trainer publishes this model. A spec's guard judges runs, not models
-        that are published here: then there is a warning.
+        Raises InputError if too many of its rows were rejected, unless force; LeaseHeld with `activate` while a trainer
+        publishes this model. A spec's guard judges runs, not models that are published here: then there is a warning.
         """
-        return published(model.artefact, self.engine, activate)
+        return model.publish(self, activate=activate, force=force)
 
     def activate(self, model: str, version: int, *, force: bool = False) -> int | None:
         """Make a version the one that servers serve, after verifying its bytes; returns the one before.

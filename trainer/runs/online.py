@@ -142,6 +142,13 @@ class OnlineModel:
         with self._lock:
             return self._ready().model.artefact()
 
+    @property
+    def withheld(self) -> str:
+        """Why the model should not be published, "" if it may be."""
+        with self._lock:
+            loop = self._ready()
+            return loop.withheld or ("" if loop.model.rows else "no row could be learned from")
+
     def report(self) -> Report:
         """What was learned so far. Raises InputError before the first table."""
         with self._lock:

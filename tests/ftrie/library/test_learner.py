@@ -166,6 +166,23 @@ def test_publish_and_threads(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -
         assert store.load("kinds") == learner.model
 
 
+@pytest.mark.parametrize(
+    ("labels", "why"), [(["maybe"] * 9, "100 % of those"), ([1, 0] * 4 + ["?"], "11.1 % of"), ([], "no row")]
+)
+def test_what_the_command_would_not_publish_is_published_only_by_force(
+    tmp_path: Path, labels: list[Any], why: str
+) -> None:
+    rows = {"y": pa.array(map(str, labels), pa.string()), "user": pa.array(["u"] * len(labels), pa.string())}
+    table = pa.table(rows)
+    with ftrie.Store(f"embedded:{tmp_path}") as store:
+        for trained in (ftrie.train(bare(), table, progress=False), ftrie.Learner(bare()).learn(table)):
+            for publish in (trained.model.publish, store.publish):
+                with pytest.raises(InputError, match=why) as error:
+                    publish(*([trained.model] if publish == store.publish else [store]))
+                assert "--force" not in str(error.value)
+            assert store.publish(trained.model, force=True) > 0
+
+
 @pytest.mark.parametrize("count", [5_000, pytest.param(60_000, marks=pytest.mark.slow)])
 def test_a_table_may_change_once_it_is_learned(count: int) -> None:
     # Another thread writes the bytes of many new keys; what it reads is the caller's memory.
