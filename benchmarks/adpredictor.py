@@ -24,7 +24,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, groups_of, with_parameters
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated, first_rows, learn_together
+from trainer.tune.passes import Repeated, learn_together
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ALPHAS = {"ftrl": (0.02, 0.05, 0.1, 0.2, 0.4), "adpredictor": (0.001, 0.003, 0.01, 0.03, 0.1)}
@@ -106,7 +106,7 @@ def pruned(spec: ModelSpec, log: Repeated, candidate: Candidate) -> tuple[int, i
         for examples in stream:
             size = int(examples.hashed.labels.size)
             if rows < learned:
-                model.learn(first_rows(examples, min(size, learned - rows)))
+                model.learn(examples.part(0, min(size, learned - rows)))
             if rows + size > learned:
                 scores = Scorer(model.artefact()).score(opened.maker, examples)
                 clicked, ctr = examples.hashed.labels > 0.5, scores.ctr[:, 0]

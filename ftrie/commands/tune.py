@@ -49,7 +49,7 @@ def tune(
             "--try",
             metavar="NAME=V,V…",
             help="Values to try for a parameter of [learner]; repeated: all combinations. "
-            "Default: alpha, beta and l1, up to 24 points around those of SPEC.",
+            "Default: alpha, beta and l1, up to 24 points around those of SPEC; then l2 around the best.",
         ),
     ] = None,
     widen: Annotated[
@@ -92,7 +92,7 @@ def tune(
         typer.Option(
             metavar="PART",
             help="Choose on the rows before the last part, a share of the rows or a time span such as 1d, and judge "
-            f"the best once on it; 0: choose on all rows. Default: {HELD_OUT}.",
+            f"the best on it, frozen and learning on; 0: choose on all rows. Default: {HELD_OUT}.",
         ),
     ] = None,
     judge_last: Annotated[
@@ -137,7 +137,7 @@ def tune(
 
     Candidates of alpha, beta, l1 and l2 are variants of one pass, up to 32, if the spec has one variant or per-variant
     values; others are models that learn side by side. The last part of the log is held out: nothing is chosen on it,
-    and the best spec is judged on it once. A bad row is counted and skipped.
+    and the best spec is judged on it, frozen and learning on. A bad row is counted and skipped.
     """
     from model_store.spec.spec import load_spec
     from model_store.whole_file import check_writable, write_whole
@@ -171,7 +171,8 @@ def tune(
         with_best(text, model_spec, candidates[0], tuple(pairs)[:1])
     opened = log.log(inputs, model_spec.input)
     held_out, widen = _parts(opened, hold_out, widen)
-    options = Options(Comparison(judge_last, by, variant, halving, widen=widen), held_out, crosses, keys)
+    comparison = Comparison(judge_last, by, variant, halving, widen=widen, l2=not tries)
+    options = Options(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
     _compile(model_spec, candidates, options, formats_of(inputs, log.format))
@@ -256,7 +257,8 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
             "over_budget": [each.as_dict() for each in proposal.too_large],
         },
         "extent": found.extent and asdict(found.extent),
-        "judged": found.judged and found.judged.as_dict(),
+        "judged": next((each.as_dict() for each in found.judged if each.frozen), None),
+        "judged_learning": next((each.as_dict() for each in found.judged if not each.frozen), None),
         "rejected": found.rejected,
         "passes": found.passes,
         "seconds": round(found.seconds, 6),
@@ -295,7 +297,7 @@ def _print(found: Found, output: Path | None) -> None:
     print_table(heads, rows)
     for name, values in found.tuning.widened.items():
         added = ", ".join(map(value_text, values))
-        print(f"{name}: the best lay on the edge of the grid, so {added} were tried too")
+        print(f"{name}: around the best, beyond the grid, {added} were tried too")
     same = [each for each in ranking if each.difference is not None and each.difference.may_be_zero]
     print(
         f"{len(same)} of {len(ranking) - 1} others are not distinguishable from the best (95 % intervals)",
@@ -334,15 +336,18 @@ def _print_crosses(proposal: Proposal) -> None:
 def _print_judged(found: Found) -> None:
     from ftrie.report.tuning import compared, difference_text, measure, measure_head
 
-    judged, extent = found.judged, found.extent
-    if judged is None or extent is None:
+    extent = found.extent
+    if not found.judged or extent is None:
         return
     times = f", {extent.split_time} to {extent.end}" if extent.split_time else ""
-    print(f"\njudged once, on the last {judged.rows:,} rows{times}, on which nothing was chosen")
-    sides = {"best": judged.best, "as given": judged.given}
+    print(f"\njudged on the last {found.judged[0].rows:,} rows{times}, on which nothing was chosen:")
+    print("frozen, as `ftrie train` leaves a model, and learning on, as `ftrie trainer` does")
     rows = [
-        [name, each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero]
-        for name, each in sides.items()
+        [judged.how, name, each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero]
+        for judged in found.judged
+        for name, each in {"best": judged.best, "as given": judged.given}.items()
     ]
-    print_table(["", "log-loss", "AUC", *measure_head(found), "non-zeros"], rows)
-    print(f"{compared(found)} of the best minus the spec's as given: {difference_text(judged.difference)}")
+    print_table(["", "", "log-loss", "AUC", *measure_head(found), "non-zeros"], rows)
+    for judged in found.judged:
+        difference = difference_text(judged.difference)
+        print(f"{compared(found)} of the best minus the spec's as given, {judged.how}: {difference}")

@@ -25,8 +25,9 @@ MOST_DRAWN = 40
 def tuning_html(model: str, found: Found) -> str:
     """The search as one HTML document."""
     parts = [element("p", f"Note: {each}.", role="note") for each in found.warnings()]
-    if found.judged is not None:
-        parts += [element("h2", "The best on rows that nothing was chosen on"), _judged(found, found.judged)]
+    for judged in found.judged:
+        parts += [element("h2", f"The best on rows that nothing was chosen on, {judged.how}")]
+        parts += [_judged(found, judged)]
     for heading, picture, caption in _pictures(found):
         parts += [element("h2", heading)] if heading else []
         parts.append(figure(picture, caption))
@@ -138,7 +139,8 @@ def _judged(found: Found, judged: Judged) -> Element:
     ]
     change = difference_text(judged.difference)
     caption = (
-        f"The last {judged.rows:,} rows; {compared(found)} of the best minus the spec's as given: {change}"
+        f"The last {judged.rows:,} rows, {judged.how}; {compared(found)} of the best minus the spec's as given: "
+        f"{change}"
     )
     return table(("", "log-loss", "AUC", *measure_head(found), "non-zeros"), rows, caption)
 

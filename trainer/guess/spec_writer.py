@@ -114,7 +114,7 @@ def _time_fields(guess: Guess, names: dict[str, str]) -> Iterator[str]:
         name = part if part not in taken else f"{names[guess.name]}_{part}"
         one_day = part == "weekday" and guess.profile.days < 2
         if one_day:
-            yield "# These rows cover one day; for a log of several days:"
+            yield f"# The {len(guess.profile.texts):,} rows read are of one day; where the log has more days:"
         yield ("# " if one_day else "") + _line(_field(guess, name, part), guess.why)
 
 

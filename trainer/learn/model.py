@@ -100,7 +100,7 @@ class LearningModel:
         if again is not None:
             self.coordinates.admission.close()
         predicted = self._learn(examples)
-        self._judge(examples, predicted.scores, predicted.probabilities, again=again)
+        self._update(examples, predicted.scores, predicted.probabilities, again=again)
 
     def learn_requests(self, parts: Sequence[Examples]) -> None:
         """`learn` for whole requests, or for the parts of one, as `whole_requests` makes them.
@@ -110,12 +110,17 @@ class LearningModel:
         if len(parts) == 1:
             repeated, ahead, own = twice(parts[0])
             found = self._learn(repeated)
-            self._judge(parts[0], found.scores[own], found.probabilities[own], found.scores[ahead])
+            self._update(parts[0], found.scores[own], found.probabilities[own], found.scores[ahead])
             return
         before = [self.coordinates.predict(each.hashed).scores for each in parts]
         for part, scores in zip(parts, before, strict=True):
             found = self._learn(part)
-            self._judge(part, found.scores, found.probabilities, scores)
+            self._update(part, found.scores, found.probabilities, scores)
+
+    def judge(self, examples: Examples) -> None:
+        """Predict each example and learn none; update the metrics, as those of a model that learns no more."""
+        found = self.coordinates.predict(examples.hashed)
+        self._update(examples, found.scores, found.probabilities, found.scores)
 
     def _learn(self, examples: Examples) -> Predicted:
         rows = examples.hashed
@@ -135,7 +140,7 @@ class LearningModel:
             begin = end
         return predicted
 
-    def _judge(
+    def _update(
         self,
         examples: Examples,
         scores: npt.NDArray[np.float64],

@@ -25,6 +25,9 @@ REGULAR = (*OF_A_VARIANT, "theta")
 """Parameters on a scale of powers, whose grid can be widened."""
 OF_AN_ALGORITHM = ("rate", "l1", "l2", "k", "theta", "shrink", "prior_ctr", "forgetting", "prune_kl")
 LEAST_STEP, MOST_STEP = 2.0, 10.0
+LEAST_BETA = 0.01
+"""No smaller beta is tried unless asked for. The sum of g^2 soon exceeds it, so log-losses no longer differ; but the
+rate of a key without examples is alpha / beta, and so the uncertainty that is explored by would grow without bound."""
 TUNABLE = (
     *(
         "algorithm",
@@ -163,12 +166,26 @@ def _around(section: LearnerSection) -> dict[str, list[Value]]:
         grid = {"alpha": [_round(section.alpha, 2.0**power) for power in range(-7, 5)]}
     else:
         grid = {"alpha": [_round(section.alpha, factor) for factor in (0.25, 0.5, 1.0, 2.0)]}
-        grid["beta"] = [_round(section.beta, factor) for factor in (0.1, 1.0)] if section.beta else [0.1, 1.0]
+        least = max(_round(section.beta, 0.1), min(section.beta, LEAST_BETA))
+        grid["beta"] = list(dict.fromkeys([least, section.beta])) if section.beta else [0.1, 1.0]
     # Where the spec has no l1, only that of FTRL has a usual size to try.
     if not section.why_not("l1") and (section.l1 or section.algorithm == "ftrl"):
         l1 = [0.0, _round(section.l1, 1.0 / 3.0), section.l1] if section.l1 else [0.0, 0.3, 1.0]
         grid["l1"] = l1 if "beta" in grid else [l1[0], l1[-1]]
+    # Nobody knows a usual size but that of FTRL, which adds to (beta + sqrt(n)) / alpha, n up to hundreds.
+    if not section.why_not("l2") and (section.l2 or section.algorithm == "ftrl"):
+        grid["l2"] = [section.l2]  # `with_l2` tries others, around the best
     return {name: list(values) for name, values in grid.items()}
+
+
+def with_l2(spec: ModelSpec, best: Candidate) -> list[Candidate]:
+    """The best candidate of a default grid with l2 around the spec's, also with twice the alpha, of which l2 takes."""
+    if "l2" not in best:
+        return []
+    l2, alpha = spec.learner.l2, float(best["alpha"])
+    sizes = [_round(l2, factor) for factor in (1 / 3, 3.0, 10.0)] if l2 else [1.0, 3.0, 10.0, 30.0]
+    found = [{**best, "alpha": _round(alpha, by), "l2": size} for by in (1.0, 2.0) for size in sizes]
+    return [each for each in found if _is_valid(spec, each)]
 
 
 @dataclass(frozen=True)
@@ -181,7 +198,7 @@ class Edge:
 
 
 def edges_of(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> tuple[Edge, ...]:
-    """The parameters with several values of which the best has one at the edge. Below 0 there is nothing to try."""
+    """The parameters with several values of which the best has one at the edge. Below 0 and LEAST_BETA is no value."""
     edges = list[Edge]()
     for name in REGULAR:
         values = _values_of(name, tried, best)
@@ -190,7 +207,7 @@ def edges_of(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> tu
             continue
         if value == values[-1]:
             edges.append(Edge(name, float(value), "largest"))
-        elif value == values[0] and value > 0.0:
+        elif value == values[0] and value > (LEAST_BETA if name == "beta" else 0.0):
             edges.append(Edge(name, float(value), "least"))
     return tuple(edges)
 
@@ -203,7 +220,9 @@ def beyond(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> list
         near, far = (values[-2], values[-1]) if edge.side == "largest" else (values[0], values[1])
         step = min(max(far / near, LEAST_STEP), MOST_STEP) if near > 0.0 else LEAST_STEP
         step = step if edge.side == "largest" else 1.0 / step
-        grid[edge.name] = [best[edge.name], _round(edge.value, step), _round(edge.value, step**2)]
+        further = (_round(edge.value, step), _round(edge.value, step**2))
+        least = LEAST_BETA if edge.name == "beta" else 0.0
+        grid[edge.name] = list(dict.fromkeys([best[edge.name], *(max(each, least) for each in further)]))
     found = [{**best, **dict(zip(grid, values, strict=True))} for values in itertools.product(*grid.values())]
     return [each for each in found if each not in tried and _is_valid(spec, each)]
 

@@ -19,7 +19,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import expand
-from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of
+from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
 from trainer.tune.extent import count_rows
 from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome, Pass, Repeated
@@ -35,7 +35,7 @@ class Comparison:
 
     by: logloss, auc, or a measure of requests (`RequestMeasure`). first_rung: rows of the first rung of successive
     halving; None: every candidate learns the whole log. end: the log ends before this row; None: at its end. widen: how
-    often the grid is widened where the best lies on its edge.
+    often the grid is widened where the best lies on its edge; l2: try l2 around the best, too.
     """
 
     last: float = 1.0
@@ -44,6 +44,7 @@ class Comparison:
     first_rung: int | None = None
     end: int | None = None
     widen: int = 0
+    l2: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,10 @@ def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, compar
         indexes, dropped = indexes[:kept], indexes[kept:] + dropped
         rows *= KEPT
     widened: dict[str, set[float]] = {}
-    for _ in range(comparison.widen if search.outcomes else 0):
-        more = beyond(spec, search.candidates, search.candidates[indexes[0]])
+    for turn in range(comparison.widen if search.outcomes else 0):
+        best = search.candidates[indexes[0]]
+        more = beyond(spec, search.candidates, best)
+        more += with_l2(spec, best) if comparison.l2 and turn == 0 else []
         if not more:
             break
         for name, value in ((name, value) for each in more for name, value in each.items()):

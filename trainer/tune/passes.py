@@ -54,13 +54,17 @@ class Repeated:
         rows: int | None = None,
         compare_from: int = 0,
         measure: RequestMeasure | None = None,
+        frozen: bool = False,
     ) -> Pass:
         """`learn_together`, unless the state has this pass."""
         if self.state is not None:
-            key = self.state.key([group.identity for group in groups], rows, compare_from, str(measure))
+            identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen
+            key = self.state.key(*identity)
             if (kept := self.state.get(key)) is not None:
                 return Pass.of(kept)
-        learned = learn_together(self, groups, rows=rows, compare_from=compare_from, measure=measure)
+        learned = learn_together(
+            self, groups, rows=rows, compare_from=compare_from, measure=measure, frozen=frozen
+        )
         if self.state is not None:
             self.state.put(key, learned.as_dict())
         return learned
@@ -138,13 +142,15 @@ def learn_together(
     rows: int | None = None,
     compare_from: int = 0,
     measure: RequestMeasure | None = None,
+    frozen: bool = False,
 ) -> Pass:
     """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on.
 
-    measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then.
+    measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then. frozen: the rows
+    compared by are predicted and not learned, as by a model that was published before them.
     """
     models: list[LearningModel] = []
-    learned = 0
+    learned = seen = 0
     rejects = RejectLog()
     with log.examples(groups[0].spec) as (opened, stream):
         if measure is not None:
@@ -166,13 +172,19 @@ def learn_together(
                 if learned == rows:
                     return
 
-        for parts in whole_requests(taken()) if measure is not None else zip(taken()):
+        whole = measure is not None and not frozen
+        for parts in whole_requests(taken()) if whole else zip(taken()):
             models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
+            to_learn = compare_from - seen if frozen else None
+            seen += parts[0].rows.size
             for model in models:
-                if measure is not None:
+                if whole:
                     model.learn_requests(parts)
-                else:
+                elif to_learn is None:
                     model.learn(parts[0])
+                else:
+                    model.learn(parts[0].part(0, max(to_learn, 0)))
+                    model.judge(parts[0].part(max(to_learn, 0)))
     outcomes = (
         [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
     )

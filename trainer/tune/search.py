@@ -1,7 +1,8 @@
 """The whole search of `ftrie tune`: choose parameters, then crosses, then parameters again; judge the choice once.
 
 In: a spec, candidates, a log. The log's last part by time is held out: nothing is chosen on it. At the end the best
-spec and the spec as given learn the whole log, and their metrics on that part are reported.
+spec and the spec as given are judged on that part twice: frozen, as models that `ftrie train` made of the rows before,
+and learning on, as `ftrie trainer` does. They may disagree: a fast learner follows what a frozen one must know.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ class Options:
 
 @dataclass(frozen=True)
 class Judged:
-    """The best spec on the last part of the log, beside the spec as given; difference: best minus given."""
+    """The best spec on the last part of the log, beside the spec as given; difference: best minus given.
 
+    frozen: both learned the rows before it alone; else they learned on, each row after it was predicted.
+    """
+
+    frozen: bool
     rows: int
     best: Outcome
     given: Outcome
     difference: Difference
+
+    @property
+    def how(self) -> str:
+        """In words."""
+        return "frozen" if self.frozen else "learning on"
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -55,14 +65,15 @@ class Judged:
 class Found:
     """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed.
 
-    by: what candidates were ranked by, see `Comparison`.
+    by: what candidates were ranked by, see `Comparison`; judged: frozen, then learning on; empty if no part is held
+    out.
     """
 
     by: str
     tuning: Tuning
     extent: Extent | None
     crosses: Proposal | None
-    judged: Judged | None
+    judged: tuple[Judged, ...]
     passes: int
     seconds: float
 
@@ -106,6 +117,10 @@ class Found:
                 f"the best has a log-loss of {best.logloss:.5f}, worse than the click rate alone would: its order may "
                 'be good, its click rates are not; rank by logloss, or set [calibration] kind = "power"'
             )
+        for each in self.judged:
+            low, high = each.difference.interval() or (0.0, 0.0)
+            if (high < 0.0) if self.has_measure else (low > 0.0):
+                yield f"judged {each.how}, the best is worse than the spec as given: keep that for such a use"
         for edge in tuning.edges:
             direction = "larger" if edge.side == "largest" else "smaller"
             yield (
@@ -142,11 +157,14 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
         better = with_crosses(spec, proposal.crosses)
         tuning = tune(better, candidates, log, comparison)
         passes += tuning.passes
-    judged = None
+    judged = list[Judged]()
     if extent is not None and extent.split is not None:
-        judged, more = _judged(spec, better, tuning.ranking[0].parameters, log, comparison, extent.split)
-        passes += more
-    return Found(comparison.by, tuning, extent, proposal, judged, passes, time.perf_counter() - began)
+        for frozen in (True, False):
+            best = tuning.ranking[0].parameters
+            each, more = _judged(spec, better, best, log, comparison, extent.split, frozen)
+            judged.append(each)
+            passes += more
+    return Found(comparison.by, tuning, extent, proposal, tuple(judged), passes, time.perf_counter() - began)
 
 
 def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options) -> Iterator[ModelSpec]:
@@ -179,15 +197,21 @@ def _proposal(
 
 
 def _judged(
-    spec: ModelSpec, better: ModelSpec, best: Candidate, log: Repeated, comparison: Comparison, split: int
+    spec: ModelSpec,
+    better: ModelSpec,
+    best: Candidate,
+    log: Repeated,
+    comparison: Comparison,
+    split: int,
+    frozen: bool,
 ) -> tuple[Judged, int]:
-    """Learn the whole log by the best spec and by the spec as given; compare them from row `split` on."""
+    """Learn the log by the best spec and by the spec as given; compare them from row `split` on."""
     variant, measure = compared_variant(spec, comparison.variant), RequestMeasure.parse(comparison.by)
     if better is spec:
         groups = [groups_of(spec, [best, {}], (0, 1), variant)]
     else:
         groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
-    passes = [log.learn(each, compare_from=split, measure=measure) for each in groups]
+    passes = [log.learn(each, compare_from=split, measure=measure, frozen=frozen) for each in groups]
     outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
     difference = Difference.of(outcomes[0].sums, outcomes[1].sums, passes[0].weights)
-    return Judged(passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)
+    return Judged(frozen, passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)

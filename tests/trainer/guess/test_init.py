@@ -263,6 +263,16 @@ def test_nested_columns_get_short_field_names_where_these_are_free(tmp_path: Pat
     assert spec_of(path).fields["color"].column == "item.color"
 
 
+def test_of_a_log_of_days_whose_first_rows_alone_are_read_the_spec_says_what_they_cover(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{i % 2},{1_700_006_400 + i + 86_400 * (i // 10_000)},x{i % 7}" for i in range(50_000)]
+    path.write_text("\n".join(["click,ts,a", *rows]))
+    text = spec_text(str(path), guesses.guess_all(take_sample(str(path))))
+    assert "# The 10,000 rows read are of one day; where the log has more days:\n# weekday" in text
+
+
 def test_real_ad_log_is_understood(avazu_log: Path) -> None:
     spec = spec_of(avazu_log)
     assert (spec.input.label, spec.input.cookie, spec.input.ignore) == ("click", "device_id", ("id",))

@@ -18,8 +18,9 @@ from tests.trainer.tune.logs import SPEC, write_log
 from tests.waiting import eventually
 from trainer.examples.open_log import Log
 from trainer.logs.rejects import RejectLog
+from trainer.runs.evaluate import evaluate
 from trainer.runs.train import train
-from trainer.tune.candidates import Edge, candidates_of
+from trainer.tune.candidates import Edge, candidates_of, with_parameters
 from trainer.tune.extent import HeldOut, measure
 from trainer.tune.halving import Comparison
 from trainer.tune.passes import Repeated
@@ -56,24 +57,49 @@ def test_nothing_is_chosen_on_the_last_part(log, tmp_path):
         each.as_dict() for each in found.tuning.ranking
     ]
     assert again.pairs == found.pairs
-    assert again.judged.best.metrics.logloss > found.judged.best.metrics.logloss
+    for before, after in zip(found.judged, again.judged, strict=True):
+        assert after.best.metrics.logloss > before.best.metrics.logloss
 
 
-def test_the_best_is_judged_as_training_would_report_it(log, tmp_path):
+def parts_of(log, folder):
+    """The first 800 rows of a log, and the others, as logs."""
+    head, *lines = Path(log).read_text("utf-8").splitlines(keepends=True)
+    for name, part in {"first.csv": lines[:800], "rest.csv": lines[800:]}.items():
+        (folder / name).write_text("".join([head, *part]), encoding="utf-8")
+    return Log([str(folder / "first.csv")]), Log([str(folder / "rest.csv")])
+
+
+def test_the_best_is_judged_frozen_as_evaluate_and_learning_on_as_train_report_it(log, tmp_path, capsys):
     best = tmp_path / "best.toml"
     assert run(["tune", spec_in(tmp_path), log, "--crosses", "-o", str(best), "--json"]) == 0
-    found = found_in(log, tries=[], crosses=True, widen=2)
+    answer = json.loads(capsys.readouterr().out)
+    found = found_in(log, tries=[], crosses=True, widen=2, l2=True)
     assert [cross.fields for cross in load_spec(best).crosses] == [("a", "b")]
-    head = tmp_path / "head.csv"
-    head.write_text("".join(Path(log).read_text("utf-8").splitlines(keepends=True)[:801]), encoding="utf-8")
+    first, rest = parts_of(log, tmp_path)
     with RejectLog() as rejects:
         whole = train(load_spec(best), Log([log]), rejects=rejects).model.metrics.logloss()
-        first = train(load_spec(best), Log([str(head)]), rejects=rejects).model.metrics.logloss()
-    assert found.judged.rows == 200
-    assert found.judged.best.metrics.logloss == pytest.approx((1000 * whole - 800 * first) / 200, rel=1e-9)
-    assert found.judged.difference.mean == pytest.approx(
-        found.judged.best.metrics.logloss - found.judged.given.metrics.logloss
-    )
+        model = train(load_spec(best), first, rejects=rejects).model
+        judged = evaluate(model.artefact(), rest, rejects=rejects).variants["base"].logloss
+    progressive = (1000 * whole - 800 * model.metrics.logloss()) / 200
+    for each, expected, name in zip(
+        found.judged, (judged, progressive), ("judged", "judged_learning"), strict=True
+    ):
+        assert each.rows == 200 and each.best.metrics.logloss == pytest.approx(expected, rel=1e-6)
+        assert each.difference.mean == pytest.approx(each.best.metrics.logloss - each.given.metrics.logloss)
+        assert answer[name] == each.as_dict()
+    assert judged != pytest.approx(progressive, rel=1e-4)
+
+
+def test_a_best_that_is_worse_once_frozen_is_warned_of(tmp_path):
+    """Values whose click rate turns over every 500 rows: who learns fast follows it, and is wrong when frozen."""
+    rows = [f"{(row // 500 + row) % 2},{1_700_000_000 + row},a{row % 2},,," for row in range(3400)]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join(["click,ts,a,b,c,d", *rows]), encoding="utf-8")
+    given = SPEC.replace("alpha = 0.2", "alpha = 0.01")
+    found = found_in(str(log), given, tries=["alpha=0.01,2"], hold_out="400s")
+    frozen, learning = found.judged
+    assert found.best["alpha"] == 2 and learning.difference.mean < 0.0 < frozen.difference.mean
+    assert [each for each in found.warnings() if "judged frozen, the best is worse" in each]
 
 
 def test_a_time_span_holds_out_the_rows_within_it(log):
@@ -104,6 +130,17 @@ def test_a_best_on_the_edge_is_widened_until_it_is_not(log):
     tried = {each.parameters["alpha"] for each in wide.tuning.ranking}
     assert set(wide.tuning.widened["alpha"]) == tried - {0.001, 0.002}
     assert found_in(log, tries=[f"alpha={','.join(map(str, sorted(tried)))}"]).best == wide.best
+
+
+def test_beta_is_not_widened_to_where_uncertainty_says_nothing_and_l2_is_tried_around_the_best(log):
+    found = found_in(log, tries=["alpha=0.002", "beta=0.05,0.5"], widen=9)
+    assert (found.best["beta"], found.tuning.edges, dict(found.tuning.widened)) == (
+        0.01,
+        (),
+        {"beta": (0.01,)},
+    )
+    tried = [each.parameters for each in found_in(log, tries=[], widen=1, l2=True).tuning.ranking]
+    assert {each["l2"] for each in tried} == {0.0, 1.0, 3.0, 10.0, 30.0}
 
 
 def test_a_least_l1_of_zero_is_no_edge(log):
@@ -140,17 +177,24 @@ def shown(log, tmp_path):
     return str(path)
 
 
-def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(shown):
+def test_a_measure_of_requests_ranks_and_its_differences_are_of_it(shown, tmp_path):
     by_loss = {each.outcome.metrics.logloss for each in found_in(shown, SHOWN).tuning.ranking}
     for by in ("mrr", "ndcg@3", "hit@1", "request_auc"):
         found = found_in(shown, SHOWN, by=by)
-        ranking, judged = found.tuning.ranking, found.judged
+        ranking = found.tuning.ranking
         measures = [each.outcome.measure for each in ranking]
         assert measures == sorted(measures, reverse=True)
         for each in ranking[1:]:
             assert each.difference.mean == pytest.approx(each.outcome.measure - measures[0], abs=1e-12)
-        assert judged.difference.mean == pytest.approx(judged.best.measure - judged.given.measure, abs=1e-12)
-        assert judged.rows == 200 and {each.outcome.metrics.logloss for each in ranking} == by_loss
+        for judged in found.judged:
+            difference = judged.best.measure - judged.given.measure
+            assert judged.rows == 200 and judged.difference.mean == pytest.approx(difference, abs=1e-12)
+        assert {each.outcome.metrics.logloss for each in ranking} == by_loss
+    first, rest = parts_of(shown, tmp_path)
+    with RejectLog() as rejects:
+        model = train(with_parameters(parse_spec(SHOWN), found.best), first, rejects=rejects).model
+        orders = evaluate(model.artefact(), rest, rejects=rejects).requests.orders
+    assert found.judged[0].best.measure == pytest.approx(orders["base"].auc, abs=1e-12)
 
 
 def test_lists_are_predicted_whole_so_ties_are_ties_and_the_order_of_items_tells_nothing(tmp_path):
@@ -172,15 +216,12 @@ def test_lists_are_predicted_whole_so_ties_are_ties_and_the_order_of_items_tells
     for size in (50, 1 << 20):  # bytes of a batch: a list in several, and all lists in one
         ties = found(lambda r, i: "", lambda r, i: i != clicked[r], size)
         outcomes = [each.outcome for each in ties.tuning.ranking]
-        for each in (*outcomes, ties.judged.best, ties.judged.given):
+        for each in (*outcomes, *(side for j in ties.judged for side in (j.best, j.given))):
             assert each.measure == pytest.approx(sum(1 / rank for rank in range(1, 6)) / 5, abs=1e-12)
+    orders = (lambda r, i: i != clicked[r]), (lambda r, i: i == clicked[r])
     measures = [
         found(lambda r, i: f"i{int(items[r, i] * 8)}", order).tuning.ranking[0].outcome.measure
-        for order in (
-            lambda r, i: i != clicked[r],
-            lambda r, i: i == clicked[r],
-            lambda r, i: items[r, i],
-        )
+        for order in orders
     ]
     assert max(measures) - min(measures) < 0.02
 

@@ -114,8 +114,8 @@ def test_a_rung_longer_than_the_log_is_the_last(log):
 @pytest.mark.parametrize(
     ("learner", "candidates", "names"),
     [
-        ("", 24, ["alpha", "beta", "l1"]),
-        ("l1 = 0.0", 24, ["alpha", "beta", "l1"]),
+        ("", 24, ["alpha", "beta", "l1", "l2"]),
+        ("l1 = 0.0", 24, ["alpha", "beta", "l1", "l2"]),
         ('algorithm = "ogd"', 8, ["alpha", "beta"]),
         ('algorithm = "ogd"\nl1 = 0.5', 24, ["alpha", "beta", "l1"]),
         ('algorithm = "rda"', 12, ["alpha"]),
