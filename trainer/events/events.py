@@ -24,6 +24,8 @@ MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1024 * 1024
 """About the most that one read of a source returns; one event may be longer."""
 READ_EVENTS = 1000
+BACKFILL_US = 86_400_000_000
+"""An event that came later than this after its time was written afterwards: its arrival says nothing of its time."""
 BOM = b"\xef\xbb\xbf"
 NEVER_US = np.iinfo(np.int64).max
 """As a watermark: the source does not hold up others."""
@@ -40,9 +42,9 @@ class Chunk:
     """Consecutive events of one source, unparsed.
 
     data: one JSON object a line, each with its line end; starts: int64[n + 1], where each line starts. arrived_us:
-    int64[n], microseconds since 1970 at which each event reached the source, by the source's clock, non-decreasing;
-    None for a source without a clock, where the events' own times count. marks: int64[n, k], the position after each
-    event, in the source's own terms. before: the position before the first event.
+    int64[n], microseconds since 1970 at which each event reached the source, by the source's clock, non-decreasing
+    unless that clock steps back; None for a source without a clock, where the events' own times count. marks:
+    int64[n, k], the position after each event, in the source's own terms. before: the position before the first event.
     """
 
     data: bytes
@@ -57,11 +59,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Lag:
-    """How far behind a source's reader is: unread events or bytes, and the age of the oldest; None: unknown."""
+    """How far behind a source's reader is, and by how many seconds the clocks at work differ.
+
+    events, bytes, seconds: unread events or bytes, and the age of the oldest; None: unknown. behind: how long at most
+    an impression came after its own time, ahead: an event before its own, in the last one or two minutes. ids_ahead:
+    how far a stream's last id is ahead of the store's clock. clock_ahead: how far that is ahead of what is believed.
+    """
 
     events: int | None = None
     bytes: int | None = None
     seconds: float | None = None
+    behind: float = 0.0
+    ahead: float = 0.0
+    ids_ahead: float = 0.0
+    clock_ahead: float = 0.0
 
 
 class Source(Protocol):
@@ -82,7 +93,8 @@ class Source(Protocol):
     def watermark_us(self) -> int:
         """Every unread event reached the source at or after this time, by its clock. NEVER_US: the source has ended.
 
-        For a source without a clock only NEVER_US counts. Called after each read.
+        It falls only where the clock has stepped back. For a source without a clock only NEVER_US counts, and it is 0
+        otherwise. Called after each read.
         """
 
     def position(self, chunk: Chunk, count: int) -> SourcePosition:
@@ -145,7 +157,7 @@ class Merged:
     Arrays as in Events, except that rows are in segments: segment[i] is the number of the table that holds the rows of
     impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the
     order of the events. bad: in order. now_us: int64[n], when each event came, by its source's clock, or else its own
-    time.
+    time. back_to_us: where a source's clock has stepped back to since the events before; None if none has.
     """
 
     kind: Bytes
@@ -159,6 +171,7 @@ class Merged:
     rows: npt.NDArray[np.int32]
     items: UInt64s
     bad: tuple[BadEvent, ...] = ()
+    back_to_us: int | None = None
 
     def __len__(self) -> int:
         return self.kind.size

@@ -38,7 +38,7 @@ from model_store.records.records import BATCH, Records
 from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
-from trainer.events.events import CLICK, FEEDBACK, IMPRESSION, Merged
+from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION, Merged
 
 MOST_USERS = 1_000_000
 MOST_UNPACKED = 50_000
@@ -257,6 +257,7 @@ class EventHistories:
     def _walk(self, merged: Merged, rows: _SegmentRows | None) -> None:
         kinds, requests = merged.kind.tolist(), merged.request.tolist()
         # No event is later than it came, by a clock of milliseconds.
+        now = (merged.now_us + 999).tolist()
         times = np.minimum(merged.time_us, merged.now_us + 999).tolist()
         first, counts = merged.row.tolist(), merged.rows.tolist()
         ends = np.cumsum(np.where(merged.kind == IMPRESSION, merged.rows, 0)).tolist()
@@ -268,11 +269,22 @@ class EventHistories:
                 if count and rows is not None:
                     part = slice(first[index], first[index] + count)
                     shown = merged.items[ends[index] - count : ends[index]]
-                    self._impression(index, requests[index], time_us, rows, part, shown)
+                    since_us = self._since(time_us, now[index])
+                    self._impression(index, requests[index], time_us, since_us, rows, part, shown)
             elif kind == FEEDBACK:
                 self._advance(times[index])
                 what = CLICKED if whats[index] == CLICK else CONVERTED
-                self._feedback(requests[index], items[index], what, times[index])
+                since_us = self._since(times[index], now[index])
+                self._feedback(requests[index], items[index], what, times[index], since_us)
+
+    def step_back(self, now_us: int) -> None:
+        """The clock by which events come is now `now_us`, as in `Join.step_back`."""
+        self._watermark = min(self._watermark, now_us - self._lateness_us)
+
+    def _since(self, time_us: int, now_us: int) -> int:
+        """When the window of an event begins that came at `now_us`, as in the join."""
+        late_us = self._lateness_us if now_us - time_us < BACKFILL_US else now_us - time_us
+        return max(time_us, min(self._watermark, now_us), now_us - late_us)
 
     def _advance(self, time_us: int) -> None:
         """Advance the watermark as the join does, and forget the requests whose window has ended."""
@@ -284,7 +296,14 @@ class EventHistories:
             self._give_up()
 
     def _impression(
-        self, index: int, request: int, time_us: int, rows: _SegmentRows, part: slice, shown: Any
+        self,
+        index: int,
+        request: int,
+        time_us: int,
+        since_us: int,
+        rows: _SegmentRows,
+        part: slice,
+        shown: Any,
     ) -> None:
         users, cookie = self.users, rows.cookies[part.start]
         before = self._requests.get(request)
@@ -302,21 +321,21 @@ class EventHistories:
         self._requests.pop(request, None)
         if len(self._requests) >= self._most_requests:
             self._requests.pop(next(iter(self._requests)))
-        self._requests[request] = _Request(time_us, cookie, shown, texts, bytearray(len(shown)))
+        self._requests[request] = _Request(since_us, cookie, shown, texts, bytearray(len(shown)))
         early = self._early.pop(request, {})
         self._waiting -= len(early)
         for item, what, at_us in early.values():
             if at_us >= self._watermark - self._window_us:
-                self._feedback(request, item, what, at_us)
+                self._feedback(request, item, what, at_us, at_us)
 
-    def _feedback(self, request: int, item: int, what: int, time_us: int) -> None:
-        """A click or conversion: of a known request each once, within the window; else it waits for its request."""
+    def _feedback(self, request: int, item: int, what: int, time_us: int, since_us: int) -> None:
+        """A click or conversion: of a known request each once, within the window; else it waits from `since_us` on."""
         if what not in self._plan.kinds:
             return
         found, since = self._requests.get(request), self._watermark - self._window_us
         if found is None or found.time_us < since:
-            if time_us >= since:
-                self._hold(request, item, what, time_us)
+            if since_us >= since:
+                self._hold(request, item, what, since_us)
             return
         places = np.flatnonzero(found.items == np.uint64(item))
         if not places.size or time_us > found.time_us + self._window_us:

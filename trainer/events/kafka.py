@@ -17,6 +17,7 @@ import numpy as np
 
 from model_store.errors import InputError, SourceUnavailable
 from trainer.events.events import NEVER_US, READ_EVENTS, Chunk, Lag, SourcePosition, lines_of, on_one_line
+from trainer.events.parse import AHEAD_US
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -171,7 +172,10 @@ class PartitionSource:
             self._at_end, self._trouble = False, None
             offset = self._offset = (message.offset() or 0) + 1
             kind, ms = message.timestamp()
-            self._floor_us = max(self._floor_us, ms * 1000 if kind else 0)
+            if (
+                kind and ms / 1000 <= time.time() + AHEAD_US / 1e6
+            ):  # a later one would be every later message's too
+                self._floor_us = max(self._floor_us, ms * 1000)
             if (value := message.value()) is not None:
                 payloads.append(on_one_line(value))
                 marks.append(offset)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition
 from typing import Any, Protocol
 
@@ -82,6 +82,7 @@ class Merger:
         self._taken: list[tuple[Parsed, int] | None] = [None] * len(self._sources)
         self._changed = Condition()
         self._gathered_at = 0.0
+        self._back_to_us: int | None = None
         self._readers = [
             Reader(
                 *(source, Parser(wanted, share), self._changed, on_note),
@@ -166,6 +167,9 @@ class Merger:
         """What can be released of each source; nothing while gathering."""
         if self._is_gathering():
             return []
+        stepped = [each for reader in self._readers if (each := reader.step_back()) is not None]
+        if stepped:  # said with the next events
+            self._back_to_us = min(stepped)
         considered, watermarks_us = [], []
         for reader, taken in zip(self._readers, self._taken, strict=True):
             front, watermark_us = _front(reader, taken)
@@ -189,7 +193,8 @@ class Merger:
                     self._readers[part.source].queue.popleft()
             self._changed.notify_all()
         self._gathered_at = time.monotonic()
-        return merged
+        back_to_us, self._back_to_us = self._back_to_us, None
+        return replace(merged, back_to_us=back_to_us)
 
 
 def _front(reader: Reader, taken: tuple[Parsed, int] | None) -> tuple[list[tuple[Parsed, int]], int]:

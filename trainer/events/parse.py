@@ -28,6 +28,7 @@ from trainer.events.events import (
     IMPRESSION,
     MAX_ITEMS,
     MAX_LINE_BYTES,
+    NEVER_US,
     Events,
     Int64s,
     Raw,
@@ -58,38 +59,37 @@ class Parser:
 
     def parse(self, data: bytes, starts: Ints, arrived_us: Ints | None = None) -> Events:
         """data, starts, arrived_us: as in Chunk. Without arrived_us the present time bounds the events' times."""
-        clock_us = arrived_us
-        if clock_us is None:
-            clock_us = np.full(starts.size - 1, time.time_ns() // 1000, np.int64)
+        # With it, the join takes an event of a clock that is ahead at its arrival: none is lost.
+        latest_us = NEVER_US if arrived_us is not None else time.time_ns() // 1000 + AHEAD_US
         if self._share is None:
-            return self._parse(data, starts, clock_us)
+            return self._parse(data, starts, latest_us)
         mine = self._share.mine(data, starts)
         lines = np.flatnonzero(mine)
         own = b"".join([data[starts[line] : starts[line + 1]] for line in lines.tolist()])
         own_starts = np.concatenate([[0], np.cumsum(np.diff(starts)[lines])])
-        return among_others(self._parse(own, own_starts, clock_us[mine]), mine)
+        return among_others(self._parse(own, own_starts, latest_us), mine)
 
-    def _parse(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
+    def _parse(self, data: bytes, starts: Ints, latest_us: int) -> Events:
         parts = []
         for first, stop in _ranges(starts):
             if first + 1 == stop and _is_long(starts, first):
                 parts.append(_too_long(int(starts[stop] - starts[first]), self._wanted))
             else:
                 part, own = data[starts[first] : starts[stop]], starts[first : stop + 1] - starts[first]
-                parts.append(self._block(part, own, clock_us[first:stop]))
-        events = joined(parts) if parts else validated(read_lines((), self._wanted), clock_us)
+                parts.append(self._block(part, own, latest_us))
+        events = joined(parts) if parts else validated(read_lines((), self._wanted), latest_us)
         for derived in self._wanted.derived:
             events = replace(events, columns=derived.fill(events.columns, events.first))
         return events
 
-    def _block(self, data: bytes, starts: Ints, clock_us: Ints) -> Events:
+    def _block(self, data: bytes, starts: Ints, latest_us: int) -> Events:
         """The events of a block: by one scan, except odd lines."""
         raw, odd = self._blocks.read(np.frombuffer(data, np.uint8), starts)
-        events = validated(raw, clock_us[~odd])
+        events = validated(raw, latest_us)
         if not odd.any():
             return events
         lines = (data[starts[line] : starts[line + 1]].rstrip(b"\r\n") for line in np.flatnonzero(odd))
-        return interleaved(events, validated(read_lines(lines, self._wanted), clock_us[odd]), odd)
+        return interleaved(events, validated(read_lines(lines, self._wanted), latest_us), odd)
 
 
 def _ranges(starts: Ints) -> Iterator[Range]:
@@ -113,7 +113,7 @@ def _is_long(starts: Ints, line: int) -> bool:
 
 def _too_long(size: int, wanted: Wanted) -> Events:
     reason = f"got a line of {size:,} bytes, expected at most {MAX_LINE_BYTES:,}"
-    return validated(replace(read_lines((b"{}",), wanted), bad={0: reason}), np.zeros(1, np.int64))
+    return validated(replace(read_lines((b"{}",), wanted), bad={0: reason}), 0)
 
 
 _OF_EVENTS = ("kind", "time_us", "request", "item", "what")
@@ -168,15 +168,15 @@ def gathered(first: Int64s, lengths: Int64s) -> Int64s:
 
 
 AHEAD_US = 300_000_000
-"""How far an event's own time may be ahead of the clock of its source: five minutes."""
+"""How far the time of an event of a source without a clock may be ahead of the present: five minutes."""
 
 _TABLE = 1 << (2 * MAX_ITEMS).bit_length()
 _WHAT = {"click": CLICK, "conversion": CONVERSION}
 Reasons = Iterator[tuple[int, str]]
 
 
-def validated(raw: Raw, clock_us: Ints) -> Events:
-    """The events of a block, validated. clock_us: int64[n], when each came, or the present time."""
+def validated(raw: Raw, latest_us: int) -> Events:
+    """The events of a block, validated. latest_us: an event with a later time is bad."""
     items = digests(raw.ids)
     lengths = np.maximum(raw.lengths, 0)
     first = np.concatenate([[0], np.cumsum(lengths)])
@@ -187,7 +187,7 @@ def validated(raw: Raw, clock_us: Ints) -> Events:
         _kinds(raw),
         _requests(raw),
         ((event, f"ts: {reason}") for event, reason in untimely),
-        _times(times, clock_us),
+        _times(times, latest_us),
         _items(raw, lengths, first, items),
         _feedback(raw, unknown),
     ):
@@ -244,11 +244,11 @@ def _requests(raw: Raw) -> Reasons:
     yield from _missing("request_id", raw.request)
 
 
-def _times(times: Ints, clock_us: Ints) -> Reasons:
+def _times(times: Ints, latest_us: int) -> Reasons:
     for event in np.flatnonzero(times == NO_TIME).tolist():
         yield event, "ts: missing, expected the time of the event"
-    for event in np.flatnonzero(times > clock_us + AHEAD_US).tolist():
-        yield event, f"ts: got {_shown(times[event])}, expected no later than five minutes after it came"
+    for event in np.flatnonzero(times > latest_us).tolist():
+        yield event, f"ts: got {_shown(times[event])}, expected no later than five minutes after the present"
 
 
 def _items(raw: Raw, lengths: Ints, first: Ints, items: npt.NDArray[np.uint64]) -> Reasons:

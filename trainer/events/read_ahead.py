@@ -16,7 +16,19 @@ from threading import Condition, Thread
 import numpy as np
 
 from model_store.errors import SourceUnavailable, StoreUnavailable, UnreadableValue
-from trainer.events.events import BAD, NEVER_US, OTHER, Chunk, Events, Int64s, Lag, Source
+from trainer.events.events import (
+    BACKFILL_US,
+    BAD,
+    FEEDBACK,
+    IMPRESSION,
+    NEVER_US,
+    OTHER,
+    Chunk,
+    Events,
+    Int64s,
+    Lag,
+    Source,
+)
 from trainer.events.parse import Parser
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
@@ -27,11 +39,12 @@ _PAUSE_S = 0.05
 _LAG_EVERY_S = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parsed:
     """A chunk and its events. order_us: int64[n], non-decreasing arrival times, by which sources are merged.
 
     For a source without a clock, the greatest time of its events so far, without bad ones. cost: bytes in memory.
+    Chunk and order change only where the source's clock steps back.
     """
 
     chunk: Chunk
@@ -72,11 +85,27 @@ class Reader:
         self._parser, self._idle_s, self._once, self._limit = parser, idle_s, once, limit
         self._last_us, self._has_clock = order_us, True
         self._idle = _Idle(idle_s)
+        self._skew = _Skew()
+        self._back_to_us: int | None = None
         self._lag_at = -np.inf
         self._stopping = False
         in_context = copy_context().run  # keeps the output format of the command
         self._thread = Thread(target=in_context, args=(self._run,), name=f"read {source.name}", daemon=True)
         self._thread.start()
+
+    def step_back(self) -> int | None:
+        """Where the source's clock has stepped back to since the last call; None if it has not. Under `changed`.
+
+        What waits came no later than that: else it would wait until the clock has caught up.
+        """
+        clock_us, self._back_to_us = self._back_to_us, None
+        if clock_us is not None:
+            for parsed in self.queue:
+                assert parsed.chunk.arrived_us is not None
+                parsed.order_us = np.minimum(parsed.order_us, clock_us)
+                arrived_us = np.minimum(parsed.chunk.arrived_us, clock_us)
+                parsed.chunk = replace(parsed.chunk, arrived_us=arrived_us)
+        return clock_us
 
     def next_us(self, taken: tuple[Parsed, int] | None) -> int | None:
         """The least time of events that are not released, by what was read; None while the source is idle.
@@ -148,9 +177,15 @@ class Reader:
         return None
 
     def _take(self, chunk: Chunk | None) -> None:
+        clock_us = self.source.watermark_us()
+        stepped_back = 0 < clock_us < self._last_us
+        if stepped_back:
+            self._last_us = clock_us
         parsed = self._parsed(chunk) if chunk is not None and len(chunk) else None
         watermark_us = self._watermark(dry=chunk is None)
         with self._changed:
+            if stepped_back:
+                self._back_to_us = clock_us
             if parsed is not None:
                 self.queue.append(parsed)
             self.ended = watermark_us == NEVER_US and (self._once or self.source.watermark_us() == NEVER_US)
@@ -166,6 +201,8 @@ class Reader:
         if came_us is None:
             timeless = (events.kind == BAD) | (events.kind == OTHER)
             came_us = np.where(timeless, self._last_us, events.time_us)
+        else:
+            self._skew.add(events, came_us)
         order_us = np.maximum(np.maximum.accumulate(came_us), self._last_us)
         self._last_us = int(order_us[-1])
         cost = len(chunk.data) + sum(column.nbytes for column in events.columns.values())
@@ -195,9 +232,14 @@ class Reader:
         with self._changed:
             events = sum(len(parsed) for parsed in self.queue)
             size = sum(len(parsed.chunk.data) for parsed in self.queue)
-            lag = self.lag
+            lag, behind, ahead = self.lag, *self._skew.seconds()
+            if self.queue and self._has_clock and lag.seconds is not None and self.watermark_us != NEVER_US:
+                waits_us = self.watermark_us - int(self.queue[0].order_us[0])
+                lag = replace(lag, seconds=max(lag.seconds, waits_us / 1e6))
         return replace(
             lag,
+            behind=behind,
+            ahead=ahead,
             events=None if lag.events is None else lag.events + events,
             bytes=None if lag.bytes is None else lag.bytes + size,
         )
@@ -205,6 +247,38 @@ class Reader:
     def _pause(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping, seconds)
+
+
+class _Skew:
+    """By how much the events' own times and their arrivals differ at most, in the present minute and the one before."""
+
+    def __init__(self) -> None:
+        # By minute: the least and the greatest delay of an impression, the least of any event; in microseconds.
+        self._minutes: dict[int, tuple[int, int, int]] = {}
+
+    def add(self, events: Events, arrived_us: Int64s) -> None:
+        """Take note of the events of a chunk."""
+        minute = int(time.monotonic() // 60)
+        least, most, of_any = self._minutes.get(minute, (NEVER_US, 0, 0))
+        delay_us = arrived_us - events.time_us
+        shown, timed = events.kind == IMPRESSION, (events.kind == IMPRESSION) | (events.kind == FEEDBACK)
+        latest = (
+            int(delay_us[shown].min(initial=least)),
+            int(delay_us[shown].max(initial=most)),  # feedback may be reported long afterwards
+            int(delay_us[timed].min(initial=of_any)),
+        )
+        self._minutes = {each: of for each, of in self._minutes.items() if each == minute - 1} | {
+            minute: latest
+        }
+
+    def seconds(self) -> tuple[float, float]:
+        """How far impressions are behind, and events ahead; a log that is written to a stream later is not behind."""
+        since = int(time.monotonic() // 60) - 1
+        recent = [of for each, of in self._minutes.items() if each >= since]
+        if not recent:
+            return 0.0, 0.0
+        least, most, of_any = zip(*recent, strict=True)
+        return (max(most) / 1e6 if min(least) < BACKFILL_US else 0.0), -min(of_any) / 1e6
 
 
 class _Idle:

@@ -1,13 +1,17 @@
 """One stream of a store as a source, and the checks that it is still the stream that was read before.
 
 An entry's id is its time of arrival by the store's clock. The clock is read before each read of entries and gives the
-watermark, so several streams of one store can be merged into one order. docs/sources.md describes positions.
+watermark, so several streams of one store can be merged into one order. An id that is ahead of the clock says nothing:
+such an entry arrives when it is read. docs/sources.md describes positions, adr/0017 the clocks.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +30,24 @@ from trainer.events.events import (
 )
 
 _LEAST_EVENTS = 16
-_STEP_BACK_US = 1_000_000  # clocks of two servers of one store may differ by less
+_STEP_US = 1_000_000
+"""Clocks of two servers of one store may differ by less, and an entry may be added so long after TIME was read."""
+_FASTEST = 1.125
+"""How fast the store's clock may run by this machine's. A step ahead is believed at this rate: were it believed at
+once, all windows would close, and the clicks that are still to come would be late."""
+
+
+def boot() -> str:
+    """Which run of this machine this is; empty if that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def since_boot_s() -> float:
+    """This machine's clock, which no one sets; if it can be, one that goes on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class StreamSource:
@@ -40,8 +61,10 @@ class StreamSource:
         on_note: Callable[[str], None],
         *,
         once: bool = False,
+        machine_s: Callable[[], float] = since_boot_s,
     ) -> None:
         self.name = name
+        self._machine_s = machine_s
         self._stream = stream
         self._on_note = on_note
         self._once = once
@@ -49,7 +72,12 @@ class StreamSource:
         self._floor_us = int(position.get("floor_us", 0))
         self._continuity = Continuity(name, position, on_note)
         self._watermark_us = 0
-        self._clock: tuple[int, float] | None = None
+        # The store's time as far as it is believed, when by this machine's clock, and how far TIME was ahead of it.
+        self._clock_us, self._clock_s, self._ahead_us = self._floor_us, -math.inf, 0
+        self._boot = boot()
+        if self._boot and position.get("boot") == self._boot:  # a restart believes no more than what goes on
+            self._clock_us, self._clock_s = int(position["clock_us"]), float(position["clock_s"])
+        self._ids_ahead_us = 0
         self._count = READ_EVENTS
         self.start = self._position()
 
@@ -62,17 +90,21 @@ class StreamSource:
         """The next entries, at most READ_EVENTS and about READ_BYTES. One round trip. Raises StoreUnavailable."""
         if self._watermark_us == NEVER_US:
             return None
+        began_s = self._machine_s()
         read = self._stream.read(self._after, self._count)
         after = self._continuity.continue_after(read, self._after)
         if after != self._after:
+            began_s = self._machine_s()
             self._after, read = after, self._stream.read(after, self._count)
-        self._update_clock(read)
+        self._update_clock(read, began_s)
         if not len(read):
             self._continuity.at_end(read)
-            self._advance(read.now_us, has_more=False)
+            self._advance(has_more=False)
             return None
         before = self._position()
-        chunk = Chunk(*lines_of(read.payloads), self._arrivals(read.ids), read.ids, before)
+        arrived_us = self._arrivals(read.ids)
+        chunk = Chunk(*lines_of(read.payloads), arrived_us, read.ids, before)
+        self._floor_us = int(arrived_us[-1])
         self._go_on(read, len(chunk.data))
         return chunk
 
@@ -101,19 +133,20 @@ class StreamSource:
 
     def lag(self) -> Lag:
         """Unread entries and an upper bound of the first one's age. Unknown while the store is unavailable."""
+        lag = Lag(ids_ahead=self._ids_ahead_us / 1e6, clock_ahead=self._ahead_us / 1e6)
         try:
             info = self._stream.info()
         except (StoreUnavailable, UnreadableValue):
-            return Lag()
+            return lag
         if info.last_id <= self._after:
-            return Lag(events=0, seconds=0.0)
+            return replace(lag, events=0, seconds=0.0)
         passed = self._continuity.passed
         events = None if info.added is None or passed is None else max(0, info.added - passed)
-        if self._clock is None or info.first_id is None:
-            return Lag(events=events)
-        now_us = self._clock[0] + (time.monotonic() - self._clock[1]) * 1e6
-        oldest_ms = max(info.first_id[0], self._after[0])
-        return Lag(events=events, seconds=max(0.0, now_us / 1e6 - oldest_ms / 1e3))
+        if not math.isfinite(self._clock_s) or info.first_id is None:
+            return replace(lag, events=events)
+        now_us = self._clock_us + (self._machine_s() - self._clock_s) * 1e6
+        oldest_us = max(min(info.first_id[0] * 1000, now_us), self._floor_us)
+        return replace(lag, events=events, seconds=max(0.0, now_us - oldest_us) / 1e6)
 
     def holds(self) -> str:
         """Whether the stream exists, and its length; see Source."""
@@ -131,42 +164,79 @@ class StreamSource:
 
     def _position(self) -> SourcePosition:
         ms, seq = self._after
+        is_clocked = self._boot and math.isfinite(self._clock_s)
         return {
             "source": self.name,
             "ms": ms,
             "seq": seq,
             "floor_us": self._floor_us,
+            **(
+                {"boot": self._boot, "clock_us": self._clock_us, "clock_s": self._clock_s}
+                if is_clocked
+                else {}
+            ),
             **self._continuity.as_position(),
         }
 
     def _arrivals(self, ids: Int64s) -> Int64s:
         # Non-decreasing, also where ids restart under an earlier clock.
-        arrived: Int64s = np.maximum(ids[:, 0] * 1000, self._floor_us)
+        stamped_us = ids[:, 0] * 1000
+        stamped_us[stamped_us > self._clock_us + _STEP_US] = self._clock_us
+        arrived: Int64s = np.maximum.accumulate(np.maximum(stamped_us, self._floor_us))
         return arrived
 
     def _go_on(self, read: Read, size: int) -> None:
         has_more = len(read) == self._count
         self._after = (int(read.ids[-1, 0]), int(read.ids[-1, 1]))
         self._continuity.went_on(len(read))
-        self._floor_us = max(self._floor_us, self._after[0] * 1000)
         self._count = min(READ_EVENTS, max(_LEAST_EVENTS, READ_BYTES * len(read) // size))
-        self._advance(read.now_us, has_more)
+        self._advance(has_more)
 
-    def _advance(self, now_us: int, has_more: bool) -> None:
+    def _advance(self, has_more: bool) -> None:
         """Later entries may have the last one's millisecond; the clock counts only once all entries are read."""
-        reached = self._floor_us if has_more else max(self._floor_us, now_us)
+        reached = self._floor_us if has_more else max(self._floor_us, self._clock_us)
         self._watermark_us = max(self._watermark_us, reached)
         if self._once and not has_more:
             self._watermark_us = NEVER_US
 
-    def _update_clock(self, read: Read) -> None:
-        if self._clock is not None and read.now_us < self._clock[0] - _STEP_BACK_US:
-            seconds = (self._clock[0] - read.now_us) / 1e6
+    def _update_clock(self, read: Read, began_s: float) -> None:
+        """Follow the store's clock: back at once, ahead only as fast as this machine's clock allows.
+
+        began_s: before the read. TIME was between it and now, so a slow read is not a step.
+        """
+        ended_s = self._machine_s()
+        allowed_us = self._clock_us + (ended_s - self._clock_s) * 1e6 * _FASTEST
+        ahead_us = 0
+        if read.now_us < self._clock_us - _STEP_US:
             self._on_note(
-                f"{self.name}: the store's clock stepped back by {seconds:.1f} s; events that come until it is where "
-                "it was are learned as they come, so a replay may order them otherwise"
+                f"{self.name}: the store's clock stepped back by {(self._clock_us - read.now_us) / 1e6:.1f} s; events "
+                "count from when they come by the earlier clock"
             )
-        self._clock = (read.now_us, time.monotonic())
+            self._clock_us = self._watermark_us = read.now_us
+            self._floor_us = min(self._floor_us, read.now_us)
+        elif read.now_us > allowed_us + _STEP_US:
+            self._clock_us, began_s = int(allowed_us), ended_s
+            ahead_us = read.now_us - self._clock_us
+            if not self._ahead_us:
+                self._on_note(
+                    f"{self.name}: the store's clock stepped ahead by {ahead_us / 1e6:.1f} s; that is believed only "
+                    "little by little, so that no window closes early"
+                )
+        else:
+            self._clock_us = max(self._clock_us, read.now_us)
+        self._clock_s, self._ahead_us = began_s, ahead_us
+        self._update_ids(read)
+
+    def _update_ids(self, read: Read) -> None:
+        """Whether ids are ahead of the clock: each later entry's is too, until the clock has come that far."""
+        ahead_us = read.last_id[0] * 1000 - read.now_us
+        if ahead_us > _STEP_US and not self._ids_ahead_us:
+            self._on_note(
+                f"{self.name}: its last id is {ahead_us / 1e6:.1f} s ahead of the store's clock: the clock was ahead, "
+                "or an entry was added with such an id; entries count from when they are read; "
+                "`ftrie store check --repair` gives them ids of the present"
+            )
+        self._ids_ahead_us = ahead_us if ahead_us > _STEP_US else 0
 
 
 BEGINNING: EntryId = (0, 0)

@@ -53,6 +53,10 @@ class EventRows:
         merged = self.merger.poll(wait_s)
         if merged is None:
             return None
+        if merged.back_to_us is not None:
+            self.join.step_back(merged.back_to_us)
+            if self.histories is not None:
+                self.histories.step_back(merged.back_to_us)
         if self.histories is not None:
             self.histories.take(merged, self.segments)
         return merged, self.join.push(merged)

@@ -123,6 +123,11 @@ class Join:
             room = _grown(room)
         return _joined(room)
 
+    def step_back(self, now_us: int) -> None:
+        """The clock by which events come is now `now_us`, earlier than before: the watermark is no later."""
+        head = self._memory.head[0]
+        head["watermark"] = min(head["watermark"], now_us - self._rules.lateness)
+
     def finish(self) -> Joined:
         """Close every window and give up early feedback, as at the end of all events; `push` may still be called."""
         room = _room(0)

@@ -16,7 +16,7 @@ import numpy as np
 
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
-from trainer.events.events import CLICK, FEEDBACK, IMPRESSION
+from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION
 
 _CHILDREN = 4
 FREE, WAITING, PENDING, CLOSED = np.uint8(0), np.uint8(1), np.uint8(2), np.uint8(3)
@@ -31,6 +31,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 _NOTHING = np.uint64(0)
 _AHEAD = 8  # how many events ahead slots are prefetched
 _CLICK = np.uint8(CLICK)
+_BACKFILL = np.int64(BACKFILL_US)
 _FOREVER = np.int64(2**63 - 1)
 
 
@@ -45,8 +46,13 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
         if kind != IMPRESSION and kind != FEEDBACK:
             continue
         # An event with a time in the future must not close the windows of others.
-        time = min(events.time_us[index], events.now_us[index])
+        now = events.now_us[index]
+        time = min(events.time_us[index], now)
         head.watermark = max(head.watermark, time - rules.lateness)
+        # One of a clock that is behind must not find its own window closed. Without arrival times, now is the time.
+        since = max(time, min(head.watermark, now))
+        if now - time < _BACKFILL:
+            since = max(since, now - rules.lateness)
         if not close_due(memory, rules, room, head.watermark - rules.window):
             return index
         orphan_due(memory, head.watermark - rules.window)
@@ -54,11 +60,11 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
         if kind == FEEDBACK:
             if not has_room(room, 1, 0):
                 return index
-            _feedback(memory, rules, room, events, index, time)
+            _feedback(memory, rules, room, events, index, time, since)
             continue
         if not _has_room_for(memory, rules, room, events.rows[index]):
             return index
-        _impression(memory, rules, room, events, index, time)
+        _impression(memory, rules, room, events, index, since)
         if memory.counts[0].pending > rules.max_pending:
             memory.counts[0].closed_early += 1
             close_oldest(memory, rules, room)
@@ -128,7 +134,8 @@ def _join_early(memory: Any, rules: Any, room: Any, waiting: Any, number: Any) -
 
 
 @bare_kernel
-def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any) -> None:
+def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time: Any, since: Any) -> None:
+    """A click or conversion at `time`; one whose request is not known waits from `since` on."""
     request, item, what = events.request[index], events.item[index], events.what[index]
     counts = memory.counts[0]
     if what == _CLICK:
@@ -141,10 +148,10 @@ def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time:
         _join_feedback(memory, rules, room, number, item, what, time)
         return
     counts.early += 1
-    if time + rules.window < memory.head[0].watermark:
+    if since + rules.window < memory.head[0].watermark:
         counts.orphans += 1
     else:
-        _hold(memory, rules, slot, request, item, what, time)
+        _hold(memory, rules, slot, request, item, what, since)
 
 
 @bare_kernel

@@ -188,6 +188,10 @@ class Daemon:
         if self._pacer is not None:
             resumes = saved.checkpoint is not None
             through_us = self._once_available(self._versions.active_through_us) if resumes else 0
+            if through_us > self._once_available(self._versions.guard.now_us):
+                through_us = (
+                    0  # by a clock that has stepped back: nothing would be published until it has caught up
+                )
             self._pacer.begin(self._run.model, through_us, self._run.counts)
 
     def go(self) -> None:

@@ -40,6 +40,12 @@ FAMILIES = (
     Family("ftrie_trainer_lag_events", "gauge", ("source",), "unread events"),
     Family("ftrie_trainer_lag_seconds", "gauge", ("source",), "age of the oldest unread event"),
     Family(
+        "ftrie_trainer_clock_skew_seconds",
+        "gauge",
+        ("source", "of"),
+        "by how much clocks differ: of events behind, ahead of their arrival; of the store ids_ahead, clock_ahead",
+    ),
+    Family(
         "ftrie_trainer_versions_total",
         "counter",
         ("kind",),
@@ -107,6 +113,7 @@ FAMILIES = (
     ),
 )
 _EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
+_SKEWS = ("behind", "ahead", "ids_ahead", "clock_ahead")
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
 
 
@@ -166,6 +173,7 @@ def _samples(status: Status) -> dict[str, list[Sample]]:
         "ftrie_trainer_lost_total": [((source,), count) for source, count in status.lost.items()],
         "ftrie_trainer_lag_events": [((n,), lag.events) for n, lag in lags if lag.events is not None],
         "ftrie_trainer_lag_seconds": [((n,), lag.seconds) for n, lag in lags if lag.seconds is not None],
+        "ftrie_trainer_clock_skew_seconds": [((n, of), getattr(lag, of)) for n, lag in lags for of in _SKEWS],
         "ftrie_trainer_versions_total": [((kind,), count) for kind, count in status.published.items()],
         "ftrie_trainer_rollbacks_total": [((), status.rolled_back)],
         "ftrie_trainer_version": _known(status.version),

@@ -345,6 +345,10 @@ class RoundLoop(EventLoop):
             return False
         if self._mine is None:
             _ = self._reconciler  # what the model is now, all partitions have
+            next_us, every_us = self.merger.next_us, self._partners.record.every_us
+            if next_us is not None and next_us < self._limit_us - every_us:
+                # The events' clock has stepped back: the round would last until it is where it was.
+                self._limit_us = self.merger.limit_us = (next_us // every_us + 1) * every_us
             if super().step(wait_s):
                 self._at_boundary = False
                 return True

@@ -6,7 +6,7 @@ docs/trainer.md documents each member. `IdleWatch` finds out why a trainer reads
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -140,6 +140,62 @@ class Status:
         parts += [f"{unread / 1e6:,.1f} MB"] if unread else []
         parts += [f"{max(seconds):.1f} s"] if seconds else []
         return f"lag {', '.join(parts) or 'unknown'}"
+
+
+SKEW_S = 60.0
+"""Clocks that differ by less are not warned of."""
+
+
+def skew_warnings(lags: Mapping[str, Lag]) -> dict[str, str]:
+    """What is to be said of the clocks, by kind."""
+    found = {}
+    for name, lag in lags.items():
+        if lag.behind > SKEW_S:
+            found[f"behind {name}"] = (
+                f"{name}: an impression came {lag.behind:,.0f} s after its own time: a server's clock is behind, or it "
+                "could not write; the window for clicks is counted from the arrival"
+            )
+        if lag.ahead > SKEW_S:
+            found[f"ahead {name}"] = (
+                f"{name}: an event came {lag.ahead:,.0f} s before its own time: a server's clock is ahead, or the "
+                "store's is behind; the event counts from its arrival"
+            )
+        if lag.ids_ahead:
+            found[f"ids {name}"] = (
+                f"{name}: the ids of its entries are {lag.ids_ahead:,.0f} s ahead of the store's clock; entries count "
+                "from when they are read; `ftrie store check --repair` gives them ids of the present"
+            )
+        if lag.clock_ahead:
+            found[f"clock {name}"] = (
+                f"{name}: the store's clock is {lag.clock_ahead:,.0f} s ahead of the time that has passed here; events "
+                "count from an earlier time, which catches up by an eighth of what passes"
+            )
+    return found
+
+
+LATE_SHARE, LATE_LEAST, LATE_EVERY_S = 0.05, 20, 60.0
+"""The share of late feedback that is warned of, the least number of it, and over how long it is counted."""
+
+
+class LateWatch:
+    """Watches the share of feedback that comes after the window of its impression. For one thread."""
+
+    def __init__(self, joined: Mapping[str, int]) -> None:
+        self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
+
+    def look(self, joined: Mapping[str, int]) -> str:
+        """What is to be said of the last full minute. To be called every second or so with the join's counts."""
+        if time.monotonic() - self._since_s >= LATE_EVERY_S:
+            more = {name: count - self._before.get(name, 0) for name, count in joined.items()}
+            late, of = more.get("late", 0), more.get("clicks", 0) + more.get("conversions", 0)
+            self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
+            if late >= LATE_LEAST and late > LATE_SHARE * of:
+                self._text = (
+                    f"{late:,} of {of:,} clicks and conversions in a minute came after their impression's window: "
+                    f"their rows were learned as negatives, {more.get('corrections', 0):,} corrected "
+                    "(docs/join.md, Late clicks)"
+                )
+        return self._text
 
 
 IDLE_AFTER_S = 60.0

@@ -235,6 +235,8 @@ class EventLoop:
         counts.impressions += int(np.count_nonzero(merged.kind == IMPRESSION))
         counts.feedback += int(np.count_nonzero(merged.kind == FEEDBACK))
         counts.bad_events += len(merged.bad)
+        if merged.back_to_us is not None:
+            counts.through_us = min(counts.through_us, merged.back_to_us)
         if len(merged):
             counts.through_us = max(counts.through_us, int(merged.now_us[-1]))
 

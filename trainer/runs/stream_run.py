@@ -41,7 +41,7 @@ from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.resume import initial_model, layout_error, resumed_spec, start_model
 from trainer.runs.rounds import Partners, RoundLoop
 from trainer.runs.signals import StopRequest
-from trainer.runs.status import IdleWatch, Status, VariantOutcome
+from trainer.runs.status import IdleWatch, LateWatch, Status, VariantOutcome, skew_warnings
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
 
@@ -312,6 +312,7 @@ class StreamRun:
         self._lags: dict[str, Lag] = {}
         self._failing_on_disk = set[str]()
         self._idle = IdleWatch(spec.model.name, sources, loop.counts)
+        self._late = LateWatch(loop.joined())
         if isinstance(loop, RoundLoop):
             loop.describe = self._description
 
@@ -396,6 +397,10 @@ class StreamRun:
         counts, found = self.counts, dict(self.model.warnings.texts)
         if isinstance(self._loop, RoundLoop) and (problem := self._loop.problem()):
             found[problem] = problem
+        self._update_lags()
+        found |= skew_warnings(self._lags)
+        if late := self._late.look(self._loop.joined()):
+            found["late"] = late
         self._idle.look(counts)
         if self._idle.reason:
             found["quiet"] = self._idle.reason

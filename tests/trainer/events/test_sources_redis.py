@@ -190,15 +190,34 @@ class Stepped(EventStream):
         return replace(read, now_us=read.now_us - self.behind_us)
 
 
-def test_when_the_store_s_clock_steps_back_nothing_is_taken_back_and_it_is_said(log: Streamed) -> None:
+def test_when_the_store_s_clock_steps_back_what_comes_then_is_read_at_the_time_that_it_is(
+    log: Streamed,
+) -> None:
     stepped = Stepped(log.stream._store, KEY)
     source = StreamSource(KEY, stepped, {}, log.notes.append)
     source.read()
     before = source.watermark_us()
     stepped.behind_us = 60_000_000
     log.put(f"{before // 1000 - 60_000}-0", 1)  # as that clock numbers it
-    assert numbers_of(read(source)) == [1] and source.watermark_us() == before
+    assert numbers_of(read(source)) == [1] and source.watermark_us() < before - 50_000_000
     assert len(log.notes) == 1 and "stepped back by 60." in log.notes[0]
+
+
+def test_an_id_from_the_future_and_those_that_inherit_it_arrive_when_they_are_read(log: Streamed) -> None:
+    now_ms = int(log.client.time()[0] * 1000)
+    log.put(f"{now_ms + 3_600_000}-0", 1)
+    source = log.open()
+    first = read(source)
+    log.append(2)  # the store gives it an id of the same hour
+    chunk = read(source)
+    for arrived in (first, chunk):
+        assert abs(int(arrived.arrived_us[0]) // 1000 - now_ms) < 600_000
+    assert chunk.arrived_us[0] >= first.arrived_us[0] and source.watermark_us() >= chunk.arrived_us[-1]
+    assert source.lag().ids_ahead > 3_000 and source.lag().seconds == 0.0
+    assert len(log.notes) == 1 and "ahead of the store's clock" in log.notes[0]
+    again = log.open(source.position(chunk, 1))
+    log.append(3)
+    assert all_of(again) == [3] and again.watermark_us() // 1000 - now_ms < 600_000
 
 
 def test_entries_written_field_by_field_are_events_too(log: Streamed) -> None:

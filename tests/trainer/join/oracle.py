@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from model_store.spec.sections import JoinSection
+from trainer.events.events import BACKFILL_US
 
 
 class Event(NamedTuple):
@@ -59,8 +60,12 @@ class OracleJoin:
         self.early: list[Event] = []
 
     def take(self, event: Event) -> None:
-        event = event._replace(time=min(event.time, event.time if event.now is None else event.now))
+        now = event.time if event.now is None else event.now
+        event = event._replace(time=min(event.time, now))
         self.watermark = max(self.watermark, event.time - self.section.lateness_us)
+        since = max(event.time, min(self.watermark, now))
+        if now - event.time < BACKFILL_US:
+            since = max(since, now - self.section.lateness_us)
         for request in sorted(self.pending, key=lambda request: (request.time, request.number)):
             if self.is_over(request.time):
                 self.close(request)
@@ -69,9 +74,9 @@ class OracleJoin:
             if request.closed_at + self.section.late_within_us < self.watermark:
                 self.remembered.remove(request)
         if event.shows is not None:
-            self.show(event)
+            self.show(event._replace(time=since))
         else:
-            self.feedback(event)
+            self.feedback(event, since)
 
     def finish(self) -> None:
         for request in sorted(self.pending, key=lambda request: (request.time, request.number)):
@@ -103,16 +108,16 @@ class OracleJoin:
             self.counts["closed_early"] += 1
             self.close(min(self.pending, key=lambda request: (request.time, request.number)))
 
-    def feedback(self, event: Event) -> None:
+    def feedback(self, event: Event, since: int) -> None:
         self.counts[event.what + "s"] += 1
         if request := self.known(event.request):
             self.receive(request, event)
             return
         self.counts["early"] += 1
-        if self.is_over(event.time):
+        if self.is_over(since):
             self.counts["orphans"] += 1
             return
-        self.early.append(event)
+        self.early.append(event._replace(time=since))
         if len(self.early) > self.section.max_pending:
             self.give_up([min(self.early, key=lambda early: early.time)])
 
