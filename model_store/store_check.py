@@ -62,7 +62,8 @@ DAMAGED = "damaged: "
 """Prefix of the refusal reason of a version whose bytes cannot be restored."""
 _AHEAD = 1_000_000
 """A counter further ahead of its versions or epochs was set manually."""
-_MOST_ENTRIES = 100_000
+_MOST_AHEAD_MS = 60_000
+"""How far the last id of a stream may be ahead of the store's clock, which may have been set back by a little."""
 _AHEAD_MS = 3_600_000
 """How far a lease's times may be ahead of the store's clock."""
 _MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
@@ -888,12 +889,12 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
 
 
 def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
-    """Check a stream's last id: if it is far ahead of the clock, later entries get a wrong time or are rejected.
+    """Check a stream's last id: if it is ahead of the clock, all later entries get such an id.
 
-    keep: rebuild the stream from its valid entries; else remove it, and readers start again.
+    keep: give its entries ids of the present; else remove it, and readers start again.
     """
     store = findings.store
-    latest_ms = _now_ms(store, key) + 24 * _AHEAD_MS
+    most_ms = _MOST_AHEAD_MS if keep else 24 * _AHEAD_MS
 
     def judge() -> str | None:
         try:
@@ -903,17 +904,17 @@ def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
                 last = store.at(key).xinfo_stream(key)["last-generated-id"]
         except UnreadableValue:
             return None
-        return f"the last id {last.decode()}" if int(last.partition(b"-")[0]) > latest_ms else None
+        ahead_ms = int(last.partition(b"-")[0]) - _now_ms(store, key)
+        return f"the last id {last.decode()}, ahead of the store's clock" if ahead_ms > most_ms else None
 
     def change(pipe: Any) -> None:
-        entries = store.at(key).xrevrange(key, count=_MOST_ENTRIES) if keep else []
-        pipe.delete(key)
-        for entry, fields in reversed(entries):
-            if int(entry.partition(b"-")[0]) <= latest_ms:
-                pipe.xadd(key, fields, id=entry)
+        if keep:
+            store.script("renumber").queue(pipe, [key, f"{key}:renumbered"], [_MOST_AHEAD_MS])
+        else:
+            pipe.delete(key)
 
-    again = f"rebuilt from its other entries, the latest {_MOST_ENTRIES:,} of them"
-    findings.add(key, judge, "an id near the present", again if keep else "removed", change)
+    again = "entries that are ahead get ids of the present, in their order; none is lost"
+    findings.add(key, judge, "an id of the present", again if keep else "removed", change)
 
 
 def _now_ms(store: StoreConnection, key: str) -> int:

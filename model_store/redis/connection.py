@@ -458,6 +458,10 @@ class Script:
             raise unreadable(key.decode(), f"got {shown(got)}, expected {expected.decode()}")
         return answer
 
+    def queue(self, pipe: Any, keys: Sequence[str], words: Sequence[Any]) -> None:
+        """Add it to a transaction."""
+        pipe.execute_command("EVAL", self._text, len(keys), *keys, *words)
+
     def _run(self, client: Any, command: Words) -> Any:
         if not self._store.wait:
             return client.execute_command(*command)

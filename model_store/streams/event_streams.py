@@ -120,6 +120,13 @@ class EventStream:
             added=info.added,
         )
 
+    def before_last(self, count: int, last: EntryId) -> EntryId:
+        """The entry before the last `count` entries up to `last`; (0, 0) if there is none. O(count)."""
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            pipe.execute_command("XREVRANGE", self.key, f"{last[0]}-{last[1]}", "-", "COUNT", count + 1)
+            (entries,) = _checked(self.key, pipe.execute(raise_on_error=False))
+        return entry_id(entries[-1][0]) if len(entries) > count else (0, 0)
+
     def latest(self, count: int) -> list[bytes]:
         """The payloads of the latest `count` entries, oldest first. One round trip, O(count)."""
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:

@@ -69,6 +69,31 @@ def test_events_that_cannot_be_learned_from(of_streams: OfStreams, recovered: Re
         eventually(lambda: [letter.json for _, letter in stream.latest(3)][::-1] == bad, "the dead letters")
 
 
+def test_entry_has_an_id_from_the_future(of_streams: OfStreams, recovered: Recovered) -> None:
+    """Each later entry gets an id of that hour too."""
+    system, key = of_streams, ModelKeys(NAME).impressions
+    with Store.open(system.valkey.url) as store:
+        ahead_ms = int(store.client.time()[0]) * 1000 + AN_HOUR_MS
+        store.client.xadd(key, {"json": system.day.some(1)[0]}, id=f"{ahead_ms}-0")
+        system.more()
+        assert store.client.xinfo_stream(key)["last-generated-id"].startswith(str(ahead_ms).encode())
+        recovered.then(system.has_learned_all, "it and those after it are learned and served", LONG_S)
+        labels = {"source": key, "of": "ids_ahead"}
+        skew = "ftrie_trainer_clock_skew_seconds"
+        eventually(lambda: system.trainer.metric(skew, **labels) > 3_000, "the metric")
+        eventually(
+            lambda: any("ahead of the store's" in text for text in system.trainer.status()["warnings"]), "it"
+        )
+        assert all(each.repaired for each in store.check([NAME], repair=True))
+    system.more()
+    eventually(system.has_learned_all, "what comes after the repair is learned and served", LONG_S)
+    eventually(lambda: system.trainer.metric(skew, **labels) == 0, "the metric falls")
+    assert (
+        system.trainer.metric("ftrie_trainer_lost_total") == 0
+        and "got ids of the present" in system.trainer.said()
+    )
+
+
 @pytest.mark.slow
 def test_trainer_is_behind_its_sources(tmp_path: Path, recovered: Recovered) -> None:
     valkey = Valkey(tmp_path)

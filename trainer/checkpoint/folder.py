@@ -46,8 +46,9 @@ class Checkpoints:
 
     With `resume`, `earlier` is the newest sound checkpoint, or None if there is none yet, so that the same command line
     both starts and resumes a run. Without, the folder must be empty: the checkpoints in it would be deleted as the
-    run's own. `failed` and `damaged` count checkpoints that could not be written or read, over all resumed runs; each
-    is reported to `on_warning`. Raises CheckpointError for a checkpoint of another spec.
+    run's own. `unsaved`: the last attempt to write one failed. `failed` and `damaged` count checkpoints that could not
+    be written or read, over all resumed runs; each is reported to `on_warning`. Raises CheckpointError for a checkpoint
+    of another spec.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Checkpoints:
         self._folder = CheckpointFolder(folder, on_warning)
         self.earlier: Checkpoint | None = None
         self.failed = self.damaged = 0
+        self.unsaved = False
         self._last: Description | None = None
         try:
             if resume:
@@ -92,6 +94,7 @@ class Checkpoints:
         """Count a checkpoint that failed before it was written; the next one is due as after any other."""
         self._schedule.restart(rows)
         self.failed += 1
+        self.unsaved = True
 
     def save(self, description: Description, arrays: Arrays) -> bool:
         """Write a checkpoint; True if it was written. A failure is counted and reported, and the run goes on.
@@ -100,6 +103,7 @@ class Checkpoints:
         """
         self._schedule.restart(description.rows)
         description = replace(description, failed=self.failed, damaged=self.damaged)
+        self.unsaved = False
         if self._last is not None and _is_same(self._last, description):
             return False
         try:
@@ -108,6 +112,7 @@ class Checkpoints:
             return True
         except OSError as error:
             self.failed += 1
+            self.unsaved = True
             self._warn(
                 f"the checkpoint at {description.rows:,} rows could not be written to {self._folder.path}: "
                 f"{error.strerror}; learning continues, earlier checkpoints are kept"

@@ -92,7 +92,11 @@ class StreamSource:
             return None
         began_s = self._machine_s()
         read = self._stream.read(self._after, self._count)
-        after = self._continuity.continue_after(read, self._after)
+        unread = self._continuity.unread_of_renumbered(read, self._after)
+        if unread is None:
+            after = self._continuity.continue_after(read, self._after)
+        else:
+            after = self._stream.before_last(unread, read.last_id)
         if after != self._after:
             began_s = self._machine_s()
             self._after, read = after, self._stream.read(after, self._count)
@@ -263,6 +267,21 @@ class Continuity:
     def as_position(self) -> dict[str, Any]:
         """What a position keeps."""
         return {"passed": self.passed, "first": self._first and list(self._first), "lost": self.lost}
+
+    def unread_of_renumbered(self, read: Read, after: EntryId) -> int | None:
+        """How many entries are unread, if `ftrie store check --repair` gave some of them other ids; else None.
+
+        Then there are as many as ever, in the same order, though the last id is lower.
+        """
+        was_ahead = after > read.last_id and after[0] * 1000 > read.now_us
+        if not was_ahead or read.added is None or self.passed is None or read.added < self.passed:
+            return None
+        unread, self._first = read.added - self.passed, None
+        self._on_note(
+            f"{self._name} got ids of the present in place of ids ahead of the store's clock: reading continues with "
+            f"its last {unread:,} entries, which are not read yet"
+        )
+        return unread
 
     def continue_after(self, read: Read, after: EntryId) -> EntryId:
         """The entry after which to continue: `after`, unless the stream has changed. Reports changes, counts losses."""

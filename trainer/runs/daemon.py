@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from model_store.backoff import Backoff
 from model_store.errors import (
+    CheckpointError,
     InputError,
     LeaseHeld,
     SourceUnavailable,
@@ -204,7 +205,7 @@ class Daemon:
                 return
 
     def end(self) -> None:
-        """Save, publish the remaining changes, report the totals."""
+        """Save, publish the remaining changes, report the totals. Raises CheckpointError if they could not be saved."""
         run = self._run
         run.save()
         run.model.warnings.finish()
@@ -221,6 +222,11 @@ class Daemon:
                 raise
             self._output.warn(f"{error}; what was learned is in {self._options.folder}")
         self._report(ended=True)
+        if self._checkpoints.unsaved:
+            raise CheckpointError(
+                f"the last checkpoint could not be written to {self._options.folder}: the next start learns again what "
+                "came after the one before it, as after a kill"
+            )
 
     def _open_run(self, saved: SavedRun, stack: ExitStack) -> StreamRun:
         """Open the run; what it holds is closed by the stack, or at once if it could not be opened."""

@@ -55,6 +55,8 @@ SAVE_EVERY = 5
 """Rounds between two states in the store. Whoever takes a partition over learns at most so many rounds again."""
 SEARCHED = 1_000
 """How many rounds after a checkpoint are searched for a later state in the store."""
+MODEL_WAIT_S = 30.0
+"""How long partition 1, if it is past a round, may take to write that round's model, which it does again and again."""
 POLL_S = 0.02
 SAY_AFTER_S = 5.0
 """After so long without a partition's contribution, a warning names the partition."""
@@ -95,6 +97,8 @@ class Partners:
         self._record: PartitionsRecord | None = None
         self._starts = False
         self._written: dict[int, bytes] = {}
+        self._unsaved: dict[tuple[int, str], bytes] = {}
+        self._waits_since_s: float | None = None
 
     @property
     def publishes(self) -> bool:
@@ -197,9 +201,19 @@ class Partners:
             return (
                 earliest  # the publisher waits for what the store has lost: it is learned, and written, again
             )
+        self._waits_since_s = self._waits_since_s or time.monotonic()
+        if time.monotonic() - self._waits_since_s > MODEL_WAIT_S and self._rounds.there(
+            record, [later], contribution(PUBLISHER)
+        ):
+            # It is past that round, may be waiting for this partition, and has lost the model that it could not write.
+            self._output.warn(
+                f"partition {PUBLISHER} of {self._name} has not written the model of round {later:,}: learning again "
+                f"from round {earliest:,}"
+            )
+            return earliest
         raise WaitsForPartner(
             f"partition {self.share} of {self._name} has learned all before round {later:,}; the trainer of "
-            f"partition {PUBLISHER}/{self.share.count} has not, and is waited for"
+            f"partition {PUBLISHER}/{self.share.count} has not, or cannot write the model, and is waited for"
         )
 
     def _from_store(self, number: int, folder: Path, segments: Path, sources: list[str]) -> Checkpoint:
@@ -261,9 +275,16 @@ class Partners:
     ) -> None:
         """Write this partition's state at the beginning of a round, and the publisher the model. Raises StoreError."""
         held = {name: array for name, array in arrays.items() if not name.startswith(_TABLE)}
-        self._put(self.record, number, state(self.share.number), _state_bytes(description, held, packs))
+        self._unsaved = {(number, state(self.share.number)): _state_bytes(description, held, packs)}
         if self.publishes:
-            self._put(self.record, number, MODEL, file.dumps({}, whole()))
+            self._unsaved[number, MODEL] = file.dumps({}, whole())
+        self.save_again()
+
+    def save_again(self) -> None:
+        """Write what `save` could not: a partition that is taken over may wait for it. Raises StoreError."""
+        for (number, part), data in list(self._unsaved.items()):
+            self._put(self.record, number, part, data)
+            del self._unsaved[number, part]
 
     def tidy(self, number: int) -> None:
         """By the publisher: delete the rounds that no partition can resume from any more. Raises StoreError."""
@@ -281,10 +302,20 @@ class Partners:
         self._record = replace(saved, oldest=latest)
         self._rounds.write_record(self._record)
 
-    def restore(self) -> None:
-        """Write again what the others wait for, in case the store has lost it. Raises StoreError."""
-        if self.publishes and self._rounds.record() is None:
+    def restore(self, number: int) -> None:
+        """Write again what the others wait for, in case the store does not have it. Raises StoreError.
+
+        number: of the round in which this partition waits. Raises CheckpointError if the others are past it.
+        """
+        record = self._rounds.record()
+        if record is None and self.publishes:
             self._rounds.write_record(self.record)
+        elif record is not None and record.saved > number:
+            raise CheckpointError(
+                f"partition {self.share} of {self._name} waits in round {number:,}, and the others have gone on from "
+                f"round {record.saved:,}, whose state is in the store; start this trainer again to continue from there"
+            )
+        self.save_again()
         for number, data in self._written.items():
             self._put(self.record, number, contribution(self.share.number), data)
 
@@ -401,7 +432,7 @@ class RoundLoop(EventLoop):
         if time.monotonic() - self._problem_at_s >= SAY_AFTER_S:
             self._problem_at_s = time.monotonic()
             try:
-                self._partners.restore()
+                self._partners.restore(self.number)
                 if self._partners.missing:
                     self._problem = self._partners.describe_missing(self.number)
             except StoreError:

@@ -356,7 +356,7 @@ class LearningLoop:
             return self._run(stream, on_batch)
         with StopSignals() as signals:
             failure = self._run(signals.until_stopped(stream, lambda: self._resumable), on_batch)
-        return _explained(failure, self.model.rows) if isinstance(failure, Stopped) else failure
+        return self._explained(failure) if isinstance(failure, Stopped) else failure
 
     def _run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         while True:
@@ -474,7 +474,10 @@ class LearningLoop:
         file.sync()
         return Written.to(file.path, file.offset)
 
-
-def _explained(stopped: Stopped, rows: int) -> Stopped:
-    message = f"{stopped} after {rows:,} rows were learned; --resume continues from there"
-    return Stopped(message, stopped.exit_code - 128)
+    def _explained(self, stopped: Stopped) -> FtrieError:
+        learned = f"{stopped} after {self.model.rows:,} rows were learned"
+        if self.checkpoints is not None and self.checkpoints.unsaved:
+            return CheckpointError(
+                f"{learned}, which could not be saved; --resume continues from an earlier checkpoint"
+            )
+        return Stopped(f"{learned}; --resume continues from there", stopped.exit_code - 128)

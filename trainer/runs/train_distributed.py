@@ -340,7 +340,7 @@ class _Driver:
         self._spec = spec = plan.start.resolved
         self._checkpoints, self._rejects, self._output = checkpoints, rejects, output
         self._state, self._began = start, time.perf_counter()
-        self._seconds_before = start.seconds
+        self._seconds_before, self._is_saved = start.seconds, True
         maker = ExampleMaker(spec)
         self._masks = maker.rules.masks
         self._problems = problems_of(spec, self._masks, maker.feature_rules)
@@ -437,8 +437,9 @@ class _Driver:
         if self._checkpoints is None or not (due or self._checkpoints.is_due(self._state.iterations)):
             return
         state = replace(self._state, seconds=self._seconds, progress=minimiser.progress)
+        self._is_saved = False
         try:
-            self._checkpoints.save(
+            self._is_saved = self._checkpoints.save(
                 state, lambda number: self._crew.ask_reducers("dump", number).summaries[number]
             )
         except MemberLost:
@@ -452,10 +453,14 @@ class _Driver:
         """Duration so far, including the runs that this one resumes."""
         return self._seconds_before + time.perf_counter() - self._began
 
-    def _stopped(self, number: int) -> Stopped:
+    def _stopped(self, number: int) -> FtrieError:
         what = f"stopped by {signal.Signals(number).name} after iteration {self._state.progress.iteration}"
         if self._checkpoints is None:
             return Stopped(f"{what}; with --checkpoint it could be resumed", number)
+        if not self._is_saved:
+            return CheckpointError(
+                f"{what}, which could not be saved; --resume continues from an earlier checkpoint"
+            )
         return Stopped(f"{what}; --resume continues from the checkpoint in {self._checkpoints.path}", number)
 
     def _finished(self, minimiser: Minimiser, force: bool) -> DistributedRun:

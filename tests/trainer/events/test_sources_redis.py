@@ -220,6 +220,29 @@ def test_an_id_from_the_future_and_those_that_inherit_it_arrive_when_they_are_re
     assert all_of(again) == [3] and again.watermark_us() // 1000 - now_ms < 600_000
 
 
+@pytest.mark.parametrize("sane", [3, 0])
+def test_a_repair_of_ids_from_the_future_loses_no_entry_and_a_reader_goes_on_where_it_was(
+    sane: int, log: Streamed, store: Store
+) -> None:
+    log.append(*range(sane))
+    log.put(f"{int(log.client.time()[0]) * 1000 + 3_600_000}-0", 10)
+    log.append(11, 12)
+    source = log.open()
+    chunk = read(source)
+    log.append(13, 14)
+    (found,) = store.check(["ads"])
+    assert found.key == KEY and "ahead of the store's clock" in found.found
+    (found,) = store.check(["ads"], repair=True)
+    assert found.repaired and not store.check(["ads"])
+    again = log.open(source.position(chunk, sane + 2))
+    notes = len(log.notes)
+    log.append(15)
+    assert all_of(source) == [13, 14, 15] and all_of(again) == [12, 13, 14, 15]
+    assert all("got ids of the present" in note for note in log.notes[notes:]) and len(log.notes) == notes + 2
+    assert all_of(log.open()) == [*range(sane), *range(10, 16)]
+    assert (source.lost, again.lost, source.lag().events, source.lag().ids_ahead) == (0, 0, 0, 0.0)
+
+
 def test_entries_written_field_by_field_are_events_too(log: Streamed) -> None:
     log.client.xadd(KEY, {"request_id": "r1", "item": "a"}, id="1700000000123-0")
     chunk = read(log.open())

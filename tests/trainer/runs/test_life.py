@@ -45,6 +45,19 @@ def test_sigterm_saves_publishes_and_gives_the_lease_back_and_once_closes_what_i
 
 
 @pytest.mark.slow
+def test_a_last_checkpoint_that_cannot_be_written_is_said_and_the_exit_code_tells(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    impressions, clicks = event_logs(100).write(tmp_path)
+    trainer = Trainer(tmp_path, store_url, "--from", impressions, "--from", clicks, "--every", "1h")
+    rows = trainer.until("events", 200)["examples"]
+    (tmp_path / "state" / f"{rows:015d}.checkpoint" / "in the way").mkdir(parents=True)
+    trainer.process.terminate()
+    assert trainer.wait() == 7 and "the last checkpoint could not be written" in trainer.said()
+    assert trainer.status()["ended"] and trainer.status()["version"] == store.model(NAME).active()
+
+
+@pytest.mark.slow
 def test_without_a_store_it_waits_and_then_begins(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     valkey.kill()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
+from model_store.errors import CheckpointError, StoreError
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from tests.trainer.runs.running import COMPILE_S, NAME, SPEC, Trainer, command_of, once
 from tests.waiting import eventually
 from tests.worlds import event_logs
+from trainer.checkpoint import Description
 from trainer.events.share import Share
 from trainer.output import SILENT
-from trainer.runs.rounds import Partners, WaitsForPartner
+from trainer.runs.rounds import MODEL_WAIT_S, Partners, WaitsForPartner
 
 REQUESTS = 1000
 ROUND = "10m"
@@ -149,6 +152,43 @@ def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store)
     with pytest.raises(WaitsForPartner, match="round 20"):
         second._resumable(record, 11)  # it was deleted because all had come to 15
     assert second._resumable(record, 20) == 20
+
+
+def test_a_state_that_the_store_did_not_take_is_written_again_while_others_are_waited_for(
+    store: Store,
+) -> None:
+    """Else the spare of a lost partition waits for partition 1, and partition 1 for the spare, for ever."""
+    rounds, spec = store.rounds(NAME), parse_spec(SPEC)
+    record = PartitionsRecord(start=1, partitions=2, every_us=1, spec=spec.to_json())
+    rounds.write_record(record)
+    leases = [store.trainer_lease(NAME, f"owner {number}", number) for number in (1, 2)]
+    for lease in leases:
+        lease.take()
+    first, second = (
+        Partners(store, spec, Share(number, 2), 1, lease, SILENT) for number, lease in enumerate(leases, 1)
+    )
+    first._record = record
+    described = Description("", "", spec.to_json(), spec.to_json(), (), 0, 0, 0.0, ())
+    store.client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(StoreError, match="maxmemory"):
+            first.save(5, described, {}, (), dict)
+    finally:
+        store.client.config_set("maxmemory", "0")
+    for number in range(5):
+        rounds.put(record, number, contribution(2), b"", leases[1])
+    rounds.put(record, 5, state(2), b"", leases[1])
+    with pytest.raises(WaitsForPartner, match="before round 5.*cannot write the model"):
+        second._resumable(record, 0)
+    # Partition 1 was killed meanwhile, and its own checkpoint is of a later round: it cannot write the model any more.
+    rounds.put(record, 5, contribution(1), b"", leases[0])
+    second._waits_since_s = time.monotonic() - MODEL_WAIT_S - 1
+    assert second._resumable(record, 0) == 0
+    first.restore(5)
+    assert second._resumable(record, 0) == 5
+    rounds.write_record(replace(record, saved=10, oldest=5))
+    with pytest.raises(CheckpointError, match="waits in round 7, and the others have gone on from round 10"):
+        first.restore(7)
 
 
 @pytest.mark.slow
