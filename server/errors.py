@@ -41,6 +41,8 @@ RETRY_AFTER_MS = (200, 1000)
 MAX_MESSAGE_BYTES = 1_000
 """Of an error's text: it is sent twice or more, and clients accept 8 KiB of metadata."""
 MOST_ID_CHARACTERS = 256
+_STORE_URL = re.compile(r"\b(?:(?:rediss?|(?:cluster|sentinel)(?:\+tls)?|unix)://|embedded:)\S+")
+_ADDRESS = re.compile(r"(?<=connecting to )(?:unix socket: )?\S+(?=\. )|\b\d+\.\d+\.\d+\.\d+:\d+\b")
 _NAME = r'[a-z_]+(?:\[(?:\d+|".*?")\])?'
 _PATH = rf"{_NAME}(?:\.{_NAME})*"
 _FIELDS = re.compile(rf"{_PATH}(?:, {_PATH})*(?=: )", re.DOTALL)
@@ -70,6 +72,11 @@ class DeadlinePassed(ServerError):
     """The caller has stopped waiting."""
 
 
+def without_address(text: str) -> str:
+    """A text about the store without its URL, its user and its address: those are for the log, not for callers."""
+    return _ADDRESS.sub("…", _STORE_URL.sub("the store", text))
+
+
 class Degradation(NamedTuple):
     """What an answer lacks; the fields are those of `ctr.v1.Degradation`."""
 
@@ -82,7 +89,7 @@ class Degradation(NamedTuple):
 
     def message(self) -> pb.Degradation:
         """As it goes over the wire."""
-        return pb.Degradation(reason=self.reason, part=self.part, detail=self.detail)
+        return pb.Degradation(reason=self.reason, part=self.part, detail=without_address(self.detail))
 
     @classmethod
     def of(cls, part: str, error: StoreError) -> Degradation:
@@ -139,6 +146,7 @@ ANSWER_OF: dict[type[Exception], _Answer] = {
     ArtefactError: _Answer(grpc.StatusCode.FAILED_PRECONDITION, "VERSION_DAMAGED"),
     ExperimentChanged: _Answer(grpc.StatusCode.ABORTED, "EXPERIMENT_CHANGED"),
     DeadlinePassed: _Answer(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    MemoryError: _Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY"),
 }
 """Errors and their answers. A class that neither is here nor derives from one here is answered INTERNAL."""
 
@@ -171,8 +179,15 @@ def check_deadline(until_s: float) -> None:
         raise DeadlinePassed("the deadline passed while the answer was computed")
 
 
-def unreadable(kind: type[Message]) -> InvalidRequest:
-    """The error for bytes that are not a message of this kind."""
+def is_own_fault(error: Exception) -> bool:
+    """Whether the log must have the error: one that no caller has caused."""
+    return isinstance(error, MemoryError) or _answer_of(error) is INTERNAL
+
+
+def unreadable(kind: type[Message], error: DecodeError) -> InvalidRequest:
+    """The error for bytes that are not a message of this kind. Raises MemoryError if that is why."""
+    if "alloc" in str(error):  # "Arena alloc failed": protobuf has no exception of its own for it
+        raise MemoryError(str(error)) from error
     return InvalidRequest(f"request: not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
 
 
@@ -182,8 +197,8 @@ def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
     def read(message: bytes) -> M | InvalidRequest:
         try:
             return kind.FromString(message)
-        except DecodeError:
-            return unreadable(kind)
+        except DecodeError as error:
+            return unreadable(kind, error)
 
     return read
 
@@ -196,20 +211,26 @@ def abort(
     retry: bool = False,
     within: str = "",
 ) -> NoReturn:
-    """End the call as the table says. The text of an INTERNAL error stays in the server's log.
+    """End the call as the table says. The text of an error that `is_own_fault` stays in the server's log.
 
     retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo. within: the field that
     the error's paths begin at.
     """
-    answer, message = _answer_of(error), _shortened(str(error))
+    text = without_address(str(error)) if isinstance(error, StoreError) else str(error)
+    answer, message = _answer_of(error), _shortened(text)
     metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
+    if isinstance(error, MemoryError):
+        named = (
+            f" (request_id {request_id})" if request_id else ""
+        )  # it may be what there was no memory to read
+        message, retry = f"this worker is short of memory{named}; see the server's log", True
     if answer is INTERNAL:
         text = f"internal error; see the server's log for the cause (request_id {request_id})"
         context.abort_with_status(ended(*answer, text, metadata=metadata))
     fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else []
     if within:
         fields = [path if path == within else f"{within}.{path}" for path in fields]
-    again = retry and answer.status is grpc.StatusCode.UNAVAILABLE
+    again = retry and answer.status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
     retry_after_ms = random.randint(*RETRY_AFTER_MS) if again else None
     context.abort_with_status(
         ended(*answer, message, metadata=metadata, fields=fields, retry_after_ms=retry_after_ms)

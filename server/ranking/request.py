@@ -96,8 +96,8 @@ class Received:
                     self.brief.user.MergeFromString(self._bytes[user:user_end])
                 if context:
                     self.brief.context.MergeFromString(self._bytes[context:context_end])
-            except DecodeError:
-                raise unreadable(RankRequest) from None
+            except DecodeError as error:
+                raise unreadable(RankRequest, error) from None
             self._is_whole = True
         return self.brief
 
@@ -117,16 +117,16 @@ def received(message: bytes) -> Received | InvalidRequest:
     """A Rank request, or the error: grpc answers INTERNAL where a deserializer raises."""
     try:
         return Received(message)
-    except DecodeError:
-        return unreadable(RankRequest)
+    except DecodeError as error:
+        return unreadable(RankRequest, error)
 
 
 def explain_received(message: bytes) -> Received | InvalidRequest:
     """The request inside an ExplainRequest, or the error."""
     try:
         return Received.of(ExplainRequest.FromString(message).request)
-    except DecodeError:
-        return unreadable(ExplainRequest)
+    except DecodeError as error:
+        return unreadable(ExplainRequest, error)
 
 
 def _scratch(size: int) -> tuple[Array, Array, Array]:

@@ -22,7 +22,7 @@ from model_store.errors import ExperimentError, StoreUnavailable
 from model_store.store import Store
 from model_store.versions.experiments import RUNNING, STOPPED, Experiment
 from model_store.versions.published_versions import VersionInfo
-from server.errors import InvalidRequest, abort, readable, served_name, status_of
+from server.errors import InvalidRequest, abort, is_own_fault, readable, served_name
 from server.ranking.experiments import Assignment
 from server.rpc import security
 from server.rpc.gate import BoundedPool, Gate
@@ -408,8 +408,7 @@ def _answering(method: Callable[[Any, Context], Any], logged: bool) -> Callable[
         try:
             answered = method(request, context)
         except Exception as error:
-            status = status_of(error)
-            if status is grpc.StatusCode.INTERNAL:
+            if is_own_fault(error):
                 _log.error("admin call failed", **facts, exc_info=error)
             elif logged:
                 _log.warning("admin call refused", **facts, model=request.model, error=str(error))

@@ -19,7 +19,16 @@ from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, Repo
 from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
-from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, readable, served_name, status_of
+from server.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    NotReady,
+    abort,
+    is_own_fault,
+    readable,
+    served_name,
+    status_of,
+)
 from server.ranking.store_reads import Source
 from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
 from server.rpc.security import Tokens
@@ -114,9 +123,8 @@ class FeedbackService:
         try:
             return self._answer(message, context)
         except Exception as error:
-            status = status_of(error)
-            self._meter.failed(self._label(message.model), METHOD, status.name)
-            if status is grpc.StatusCode.INTERNAL:
+            self._meter.failed(self._label(message.model), METHOD, status_of(error).name)
+            if is_own_fault(error):
                 _log.error("report failed", exc_info=error)
             abort(context, error, retry=True)
 

@@ -13,6 +13,7 @@ Health checks have no gate.
 from __future__ import annotations
 
 import inspect
+import math
 import random
 import threading
 import time
@@ -44,6 +45,9 @@ RETRY_AFTER_MS = (20, 100)
 DRAWS = 16
 MESSAGE_WITHIN_S = 10.0
 """How long a call may hold its place, or a stream its thread, before its message has arrived: 16 MiB at 13 Mbit/s."""
+WAITING_A_PLACE = 4
+"""Calls whose message has not arrived, for each place. They hold none; beyond that number the one that has waited
+longest gives way, since a message that is sent arrives within milliseconds."""
 LOOK_EVERY_S = 1.0
 MOST_TOGETHER = 8
 """How many waiting calls a thread takes at once, if they may share work."""
@@ -76,6 +80,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         self._meter = meter
         self._guard = guard
         self._own_guards = own_guards
+        pool.on_silent = lambda method: meter.count(REFUSED, _name(method), "no_message")
         self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -154,6 +159,9 @@ class PatientPool(ThreadPoolExecutor):
     def __init__(self, threads: int, name: str, in_turn: InTurn | None = None) -> None:
         """in_turn: shares work between calls that one thread has taken; None takes one call at a time."""
         super().__init__(max_workers=threads, thread_name_prefix=name)
+        self.on_silent: Callable[[str], None] = lambda method: None
+        """Called with the method of a call that is cancelled since its message has not arrived."""
+        self._most_waiting = math.inf
         self._waiting: dict[int, tuple[float, Any, Any]] = {}
         """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
         on it is one atomic dict operation."""
@@ -172,6 +180,7 @@ class PatientPool(ThreadPoolExecutor):
         if _ASKS and len(args) == _UNARY_ARGUMENTS and getattr(args[4], "__name__", "") == _WAITS_FOR_MESSAGE:
             self._ask_for_message(UnaryCall(self, fn, *args))
             return _ENDED
+        self._begins()
         return super().submit(self._run, fn, args, kwargs)
 
     def _start_watcher(self) -> None:
@@ -190,11 +199,16 @@ class PatientPool(ThreadPoolExecutor):
 
         def on_message(event: Any) -> Any:
             ended = arrived(event)
-            del waiting[id(state)]
+            waiting.pop(id(state), None)
+            self._begins()
             ready.put(call)
             return ended
 
         waiting[id(state)] = time.monotonic(), call.event, state
+        if len(waiting) > self._most_waiting:
+            longest, (_, event, _) = min(list(waiting.items()), key=lambda each: each[1][0])
+            del waiting[longest]
+            self._cancel(event)
         call.event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), on_message)
         state.due.add(_AWAITED)
 
@@ -215,16 +229,28 @@ class PatientPool(ThreadPoolExecutor):
             self._waiting.pop(thread, None)
             self._ended()
 
+    def _begins(self) -> None:
+        """A call waits for a thread from now on."""
+
     def _ended(self) -> None:
         """A call has left its thread."""
 
     def cancel_stuck(self) -> None:
         """Cancel the calls that have waited too long for their message."""
-        before = time.monotonic() - MESSAGE_WITHIN_S
-        for since, event, state in list(self._waiting.values()):
-            if since < before and _AWAITED in getattr(state, "due", ()):
-                log.warning("no request received in time, call cancelled", waited_s=MESSAGE_WITHIN_S)
-                event.call.cancel()
+        before, waiting = time.monotonic() - MESSAGE_WITHIN_S, list(self._waiting.values())
+        stuck = [
+            event
+            for since, event, state in waiting
+            if since < before and _AWAITED in getattr(state, "due", ())
+        ]
+        for event in stuck:
+            self._cancel(event)
+        if stuck:
+            log.warning("no request received in time", calls=len(stuck), waited_s=MESSAGE_WITHIN_S)
+
+    def _cancel(self, event: Any) -> None:
+        self.on_silent(event.call_details.method.decode())
+        event.call.cancel()
 
 
 _UNARY_ARGUMENTS = 7
@@ -358,14 +384,16 @@ def _answer(call: UnaryCall) -> None:
 
 
 class BoundedPool(PatientPool):
-    """A pool that counts its calls, running or waiting; the caller of `submit` checks `is_full` first.
+    """A pool that counts its calls, running or waiting for a thread; the caller of `submit` checks `is_full` first.
 
-    Thread safety: `submit` from grpc's one thread; the rest from any. A deque's append and pop are atomic.
+    A unary call counts once its message is there: callers who send none take no place from others. Thread safety:
+    `submit` from grpc's one thread; the rest from any. A deque's append and pop are atomic.
     """
 
     def __init__(self, threads: int, places: int, name: str = "rank", in_turn: InTurn | None = None) -> None:
         super().__init__(threads, name, in_turn)
         self.places = places
+        self._most_waiting = WAITING_A_PLACE * places
         self._begun: deque[None] = deque()
 
     def in_progress(self) -> int:
@@ -376,10 +404,9 @@ class BoundedPool(PatientPool):
         """Whether the next call must be refused."""
         return len(self._begun) >= self.places
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Same as in ThreadPoolExecutor. A call that its caller cancelled is counted until a thread drops it."""
+    def _begins(self) -> None:
+        """A call that its caller cancelled is counted until a thread drops it."""
         self._begun.append(None)
-        return super().submit(fn, *args, **kwargs)
 
     def _ended(self) -> None:
         self._begun.pop()

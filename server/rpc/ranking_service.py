@@ -13,7 +13,15 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
-from server.errors import DeadlinePassed, InvalidRequest, NotReady, abort, served_name, status_of
+from server.errors import (
+    DeadlinePassed,
+    InvalidRequest,
+    NotReady,
+    abort,
+    is_own_fault,
+    served_name,
+    status_of,
+)
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import Seen, ShadowLog
 from server.ranking.answer import rank_response
@@ -119,20 +127,20 @@ class RankingService:
         else:  # that of a call which ended before its turn
             ahead = None
         message: Received | InvalidRequest
-        if ahead is not None:
-            message = ahead.message
-        else:
-            message = explain_received(request) if explain else received(request)
-        if isinstance(message, InvalidRequest):
-            self._meter.failed("", method, grpc.StatusCode.INVALID_ARGUMENT.name)
-            abort(context, message, "")
-        request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
+        request_id = model = ""
         try:
+            if ahead is not None:
+                message = ahead.message
+            else:
+                message = explain_received(request) if explain else received(request)
+            if isinstance(message, InvalidRequest):
+                raise message
+            model = self._label(message.brief.model)
+            request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
             return self._answer(message, request_id, context, began_ns, explain, ahead)
         except Exception as error:
-            status = status_of(error)
-            self._meter.failed(self._label(message.brief.model), method, status.name)
-            if status is grpc.StatusCode.INTERNAL:
+            self._meter.failed(model, method, status_of(error).name)
+            if is_own_fault(error):
                 _log.error("rank failed", request_id=request_id, exc_info=error)
             abort(context, error, request_id, within="request" if explain else "")
 

@@ -60,8 +60,10 @@ class StoreSync:
 
     def stop(self) -> None:
         """Deliver nothing more. A thread in the middle of a long step is not waited for."""
-        for thread in (*self._models.values(), *self._watches):
-            thread.stop()
+        for model in self._models.values():
+            model.stop()
+        for watch in self._watches:
+            watch.stop()
 
     def close(self, end_at_s: float) -> None:
         """Wait for the threads to end, then write the last good models. Call after `stop`.

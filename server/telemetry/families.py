@@ -99,7 +99,7 @@ FAMILIES = {
             REFUSED,
             "counter",
             ("method", "reason"),
-            "Calls refused before their message was read, by method: overload, unauthenticated or forbidden",
+            "Calls refused before their message was read, by method and reason: overload, no_message, …",
         ),
         Family(IN_PROGRESS, "gauge", (), "Calls in the workers now, running or waiting"),
         Family(PLACES, "gauge", (), "How many calls the workers take at once"),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 import structlog.tracebacks
@@ -34,6 +36,7 @@ def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
     )
     structlog.configure(
         processors=[
+            Sparse(),
             structlog.processors.add_log_level,
             lambda logger, method, event: {**event, **facts},
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -44,6 +47,38 @@ def log_to_stderr(level: int | str = logging.INFO, **facts: object) -> None:
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lasting(sys.stderr))),
         cache_logger_on_first_use=True,
     )
+
+
+OFTEN = ("version built", "catalogue built", "trie rebuilt", "items read", "serving")
+"""What each version logs. At a version a second that would be some 50 MB a day."""
+OFTEN_LINES, OFTEN_EVERY_S = 5, 60.0
+
+
+class Sparse:
+    """A processor that lets OFTEN_LINES lines of each event of OFTEN and model through, and then one a minute.
+
+    A line says in `unlogged` how many of its kind were left out before it; metrics count all.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._kinds: dict[tuple[Any, Any], tuple[float, float, int]] = {}
+        """By event and model: lines left, as of when, and how many were left out."""
+
+    def __call__(
+        self, logger: Any, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        """Raises DropEvent for a line that is left out."""
+        if event["event"] not in OFTEN:
+            return event
+        now, kind = self._now(), (event["event"], event.get("model"))
+        lines, since, unlogged = self._kinds.get(kind, (float(OFTEN_LINES), now, 0))
+        lines = min(OFTEN_LINES, lines + (now - since) / OFTEN_EVERY_S)
+        if lines < 1:
+            self._kinds[kind] = lines, now, unlogged + 1
+            raise structlog.DropEvent
+        self._kinds[kind] = lines - 1, now, 0
+        return {**event, "unlogged": unlogged} if unlogged else event
 
 
 class AccessLog:

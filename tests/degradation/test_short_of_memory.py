@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ftrie.client.client import RankFailed
 from model_store.artefact.artefact import Artefact
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running
@@ -87,6 +88,19 @@ def test_no_memory_in_a_worker(whole: WholeShop, recovered: Recovered) -> None:
         assert "memory" in running.status()["workers"][0]["refused"]["shop"]
     recovered.then(lambda: served(running) == (LARGE, 0.0), "the version is served")
     assert running.status()["workers"][0]["refused"] == {}
+
+
+@pytest.mark.slow
+def test_no_memory_to_read_a_request(whole: WholeShop, recovered: Recovered) -> None:
+    running = whole.running
+    many = ["x" * 1500 + str(n) for n in range(9_900)]  # 15 MiB, and 75 MiB to read them
+    with little_memory(running.workers()[0], room=20 * MIB), pytest.raises(RankFailed) as failed:
+        running.client.rank(candidates=many, request_id="r-large")
+    assert (failed.value.code.name, failed.value.reason) == ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
+    assert "allocate" not in str(failed.value)
+    eventually(lambda: bool(running.logs("rank failed")), "its line in the log")
+    eventually(lambda: whole.metric("ftrie_errors_total", status="RESOURCE_EXHAUSTED") >= 1, "its count")
+    recovered.then(lambda: running.client.rank(candidates=many[:1000], top_k=1).version == SMALL, "an answer")
 
 
 def refused(whole: WholeShop) -> float:

@@ -113,15 +113,15 @@ def _first_not_below(points: Any, value: Any) -> Any:
 def tails(values: Any, z: Any, below: Any, points: Any, above: Any, at_least: Any) -> None:
     """above[p, i] = P(V_i > points[p]) and at_least[p, i] = P(V_i ≥ points[p]), where V_i = f_i(Z), Z standard normal.
 
-    values float64[items, nodes] has f_i at the nodes z, ascending; below[q] = P(Z < z[q]), but 0 and 1 at the ends;
-    points ascend. Between two nodes f_i is a straight line; where both are equal, f_i is constant: an atom. above and
-    at_least float64[points, items] are all 0. O(items · (nodes · log points + points)).
+    values float64[items, nodes] has f_i at the nodes z[i], ascending; below[i, q] = P(Z < z[i, q]), but 0 and 1 at the
+    ends; points ascend. Between two nodes f_i is a straight line; where both are equal, f_i is constant: an atom. above
+    and at_least float64[points, items] are all 0. O(items · (nodes · log points + points)).
     """
     for item in range(values.shape[0]):
-        for node in range(z.size - 1):
+        for node in range(z.shape[1] - 1):
             first, last = values[item, node], values[item, node + 1]
             low, high = min(first, last), max(first, last)
-            mass, begin = below[node + 1] - below[node], _first_not_below(points, low)
+            mass, begin = below[item, node + 1] - below[item, node], _first_not_below(points, low)
             # Marked where it ends; the sums below carry it to every point before.
             if begin > 0:
                 above[begin - 1, item] += mass
@@ -135,7 +135,7 @@ def tails(values: Any, z: Any, below: Any, points: Any, above: Any, at_least: An
         for point in range(points.size - 2, -1, -1):
             above[point, item] += above[point + 1, item]
             at_least[point, item] += at_least[point + 1, item]
-        _add_slopes(values, z, below, points, item, above, at_least)
+        _add_slopes(values, z[item], below[item], points, item, above, at_least)
 
 
 @bare_inline
@@ -227,24 +227,25 @@ def _fewer(before: Any, at: Any, counts: Any, sure: Any, top: Any) -> Any:
 def chances_by_moments(
     above: Any, at_least: Any, nodes: Any, mass: Any, chosen: Any, top: Any, out: Any
 ) -> None:
-    """As `chances`, by the refined normal approximation (Volkova, 1996): O(nodes · items) whatever `top` is.
-
-    Ties are ignored but for what lies on one side for sure: meant for many items, where one more or less is little.
-    """
+    """As `chances`, by the refined normal approximation (Volkova, 1996): O(nodes · items) whatever `top` is."""
     for g in range(nodes.size):
         mean, variance, third = 0.0, 0.0, 0.0
-        point = nodes[g]
+        point, at = nodes[g], 0
         for item in range(above.shape[1]):
-            p = 0.5 * (above[point, item] + at_least[point, item])
+            p = above[point, item]
             mean, variance = mean + p, variance + p * (1.0 - p)
             third += p * (1.0 - p) * (1.0 - 2.0 * p)
-        for c in range(chosen.size):
-            if mass[g, c] > 0.0:
-                p = 0.5 * (above[point, chosen[c]] + at_least[point, chosen[c]])
-                own = p * (1.0 - p)
-                out[c] += mass[g, c] * _refined(
-                    top - 0.5 - (mean - p), variance - own, third - own * (1.0 - 2.0 * p)
-                )
+        # The sums are of those before an item, whose equals stand before it, and of those after it.
+        for item in range(above.shape[1]):
+            p, q = above[point, item], at_least[point, item]
+            mean, variance = mean - p, variance - p * (1.0 - p)
+            third -= p * (1.0 - p) * (1.0 - 2.0 * p)
+            if at < chosen.size and chosen[at] == item:
+                if mass[g, at] > 0.0:
+                    out[at] += mass[g, at] * _refined(top - 0.5 - mean, variance, third)
+                at += 1
+            mean, variance = mean + q, variance + q * (1.0 - q)
+            third += q * (1.0 - q) * (1.0 - 2.0 * q)
 
 
 @bare_inline

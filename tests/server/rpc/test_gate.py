@@ -211,6 +211,19 @@ def test_calls_without_a_message_hold_no_thread_if_grpc_is_known(
         assert waited.result() == b"next"
 
 
+def test_callers_who_send_no_message_take_no_place_from_others(running: Running) -> None:
+    running.slow.go.set()
+    most = pools.WAITING_A_PLACE * (THREADS + WAITING)
+    with silent_calls(running.address, *["/test.Slow/Wait"] * most) as hung:  # THREADS calls each
+        eventually(lambda: sum(call.done() for call in hung) >= len(hung) - most)
+        for n in range(20):
+            assert running.wait(b"%d" % n, timeout=20) == b"%d" % n
+        gone = [call.exception().code() for call in hung if call.done()]
+        assert {*gone} == {grpc.StatusCode.CANCELLED}
+        assert running.meter.take()["counts"] == [[REFUSED, ["Wait", "no_message"], len(gone)]]
+        eventually(lambda: running.in_progress() == 0)
+
+
 def test_a_caller_that_ends_its_side_without_a_message_is_told_so(running: Running) -> None:
     running.slow.go.set()
     with grpc.insecure_channel(running.address) as channel, pytest.raises(grpc.RpcError) as failed:

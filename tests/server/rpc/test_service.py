@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import structlog
 
 from ftrie.client.access import CallFailed, FieldViolation
 from ftrie.client.client import Client, RankFailed
+from ftrie.demo.processes import free_port
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
 from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
-from server.errors import MAX_MESSAGE_BYTES, NotReady, ObjectiveError, abort
+from server.errors import MAX_MESSAGE_BYTES, Degradation, NotReady, ObjectiveError, abort
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -340,6 +343,30 @@ def test_each_error_has_its_reason_the_fields_at_fault_and_when_to_try_again() -
     told = failed(StoreUnavailable("away"), retry=True)
     assert told.retry_after_s is not None and 0.2 <= told.retry_after_s <= 1.0
     assert failed(StoreError("damaged"), retry=True).retry_after_s is None
+
+
+def test_callers_are_not_told_where_the_store_is_or_what_numpy_says(tmp_path: Path) -> None:
+    port = free_port()
+    for url in (
+        f"redis://shop-reader:s3cr3t@127.0.0.1:{port}/0",
+        f"unix://shop-reader:s3cr3t@{tmp_path}/nobody.sock",
+        f"cluster://shop-reader:s3cr3t@127.0.0.1:{port}",
+        f"sentinel://127.0.0.1:{port}/shop",
+    ):
+        with pytest.raises(StoreUnavailable) as away:
+            Store.open(url, 0.5)
+        assert str(port) in str(away.value) or "nobody.sock" in str(away.value)
+        for told in (str(failed(away.value)), Degradation.of("items", away.value).message().detail):
+            assert "the store does not answer" in told
+            assert not any(
+                each in told for each in ("shop-reader", str(port), str(tmp_path), "127.0.0.1", "//")
+            )
+    with pytest.raises(MemoryError, match="Unable to allocate") as short:
+        np.empty(1 << 55)
+    answer = failed(short.value, request_id="r1")
+    assert (answer.code.name, answer.reason) == ("RESOURCE_EXHAUSTED", "OUT_OF_MEMORY")
+    assert "short of memory (request_id r1); see" in str(answer) and "allocate" not in str(answer)
+    assert answer.retry_after_s is not None
 
 
 def test_a_long_text_is_cut_so_that_the_details_reach_the_client() -> None:

@@ -6,6 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+import structlog
+
+from server.telemetry.log import OFTEN_LINES, Sparse
+
 FAILING = """
 import structlog
 from server.telemetry.log import log_to_stderr
@@ -25,3 +30,25 @@ def test_a_traceback_in_the_log_holds_no_values_of_a_request() -> None:
     assert (entry["event"], entry["level"], entry["request_id"]) == ("rank failed", "error", "r1")
     assert entry["exception"][0]["exc_type"] == "ZeroDivisionError"
     assert "somebody" not in json.dumps([frame.get("locals") for frame in entry["exception"][0]["frames"]])
+
+
+def test_a_version_a_second_leaves_a_line_a_minute_that_counts_the_others() -> None:
+    clock, written = [0.0], list[structlog.typing.EventDict]()
+    sparse = Sparse(lambda: clock[0])
+    for second in range(600):
+        clock[0] = float(second)
+        for model in ("ads", "shop"):
+            try:
+                written.append(
+                    dict(sparse(None, "info", {"event": "serving", "model": model, "version": second}))
+                )
+            except structlog.DropEvent:
+                assert second >= OFTEN_LINES
+    lines = [line for line in written if line["model"] == "ads"]
+    assert len(written) == 2 * len(lines) and len(lines) == OFTEN_LINES + 9
+    assert sum(line.get("unlogged", 0) for line in lines) + len(lines) == lines[-1]["version"] + 1
+    assert all(sparse(None, "error", {"event": "version refused"}) for _ in range(100))
+    clock[0] += 3600.0
+    with pytest.raises(structlog.DropEvent):
+        for _ in range(OFTEN_LINES + 1):
+            sparse(None, "info", {"event": "serving", "model": "ads"})
