@@ -30,7 +30,8 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers_nothing(running: Running) -> None:
     """It says so, to callers and to who asks for its health."""
     assert not running.healthy()  # waits for the port, which the worker opens
-    with pytest.raises(RankFailed, match="still loading, or no version of it is active") as failed:
+    said = "still loading, or no version of it is active|is not served here: "
+    with pytest.raises(RankFailed, match=said) as failed:
         running.client.rank(candidates=["item-1"])
     assert failed.value.code is grpc.StatusCode.UNAVAILABLE
     assert not running.status()["ready"]

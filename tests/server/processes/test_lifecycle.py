@@ -219,6 +219,7 @@ def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their
             "models": {shop.NAME: 1},
             "address": running.address,
             "workers": 2,
+            "not_served": {},
         }
         status, pids = running.status(), running.workers()
         assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
