@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from trainer.distributed.checkpoint import DistributedCheckpoints
     from trainer.runs.train_distributed import DistributedOptions, DistributedReport
 
+NOT_CONVERGED = 10
+"""The exit code if a problem has not converged; the model is saved and published all the same."""
 _MIB = 1 << 20
 _MOST_REDUCERS = 4
 
@@ -234,6 +236,10 @@ def train_distributed(
     if run.failure is not None:
         raise run.failure
     print_report(run.report, as_json)
+    for warning in run.report.not_converged:
+        warn(warning)
+    if run.report.not_converged:
+        raise typer.Exit(NOT_CONVERGED)
 
 
 def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:

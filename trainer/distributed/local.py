@@ -124,18 +124,19 @@ class LocalProblem:
 
     def descend(
         self, point: Point, weights: Numbers, keys: Indices, gradient: Numbers, own: Numbers, totals: Numbers,
-        reach: Numbers, damping: float, head: Indices, other: Numbers, seed: list[int],
+        reach: Numbers, damping: float, caution: float, head: Indices, other: Numbers, seed: list[int],
     ) -> tuple[Numbers, int]:  # fmt: skip
         """Minimise the corrected model over some keys; returns their displacements, float64[keys], and the rounds.
 
         gradient: global, own: the shard's, both float64[keys chosen]; totals, reach: the keys' reach in all shards and
-        in this one, likewise; damping: multiplies the curvature of other shards outside the head; other: their Hessian
-        among the head.
+        in this one, likewise; damping: multiplies the curvature of other shards outside the head; caution: how often
+        the largest curvature that a key's rows can have, reach / 4, is added; other: their Hessian among the head.
         """
         curvature = self._curvature(point, keys)
         share = (totals - reach) / reach
         place = self._place(head)[keys]
         diagonal = np.where(place >= 0, 0.0, damping * curvature * share) + _FLOOR + self.l2[keys]
+        diagonal += caution * reach / 4.0
         linear = gradient - own + self.l2[keys] * weights[keys]
         model = Quadratic(keys, linear, diagonal, curvature, self.l1[keys], weights[keys], place, other)
         moved, _, rounds = self._solve(point, model, MOST_ROUNDS, seed)

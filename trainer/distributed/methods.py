@@ -43,6 +43,9 @@ RENEWAL = 0.02
 _MOST_FAILURES = 5
 _BALANCE, _RHO_FACTOR = 10.0, 2.0
 _RESIDUALS = 1e-3
+_QUIET, _QUIET_RESIDUALS = 5, 1e-2
+"""ADMM has also converged after so many iterations that hardly change the objective, if its residuals are no larger:
+the objective alone also stands still while the common weights stay at 0 and the duals grow."""
 
 
 class MemberLost(Exception):
@@ -153,7 +156,8 @@ class Minimiser:
         """True once there is no iteration to make."""
         started = self.progress.objective < math.inf
         most = 0 if self.options.method == "average" else self.options.iterations
-        return started and (self.progress.converged or self.progress.iteration >= most)
+        stuck = self.progress.failures >= _MOST_FAILURES
+        return started and (self.progress.converged or stuck or self.progress.iteration >= most)
 
     def iterate(self) -> None:
         """Make the start or one iteration, again if a member is lost meanwhile."""
@@ -211,11 +215,15 @@ class Minimiser:
         active = self._reducers("screen", 0, inbox=losses)
         screened = active.summaries
         objective = self._objective(losses, active)
-        damping = min(DAMPING, max(self.crew.workers - 1.0, 1.0))
+        damping = self._first_damping
         progress = replace(self.progress, objective=objective, rho=self.options.rho, damping=damping)
         optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
         nonzero = sum(each.nonzero for each in screened)
         return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)
+
+    @property
+    def _first_damping(self) -> float:
+        return min(DAMPING, max(self.crew.workers - 1.0, 1.0))
 
     def _surrogate(self) -> tuple[Progress, Iteration]:
         before = self.progress
@@ -230,7 +238,10 @@ class Minimiser:
             hessians = self._workers("head", hashes, renewed)
             self._workers("others", inbox=self._reducers("sum_heads", inbox=hessians))
             self._has_heads = True
-        proposed = self._workers("propose", before.damping, inbox=active)
+        # Where the loss is nearly flat, as of separable rows, every quadratic model overshoots, also a worker's own and
+        # the head's: damping beyond that of the start bounds all steps, until they are those of gradient descent.
+        caution = max(before.damping - self._first_damping, 0.0)
+        proposed = self._workers("propose", before.damping, caution, inbox=active)
         mean = self._reducers("combine", inbox=proposed)
         values = sum(self._workers("losses", STEPS, inbox=mean).summaries)
         values = values + sum(self._reducers("penalties", STEPS).summaries)
@@ -246,6 +257,7 @@ class Minimiser:
             damping = before.damping * 2.0 if size < 0.5 else before.damping
             damping = max(damping / 1.5, 1.0) if size >= 1.0 else damping
         failures = 0 if improves else before.failures + 1
+        optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
         quiet = before.quiet + 1 if improves and objective - lower < self.options.tolerance * lower else 0
         progress = replace(
             before,
@@ -256,13 +268,13 @@ class Minimiser:
             damping=damping,
             head=head,
             anchored=objective if renewed else before.anchored,
-            converged=quiet >= 2 or failures >= _MOST_FAILURES,
+            converged=quiet >= 2 or (failures >= _MOST_FAILURES and optimality <= _RESIDUALS * lower),
         )
         return progress, Iteration(
             progress.iteration,
             lower,
             self._per_row(math.sqrt(sum(mean.summaries))),
-            self._per_row(math.sqrt(sum(each.optimality for each in screened))),
+            optimality,
             sum(nonzero for _, nonzero in figures),
             self._held_out(held),
             0,
@@ -284,7 +296,7 @@ class Minimiser:
                 rho *= _RHO_FACTOR
             elif dual > _BALANCE * primal:
                 rho /= _RHO_FACTOR
-        small = primal <= _RESIDUALS * weights and dual <= _RESIDUALS * forces
+        residual = max(primal / max(weights, 1e-300), dual / max(forces, 1e-300))
         still = abs(before.objective - objective) < self.options.tolerance * objective
         quiet = before.quiet + 1 if still else 0
         progress = replace(
@@ -293,7 +305,7 @@ class Minimiser:
             objective=objective,
             quiet=quiet,
             rho=rho,
-            converged=small or quiet >= 2,
+            converged=residual <= _RESIDUALS or (quiet >= _QUIET and residual <= _QUIET_RESIDUALS),
         )
         held = None if not self._held else sum(held for _, held in answers.summaries) / self._held
         return progress, Iteration(

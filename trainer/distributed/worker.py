@@ -132,14 +132,14 @@ class Worker:
         self._other = inbox[0].full() - self._own_head
         return None, self._nothing
 
-    def propose(self, damping: float, *, inbox: Inbox) -> Outbox:
+    def propose(self, damping: float, caution: float, *, inbox: Inbox) -> Outbox:
         """A displacement of the active keys, whose global gradient is in `inbox`. Returns the rounds it took."""
         keys, gradient = self._chosen(inbox)
         holds = self._reach[keys] > 0.0
         keys, gradient = keys[holds], gradient[holds]
         moved, rounds = self._problem.descend(
             self._point, self._state.theta, keys, gradient, self._gradient[keys], self._totals[keys],
-            self._reach[keys], damping, self._head, self._other, self._seed,
+            self._reach[keys], damping, caution, self._head, self._other, self._seed,
         )  # fmt: skip
         displacement = np.zeros(self._problem.keys)
         displacement[keys] = moved

@@ -140,7 +140,24 @@ class DistributedReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should look into."""
-        return tuple(filter(None, map(_overfit, self.problems)))
+        return (*filter(None, map(_overfit, self.problems)), *self.not_converged)
+
+    @property
+    def not_converged(self) -> tuple[str, ...]:
+        """Of each problem that ended above its minimum, a warning; `average` has none to reach."""
+        if self.method == "average":
+            return ()
+        return tuple(
+            f"{each.name} has not converged after {each.iterations[-1].number:,} iterations: its objective, "
+            f"{each.objective:.5f}, may be well above the minimum; "
+            + (
+                "raise --iterations, or take the method surrogate"
+                if "admm" in self.method
+                else "raise --iterations"
+            )
+            for each in self.problems
+            if not each.converged
+        )
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""

@@ -164,6 +164,38 @@ def test_the_minimum_is_found_however_many_workers_there_are(log, problem, least
             assert w == pytest.approx(expected.get(key, 0.0), abs=0.02)
 
 
+RARE = SPEC.replace("l1 = 1.5\nl2 = 0.2", "l1 = 0.05").replace("l1 = 2.0", "l1 = 0.05")
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, Problem, float]:
+    """A log of users with two rows each, some of weight 10, which hardly any l1 keeps from being learned by heart."""
+    draw, lines = np.random.default_rng(5), ["click,site,user,price,weight"]
+    for _ in range(600):
+        site, user = draw.integers(6), draw.integers(300)
+        click, price = int(draw.random() < 0.05 + 0.1 * (site % 3)), draw.uniform(0, 2)
+        lines.append(f"{click},s{site},u{user},{price:.3f},{draw.choice([1, 10])}")
+    path = tmp_path_factory.mktemp("rare") / "log.csv"
+    path.write_text("\n".join(lines) + "\n")
+    log = Log([str(path)], batch_bytes=1 << 10)
+    (problem,), _ = problems(RARE, log)
+    least, _ = minimise(crew_of(RARE, log, 1), problem, MethodOptions(iterations=300, tolerance=1e-10))
+    return log, problem, least
+
+
+@pytest.mark.parametrize(
+    ("method", "workers", "rho", "reached"),
+    [("surrogate", 3, 1.0, True), ("admm", 1, 0.1, True), ("admm", 2, 1.0, False)],
+)
+def test_what_says_that_it_has_converged_has(rare, method, workers, rho, reached):
+    log, problem, least = rare
+    minimiser = Minimiser(crew_of(RARE, log, workers), problem, MethodOptions(method, 60, rho=rho))
+    minimiser.run()
+    found, converged = minimiser.finish(), minimiser.progress.converged
+    assert (found == pytest.approx(least, rel=1e-3)) == reached >= converged
+    assert converged or method == "admm"
+
+
 def test_the_average_is_a_start_and_no_more(log: Log, problem: Problem) -> None:
     found, iterations = minimise(crew_of(SPEC, log, 2), problem, MethodOptions("average"))
     assert [each.number for each in iterations] == [0]
