@@ -172,10 +172,10 @@ class PartitionSource:
             self._at_end, self._trouble = False, None
             offset = self._offset = (message.offset() or 0) + 1
             kind, ms = message.timestamp()
-            if (
-                kind and ms / 1000 <= time.time() + AHEAD_US / 1e6
-            ):  # a later one would be every later message's too
-                self._floor_us = max(self._floor_us, ms * 1000)
+            # A timestamp of the future would be that of every later message too.
+            now_us = time.time_ns() // 1000
+            stamped_us = now_us if ms * 1000 > now_us + AHEAD_US else ms * 1000
+            self._floor_us = max(self._floor_us, stamped_us if kind else 0)
             if (value := message.value()) is not None:
                 payloads.append(on_one_line(value))
                 marks.append(offset)

@@ -75,8 +75,9 @@ class StreamSource:
         # The store's time as far as it is believed, when by this machine's clock, and how far TIME was ahead of it.
         self._clock_us, self._clock_s, self._ahead_us = self._floor_us, -math.inf, 0
         self._boot = boot()
-        if self._boot and position.get("boot") == self._boot:  # a restart believes no more than what goes on
-            self._clock_us, self._clock_s = int(position["clock_us"]), float(position["clock_s"])
+        saved_s = float(position.get("clock_s", math.inf))
+        if self._boot and position.get("boot") == self._boot and saved_s <= machine_s():
+            self._clock_us, self._clock_s = int(position["clock_us"]), saved_s  # a restart believes no more
         self._ids_ahead_us = 0
         self._count = READ_EVENTS
         self.start = self._position()
@@ -168,17 +169,13 @@ class StreamSource:
 
     def _position(self) -> SourcePosition:
         ms, seq = self._after
-        is_clocked = self._boot and math.isfinite(self._clock_s)
+        clock = {"boot": self._boot, "clock_us": self._clock_us, "clock_s": self._clock_s}
         return {
             "source": self.name,
             "ms": ms,
             "seq": seq,
             "floor_us": self._floor_us,
-            **(
-                {"boot": self._boot, "clock_us": self._clock_us, "clock_s": self._clock_s}
-                if is_clocked
-                else {}
-            ),
+            **(clock if self._boot and math.isfinite(self._clock_s) else {}),
             **self._continuity.as_position(),
         }
 

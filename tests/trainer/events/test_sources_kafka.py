@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,14 @@ def test_a_timestamp_that_falls_counts_as_the_one_before(brokers: Brokers) -> No
     again = PartitionSource(source.name, brokers.config, "clicks", 0, source.position(chunk, 1), print)
     rest = read(again)
     assert numbers_of(rest) == [2] and rest.arrived_us.tolist() == [(FIRST_MS + 100) * 1000]
+
+
+def test_a_timestamp_of_the_future_counts_as_now_and_so_do_those_after_it(brokers: Brokers) -> None:
+    ahead_ms = int(time.time() * 1000) + 3_600_000
+    brokers.put(1, at_ms=ahead_ms)
+    brokers.put(2, at_ms=ahead_ms - 3_600_000)
+    chunk = read(opened(brokers)[0])
+    assert numbers_of(chunk) == [1, 2] and (chunk.arrived_us < (ahead_ms - 3_000_000) * 1000).all()
 
 
 @pytest.mark.slow
