@@ -40,6 +40,7 @@ FILES = {
     "report": Files(("output",), ("metrics",)),
     "evaluate": Files(("predictions", "report", "rejects"), (*_LOG, "model")),
     "audit": Files((), (*_LOG, "model")),
+    "warmup": Files((), ("state",)),
     "replay": Files(("rejects", "save", "report"), ("spec", "logs", "policy", "items", "users")),
     "store import": Files((), ("file", "spec")),
     "store export": Files(("file",)),

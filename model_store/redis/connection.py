@@ -437,6 +437,7 @@ class Script:
         folder = Path(__file__).parent
         self._store = store
         checks, own, once = ((folder / f"{each}.lua").read_text() for each in ("checks", name, "once"))
+        self._bare = f"{checks}\n{own}"
         self._text = f"{checks}\nlocal function run()\n{own}\nend\n{once}"
         self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
@@ -459,8 +460,8 @@ class Script:
         return answer
 
     def queue(self, pipe: Any, keys: Sequence[str], words: Sequence[Any]) -> None:
-        """Add it to a transaction."""
-        pipe.execute_command("EVAL", self._text, len(keys), *keys, *words)
+        """Add it to a transaction, which watches keys so that it is made once."""
+        pipe.execute_command("EVAL", self._bare, len(keys), *keys, *words)
 
     def _run(self, client: Any, command: Words) -> Any:
         if not self._store.wait:

@@ -66,7 +66,7 @@ def cells() -> Spec:
 
 KINDS: dict[str, Callable[[], Spec]] = {
     "lines": curves,
-    "marked": lambda: curves(mark=(12.0, "tastes change"), reference=0.5, x_axis="log", y_log=True),
+    "marked": lambda: curves(marks=[(12.0, "tastes change")], reference=0.5, x_axis="log", y_log=True),
     "means": lambda: curves(mean="low"),
     "times": lambda: curves(x_axis="time", percent=True, points=True),
     "intervals": dots,
@@ -109,7 +109,7 @@ def test_charts_are_valid_vega_lite() -> None:
 
 
 def test_a_mark_is_drawn_once_however_many_rows_there_are_up_to_a_limit() -> None:
-    picture = ElementTree.fromstring(svg(curves(50, mark=(12.0, "here"))))
+    picture = ElementTree.fromstring(svg(curves(50, marks=[(12.0, "here")])))
     assert [each.text for each in picture.iter(f"{SVG}text")].count("here") == 1
     curves(MOST_ROWS // 2)
     with pytest.raises(ValueError, match=r"got 2,002 rows for a chart, expected at most 2,000"):

@@ -56,11 +56,11 @@ def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_mode
     lease.take()
     assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 0
-    assert not list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
+    assert not list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:outcomes:*"))
     lease.release()
     assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 1
-    assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:online:*"))
+    assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:outcomes:*"))
 
 
 def test_one_whose_lease_is_overdue_asks_before_it_writes_what_no_fence_holds_back(store: Store) -> None:
