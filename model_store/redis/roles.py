@@ -57,6 +57,11 @@ ROLES = (
         f"{_OPENS} del set incr hset rpush xadd multi exec",
         _below("store load", "users items candidates"),
     ),
-    Role("ftrie-operator", "%RW~ftrie:*", f"{_OPENS} info {_READS} {_WRITES} {_SCRIPTS} eval rename xsetid", ("store check",)),
+    Role(
+        "ftrie-operator",
+        "%RW~ftrie:*",
+        f"{_OPENS} info {_READS} {_WRITES} {_SCRIPTS} eval rename xsetid",
+        ("store check",),
+    ),
     Role("ftrie-feedback", "%RW~ftrie:{*}:impressions %RW~ftrie:{*}:clicks", f"{_OPENS} xadd", ()),
 )
