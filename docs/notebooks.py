@@ -33,20 +33,20 @@ TIMEOUT_S = 300
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, rows: int = ROWS) -> None:
     """Put into `folder` what `ftrie demo --keep` leaves: the spec, two days of clicks, users and items."""
-    shutil.copytree(_prepared().name, folder, dirs_exist_ok=True)
+    shutil.copytree(_prepared(rows).name, folder, dirs_exist_ok=True)
 
 
 @functools.cache
-def _prepared() -> tempfile.TemporaryDirectory[str]:
+def _prepared(rows: int) -> tempfile.TemporaryDirectory[str]:
     """What `prepare` copies: simulating two days takes longer than most tutorials."""
     from ftrie.demo import market
 
     shop, kept = market.Shop(1), tempfile.TemporaryDirectory()
     folder = Path(kept.name)
     for day in (1, 2):
-        market.write_shop_log(shop.clicks(day, ROWS), folder / f"day-{day}.csv")
+        market.write_shop_log(shop.clicks(day, rows), folder / f"day-{day}.csv")
     shop.write_records(folder / "users.csv", folder / "items.csv")
     (folder / "shop.toml").write_text(market.SHOP_SPEC.read_text("utf-8"), "utf-8")
     return kept

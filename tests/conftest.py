@@ -61,6 +61,11 @@ APART = (
     "tests/repository/test_typed_commands.py::",
 )
 """Tests of files that one process would run for longer than a share of the whole: each goes to any process."""
+TOGETHER = {
+    "tests/degradation shop": ("feedback_not_taken", "short_of_memory", "store_away"),
+    "tests/degradation trainers": ("trainer_and_sources", "trainer_and_store"),
+}
+"""Files of tests/degradation whose slow tests break one shop, or the same trainers: each group in one process."""
 PASSED: list[str] = []
 """The tests that passed in this run."""
 
@@ -87,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-cases",
         type=int,
-        default=4,
+        default=2,
         help="values put at each key of the store (1000: all that there are)",
     )
     parser.addoption("--processor-time", action="store_true", help="print how much processor time tests take")
@@ -116,15 +121,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file's tests to one process, but APART, and the fast ones of tests/degradation, which share a shop."""
+    """Give a file's tests to one process, but APART, TOGETHER, and the fast ones of tests/degradation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             if nodeid.startswith(APART):
                 return nodeid
-            shares = nodeid.startswith("tests/degradation/") and config.option.markexpr == "not slow"
-            return "tests/degradation" if shares else nodeid.partition("::")[0]
+            path = nodeid.partition("::")[0]
+            if path.startswith("tests/degradation/"):
+                if config.option.markexpr == "not slow":
+                    return "tests/degradation"  # they share a shop
+                name = path.partition("test_")[2].removesuffix(".py")
+                return next((group for group, names in TOGETHER.items() if name in names), path)
+            return path
 
     config.option.loadscopereorder = False  # FIRST has put them in order
     return Files(config, log)

@@ -1,4 +1,4 @@
-"""`ftrie` as a user runs it, in processes of its own, and what any published model must answer."""
+"""`ftrie` as a user runs it, its servers in processes of their own, and what any published model must answer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
+from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
@@ -19,12 +21,12 @@ FTRIE = [sys.executable, "-m", "ftrie"]
 
 
 def ftrie(*arguments: str | Path) -> str:
-    """Run one command to its end; returns what it printed."""
-    finished = subprocess.run(
-        [*FTRIE, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=150
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout
+    """Run one command to its end and return what it printed; in this process, which has imported what it needs."""
+    out, err = StringIO(), StringIO()
+    with chdir(ROOT), redirect_stdout(out), redirect_stderr(err):
+        code = run([*map(str, arguments)])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import grpc
@@ -360,10 +361,18 @@ def test_junk_kills_nothing_and_is_repaired(whole: Whole, number: int, key: str)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("key", [key for key, _ in ROWS])
 def test_more_junk_kills_nothing_and_is_repaired(whole: Whole, key: str, pytestconfig: pytest.Config) -> None:
-    """Of some 1,200 cases those that `--fuzz-cases` and `--chaos-seed` draw; a number that large takes them all."""
+    """Of some 1,200 cases those that `--fuzz-cases` and `--chaos-seed` draw; a number that large takes them all.
+
+    Wrong types and wrong values take turns.
+    """
     of_key = [junk for junk in whole.junk if is_of(junk.key, key)]
     many, seed = pytestconfig.getoption("fuzz_cases"), pytestconfig.getoption("chaos_seed")
-    for junk in random.Random(seed).sample(of_key, min(many, len(of_key))):
+    random.Random(seed).shuffle(of_key)
+    types, values = (
+        [junk for junk in of_key if junk.name.startswith("a ") == is_a] for is_a in (True, False)
+    )
+    in_turn = [junk for pair in zip_longest(types, values) for junk in pair if junk is not None]
+    for junk in in_turn[:many]:
         survives(whole, junk)
 
 

@@ -41,7 +41,7 @@ def live(scratch: Path, *words: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
     picture = scratch / "loop.svg"
-    words = ("--seconds", "14", "--rate", "60", "--picture", str(picture), "--json")
+    words = ("--seconds", "14", "--rate", "30", "--picture", str(picture), "--json")
     with live(scratch, *words) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
@@ -52,7 +52,7 @@ def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
 
     traffic, trainer = whole["traffic"], whole["trainer"]
     answered = sum(tally["visits"] + tally["bots"] for tally in traffic["models"].values())
-    assert answered + traffic["lost_visits"] == 14 * 60 and traffic["freshness"]["n"] > 0
+    assert answered + traffic["lost_visits"] == 14 * 30 and traffic["freshness"]["n"] > 0
     assert traffic["versions"]["market"] > 2 and trainer["ended"] and trainer["dead_letters"] == 0
     joined = trainer["join"]
     assert joined["positives"] > 0 and joined["orphans"] == 0
@@ -64,7 +64,7 @@ def test_the_loop_closes_and_nothing_is_left_behind(scratch: Path) -> None:
 @pytest.mark.slow
 def test_what_is_killed_comes_back_and_control_c_takes_all_of_it_down(scratch: Path) -> None:
     folder = scratch / "kept"
-    words = ("--dir", str(folder), "--rate", "40", "--change-at", "1000", "--frozen", "0", "--json")
+    words = ("--dir", str(folder), "--rate", "10", "--change-at", "1000", "--frozen", "0", "--json")
     with live(scratch, *words) as process:
         eventually(lambda: running(folder, "simulate"), "traffic", TIMEOUT_S)
         eventually(lambda: newest_checkpoint(folder) > 0.0, "a checkpoint", TIMEOUT_S)

@@ -28,7 +28,7 @@ PROCESSES: dict[str, int] = {}
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the store of a market that was open for some seconds: models, outcomes, impressions and clicks."""
     folder = tmp_path_factory.mktemp("live")
-    words = f"live --seconds 20 --rate 80 --frozen 0 --dir {folder} --json".split()
+    words = f"live --seconds 14 --rate 80 --frozen 0 --dir {folder} --json".split()
     done = subprocess.run([sys.executable, "-m", "ftrie", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2_000:]
     url = f"embedded:{folder / 'store'}"

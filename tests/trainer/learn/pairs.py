@@ -102,18 +102,33 @@ def kinds() -> Iterator[tuple[str, str, list[Section]]]:
             yield from ((algorithm, rate, sections) for sections in of_class.values())
 
 
-def fast_and_slow() -> Iterator[Any]:
-    """A section and its number of variants: FAST, and, as slow ones, every kind with shared and with own values.
+def places_at(algorithm: str, rate: str) -> tuple[tuple[int, str], ...]:
+    """The numbers of variants and the values with which the slow tests have a learner at this rate.
 
-    A kind of one variant is tested at its first rate, and its further cases with one of the three.
+    A learner's formulas know its rate, and no loop or layout; a loop knows no learner (docs/adr/0003). So each learner
+    is at every rate and in both loops of several variants, not in all combinations. At a global rate learners keep
+    running totals, of each variant or of all: these are in both.
+    """
+    if (algorithm, rate) == ("ftrl", "counts"):  # FAST has FTRL with own and with shared values
+        return (SHARED,)
+    if rate != "global":
+        return (EACH,)
+    return (SHARED,) if algorithm == "truncation" else (SHARED, EACH)
+
+
+def fast_and_slow() -> Iterator[Any]:
+    """A section and its number of variants: FAST, and, as slow ones, every kind at its `places_at`.
+
+    At its first rate a kind has one variant, too; its further cases are at its first and at a global rate.
     """
     yield from (pytest.param(*each, id=name) for name, each in FAST.items())
     for algorithm, rate, sections in kinds():
-        wanted = [(sections[0], *SHARED), (sections[0], *EACH)]
-        if rate == RATES.get(algorithm, EVERY)[0]:
+        places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
+        wanted = [(sections[0], *place) for place in places]
+        if is_first and "shrink" not in sections[0]:  # a fixed one is among FAST
             wanted.append((sections[0], *ALONE))
-        for number, section in enumerate(sections[1:]):
-            wanted.append((section, *(SHARED, EACH)[number % 2]))
+        if is_first or rate == "global":
+            wanted += [(each, *places[number % len(places)]) for number, each in enumerate(sections[1:])]
         for number, (section, variants, values) in enumerate(wanted):
             name = f"{algorithm}{'-fixed' if section.get('shrink') else ''}-{rate}-{number}"
             yield pytest.param(section | {"values": values}, variants, id=name, marks=pytest.mark.slow)

@@ -10,12 +10,13 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import MOST_HASH_BITS, Rule
-from tests.matrix import slow_except
 from tests.trainer.learn.pairs import (
     CASES,
+    EVERY,
     FAST,
     FTRL,
     OWN,
+    RATES,
     assert_equal,
     assert_same_bits,
     gappy_rows,
@@ -23,6 +24,7 @@ from tests.trainer.learn.pairs import (
     kinds,
     learned,
     resumed,
+    section_of,
     spec_of,
 )
 from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
@@ -82,12 +84,21 @@ def many_keys(rows, seed):
             if name.startswith(("ftrl", "adpredictor")) and "coarse" not in name
         ),
         *(
-            pytest.param(sections[0] | (OWN if number % 2 else {}), 3, marks=pytest.mark.slow)
-            for number, (_, _, sections) in enumerate(kinds())
+            pytest.param(sections[0] | OWN, 3, marks=pytest.mark.slow)
+            for algorithm, rate, sections in kinds()
+            if rate == RATES.get(algorithm, EVERY)[0] and algorithm not in ("ftrl", "adpredictor")
+        ),
+        *(
+            pytest.param(section, 3, marks=pytest.mark.slow)
+            for section in (
+                section_of("ftrl", "counts", CASES["ftrl"][0]),
+                section_of("truncated_gradient", "global", CASES["truncated_gradient"][0]),
+            )
         ),
     ],
 )
 def test_buckets_equal_the_textbook_on_hashed_rows(section, variants):
+    """Rows are folded into buckets before a loop has them: each learner at one rate, each kind of loop, and counts."""
     assert_same(spec_of(section | {"hash_bits": 8}, variants), many_keys(100, 3))
 
 
@@ -97,8 +108,10 @@ def test_random_streams_equal_the_textbook_on_hashed_rows(bits):
         assert_same(spec_of(HASHED | {"hash_bits": bits}, variants), many_keys(40, seed))
 
 
-@ONE_OR_EACH
-@pytest.mark.parametrize("algorithm", slow_except(["ftrl"], ["truncated_gradient", "fobos", "rda", "ftrl"]))
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [("ftrl", {}), ("ftrl", OWN), pytest.param("fobos", OWN, marks=pytest.mark.slow)],
+)
 def test_keys_with_another_l1_share_no_bucket(algorithm, more):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7} | CASES[algorithm][0] | {"l1": 0.001}
     rules = {"brand=": Rule(l1=0.05), "tags=t1": Rule(l1=0.007), "age*brand=": Rule(l1=0.2)}

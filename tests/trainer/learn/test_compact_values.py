@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.trainer.learn.pairs import (
+    CASES,
     COARSE,
     FTRL_OWN_COARSE,
     TRUNCATION_COARSE,
     assert_same,
     assert_same_bits,
     gappy_rows,
-    kinds,
     learned,
     section_of,
     spec_of,
@@ -24,16 +24,19 @@ STEP = 2.0**-13
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize(
-    "section",
+    ("algorithm", "rate", "values"),
     [
-        pytest.param(sections[0], id=f"{algorithm}-{rate}-{sections[0].get('shrink', '')}")
-        for algorithm, rate, sections in kinds()
-        if rate == "counts" or (algorithm, rate) == ("ftrl", "constant")
+        ("ogd", "counts", "single"),  # 16 bytes a slot
+        ("fobos", "counts", "single"),  # 24, with `seen`
+        ("truncated_gradient", "counts", "per_variant"),
+        ("ftrl", "constant", "single"),  # z, with the sum of squares beside it
+        ("ftrl", "constant", "per_variant"),
     ],
 )
-def test_every_value_is_rounded_as_the_textbook_says(section, values):
+def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
+    """Each compact layout of several variants; FAST has FTRL's counts and the values of three other learners."""
+    section = section_of(algorithm, rate, CASES[algorithm][0])
     assert_same(spec_of(section | COARSE | {"values": values}), gappy_rows(200, 17))
 
 

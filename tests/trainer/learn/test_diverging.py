@@ -18,14 +18,16 @@ label = "click"
 weight = "importance"
 [fields]
 p = { kind = "number" }
-[learner]
+VARIANTS[learner]
 """
+# The loop for values of each variant, which test_learners.py has compiled for each of these learners.
+EACH = "[variants]\nbase = { share = 0.5 }\nplain = { share = 0.5 }\n"
 
 
-def learned(learner: str, importance: bytes, x: bytes, rows: int = 20) -> LearningModel:
-    """A model of a few rows that all have this importance and x."""
-    log = [{"click": b"%d" % (row % 3 == 0), "importance": importance, "p": x} for row in range(rows)]
-    model = model_of(parse_spec(SPEC + learner), list(log[0]))
+def learned(learner: str, importance: bytes, x: bytes, variants: str = "") -> LearningModel:
+    """A model of 20 rows that all have this importance and x."""
+    log = [{"click": b"%d" % (row % 3 == 0), "importance": importance, "p": x} for row in range(20)]
+    model = model_of(parse_spec(SPEC.replace("VARIANTS", variants) + learner), list(log[0]))
     learn(model, log)
     return model
 
@@ -55,7 +57,7 @@ def test_a_weight_beyond_a_float32_is_an_error_that_names_the_key_and_a_remedy()
 )
 @pytest.mark.parametrize(("importance", "x"), [(b"1e24", b"1e24"), (b"1e-300", b"1e-300"), (b"0", b"-1e24")])
 def test_no_figure_of_the_farthest_parameters_is_nan_or_infinite(learner, importance, x):
-    model = learned(learner, importance, x)
+    model = learned(f'{learner}\nvalues = "per_variant"', importance, x, EACH)
     model.metrics.total()  # refuses what is not finite
     keys = model.table.keys()
     assert np.isfinite(model.coordinates.weights(keys)).all()

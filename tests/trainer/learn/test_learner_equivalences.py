@@ -7,7 +7,16 @@ import pytest
 
 from model_store.spec.sections import FieldSpec, Variant
 from model_store.spec.spec import ModelSpec
-from tests.trainer.learn.pairs import OWN, TRUNCATED, Section, assert_equal, gappy_rows, kinds, spec_of
+from tests.trainer.learn.pairs import (
+    OWN,
+    TRUNCATED,
+    Section,
+    assert_equal,
+    gappy_rows,
+    kinds,
+    places_at,
+    spec_of,
+)
 from tests.trainer.oracles.dense import Learner
 from tests.trainer.oracles.trial import by_kernel, by_textbook
 from tests.worlds import shop_rows, shop_spec
@@ -21,7 +30,6 @@ COUNTS = GLOBAL | {"rate": "counts"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -62,8 +70,8 @@ COUNTS = GLOBAL | {"rate": "counts"}
     ],
     ids=lambda section: f"{section['algorithm']}-{section['rate']}",
 )
-def test_two_names_of_one_learner_learn_the_same(one, other, values):
-    rows = gappy_rows(300, 21)
+def test_two_names_of_one_learner_learn_the_same(one, other):
+    rows, ((_, values), *_) = gappy_rows(300, 21), places_at(one["algorithm"], one["rate"])
     found, expected = (by_kernel(spec_of(each | {"values": values}), rows) for each in (one, other))
     assert_equal(found, expected, TOLERANCE)
     if other["algorithm"] == "truncation" and other["theta"]:
@@ -86,7 +94,7 @@ def dual_average(denominator):
 
 
 GAMMA, PRINTED_L2 = 3.0, 0.05
-DESCENT = {"algorithm": "fobos", "rate": "constant", "alpha": 0.3, "beta": 0.6, "l1": 0.01}
+DESCENT = {"algorithm": "fobos", "rate": "constant", "alpha": 0.3, "beta": 0.6, "l1": 0.01} | OWN
 AVERAGE = {"algorithm": "rda", "l1": 0.01}
 AT_CONSTANT_RATE = AVERAGE | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "l2": PRINTED_L2}
 
@@ -109,24 +117,29 @@ AT_CONSTANT_RATE = AVERAGE | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "
         ),
         # RDA with beta_t = gamma, hence gamma / t: ours at a constant rate
         pytest.param(
-            dual_average(lambda t, p: p.l2 + GAMMA / t), AVERAGE, AT_CONSTANT_RATE, marks=pytest.mark.slow
+            dual_average(lambda t, p: p.l2 + GAMMA / t),
+            AVERAGE | OWN,
+            AT_CONSTANT_RATE | OWN,
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["rda-gamma", "fobos-l2", "rda-gamma-over-t"],
 )
 def test_a_form_that_a_source_prints_is_ours_with_other_parameters(printed, with_l2, ours):
-    rows = gappy_rows(300, 21)
-    expected = by_textbook(spec_of(with_l2 | {"l2": PRINTED_L2}, 1), rows, printed)[:2]
-    assert_equal(by_kernel(spec_of(ours, 1), rows), expected)
+    rows, variants = gappy_rows(300, 21), 3 if "values" in ours else 1
+    expected = by_textbook(spec_of(with_l2 | {"l2": PRINTED_L2}, variants), rows, printed)[:2]
+    assert_equal(by_kernel(spec_of(ours, variants), rows), expected)
 
 
 def learners():
-    """Each algorithm at its first rate and at its last."""
+    """Each algorithm at its first rate, and FTRL, as any at a constant one: a variant's own rate is no learner's."""
     found: dict[str, list[Section]] = {}
     for algorithm, _, sections in kinds():
         found.setdefault(algorithm, []).append(sections[0])
     for algorithm, sections in found.items():
-        for number, section in enumerate((sections[0], sections[-1])[: len(sections)]):
+        for number, section in enumerate(
+            (sections[0], sections[-1]) if algorithm == "ftrl" else sections[:1]
+        ):
             marks = () if (algorithm, number) == ("ftrl", 0) else pytest.mark.slow
             yield pytest.param(section, id=f"{algorithm}-{section['rate']}", marks=marks)
 

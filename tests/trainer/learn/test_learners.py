@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
-from tests.matrix import slow_except
 from tests.trainer.learn.pairs import (
     CASES,
     FAST,
@@ -79,14 +78,15 @@ def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize(
-    "learner",
+    ("learner", "values"),
     [
-        {"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0},
-        {"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0},
-        {"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0},
-        {"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1},
+        ({"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0}, "per_variant"),
+        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, "single"),
+        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, "per_variant"),
+        ({"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0}, "per_variant"),
+        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, "single"),
+        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, "per_variant"),
     ],
 )
 def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner, values):
@@ -96,9 +96,16 @@ def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner, values)
     assert_same(spec_of({"alpha": 0.9, "beta": 1.0, "values": values} | learner, 3), rows)
 
 
-@pytest.mark.parametrize("values", ["single", "per_variant"])
 @pytest.mark.parametrize(
-    "algorithm", slow_except(["ftrl"], ["ogd", "truncated_gradient", "fobos", "rda", "ftrl"])
+    ("algorithm", "values"),
+    [
+        ("ftrl", "single"),
+        ("ftrl", "per_variant"),
+        *(
+            pytest.param(algorithm, "per_variant", marks=pytest.mark.slow)
+            for algorithm in ("ogd", "truncated_gradient", "fobos", "rda")
+        ),
+    ],
 )
 def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7} | CASES[algorithm][0] | {"l1": 0.001}

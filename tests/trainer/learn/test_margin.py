@@ -1,4 +1,7 @@
-"""Base margins, `fixed_weight`: against an oracle with an offset, in every learner and layout, and as published."""
+"""Base margins, `fixed_weight`: against an oracle with an offset, in every loop and layout, and as published.
+
+A loop adds the margin before a learner has the score: FTRL, and a learner whose untouched weights change.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,7 @@ from trainer.publish.delta_chain import DeltaChain
 
 LEARNERS = {
     "ftrl": FTRL,
-    "ogd": {"algorithm": "ogd", "alpha": 0.3},
     "fobos-global": {"algorithm": "fobos", "alpha": 0.3, "rate": "global", "l1": 0.01, "l2": 0.05},
-    "rda": {"algorithm": "rda", "alpha": 0.3, "l1": 0.01},
 }
 GIVEN = (
     'before = { kind = "number", fixed_weight = 0.7 }\nlarge = { kind = "number", fixed_weight = -12.5 }\n'

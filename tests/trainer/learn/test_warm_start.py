@@ -42,10 +42,10 @@ def begun_with(spec, published):
             pytest.param(each, marks=pytest.mark.slow)
             for each in (
                 section_of("ogd", "gradients", {}) | OWN,
-                section_of("ogd", "gradients", CASES["ogd"][-1]),
+                section_of("ogd", "gradients", CASES["ogd"][-1]) | OWN,
                 section_of("truncation", "gradients", CASES["truncation"][0]) | OWN,
                 section_of("fobos", "gradients", CASES["fobos"][0]) | OWN,
-                TRUNCATED,
+                TRUNCATED | OWN,
             )
         ),
     ],

@@ -22,14 +22,13 @@ LEARNERS = {
     "ftrl": "",
     "rates by counts": 'rate = "counts"',
     "own values": 'values = "per_variant"',
-    "q2.13": 'precision = "q2.13"',
     "q2.13 by counts": 'precision = "q2.13"\nrate = "counts"',
-    "own values in 16 bits": 'values = "per_variant"\nprecision = "q2.13"',
+    "own values in 16 bits": 'values = "per_variant"\nprecision = "q2.13"\nrate = "counts"',
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
-    "ogd": 'algorithm = "ogd"',
+    "ogd": 'algorithm = "ogd"\nvalues = "per_variant"',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
     "fobos at a global rate": 'algorithm = "fobos"\nl1 = 0.0001\nl2 = 0.01\nrate = "global"',
-    "truncated gradient": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0',
+    "truncated gradient": 'algorithm = "truncated_gradient"\nvalues = "per_variant"\nl1 = 0.001\nk = 7\ntheta = 1.0',
     "buckets": "hash_bits = 8",
     "adpredictor": 'algorithm = "adpredictor"\nforgetting = 0.01\nprune_kl = 0.01',
     "calibration": '[calibration]\nkind = "isotonic"',
@@ -86,7 +85,7 @@ def test_every_delta_makes_the_snapshot_bit_for_bit(name: str) -> None:
         assert served.weight.reshape(served.rows, -1).any(axis=1).all()
 
 
-@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "q2.13"]))
+@pytest.mark.parametrize("name", slow_except(["ftrl"], ["ftrl", "q2.13 by counts"]))
 def test_a_delta_that_could_not_be_published_is_in_the_next_one(name: str) -> None:
     model, served, chain = begun(spec_of(name), 1000)
     learn(model, rows()[1000:1100])
@@ -108,7 +107,7 @@ def test_following_a_model_does_not_change_what_it_learns() -> None:
 
 @pytest.mark.slow
 def test_where_slots_do_not_say_when_they_were_touched_all_keys_are_looked_at() -> None:
-    model = learn(model_of(spec_of("q2.13"), tuple(rows()[0])), rows()[:1000])
+    model = learn(model_of(spec_of("q2.13 by counts"), tuple(rows()[0])), rows()[:1000])
     served, chain = model.artefact(), DeltaChain(model, model.artefact(), version=1)
     learn(model, rows()[1000:1010])
     assert served.with_changes(chain.change().delta).to_bytes() == model.artefact().to_bytes()
@@ -183,7 +182,9 @@ def drifting_rows(size: int, seed: int) -> list[dict[str, bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [37, 6000])
-@pytest.mark.parametrize("learner", ["", 'values = "per_variant"\n', 'precision = "q2.13"\n'])
+@pytest.mark.parametrize(
+    "learner", ["", 'values = "per_variant"\n', 'precision = "q2.13"\nrate = "counts"\n']
+)
 def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) -> None:
     spec = parse_spec(
         '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\ng = {}\n[variants]\na = { share = 0.5 }\n'

@@ -25,8 +25,10 @@ SPECS = {
     "ftrl": "",
     "one variant": 'variants = "one"',
     "rda": 'algorithm = "rda"\nl1 = 0.0001',
-    "fobos, rows to live": 'algorithm = "fobos"\nl1 = 0.0001\nttl = 300',
-    "truncated gradient, time to live": 'algorithm = "truncated_gradient"\nl1 = 0.001\nk = 7\ntheta = 1.0\nttl = "2h"',
+    "fobos, rows to live": 'algorithm = "fobos"\nvalues = "per_variant"\nl1 = 0.0001\nttl = 300',
+    "truncated gradient, time to live": (
+        'algorithm = "truncated_gradient"\nvalues = "per_variant"\nl1 = 0.001\nk = 7\ntheta = 1.0\nttl = "2h"'
+    ),
     "adpredictor": 'algorithm = "adpredictor"\nvalues = "per_variant"\nforgetting = 0.01',
     "own values in 16 bits by counts": 'values = "per_variant"\nprecision = "q2.13"\nrate = "counts"',
     "bloom": 'inclusion = { kind = "bloom", count = 3, keys = 10000 }',
