@@ -53,10 +53,11 @@ class AuditEntry:
             return f"{_TOLD[self.action].format(after=after)} (before: {before})"
         was, is_now = (_parts(text) for text in (self.before, self.after))
         changes = [
-            f"{name}: {_told(was.get(name))} → {_told(is_now.get(name))}"
+            f"{name and f'{name}: '}{_told(was.get(name))} → {_told(is_now.get(name))}"
             for name in dict.fromkeys((*was, *is_now))
         ]
-        return f"{self.action}: " + "; ".join(changes) if changes else self.action
+        named = self.action in was or self.action in is_now
+        return "; ".join(changes if named else [self.action, *changes])
 
     def as_dict(self) -> dict[str, str]:
         """The JSON form."""
@@ -79,18 +80,9 @@ def _parts(text: str) -> dict[str, Any]:
 
 
 def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(
-            f"{name} {share:.4g}" if isinstance(share, float) else f"{name} {share}"
-            for name, share in value.items()
-        )
-    return (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else "none"
-        if value in (None, "")
-        else str(value)
-    )
+    if isinstance(value, dict) and value:
+        return ", ".join(f"{name} {share:.4g}" for name, share in value.items())
+    return ", ".join(value) if isinstance(value, list) and value else str(value or "none")
 
 
 class Audit:

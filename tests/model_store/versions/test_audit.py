@@ -29,6 +29,8 @@ def test_changes_are_read_newest_first_with_the_store_s_time(store: Store) -> No
     assert (last.who, last.before, last.after) == ("Zoë", "7", "")
     assert abs(datetime.now(UTC) - last.at) < timedelta(minutes=5)
     assert audit.read(1) == [last]
+    assert first.words == "activated version 7 (before: none)"
+    assert last.words == "let the trainer activate versions again (before: 7)"
     assert last.as_dict()["at"] == last.at.isoformat()
 
 
@@ -52,6 +54,14 @@ def test_of_an_experiment_it_holds_what_differs_and_no_cookie(store: Store) -> N
         ),
         ("shares", {"shares": {"base": 1.0}, "pins": 1}, {"shares": {"base": 0.9, "plain": 0.1}, "pins": 0}),
     ]
+    assert [each.words for each in audit.read()[:0:-1]] == [
+        "shares: none → base 0.9, plain 0.1",
+        "pin; pins: none → 1",
+        "stop; state: running → stopped; winner: none → base",
+        "start; state: stopped → running; winner: base → none; shares: base 0.9, plain 0.1 → base 1",
+    ]
+    assert audit.write(TOOL, "shares", "{cut", '{"shares":{"base":1.0}}')
+    assert audit.read(1)[0].words == "{cut → none; shares: none → base 1"
     assert all("secret" not in each.before + each.after for each in audit.read())
 
 
