@@ -58,7 +58,8 @@ class Merger:
     share: the partition whose events are released; None for all. on_note: called from any thread. marks: give every row
     a column MARK, the first of the marks of its impression in its chunk.
 
-    `limit_us` holds back all events from that time on; a run of several partitions sets it to the end of a round.
+    `has_stepped_back`: a source's clock has; whoever sets the limit resets it. `limit_us` holds back all events from
+    that time on; a run of several partitions sets it to the end of a round.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Merger:
         self._changed = Condition()
         self._gathered_at = 0.0
         self._back_to_us: int | None = None
+        self.has_stepped_back = False
         self._readers = [
             Reader(
                 *(source, Parser(wanted, share), self._changed, on_note),
@@ -170,6 +172,7 @@ class Merger:
         stepped = [each for reader in self._readers if (each := reader.step_back()) is not None]
         if stepped:  # said with the next events
             self._back_to_us = min(stepped)
+            self.has_stepped_back = True
         considered, watermarks_us = [], []
         for reader, taken in zip(self._readers, self._taken, strict=True):
             front, watermark_us = _front(reader, taken)

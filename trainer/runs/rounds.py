@@ -377,9 +377,11 @@ class RoundLoop(EventLoop):
         if self._mine is None:
             _ = self._reconciler  # what the model is now, all partitions have
             next_us, every_us = self.merger.next_us, self._partners.record.every_us
-            if next_us is not None and next_us < self._limit_us - every_us:
-                # The events' clock has stepped back: the round would last until it is where it was.
+            # Not before events were read: those before a restart are in earlier rounds.
+            if self.merger.has_stepped_back and next_us is not None and next_us < self._limit_us - every_us:
+                # The round would last until the clock is where it was.
                 self._limit_us = self.merger.limit_us = (next_us // every_us + 1) * every_us
+            self.merger.has_stepped_back = False
             if super().step(wait_s):
                 self._at_boundary = False
                 return True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 SETTLED = {
-    "/": "text=requests of both",
+    "/": "text=No winner yet",
     "/models": r"text=/is a snapshot|snapshot \d+ →/",  # the newest version, or what it is made of
     "/learning": "text=rows",
     "/features": "text=brand=",

@@ -47,7 +47,7 @@ def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) 
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=COMPILE_S, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 7, done.stderr  # the last checkpoint could not be written
     for otherwise in ("no checkpoint is written", "rows waiting for their clicks stay in memory"):
         assert done.stderr.count(f"; {otherwise}, and learning continues") <= 1, done.stderr
     assert "No space left on device" in done.stderr
