@@ -15,8 +15,8 @@ def deferred(number: int, frame: FrameType | None) -> bool:
 
     While a kernel is compiled or loaded, LLVM calls back into Python. ctypes prints an exception that is raised there
     and drops it: the signal would have no effect, and LLVM, without the answer it called for, ends the process by
-    SIGSEGV. Raised while numba takes or gives back its lock, it leaves the lock taken, and the process never ends: other
-    threads wait for it.
+    SIGSEGV. Raised while numba takes or gives back its lock, it leaves the lock taken, and the process never ends:
+    other threads wait for it.
     """
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_UNINTERRUPTED):
