@@ -1,5 +1,5 @@
--- Prepended to every script of this folder; once.lua is appended. If a key holds an unreadable value, a script ends before it changes anything
--- and returns {"junk", key, what was found, what is expected}.
+-- Prepended to every script of this folder; once.lua is appended. If a key holds an unreadable value, a script ends before
+-- it changes anything and returns {"junk", key, what was found, what is expected}.
 
 local MOST_COUNTED = 1e12 -- the maximum of versions and epochs
 

@@ -185,7 +185,7 @@ def junk(store: Store) -> None:
     store.client.hset("ftrie:{shop}:version:3", "rows", "junk")
     store.client.set("ftrie:{shop}:epoch", "junk")
     store.client.set("ftrie:user:junk", "no hash")
-    store.client.hset("ftrie:{shop}:online:1", "junk", "junk")
+    store.client.hset("ftrie:{shop}:outcomes:1", "junk", "junk")
     store.client.xadd("ftrie:{shop}:audit", {"junk": "junk"})
     store.client.xadd("ftrie:{shop}:clicks", {"json": "{}"}, id="9999999999999-0")
 
