@@ -27,7 +27,7 @@ OF_A_NOTEBOOK = {"ipython"}
 # Nothing outside imports this folder before it has asked for the extra.
 OF_AN_EXTRA = "ftrie/dashboard/"
 WORD = re.compile(r"[\w.]+")
-CONSTRAINTS = ROOT / "deploy/docker/constraints.txt"
+CONSTRAINTS, DOCKERFILE = (ROOT / "deploy/docker" / name for name in ("constraints.txt", "Dockerfile"))
 # How a distribution that may not be installed is imported, where that is not its name.
 IMPORTED_AS = {"scikit-learn": "sklearn", "vl-convert-python": "vl_convert"}
 
@@ -144,8 +144,12 @@ def test_without_torch_importing_its_optimizer_says_what_to_install() -> None:
     assert run.stderr.splitlines()[-1] == "ImportError: ftrie.torch needs PyTorch: pip install 'ftrie[torch]'"
 
 
-def needed(extras: set[str]) -> dict[str, Distribution]:
-    """Every distribution that a plain install brings, with those of some extras, by name."""
+def needed(extras: set[str], python: str = "") -> dict[str, Distribution]:
+    """Every distribution that a plain install brings, with those of some extras, by name.
+
+    python: the full version that it is installed for; by default this one.
+    """
+    version = {"python_full_version": python, "python_version": python.rpartition(".")[0]} if python else {}
     lines = PROJECT["dependencies"] + [
         line for extra in extras for line in PROJECT["optional-dependencies"][extra]
     ]
@@ -161,7 +165,7 @@ def needed(extras: set[str]) -> dict[str, Distribution]:
         for line in found[name].requires or ():
             below = Requirement(line)
             if any(
-                below.marker is None or below.marker.evaluate({"extra": extra})
+                below.marker is None or below.marker.evaluate({"extra": extra, **version})
                 for extra in ("", *wanted.extras)
             ):
                 waiting.append(below)
@@ -226,4 +230,5 @@ def test_the_image_is_built_with_an_exact_version_of_everything_it_needs() -> No
     for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["otel"]]:
         wanted = Requirement(line)
         assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), f"{line}: run `make lock`"
-    assert needed({"otel"}).keys() <= versions.keys()
+    (python,) = set(re.findall(r"^FROM python:([\d.]+)", DOCKERFILE.read_text("utf-8"), re.MULTILINE))
+    assert needed({"otel"}, python).keys() <= versions.keys()
