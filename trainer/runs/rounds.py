@@ -305,12 +305,14 @@ class Partners:
     def restore(self, number: int) -> None:
         """Write again what the others wait for, in case the store does not have it. Raises StoreError.
 
-        number: of the round in which this partition waits. Raises CheckpointError if the others are past it.
+        number: of the round in which this partition waits. Raises CheckpointError if the others are past it, StaleEpoch
+        if they are so with another trainer of this partition.
         """
         record = self._rounds.record()
         if record is None and self.publishes:
             self._rounds.write_record(self.record)
         elif record is not None and record.saved > number:
+            self.check_lease()
             raise CheckpointError(
                 f"partition {self.share} of {self._name} waits in round {number:,}, and the others have gone on from "
                 f"round {record.saved:,}, whose state is in the store; start this trainer again to continue from there"
@@ -428,7 +430,10 @@ class RoundLoop(EventLoop):
         return str(self._partners.share)
 
     def problem(self) -> str:
-        """What this partition waits for, after a few seconds; otherwise empty. Asks the store every few seconds."""
+        """What this partition waits for, after a few seconds; otherwise empty. Asks the store every few seconds.
+
+        Raises CheckpointError, StaleEpoch if it can never go on.
+        """
         if self._mine is None or self.waiting_s < SAY_AFTER_S:
             return self._problem
         if time.monotonic() - self._problem_at_s >= SAY_AFTER_S:
@@ -437,6 +442,8 @@ class RoundLoop(EventLoop):
                 self._partners.restore(self.number)
                 if self._partners.missing:
                     self._problem = self._partners.describe_missing(self.number)
+            except StaleEpoch:
+                raise
             except StoreError:
                 pass  # the exchange reports it
         return self._problem

@@ -14,7 +14,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, StoreError
+from model_store.errors import CheckpointError, StaleEpoch, StoreError
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
@@ -188,6 +188,11 @@ def test_a_state_that_the_store_did_not_take_is_written_again_while_others_are_w
     assert second._resumable(record, 0) == 5
     rounds.write_record(replace(record, saved=10, oldest=5))
     with pytest.raises(CheckpointError, match="waits in round 7, and the others have gone on from round 10"):
+        first.restore(7)
+    # ... with another trainer of partition 1, while this one slept: nothing is to be started again.
+    leases[0].release()
+    store.trainer_lease(NAME, "a spare", 1).take()
+    with pytest.raises(StaleEpoch, match="another trainer has taken over hotels"):
         first.restore(7)
 
 
