@@ -465,9 +465,9 @@ def _size(report: Report) -> str:
 
 
 def _collisions(report: Report) -> str:
-    """With hash_bits the measured collision rate; without, if there are many keys, how likely any collision was."""
+    """With buckets the measured collision rate; without, if there are many keys, how likely any collision was."""
     found = report.collisions
-    return str(found) if found and (found.hash_bits or report.keys >= _MANY_KEYS) else ""
+    return str(found) if found and (found.setting or report.keys >= _MANY_KEYS) else ""
 
 
 def _change(metrics: VariantMetrics) -> str | None:

@@ -93,6 +93,20 @@ class MethodFlags:
             min=1e-12, metavar="X", help="With an admm method: the penalty of disagreement; default 1.0."
         ),
     ] = None
+    consensus: Annotated[
+        str,
+        typer.Option(
+            metavar="FORM",
+            help="With --method admm: general (the workers that hold a key agree on its weight) or plain (all do).",
+        ),
+    ] = "general"
+    loss: Annotated[
+        str,
+        typer.Option(
+            metavar="MEAN",
+            help="rows: the mean over all rows; workers: of each worker's mean, however many rows it has.",
+        ),
+    ] = "rows"
     iterations: Annotated[
         int,
         typer.Option(min=1, metavar="N", help="At most so many iterations for each variant with own values."),
@@ -254,7 +268,16 @@ def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
         )
     if how.rho is not None and not how.method.startswith("admm"):
         raise typer.BadParameter(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
-    method = MethodOptions(how.method, how.iterations, how.tolerance, 1.0 if how.rho is None else how.rho)
+    for flag, value, expected in (
+        ("--consensus", how.consensus, ("general", "plain")),
+        ("--loss", how.loss, ("rows", "workers")),
+    ):
+        if value not in expected:
+            raise typer.BadParameter(f"{flag} {value}: expected {' or '.join(expected)}")
+    if how.consensus == "plain" and how.method != "admm":
+        raise typer.BadParameter(f"--consensus plain belongs to --method admm, not to {how.method}")
+    rho = 1.0 if how.rho is None else how.rho
+    method = MethodOptions(how.method, how.iterations, how.tolerance, rho, how.consensus, how.loss)
     share, file = _held_out(how.held_out)
     return DistributedOptions(
         workers=cluster.workers,

@@ -19,6 +19,7 @@ MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
 MAX_WARMUP = 10**12
 LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
+LEAST_BUCKETS, MOST_BUCKETS = 1 << LEAST_HASH_BITS, 1 << MOST_HASH_BITS
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
 _RATES: dict[str, tuple[str, ...]] = {
@@ -39,6 +40,7 @@ REGULARIZERS: dict[str, tuple[str, ...]] = {
     "ftrl": ("l1", "l2"),
     "adpredictor": (),
 }
+_SHRINKS = {"fixed": ("truncated_gradient", "fobos"), "touched": ("ogd",)}
 _SCALED = (
     'precision = "q2.13" does not fit algorithm = "{algorithm}" with rate = "global", which keeps weights '
     'divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or precision = "f64"'
@@ -114,7 +116,7 @@ class LearnerSection(Section):
     l2: Penalty = 0.0
     k: int = Field(default=1, ge=1, le=MAX_K)
     theta: Annotated[float, Field(ge=0)] | None = None
-    shrink: Literal["rate", "fixed"] = "rate"
+    shrink: Literal["rate", "fixed", "touched"] = "rate"
     prior_ctr: float = Field(default=0.5, gt=0, lt=1)
     forgetting: float = Field(default=0.0, ge=0, lt=1)
     prune_kl: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -122,6 +124,7 @@ class LearnerSection(Section):
     rate: RateKind = "gradients"
     precision: Literal["f64", "q2.13"] = "f64"
     hash_bits: Annotated[int, Field(ge=LEAST_HASH_BITS, le=MOST_HASH_BITS)] | None = None
+    hash_buckets: Annotated[int, Field(ge=LEAST_BUCKETS, le=MOST_BUCKETS)] | None = None
     inclusion: Inclusion = Inclusion()
     ttl: int | str | None = None
     subsample: Subsample | None = None
@@ -132,11 +135,12 @@ class LearnerSection(Section):
         if regularizer not in REGULARIZERS[self.algorithm]:
             having = ", ".join(a for a, names in REGULARIZERS.items() if regularizer in names)
             return f'{regularizer} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
-        if (self.algorithm, self.rate, regularizer) == ("ogd", "global", "l1"):
+        if (self.algorithm, self.rate, self.shrink, regularizer) == ("ogd", "global", "rate", "l1"):
             return (
                 'l1 does not fit algorithm = "ogd" with rate = "global": the gradient of l1 takes a weight past 0 and '
                 "back at every example, and under a falling rate there is no formula for what a key has missed until "
-                'it occurs again; take algorithm = "fobos", which stops at 0, or another rate'
+                'it occurs again; take algorithm = "fobos", which stops at 0, or shrink = "touched", which penalizes '
+                "an example's own keys only, or another rate"
             )
         return ""
 
@@ -150,7 +154,7 @@ class LearnerSection(Section):
         return ""
 
     def why_no_warmup(self, penalized: bool) -> str:
-        """Why this learner has no warm-up; "" if it can. penalized: some key has an l1 or an l2."""
+        """Why this learner has no warm-up; "" if it can. penalized: keys that an example does not have shrink."""
         if self.algorithm == "adpredictor":
             return 'warmup has no meaning for algorithm = "adpredictor", whose alpha is a prior variance, not a rate'
         if self.algorithm == "rda":
@@ -177,6 +181,18 @@ class LearnerSection(Section):
         if self.link == "probit":
             return alpha
         return alpha / beta if beta and self.rate != "global" else None
+
+    @property
+    def buckets(self) -> int | None:
+        """How many buckets the keys of a group share; None: keys are exact."""
+        return self.hash_buckets if self.hash_bits is None else 1 << self.hash_bits
+
+    @property
+    def hashing(self) -> str:
+        """The setting that gives `buckets`, as messages name it; "" where keys are exact."""
+        if self.hash_bits is not None:
+            return f"hash_bits = {self.hash_bits}"
+        return f"hash_buckets = {self.hash_buckets}" if self.hash_buckets is not None else ""
 
     @property
     def ttl_rows(self) -> int | None:
@@ -211,7 +227,7 @@ class LearnerSection(Section):
                 f"eta is {first_rate:g}, and eta l2 must be below 1; lower l2 or alpha, or take "
                 'algorithm = "fobos", which divides by 1 + eta l2'
             )
-        if self.rate == "global" and self.precision == "q2.13":
+        if (self.rate, self.shrink, self.precision) == ("global", "rate", "q2.13"):
             raise ValueError(_SCALED.format(algorithm="ogd"))
 
     @field_validator("ttl", mode="before")
@@ -263,9 +279,10 @@ class LearnerSection(Section):
             raise ValueError(
                 f'k and theta belong to truncation and truncated_gradient, not to algorithm = "{self.algorithm}"'
             )
-        if self.shrink == "fixed" and self.algorithm != "truncated_gradient":
+        having = _SHRINKS.get(self.shrink, (self.algorithm,))
+        if self.algorithm not in having:
             raise ValueError(
-                f'shrink = "fixed" belongs to truncated_gradient, not to algorithm = "{self.algorithm}"'
+                f'shrink = "{self.shrink}" belongs to {" and ".join(having)}, not to algorithm = "{self.algorithm}"'
             )
         return self
 
@@ -287,16 +304,21 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _hash_bits_fit(self) -> Self:
-        if self.hash_bits is None:
+        if not self.hashing:
             return self
+        if self.hash_bits is not None and self.hash_buckets is not None:
+            raise ValueError(
+                f"{self.hashing} and hash_buckets = {self.hash_buckets} both say how many buckets there are; leave one "
+                "of them out"
+            )
         if self.inclusion.kind != "none":
             raise ValueError(
-                f"hash_bits = {self.hash_bits} does not go with inclusion: every key has a bucket from its first "
+                f"{self.hashing} does not go with inclusion: every key has a bucket from its first "
                 "occurrence; leave one of them out"
             )
         if self.ttl is not None:
             raise ValueError(
-                f"hash_bits = {self.hash_bits} does not go with ttl: keys that share a bucket cannot expire one by "
+                f"{self.hashing} does not go with ttl: keys that share a bucket cannot expire one by "
                 "one, and the number of buckets bounds the table already; leave one of them out"
             )
         return self

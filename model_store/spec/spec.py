@@ -43,6 +43,7 @@ _MEMBERS_CAME_LATER = (
     ("learner", "forgetting"),
     ("learner", "prune_kl"),
     ("learner", "hash_bits"),
+    ("learner", "hash_buckets"),
     ("learner", "warmup"),
     ("input", "positive"),
     ("input", "views"),
@@ -123,12 +124,18 @@ class ModelSpec(Section):
             return 'an average has weights of its own; set learner.values = "per_variant"'
         if section.precision != "f64":
             return f'precision = "{section.precision}" cannot hold an average; set precision = "f64"'
-        if section.algorithm != "ftrl" and (section.algorithm != "ogd" or self.has_penalties):
+        if section.algorithm != "ftrl" and (section.algorithm != "ogd" or self.shrinks_untouched):
             return (
                 f'algorithm = "{section.algorithm}"{" with a penalty" if section.algorithm == "ogd" else ""} changes '
-                'weights, or their meaning, between two examples of a key; expected "ftrl", or "ogd" without l1 and l2'
+                'weights, or their meaning, between two examples of a key; expected "ftrl", or "ogd" without l1 '
+                'and l2, or with shrink = "touched"'
             )
         return ""
+
+    @property
+    def shrinks_untouched(self) -> bool:
+        """True if a penalty acts on keys that an example does not have."""
+        return self.has_penalties and self.learner.shrink != "touched"
 
     @property
     def has_penalties(self) -> bool:
@@ -155,16 +162,16 @@ class ModelSpec(Section):
                 raise ValueError(f'rules."{prefix}".l1: {why_not}')
             _check_rates(prefix, rule, self)
             included = rule.inclusion is not None and rule.inclusion.kind != "none"
-            if included and self.learner.hash_bits is not None:
+            if included and self.learner.hashing:
                 raise ValueError(
-                    f'rules."{prefix}".inclusion does not go with learner.hash_bits = {self.learner.hash_bits}: every '
+                    f'rules."{prefix}".inclusion does not go with learner.{self.learner.hashing}: every '
                     "key has a bucket from its first occurrence; leave one of them out"
                 )
         return self
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> Self:
-        if self.learner.warmup and (why_not := self.learner.why_no_warmup(self.has_penalties)):
+        if self.learner.warmup and (why_not := self.learner.why_no_warmup(self.shrinks_untouched)):
             raise ValueError(f"learner.warmup: {why_not}")
         return self
 

@@ -55,6 +55,8 @@ class Settings:
     rho: float
     held_out: str | None
     format: str | None
+    consensus: str = "general"
+    loss: str = "rows"
     sides: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +67,8 @@ _FLAGS = {
     "rho": "--rho",
     "held_out": "--held-out",
     "format": "--format",
+    "consensus": "--consensus",
+    "loss": "--loss",
     "sides": "--items or --users",
 }
 

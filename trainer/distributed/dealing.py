@@ -116,8 +116,8 @@ def check_distributable(spec: ModelSpec) -> None:
             section.algorithm != "ftrl",
             'the workers minimise the objective of FTRL-Proximal; take algorithm = "ftrl"',
         ),
-        f"learner.hash_bits = {section.hash_bits}": (
-            section.hash_bits is not None,
+        f"learner.{section.hashing}": (
+            section.buckets is not None,
             "workers match keys exactly, by their whole hashes; leave it out",
         ),
         f'learner.precision = "{section.precision}"': (

@@ -65,8 +65,8 @@ class LocalProblem:
         self._columns = _column_arrays(shard.columns)
         self._longest = int(np.diff(shard.rows.starts).max(initial=0))
         self.size = int(shard.rows.labels.size)
-        self.weight = _importance(shard.rows) * self.lanes
-        self.held_weight = _importance(shard.held) * self.lanes
+        self.weight = shard.rows.importance * self.lanes
+        self.held_weight = shard.held.importance * self.lanes
 
     def at(self, weights: Numbers) -> Point:
         """The shard's loss at float64[keys] weights."""
@@ -243,7 +243,3 @@ def _arrays(rows: Rows) -> RowArrays:
 
 def _column_arrays(columns: Columns) -> ColumnArrays:
     return ColumnArrays(columns.starts, columns.rows, columns.x)
-
-
-def _importance(rows: Rows) -> float:
-    return float(rows.weights.sum()) if rows.weights.size else float(rows.labels.size)

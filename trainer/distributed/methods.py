@@ -32,6 +32,7 @@ import numpy as np
 from model_store.errors import FtrieError
 from trainer.distributed.problem import Problem
 from trainer.distributed.reducer import Screened
+from trainer.distributed.shard import ShardSummary
 
 METHODS = ("surrogate", "admm", "admm-adaptive", "average")
 STEPS = np.array([(1.0, 0.0), (1.0, 0.5), (0.5, 0.0), (0.25, 0.0), (0.1, 0.0), (0.02, 0.0)])
@@ -84,13 +85,16 @@ class Crew(Protocol):
 class MethodOptions:
     """iterations: the most; tolerance: two iterations in a row that lower the objective by less than this share end it.
 
-    rho: of ADMM.
+    rho, consensus: of ADMM: the "general" form, in which a key's weight is agreed by the workers that hold it, or the
+    "plain" one, by all. loss: the mean over all "rows", or over the "workers" of the mean over each one's rows.
     """
 
     method: str = "surrogate"
     iterations: int = 50
     tolerance: float = 2e-5
     rho: float = 1.0
+    consensus: str = "general"
+    loss: str = "rows"
 
 
 @dataclass(frozen=True)
@@ -285,7 +289,7 @@ class Minimiser:
     def _admm(self) -> tuple[Progress, Iteration]:
         before = self.progress
         solved = self._workers("solve", before.rho)
-        agreed = self._reducers("agree", before.rho, inbox=solved)
+        agreed = self._reducers("agree", before.rho, self.options.consensus == "plain", inbox=solved)
         answers = self._workers("agree", before.rho, inbox=agreed)
         penalties, nonzeros, residuals = zip(*agreed.summaries, strict=True)
         primal, dual, weights, forces = (math.sqrt(sum(each)) for each in zip(*residuals, strict=True))
@@ -326,7 +330,7 @@ class Minimiser:
         while True:
             try:
                 self.crew.replace_lost()
-                register(self.crew)
+                register(self.crew, self.options.loss)
                 self._begin(fresh=False)
                 self._exchange("share_results", "restore_results")
                 if self.progress.objective < math.inf:
@@ -370,10 +374,19 @@ class Minimiser:
         return float(sum(replies.summaries)) / self._held if self._held else None
 
 
-def register(crew: Crew) -> tuple[Sequence[Any], int]:
-    """Make the shards that are not there, and tell the reducers their keys; returns summaries and how many keys."""
-    summaries = crew.ask_workers("build").summaries
-    return summaries, sum(crew.ask_reducers("register", inbox=crew.ask_workers("register")).summaries)
+def register(crew: Crew, loss: str = "rows") -> tuple[Sequence[ShardSummary], int]:
+    """Make the shards that are not there, and tell the reducers their keys; returns summaries and how many keys.
+
+    loss: see `MethodOptions`.
+    """
+    summaries: Sequence[ShardSummary] = crew.ask_workers("build").summaries
+    scales = [1.0] * len(summaries)
+    if loss == "workers":
+        parts = [each.importance for each in summaries]
+        mean = sum(parts) / max(sum(part > 0.0 for part in parts), 1)
+        scales = [mean / part if part else 1.0 for part in parts]
+    keys = crew.ask_reducers("register", inbox=crew.ask_workers("register", scales)).summaries
+    return summaries, sum(keys)
 
 
 def solution(crew: Crew, columns: int) -> Sequence[Any]:

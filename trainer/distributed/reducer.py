@@ -158,17 +158,19 @@ class Reducer:
         )
         return self._figures(theta), self._nothing
 
-    def agree(self, rho: float, *, inbox: Inbox) -> Outbox:
+    def agree(self, rho: float, plain: bool, *, inbox: Inbox) -> Outbox:
         """ADMM: commit theta, the minimum of the penalty + rho/2 x squared distance from each worker's w + pull / rho.
 
-        General-form consensus (Boyd et al. 2011, section 7.2): over the workers that hold the key. Returns penalty,
-        non-zeros and `Residuals`.
+        General-form consensus (Boyd et al. 2011, section 7.2): over the workers that hold the key; plain (section 7.1):
+        over all. One that does not hold it minimises pull (w - theta) + rho/2 (w - theta)^2, so its w + pull / rho is
+        theta, and its pull afterwards is -rho x the change of theta. Returns penalty, non-zeros and `Residuals`.
         """
         before = self._state
         sums = np.zeros(before.theta.size)
         for at, part in zip(self._at, inbox, strict=True):
             sums[at] += part.dense()
-        holders = np.maximum(self._holders, 1.0)
+        absent = self._workers - self._holders if plain else np.zeros(sums.size)
+        holders = np.maximum(self._holders + absent, 1.0)
         middle = before.theta + sums / holders
         bend = rho * holders
         theta = np.copysign(np.maximum(np.abs(bend * middle) - self._l1, 0.0), middle) / (bend + self._l2)
@@ -184,8 +186,13 @@ class Reducer:
             local += float(np.square(apart + theta[at]).sum())
             forces += float(pull @ pull)
             pulls.append(pull)
+        apart = before.step - change
+        primal += float(absent @ np.square(apart))
+        local += float(absent @ np.square(apart + theta))
+        forces += float(absent @ np.square(rho * change))
         self._commit(State(before.iteration + 1, theta, change, before.anchor, before.pull), pulls)
-        common, dual = self._holders @ np.square(theta), self._holders @ np.square(rho * change)
+        agreed = self._holders + absent
+        common, dual = agreed @ np.square(theta), agreed @ np.square(rho * change)
         residuals = Residuals(primal, float(dual), max(local, float(common)), forces)
         return (*self._figures(theta), residuals), [sparse(change[at]) for at in self._at]
 

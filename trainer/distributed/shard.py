@@ -90,6 +90,17 @@ class Rows:
     labels: Array
     weights: Array
 
+    @property
+    def importance(self) -> float:
+        """The sum of omega."""
+        return float(self.weights.sum()) if self.weights.size else float(self.labels.size)
+
+    def scaled(self, factor: float) -> Rows:
+        """The rows with every omega multiplied."""
+        return replace(
+            self, weights=factor * (self.weights if self.weights.size else np.ones(self.labels.size))
+        )
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -124,12 +135,14 @@ class Counts:
 class ShardSummary:
     """A shard's figures, for the driver.
 
-    clicks: rows with a click; log, held_files: what was read of the log, and of the files held out; progressive: the
-    metrics of the first pass, each row predicted before it was learned, as sums that can be added; notes: for the user.
+    clicks: rows with a click; importance: the sum of omega of the learned rows; log, held_files: what was read of the
+    log, and of the files held out; progressive: the metrics of the first pass, each row predicted before it was
+    learned, as sums that can be added; notes: for the user.
     """
 
     rows: int
     clicks: int
+    importance: float
     held_rows: int
     keys: int
     nonzeros: int
@@ -174,6 +187,7 @@ class Shard:
         return ShardSummary(
             rows=int(self.rows.labels.size),
             clicks=int(np.count_nonzero(self.rows.labels)),
+            importance=self.rows.importance,
             held_rows=int(self.held.labels.size),
             keys=int(self.keys.hashes.size),
             nonzeros=int(self.rows.ids.size),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -60,24 +61,30 @@ class Worker:
         self._shard: Shard | None = None
         self._states: list[State] = []
         self._kept: dict[int, tuple[Numbers, Numbers]] = {}
+        self._scale = 1.0
 
     def build(self, *, inbox: Inbox = ()) -> Outbox:
         """Make the shard, unless it is there. Returns its summary."""
         if self._shard is None:
             began = time.perf_counter()
             self._shard = self._make()
-            self._reach = reach_of(self._shard)
+            self._weigh(1.0)
             hashes = self._shard.keys.hashes
             order = np.argsort(hashes)
             ends = np.searchsorted(
                 reducer_of(hashes[order], self._reducers), np.arange(self._reducers + 1, dtype=np.uint64)
             )
             self._mine = [order[first:end] for first, end in pairwise(ends)]
-            self._seconds = time.perf_counter() - began
-        return self._shard.summary(self._seconds), self._nothing
+            self._summary = self._shard.summary(time.perf_counter() - began)
+        return self._summary, self._nothing
 
-    def register(self, *, inbox: Inbox = ()) -> Outbox:
-        """Tell each reducer its keys: hashes in order, features, reach."""
+    def register(self, scales: Sequence[float], *, inbox: Inbox = ()) -> Outbox:
+        """Tell each reducer its keys: hashes in order, features, reach.
+
+        scales: what the importances of each worker's rows are multiplied by.
+        """
+        if scales[self._index] != self._scale:
+            self._weigh(scales[self._index] / self._scale)
         keys = self._shard_made.keys
         return None, [(keys.hashes[mine], keys.features[mine], self._reach[mine]) for mine in self._mine]
 
@@ -261,6 +268,12 @@ class Worker:
     def peak_bytes(self, *, inbox: Inbox = ()) -> Outbox:
         """The largest resident size of the process."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._nothing
+
+    def _weigh(self, scale: float) -> None:
+        """Multiply the rows' importances, and find the keys' reach."""
+        shard = self._shard_made
+        self._shard = shard = shard if scale == 1.0 else replace(shard, rows=shard.rows.scaled(scale))
+        self._scale, self._reach = self._scale * scale, reach_of(shard)
 
     @property
     def _nothing(self) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Feature hashing, `[learner] hash_bits`: the keys of a group share 2^hash_bits buckets, each with one state.
+"""Feature hashing, `[learner] hash_bits` or `hash_buckets`: the keys of a group share buckets, each with one state.
 
 Weinberger et al., *Feature Hashing for Large Scale Multitask Learning* (ICML 2009). A group is the keys that the same
 variants use and that have the same l1 (for adpredictor, the same prior), so a bucket is a coordinate like any other: an
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import SpecError
-from model_store.spec.learner_section import MOST_HASH_BITS
+from model_store.spec.learner_section import MOST_BUCKETS, MOST_HASH_BITS
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.buckets_kernels import BucketSpace, enter_hashes, fold_rows, move_hashes
 from trainer.learn.collisions import Collisions
@@ -24,31 +24,35 @@ _FULL = 0.7  # the largest load of the set of hashes
 
 
 class Buckets:
-    """The buckets of a spec, and the keys seen. `size`: the number of buckets, 2^k; `space`: the kernels' view."""
+    """The buckets of a spec, and the keys seen. `size`: 2^k, at least their number; `space`: the kernels' view."""
 
-    def __init__(self, hash_bits: int, group_of: npt.NDArray[np.int64]) -> None:
-        """group_of: int64[features], each feature's group, numbered from 0. Raises SpecError for too many buckets."""
-        self.hash_bits, self.groups = hash_bits, int(group_of.max()) + 1
-        bits = hash_bits + (self.groups - 1).bit_length()
+    def __init__(self, buckets: int, setting: str, group_of: npt.NDArray[np.int64]) -> None:
+        """buckets: of each group; setting: the spec's; group_of: int64[features], each feature's group, from 0 on.
+
+        Raises SpecError for too many buckets.
+        """
+        self._buckets, self._setting, self.groups = buckets, setting, int(group_of.max()) + 1
+        bits = (self.groups * buckets - 1).bit_length()
         if bits > MOST_HASH_BITS:
             raise SpecError(
-                f"learner.hash_bits = {hash_bits}: the variants' fields and the rules make {self.groups} groups of "
-                f"keys that cannot share buckets, {bits} bits in all; at most {MOST_HASH_BITS} are possible: set "
-                f"hash_bits = {MOST_HASH_BITS - bits + hash_bits} or lower"
+                f"learner.{setting}: the variants' fields and the rules make {self.groups} groups of keys that cannot "
+                f"share buckets, {self.groups * buckets:,} buckets in all; at most {MOST_BUCKETS:,} are possible: set "
+                f"hash_bits = {MOST_HASH_BITS - (self.groups - 1).bit_length()} or lower"
             )
         self.size = 1 << bits
-        first = (group_of << hash_bits).astype(np.uint64)
         self._group_of = group_of
-        self.space = BucketSpace(np.uint64((1 << hash_bits) - 1), first, np.uint64(bits))
+        self.space = BucketSpace(np.uint64(buckets), (group_of * buckets).astype(np.uint64), np.uint64(bits))
         self._held = np.zeros(_SMALLEST_SET, np.uint64)
         self._keys_of_group = np.zeros(self.groups, np.int64)
 
     @classmethod
-    def of(cls, hash_bits: int, masks: npt.NDArray[np.uint32], l1: npt.NDArray[np.float64]) -> Buckets:
+    def of(
+        cls, buckets: int, setting: str, masks: npt.NDArray[np.uint32], l1: npt.NDArray[np.float64]
+    ) -> Buckets:
         """masks: uint32[features], 0 where no variant uses a feature; l1: float64[own, features], or [own, 1]."""
         settings = np.column_stack([masks, *np.broadcast_to(l1, (len(l1), masks.size))])
         settings[masks == 0] = settings[0]  # features without keys are no group of their own
-        return cls(hash_bits, np.unique(settings, axis=0, return_inverse=True)[1].reshape(-1))
+        return cls(buckets, setting, np.unique(settings, axis=0, return_inverse=True)[1].reshape(-1))
 
     @property
     def keys(self) -> int:
@@ -100,4 +104,4 @@ class Buckets:
 
     def collisions(self, used: int) -> Collisions:
         """How many keys collided; used: the number of buckets that have a key."""
-        return Collisions.of_buckets(self.hash_bits, self._keys_of_group.tolist(), used)
+        return Collisions.of_buckets(self._buckets, self._setting, self._keys_of_group.tolist(), used)

@@ -12,6 +12,7 @@ from trainer.examples.examples_kernels import x_of
 
 _FREE = np.uint64(0)
 _NOT_ZERO = np.uint64(1 << 31)
+_ONE = np.uint64(1)
 _64 = np.uint64(64)
 _KEYS_AHEAD = 16
 
@@ -21,12 +22,12 @@ class Exact(NamedTuple):
 
 
 class BucketSpace(NamedTuple):
-    """mask: uint64, 2^hash_bits - 1; first: uint64[features], the first bucket of each feature's group; bits: uint64.
+    """size, bits: uint64; first: uint64[features], the first bucket of each feature's group.
 
-    There are 2^bits buckets in all, of which a group has 2^hash_bits; bits is at most 31.
+    A group has `size` buckets, and there are at most 2^bits in all; bits is at most 31.
     """
 
-    mask: Any
+    size: Any
     first: Any
     bits: Any
 
@@ -48,7 +49,9 @@ def _bucket_twice(space: Any, key: Any, feature: Any) -> Any:
     So in a table of 2^bits slots, of whatever layout, the search for it begins at the slot with the bucket's own
     number: such a table may be full.
     """
-    bucket = space.first[feature] | (key & space.mask)
+    last = np.uint64(space.size - _ONE)
+    # A remainder takes as long as all else here, so the usual sizes do without.
+    bucket = space.first[feature] + (key & last if not space.size & last else key % space.size)
     return bucket << (_64 - space.bits) | _NOT_ZERO | bucket
 
 

@@ -79,10 +79,10 @@ class Coordinates:
             keep_seen=keep_seen or needs_seen(spec),
             seed=section.seed,
             buckets=None
-            if section.hash_bits is None
-            else Buckets.of(section.hash_bits, masks, _settings(self._l1, self.variants)),
+            if section.buckets is None
+            else Buckets.of(section.buckets, section.hashing, masks, _settings(self._l1, self.variants)),
         )
-        self._may_repeat = section.hash_bits is not None or any(
+        self._may_repeat = section.buckets is not None or any(
             field.kind in _REPEATING for field in spec.fields.values()
         )
         self._lazy = np.zeros((self.own, LAZY_SIZE))

@@ -51,7 +51,7 @@ def check_mergeable(spec: ModelSpec) -> None:
         ),
         'rate = "counts"': section.rate == "counts",
         f'precision = "{section.precision}"': section.precision != "f64",
-        f"hash_bits = {section.hash_bits}": section.hash_bits is not None,
+        section.hashing: section.buckets is not None,
         f"ttl = {section.ttl}": section.ttl is not None,
     }
     histories = [name for name, field in spec.fields.items() if field.history is not None]
@@ -64,7 +64,8 @@ def check_mergeable(spec: ModelSpec) -> None:
     if wrong:
         raise SpecError(
             f"[learner] {'; '.join(wrong)}: --partition cannot merge such models; expected ftrl, adpredictor, or ogd "
-            'without penalties; precision = "f64"; a rate of "gradients" or "constant"; neither hash_bits nor ttl'
+            'without penalties or with shrink = "touched"; precision = "f64"; a rate of "gradients" or "constant"; '
+            "neither hash_bits, hash_buckets nor ttl"
         )
 
 

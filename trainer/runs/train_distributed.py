@@ -325,6 +325,8 @@ def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptio
         reducers=options.reducers,
         method=options.method.method,
         rho=options.method.rho,
+        consensus=options.method.consensus,
+        loss=options.method.loss,
         held_out=str(held.share) if held.share else ", ".join(held.inputs) or None,
         format=log.format,
         sides={table.name: table.sha256 for table in log.tables},
@@ -367,7 +369,7 @@ class _Driver:
     def run(self, earlier: Earlier | None, force: bool) -> DistributedRun:
         """Make the shards, minimise every problem, collect the model."""
         with self._output.progress("reading", self._options.workers, "shards") as bar:
-            self._shards, self._keys = register(self._crew)
+            self._shards, self._keys = register(self._crew, self._options.method.loss)
             bar.update(len(self._shards), rows=sum(each.rows for each in self._shards), keys=self._keys)
         collect_rejects(self._shards, self._plan, self._rejects)
         for note in dict.fromkeys(note for each in self._shards for note in each.notes):

@@ -223,7 +223,7 @@ def _part(spec: ModelSpec) -> str:
         spec.calibration.kind,
     ]
     names += ["several" if len(spec.variants) > 1 else "one", "rules" if _admits_by_rule(spec) else "all"]
-    names += ["buckets"] if section.hash_bits is not None else []
+    names += ["buckets"] if section.buckets is not None else []
     names += ["ttl"] if section.ttl is not None else []
     names += ["requests"] if spec.input.request is not None else []
     names += ["sampled"] if section.subsample is not None else []

@@ -42,6 +42,7 @@ TUNABLE = (
         "warmup",
         "ttl",
         "hash_bits",
+        "hash_buckets",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.oracles import penalized
 from trainer.distributed.dealing import HeldOut, ShardOptions, plan_shards
+from trainer.distributed.messages import sparse
 from trainer.distributed.methods import (
     METHODS,
     Iteration,
@@ -24,6 +26,7 @@ from trainer.distributed.methods import (
     solution,
 )
 from trainer.distributed.problem import Problem, problems_of
+from trainer.distributed.reducer import Reducer
 from trainer.distributed.shard import Shard, build_shard
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
@@ -119,10 +122,12 @@ def shard_key(shard: Shard, key: int) -> bytes:
     return bytes(shard.keys.data[shard.keys.offsets[key] : shard.keys.offsets[key + 1]])
 
 
-def crew_of(spec_text: str, log: Log, workers: int, reducers: int = 2, held: float = 0.0) -> InProcessCrew:
+def crew_of(
+    spec_text: str, log: Log, workers: int, reducers: int = 2, held: float = 0.0, loss: str = "rows"
+) -> InProcessCrew:
     plans = plan_shards(parse_spec(spec_text), log, workers, ShardOptions(held_out=HeldOut(held)))
     crew = InProcessCrew(plans, reducers)
-    register(crew)
+    register(crew, loss)
     return crew
 
 
@@ -279,3 +284,91 @@ def test_held_out_rows_are_judged_and_not_learned(log, problem, least):
     assert several[0] == pytest.approx(alone[0], rel=1e-4) != pytest.approx(least[1], rel=1e-3)
     losses = [iterations[-1].held_out for _, iterations in (alone, several)]
     assert losses[0] is not None and losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """Two files, and so two workers' shards, of 60 and 440 rows, whose click rates differ."""
+    folder = tmp_path_factory.mktemp("uneven")
+    header, *rows = (folder / write_log(folder / "log.csv").inputs[0]).read_text().splitlines()
+    rows.sort(key=lambda row: row[0] == "0")
+    names = []
+    for name, part in (("a.csv", rows[:60]), ("b.csv", rows[60:])):
+        (folder / name).write_text("\n".join([header, *part]) + "\n")
+        names.append(str(folder / name))
+    return Log(names, batch_bytes=1 << 10)
+
+
+@pytest.mark.parametrize("method", ["surrogate", "admm"])
+def test_with_the_mean_of_each_worker_all_workers_count_the_same(uneven: Log, method: str) -> None:
+    (problem,), shard = problems(SPEC, uneven)
+    crew = crew_of(SPEC, uneven, 2, loss="workers")
+    first, second = (each._shard.rows.importance for each in crew.members["worker"])
+    whole = shard.rows.importance
+    assert first == pytest.approx(second) == pytest.approx(whole / 2)
+    sizes = [each.importance for each in crew.ask_workers("build").summaries]
+    assert sum(sizes) == whole and sizes[0] != pytest.approx(sizes[1], rel=0.5)
+    shares = {
+        int(each._shard.rows.labels.size): whole / 2 / size
+        for each, size in zip(crew.members["worker"], sizes, strict=True)
+    }
+    omega = np.concatenate([shard.rows.weights[:60] * shares[60], shard.rows.weights[60:] * shares[440]])
+    scaled = dataclasses.replace(shard, rows=dataclasses.replace(shard.rows, weights=omega))
+    _, lowest = optimum(scaled, problem)
+    options = MethodOptions(method, iterations=150, tolerance=1e-8, rho=3.0, loss="workers")
+    assert minimise(crew, problem, options)[0] == pytest.approx(lowest, rel=1e-3)
+    assert optimum(shard, problem)[1] != pytest.approx(lowest, rel=0.02)
+    # A worker that is lost weighs its rows again.
+    lossy = crew_of(SPEC, uneven, 2, loss="workers")
+    lossy.fail_at = {("worker", 1, "gradient" if method == "surrogate" else "solve", 3)}
+    assert (
+        minimise(lossy, problem, options)[0]
+        == minimise(crew_of(SPEC, uneven, 2, loss="workers"), problem, options)[0]
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_plain_consensus_finds_the_same_minimum(log, problem, least, workers):
+    options = MethodOptions("admm", iterations=150, tolerance=1e-8, rho=3.0, consensus="plain")
+    found, _ = minimise(crew_of(SPEC, log, workers), problem, options)
+    assert found == pytest.approx(least[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_consensus_is_the_one_of_the_book(log: Log, plain: bool) -> None:
+    """`Reducer.agree` against the dense form, in which a worker without a key minimises its part of the sum as well."""
+    random, workers, rho = np.random.default_rng(4), 3, 0.7
+    hashes = np.arange(10, 18, dtype=np.uint64)
+    holds = random.random((workers, hashes.size)) < 0.6
+    holds[0, 0], holds[:, 1] = True, [False, True, False]
+    holds, hashes = holds[:, holds.any(axis=0)], hashes[holds.any(axis=0)]
+    kept = [np.flatnonzero(each) for each in holds]
+    l1, l2 = 0.5, 0.3
+    problem = Problem("base", 0, 1, np.ones(1, np.uint32), np.full(1, l1), np.full(1, l2), 0.1, 1.0)
+    reducer = Reducer(0, workers)
+    reducer.register(inbox=[(hashes[at], np.zeros(at.size, np.uint16), np.full(at.size, 9.0)) for at in kept])
+    reducer.begin(problem, True)
+    theta, pull = np.zeros(hashes.size), np.zeros((workers, hashes.size))
+    reducer.average(inbox=[sparse(np.zeros(at.size)) for at in kept])
+    counted = np.ones_like(holds) if plain else holds
+    for _ in range(4):
+        w = np.where(holds, theta + random.normal(0.0, 2.0, holds.shape), theta - pull / rho)
+        away = w + pull / rho - theta
+        (_, _, residuals), _ = reducer.agree(
+            rho, plain, inbox=[sparse(each[at]) for each, at in zip(away, kept, strict=True)]
+        )
+        number = counted.sum(axis=0)
+        middle = (counted * (w + pull / rho)).sum(axis=0) / number
+        bend = rho * number
+        new = np.sign(middle) * np.maximum(np.abs(bend * middle) - l1, 0.0) / (bend + l2)
+        moved = np.square(rho * (new - theta))
+        theta = new
+        pull = np.where(counted, pull + rho * (w - theta), 0.0)
+        assert reducer._state.theta == pytest.approx(theta, abs=1e-5)
+        expected = [
+            (counted * np.square(w - theta)).sum(),
+            (number * moved).sum(),
+            max((counted * np.square(w)).sum(), (number * np.square(theta)).sum()),
+            np.square(pull).sum(),
+        ]
+        assert list(residuals) == pytest.approx(expected, rel=1e-4)

@@ -51,6 +51,8 @@ FAST: dict[str, tuple[Section, int]] = {
     "truncated gradient": (TRUNCATED | {"rate": "counts"}, 1),  # FullCounts
     "fixed truncated gradient of coarse values": (FIXED | COARSE | {"rate": "counts"}, 1),  # CompactCounts
     "fobos": (FOBOS, 1),  # Full
+    "fixed fobos": (FOBOS | {"l2": 0.005, "shrink": "fixed"}, 1),  # Full
+    "touched ogd": (FOBOS | {"algorithm": "ogd", "l1": 0.0213, "shrink": "touched"}, 1),  # Full
     "rda": (RDA, 1),  # Full
     "adpredictor of variants": (
         {"algorithm": "adpredictor", "alpha": 0.3, "beta": 0.7, "forgetting": 0.01, "prior_ctr": 0.1},
@@ -60,7 +62,13 @@ FAST: dict[str, tuple[Section, int]] = {
 
 # Large enough parameters that weights are cut, come back, and are cut again within some hundred rows.
 CASES: dict[str, list[Section]] = {
-    "ogd": [{}, {"l2": 0.3}, {"l1": 0.0213}, {"l1": 0.0513, "l2": 0.9}],
+    "ogd": [
+        {},
+        {"l2": 0.3},
+        {"l1": 0.0213},
+        {"l1": 0.0213, "l2": 0.3, "shrink": "touched"},
+        {"l1": 0.0513, "l2": 0.9},
+    ],
     "truncation": [{"k": 3, "theta": 0.05}, {"k": 1, "theta": 0.02}, {"k": 7, "theta": math.inf}],
     "truncated_gradient": [
         {"k": 3, "theta": 0.3, "l1": 0.05},
@@ -69,7 +77,12 @@ CASES: dict[str, list[Section]] = {
         {"k": 1, "theta": math.inf, "l1": 0.01},
         {"k": 1, "theta": math.inf, "l1": 0.0005, "shrink": "fixed"},
     ],
-    "fobos": [{"l1": 0.01, "l2": 0.05}, {"l1": 0.02}, {"l1": 0.3, "l2": 2.0}],
+    "fobos": [
+        {"l1": 0.01, "l2": 0.05},
+        {"l1": 0.02},
+        {"l1": 0.01, "l2": 0.005, "shrink": "fixed"},
+        {"l1": 0.3, "l2": 2.0},
+    ],
     "rda": [{"l1": 0.02, "l2": 0.1}, {"l1": 0.01}],
     "ftrl": [{"l1": 0.3}, {"l1": 1.0, "l2": 0.5}, {"l2": 2.0}],
     "adpredictor": [{"forgetting": 0.01, "prior_ctr": 0.1}, {}],
@@ -94,10 +107,14 @@ def kinds() -> Iterator[tuple[str, str, list[Section]]]:
     """Every learner that has a class of its own at each rate that a spec may name, and its cases there."""
     for algorithm, cases in CASES.items():
         for rate in RATES.get(algorithm, EVERY):
-            of_class: dict[bool, list[Section]] = {}
+            of_class: dict[str | bool | None, list[Section]] = {}
             for case in cases:
-                if (algorithm, rate) != ("ogd", "global") or not case.get("l1"):
-                    has_own_class = "shrink" in case or (algorithm == "ogd" and bool(case))
+                shrink = case.get("shrink")
+                if (algorithm, rate, shrink) != ("ogd", "global", None) or not case.get("l1"):
+                    # Fobos alone is one class, however it shrinks.
+                    has_own_class = (shrink if algorithm != "fobos" else None) or (
+                        algorithm == "ogd" and bool(case)
+                    )
                     of_class.setdefault(has_own_class, []).append(section_of(algorithm, rate, case))
             yield from ((algorithm, rate, sections) for sections in of_class.values())
 
@@ -125,12 +142,12 @@ def fast_and_slow() -> Iterator[Any]:
     for algorithm, rate, sections in kinds():
         places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
         wanted = [(sections[0], *place) for place in places]
-        if is_first and "shrink" not in sections[0]:  # a fixed one is among FAST
+        if is_first and "shrink" not in sections[0]:  # a fixed and a touched one are among FAST
             wanted.append((sections[0], *ALONE))
         if is_first or rate == "global":
             wanted += [(each, *places[number % len(places)]) for number, each in enumerate(sections[1:])]
         for number, (section, variants, values) in enumerate(wanted):
-            name = f"{algorithm}{'-fixed' if section.get('shrink') else ''}-{rate}-{number}"
+            name = "-".join([algorithm, *filter(None, [section.get("shrink")]), rate, str(number)])
             yield pytest.param(section | {"values": values}, variants, id=name, marks=pytest.mark.slow)
 
 

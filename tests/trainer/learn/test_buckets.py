@@ -42,14 +42,14 @@ ONE_OR_EACH = pytest.mark.parametrize("more", [{}, OWN], ids=["single", "per_var
 
 
 def by_buckets(spec, rows):
-    """The textbook with `group, hash mod 2^b` in place of each key, and the sum of x in each."""
+    """The textbook with `group, hash mod buckets` in place of each key, and the sum of x in each."""
     of_key = {}
 
     def bucket(key, mask):
         if key == BIAS and spec.learner.algorithm == "adpredictor":  # has a prior of its own
             return BIAS
         rule = max((prefix for prefix in spec.rules if key.startswith(prefix.encode())), key=len, default="")
-        return b"%s\0used by %d: %d" % (rule.encode(), mask, hash_of(key) % 2**spec.learner.hash_bits)
+        return b"%s\0used by %d: %d" % (rule.encode(), mask, hash_of(key) % spec.learner.buckets)
 
     def placed(keys):
         sums = {}
@@ -102,10 +102,13 @@ def test_buckets_equal_the_textbook_on_hashed_rows(section, variants):
     assert_same(spec_of(section | {"hash_bits": 8}, variants), many_keys(100, 3))
 
 
-@pytest.mark.parametrize("bits", [9, 12])
-def test_random_streams_equal_the_textbook_on_hashed_rows(bits):
-    for seed, variants in ((bits, 1), (100 + bits, 3)):
-        assert_same(spec_of(HASHED | {"hash_bits": bits}, variants), many_keys(40, seed))
+@pytest.mark.parametrize(
+    "buckets",
+    [{"hash_bits": 9}, {"hash_bits": None, "hash_buckets": 256}, {"hash_bits": None, "hash_buckets": 3_001}],
+)
+def test_random_streams_equal_the_textbook_on_hashed_rows(buckets):
+    for seed, variants in ((9, 1), (109, 3)):
+        assert_same(spec_of(HASHED | buckets, variants), many_keys(40, seed))
 
 
 @pytest.mark.parametrize(
@@ -196,26 +199,27 @@ def test_a_bucket_starts_with_the_mean_of_its_keys_weights():
 
 def test_the_measured_rate_is_that_of_the_hashes_and_near_the_expected_one():
     hashes = np.unique(np.random.default_rng(1).integers(1, 2**63, 50_000).astype(np.uint64))
-    for bits in (10, 16, 20):
-        buckets = Buckets(bits, np.zeros(1, np.int64))
+    for size in (2**10, 2**16, 2**20, 3_000_001):
+        buckets = Buckets(size, f"hash_buckets = {size}", np.zeros(1, np.int64))
         features = np.zeros(hashes.size, np.uint16)
         assert buckets.enter(hashes, features, 0, hashes.size).size == hashes.size
         assert buckets.enter(hashes, features, 0, hashes.size).size == 0
-        used = np.unique(hashes % np.uint64(2**bits)).size
+        used = np.unique(hashes % np.uint64(size)).size
         found = buckets.collisions(used)
         assert found.rate == (hashes.size - used) / hashes.size
         assert found.rate == pytest.approx(found.expected, rel=0.05)
         assert f"{found.rate:.3%}" in str(found)
-        enough = [expected_rate(found.enough_bits - less, [hashes.size]) for less in (0, 1)]
+        enough = [expected_rate(2 ** (found.enough_bits - less), [hashes.size]) for less in (0, 1)]
         assert enough[0] <= 0.001 < enough[1]
         assert f"hash_bits = {found.enough_bits}" in found.warning
 
 
 def test_a_rate_below_a_thousandth_is_no_warning():
-    buckets = Buckets(20, np.zeros(1, np.int64))
+    buckets = Buckets(2**20, "hash_bits = 20", np.zeros(1, np.int64))
     buckets.enter(np.arange(1, 1001, dtype=np.uint64), np.zeros(1000, np.uint16), 0, 1000)
     assert buckets.collisions(999).warning == ""
     assert "0.20% of the 1,000 keys" in buckets.collisions(998).warning
+    assert "set hash_bits = 21" in buckets.collisions(998).warning  # by chance: 20 would do for most keys
 
 
 def test_the_probability_of_a_64_bit_collision_is_the_birthday_bound():
@@ -233,7 +237,13 @@ def test_a_model_warns_when_too_many_keys_collide():
 
 @pytest.mark.parametrize(("layout", "bits"), [(Full, 10), (CompactCounts, 8), (Own, 8), (OwnCompact, 8)])
 def test_a_table_of_all_buckets_is_full_and_still_finds_every_key(layout, bits):
-    table = ValueTable(layout, variants=2, keep_seen=True, capacity=64, buckets=Buckets(bits, np.arange(3)))
+    table = ValueTable(
+        layout,
+        variants=2,
+        keep_seen=True,
+        capacity=64,
+        buckets=Buckets(2**bits, f"hash_bits = {bits}", np.arange(3)),
+    )
     for start in range(0, 30_000, 5_000):
         names = [b"f=%d" % number for number in range(start, start + 5_000)]
         offsets = np.cumsum([0, *(len(name) for name in names)]).astype(np.int64)

@@ -95,6 +95,7 @@ def dual_average(denominator):
 
 GAMMA, PRINTED_L2 = 3.0, 0.05
 DESCENT = {"algorithm": "fobos", "rate": "constant", "alpha": 0.3, "beta": 0.6, "l1": 0.01} | OWN
+FALLING = {"algorithm": "fobos", "rate": "global", "alpha": 0.3, "l1": 0.01}
 AVERAGE = {"algorithm": "rda", "l1": 0.01}
 AT_CONSTANT_RATE = AVERAGE | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "l2": PRINTED_L2}
 
@@ -108,7 +109,13 @@ AT_CONSTANT_RATE = AVERAGE | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "
             AVERAGE,
             AVERAGE | {"alpha": 1e12, "l2": PRINTED_L2 + GAMMA},
         ),
-        # FOBOS divides by 1 + l2: l2 / eta of ours
+        # FOBOS divides by 1 + l2 at a falling rate: a fixed shrinkage of ours
+        (
+            Learner(lambda value, *_: value, fobos_with_unscaled_l2),
+            FALLING,
+            FALLING | {"l2": PRINTED_L2, "shrink": "fixed"},
+        ),
+        # At a constant rate that is l2 / eta of ours.
         pytest.param(
             Learner(lambda value, *_: value, fobos_with_unscaled_l2),
             DESCENT,
@@ -123,7 +130,7 @@ AT_CONSTANT_RATE = AVERAGE | {"rate": "constant", "alpha": 1.0, "beta": GAMMA, "
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["rda-gamma", "fobos-l2", "rda-gamma-over-t"],
+    ids=["rda-gamma", "fobos-l2", "fobos-l2-constant", "rda-gamma-over-t"],
 )
 def test_a_form_that_a_source_prints_is_ours_with_other_parameters(printed, with_l2, ours):
     rows, variants = gappy_rows(300, 21), 3 if "values" in ours else 1

@@ -85,8 +85,14 @@ def averages(
             for each in ("0.7", "4.0", "1e-9")
         ),
         # Hashed keys, and a time to live.
+        (LEARNER + 'shrink = "touched"', 'shrink = "touched" belongs to ogd, not to algorithm = "ftrl"'),
+        (LEARNER + 'algorithm = "ogd"\nshrink = "fixed"', "belongs to truncated_gradient and fobos"),
+        (LEARNER + 'algorithm = "ogd"\nrate = "global"\nl1 = 0.1', 'or shrink = "touched"'),
         (LEARNER + "hash_bits = 7", "hash_bits: got 7"),
         (LEARNER + "hash_bits = 32", "hash_bits: got 32"),
+        (LEARNER + "hash_buckets = 255", "hash_buckets: got 255"),
+        (LEARNER + "hash_bits = 22\nhash_buckets = 3000001", "both say how many buckets"),
+        (LEARNER + "hash_buckets = 3000001\nttl = 5", "hash_buckets = 3000001 does not go with ttl"),
         (LEARNER + 'hash_bits = 22\nttl = "5d"', "hash_bits = 22 does not go with ttl"),
         (
             LEARNER + 'hash_bits = 22\ninclusion = { kind = "bloom", count = 2 }',

@@ -37,12 +37,13 @@ class Parameters(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A coordinate at example t (from 1): its rate eta, and its n without and with that example."""
+    """A coordinate at example t (from 1): its rate eta, its n without and with it, and whether the example has it."""
 
     t: int
     eta: float
     n_before: float
     n: float
+    touched: bool
 
 
 class Learner(NamedTuple):
@@ -167,7 +168,7 @@ class Oracle:
             before = counted if self.rate == "counts" else known.n[place]
             after = self._n_after(known, before, g[variant])
             parameters = self._parameters(key, variant)
-            moment = Moment(self.t, self._eta(after, parameters), before, after)
+            moment = Moment(self.t, self._eta(after, parameters), before, after, touched)
             new_value[variant] = self.learner.step(
                 known.value[place], weights[variant], g[variant], moment, parameters
             )

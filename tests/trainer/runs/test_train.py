@@ -184,7 +184,7 @@ def test_the_collision_rate_is_in_the_summary_the_report_the_metrics_and_the_pag
     assert learn(ROWS, report="report.json", metrics="metrics.jsonl") == 0
     printed = capsys.readouterr()
     found = json.loads((tmp_path / "report.json").read_text())["collisions"]
-    assert found["hash_bits"] == 8 and 0.0 < found["rate"] < 1.0
+    assert found["setting"] == "hash_bits = 8" and 0.0 < found["rate"] < 1.0
     assert found["rate"] == (found["keys"] - found["used"]) / found["keys"]
     said = f"{found['used']:,} of {found['buckets']:,} buckets used"
     assert said in printed.out

@@ -27,7 +27,7 @@ def test_the_file_holds_what_the_report_says(shop: Shop, capsys) -> None:
     assert read.windows[0].time == "2023-11-16T03:24:00+00:00"
     assert read.header.clustered_by == "request"
     assert (lines[-1]["kind"], lines[-1]["rows"]) == ("end", report["rows"])
-    assert lines[-1]["collisions"]["hash_bits"] is None
+    assert lines[-1]["collisions"]["setting"] == ""
     total = read.windows[-1].total
     assert report["variants"] == {name: each.as_dict() for name, each in total.variants.items()}
     assert report["slices"] == {n: [v.as_dict() for v in each] for n, each in read.detail.slices.items()}

@@ -5,6 +5,8 @@ At every example, in every coordinate, touched or not (g = 0 where it is not):
     v = w - eta g
     w = sgn(v) max(0, |v| - eta l1) / (1 + eta l2)
 
+`fixed`, `shrink = "fixed"`: 1 + l2 in place of 1 + eta l2, here and below, as some sources print it.
+
 Missed examples, rate per coordinate: eta does not change while the coordinate is not touched. With
 q = 1 / (1 + eta l2), m missed examples turn |w| into
 
@@ -46,17 +48,24 @@ _SMALL = 1.0 / 1024.0
 
 
 class Fobos(NamedTuple):
-    """The learner's parameters; l1 comes with the coordinate."""
+    """The learner's parameters; l1 comes with the coordinate. fixed: l2 is not multiplied by the rate."""
 
     rate: Rate
     l2: float
+    fixed: bool
 
 
 @bare_inline
-def proximal(v: Any, eta: Any, l1: Any, l2: Any) -> Any:
-    """The backward step: the w that minimises (w - v)^2 / 2 + eta (l1 |w| + l2 w^2 / 2)."""
-    size = max(0.0, abs(v) - eta * l1)
-    return math.copysign(size / (1.0 + eta * l2) if l2 > 0.0 else size, v)
+def l2_at(learner: Any, eta: Any) -> Any:
+    """y of a step at this rate, which divides by 1 + y."""
+    return learner.l2 if learner.fixed else eta * learner.l2
+
+
+@bare_inline
+def proximal(v: Any, by: Any, y: Any) -> Any:
+    """The backward step: the w that minimises (w - v)^2 / 2 + by |w| + y w^2 / 2."""
+    size = max(0.0, abs(v) - by)
+    return math.copysign(size / (1.0 + y) if y > 0.0 else size, v)
 
 
 @bare_inline
@@ -92,25 +101,27 @@ def powers(q: Any, m: Any) -> Any:
 
 
 @stub
-def caught_up(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def caught_up(rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     """The weight after the missed examples."""
 
 
 @implements(caught_up, *OWN_RATES)
-def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _at_own_rate(
+    rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
+) -> Any:
     missed = t - 1 - seen
     if a == 0.0 or missed <= 0:
         return a
     own = eta(rate, r, t)
-    if l2 == 0.0:
+    if learner.l2 == 0.0:
         return math.copysign(max(0.0, abs(a) - missed * own * l1), a)
-    power, total = shrinkage(own * l2, missed)
+    power, total = shrinkage(l2_at(learner, own), missed)
     return math.copysign(max(0.0, abs(a) * power - own * l1 * total), a)
 
 
 @implements(caught_up, *GLOBAL)
 def _at_global_rates(
-    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
+    rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     return math.copysign(lazy[v, 1] * max(0.0, abs(a) - l1 * (lazy[v, 0] - r)), a)
 
@@ -132,7 +143,7 @@ def _store_scaled(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
 
 @implements(weight, Fobos)
 def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return caught_up(learner.rate, l1, learner.l2, a, r, seen, t, lazy, v)
+    return caught_up(learner.rate, learner, l1, a, r, seen, t, lazy, v)
 
 
 @implements(step, Fobos)
@@ -140,29 +151,29 @@ def _step(
     learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     rate = eta(learner.rate, new_r, t)
-    return stored(learner.rate, proximal(w - rate * g, rate, l1, learner.l2), lazy, v)
+    return stored(learner.rate, proximal(w - rate * g, rate * l1, l2_at(learner, rate)), lazy, v)
 
 
 @stub
-def _advance_of(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_of(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     """Advance the running totals by example t."""
 
 
 @implements(_advance_of, *OWN_RATES)
-def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_own(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     pass
 
 
 @implements(_advance_of, *GLOBAL)
-def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_global(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     now = eta(rate, 0.0, t)
     lazy[v, 0] += now / lazy[v, 1]
-    lazy[v, 1] /= 1.0 + now * l2
+    lazy[v, 1] /= 1.0 + l2_at(learner, now)
 
 
 @implements(advance, Fobos)
 def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
-    _advance_of(learner.rate, learner.l2, t, lazy, v)
+    _advance_of(learner.rate, learner, t, lazy, v)
 
 
 def keeps_scaled_weights(*learners: type) -> None:
@@ -190,7 +201,7 @@ def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 @implements(with_own_parameters, Fobos)
 def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return Fobos(with_parameters(learner.rate, alpha, beta, decay), l2)
+    return Fobos(with_parameters(learner.rate, alpha, beta, decay), l2, learner.fixed)
 
 
 stores_weights(Fobos)

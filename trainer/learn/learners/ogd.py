@@ -7,6 +7,8 @@ papers on sparse learning compare with, every coordinate takes at every example,
 
     w = w - eta (g + l1 sgn(w) + l2 w)    with sgn(0) = 0.
 
+With `shrink = "touched"` it takes this step at its own examples alone, and waits for no closed form.
+
 eta is the coordinate's rate at that example, and n counts the gradient g of the loss alone: the penalties would change
 n at every example. eta l2 is below 1, which the spec ensures.
 
@@ -19,7 +21,7 @@ then and at every later example. For v = |w| after that step, m more examples yi
 
 Missed examples, global rate eta_s: l2 alone. The coordinate stores a = w / A, A the product of all 1 - eta_s l2 so far,
 as in `fobos.py`; lazy[v, 1] is A. With l1, the alternating part has no closed form under a falling rate: the spec
-rejects it.
+takes it with `shrink = "touched"` only.
 
 Oracle: `tests/trainer/oracles/ogd.py`.
 """
@@ -60,7 +62,14 @@ class PenalizedOgd(NamedTuple):
     l2: float
 
 
-@implements(weight, Ogd)
+class TouchedOgd(NamedTuple):
+    """The same, with penalties that act on the coordinates of an example only."""
+
+    rate: Rate
+    l2: float
+
+
+@implements(weight, Ogd, TouchedOgd)
 def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
     return a
 
@@ -75,6 +84,12 @@ def _step(
 @implements(with_own_parameters, Ogd)
 def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
     return Ogd(with_parameters(learner.rate, alpha, beta, decay))
+
+
+@bare_inline
+def penalized(g: Any, w: Any, l1: Any, l2: Any) -> Any:
+    """g and the subgradient of l1 |w| + l2 w^2 / 2."""
+    return g + l1 * (np.float64(w > 0.0) - np.float64(w < 0.0)) + l2 * w
 
 
 @bare_inline
@@ -148,9 +163,14 @@ def _penalized_weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, 
 def _penalized_step(
     learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
-    sign = np.float64(w > 0.0) - np.float64(w < 0.0)
-    new_w = w - eta(learner.rate, new_r, t) * (g + l1 * sign + learner.l2 * w)
-    return stored(learner.rate, new_w, lazy, v)
+    return stored(learner.rate, w - eta(learner.rate, new_r, t) * penalized(g, w, l1, learner.l2), lazy, v)
+
+
+@implements(step, TouchedOgd)
+def _touched_step(
+    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
+) -> Any:
+    return w - eta(learner.rate, new_r, t) * penalized(g, w, l1, learner.l2)
 
 
 @stub
@@ -178,7 +198,12 @@ def _with_own_penalties(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any
     return PenalizedOgd(with_parameters(learner.rate, alpha, beta, decay), l2)
 
 
-stores_weights(Ogd, PenalizedOgd)
-has_no_lazy_state(Ogd)
+@implements(with_own_parameters, TouchedOgd)
+def _with_own_touched(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
+    return TouchedOgd(with_parameters(learner.rate, alpha, beta, decay), l2)
+
+
+stores_weights(Ogd, PenalizedOgd, TouchedOgd)
+has_no_lazy_state(Ogd, TouchedOgd)
 keeps_scaled_weights(PenalizedOgd)
-learns_by_gradient(Ogd, PenalizedOgd)
+learns_by_gradient(Ogd, PenalizedOgd, TouchedOgd)

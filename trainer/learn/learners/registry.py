@@ -15,7 +15,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.learn.learners.adpredictor import AdPredictor
 from trainer.learn.learners.fobos import Fobos
 from trainer.learn.learners.ftrl import Ftrl
-from trainer.learn.learners.ogd import Ogd, PenalizedOgd
+from trainer.learn.learners.ogd import Ogd, PenalizedOgd, TouchedOgd
 from trainer.learn.learners.rates import SQUARE_ROOT, powers_of, rate_of
 from trainer.learn.learners.rda import Rda
 from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
@@ -24,6 +24,7 @@ from trainer.learn.learners.truncation import Truncation
 LearnerParameters = (
     Ogd
     | PenalizedOgd
+    | TouchedOgd
     | Truncation
     | TruncatedGradient
     | FixedTruncatedGradient
@@ -43,12 +44,13 @@ def learner_of(spec: ModelSpec, alpha: float, beta: float, l2: float) -> Learner
     section = spec.learner
     rate = rate_of(section.rate, alpha, beta, tuned=tunes_rates(spec), warmup=section.warmup)
     theta = section.theta if section.theta is not None else 0.0
+    penalized = TouchedOgd if section.shrink == "touched" else PenalizedOgd
     truncated_gradient = FixedTruncatedGradient if section.shrink == "fixed" else TruncatedGradient
     made: dict[str, Any] = {
-        "ogd": lambda: PenalizedOgd(rate, l2) if spec.has_penalties else Ogd(rate),
+        "ogd": lambda: penalized(rate, l2) if spec.has_penalties else Ogd(rate),
         "truncation": lambda: Truncation(rate, section.k, theta),
         "truncated_gradient": lambda: truncated_gradient(rate, section.k, theta),
-        "fobos": lambda: Fobos(rate, l2),
+        "fobos": lambda: Fobos(rate, l2, section.shrink == "fixed"),
         "rda": lambda: Rda(rate, l2),
         "ftrl": lambda: Ftrl(rate, l2),
         "adpredictor": lambda: AdPredictor(rate, section.forgetting),
@@ -65,20 +67,20 @@ def tunes_rates(spec: ModelSpec) -> bool:
 def needs_seen(spec: ModelSpec) -> bool:
     """True if slots must store `seen`: weights depend on the last touch, or keys are evicted by it."""
     section = spec.learner
-    by_seen = section.algorithm in _BY_SEEN or (section.algorithm == "ogd" and spec.has_penalties)
+    by_seen = section.algorithm in _BY_SEEN or (section.algorithm == "ogd" and spec.shrinks_untouched)
     return by_seen or section.ttl is not None
 
 
 def untouched_stay(spec: ModelSpec) -> bool:
     """True if a coordinate's weight and rate do not change until an example touches it again.
 
-    False where weights shrink at every example (`_BY_SEEN`, and ogd with a penalty), where they are averages over all
-    examples (rda, and an averaged variant), and where the rate is global.
+    False where weights shrink at every example (`_BY_SEEN`, and ogd with a penalty on all keys), where they are
+    averages over all examples (rda, and an averaged variant), and where the rate is global.
     """
     if spec.learner.rate == "global" or any(each.average is not None for each in spec.variants.values()):
         return False
     return spec.learner.algorithm in ("ftrl", "adpredictor") or (
-        spec.learner.algorithm == "ogd" and not spec.has_penalties
+        spec.learner.algorithm == "ogd" and not spec.shrinks_untouched
     )
 
 

@@ -34,7 +34,7 @@ from trainer.learn.learners.lanes import (
     store_mean_roots,
     store_powers,
 )
-from trainer.learn.learners.ogd import Ogd, PenalizedOgd
+from trainer.learn.learners.ogd import Ogd, PenalizedOgd, TouchedOgd
 from trainer.learn.learners.operations import running_total, step
 from trainer.learn.learners.rates import (
     TUNED,
@@ -126,7 +126,9 @@ def mean_step(
     """The mean (a, n) over the variants that use the row's i-th key; middle, reach: of `take_means`."""
 
 
-@implements(mean_step, Ogd, PenalizedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda)
+@implements(
+    mean_step, Ogd, PenalizedOgd, TouchedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda
+)  # fmt: skip
 def _mean_of_each(
     learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
@@ -180,6 +182,7 @@ def take_roots(
     take_roots,
     Ogd,
     PenalizedOgd,
+    TouchedOgd,
     Truncation,
     TruncatedGradient,
     FixedTruncatedGradient,
