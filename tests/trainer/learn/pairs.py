@@ -136,10 +136,13 @@ def places_at(algorithm: str, rate: str) -> tuple[tuple[int, str], ...]:
 def fast_and_slow() -> Iterator[Any]:
     """A section and its number of variants: FAST, and, as slow ones, every kind at its `places_at`.
 
-    At its first rate a kind has one variant, too; its further cases are at its first and at a global rate.
+    At its first rate a kind has one variant, too; its further cases are at its first and at a global rate. A learner's
+    code is the same at every rate that is each key's own, so "counts" and "constant" are tried with plain ogd alone.
     """
     yield from (pytest.param(*each, id=name) for name, each in FAST.items())
     for algorithm, rate, sections in kinds():
+        if rate in ("counts", "constant") and (algorithm != "ogd" or sections[0].get("l1") or sections[0].get("l2")):
+            continue
         places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
         wanted = [(sections[0], *place) for place in places]
         if is_first and "shrink" not in sections[0]:  # a fixed and a touched one are among FAST
