@@ -39,6 +39,8 @@ Spec: TypeAlias = dict[str, Any]
 _DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 _TEXTS = ("name", "series", "column", "text")
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
+_LABEL = 26
+_SHORTENED = f"slice(datum.label, 0, {_LABEL // 2 - 1}) + '…' + slice(datum.label, {-_LABEL // 2})"
 _LETTER, _SYMBOL = 7, 34
 """Pixels of a letter of a legend, and of what stands beside a name, at most."""
 _ONCE: list[Spec] = [{"aggregate": [{"op": "count", "as": "n"}]}]
@@ -70,6 +72,7 @@ def lines(
     reference: float | None = None,
     points: bool = False,
     zero: bool = False,
+    within: tuple[float, float] | None = None,
     height: int = HEIGHT,
     description: str = "",
 ) -> Spec:
@@ -77,9 +80,15 @@ def lines(
 
     Rows: x, y, series, and low and high or None. x of a time: milliseconds since 1970. mean: a member drawn as a thick
     line, while y is a thin one. marks: dashed lines at an x, each with its text. reference: a dashed line at a y.
+    within: the ends of the y axis; what is beyond is drawn at its edge.
     """
     across = _across(x, x_title, x_axis, [row[x] for row in rows])
     scale: Spec = {"type": "log"} if y_log else {"zero": zero}
+    if within is None and len({row[y] for row in rows}) == 1 and not (y_log or zero):
+        # An axis without an extent has ticks of whole numbers.
+        within = _around(rows[0][y])
+    if within is not None:
+        scale |= {"domain": list(within), "clamp": True}
     axis = {"format": "~g", "tickCount": 5} if y_log else _numbers(percent)
     up, own = (_number(member, y_title, axis=axis, scale=scale) for member in (y, mean or y))
     place: Spec = {"x": across, "color": _colour(series)}
@@ -115,17 +124,20 @@ def intervals(
     series: Names | None = None,
     percent: bool = False,
     reference: float | None = None,
+    colours: Names = (),
     description: str = "",
 ) -> Spec:
     """A dot with its interval a row, one under another. Rows: name, value, and low and high or None.
 
     series: rows have a member `series` too, and the dots of a name stand side by side, in the series' colours. With one
-    series, or without, every row has a line of its own. reference: a value to compare with, as a line.
+    series, or without, every row has a line of its own. reference: a value to compare with, as a line. colours: as
+    `series` of other kinds, of the rows' names where there are no series.
     """
     place: Spec = {"y": _listed(rows, "name")}
     if series is None:
-        colours = {"range": list(SERIES)}
-        place["color"] = _text("name", legend=None, sort=None, scale=colours)
+        numbers = _numbered(colours or list(dict.fromkeys(row["name"] for row in rows)))
+        range_ = [SERIES[number % len(SERIES)] for number in numbers.values()]
+        place["color"] = _text("name", legend=None, scale={"domain": list(numbers), "range": range_})
     else:
         place["color"] = _colour(series)
         if len(series) > 1:
@@ -286,6 +298,10 @@ def for_notebook(spec: Spec, title: str) -> alt.LayerChart:
 # -- parts
 
 
+def _around(value: float) -> tuple[float, float]:
+    return value - max(0.05 * abs(value), 1e-3), value + max(0.05 * abs(value), 1e-3)
+
+
 def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: str) -> Spec:
     if len(rows) > MOST_ROWS:
         raise ValueError(
@@ -325,7 +341,9 @@ def _text(member: str, **more: Any) -> Spec:
 def _listed(rows: Rows, member: str, **more: Any) -> Spec:
     """An axis of names in the order of the rows; named, so that it holds when a page is given other rows."""
     names = list(dict.fromkeys(_plain(row[member]) for row in rows))
-    return _text(member, title=None, sort=names, **more)
+    # Long names of a kind often differ at their ends only.
+    short = {"labelExpr": f"length(datum.label) > {_LABEL} ? {_SHORTENED} : datum.label"}
+    return _text(member, title=None, sort=names, **more | {"axis": short | more.get("axis", {})})
 
 
 def _plain(text: str) -> str:
@@ -374,7 +392,11 @@ def _colour(series: Names) -> Spec:
     numbers = _numbered(series)
     colours = [SERIES[number % len(SERIES)] for number in numbers.values()]
     wide = _SYMBOL + _LETTER * max(map(len, numbers), default=0)
-    legend = {"columns": {"expr": f"max(1, floor({PLOT_WIDTH} / {wide}))"}}
+    legend = {
+        "columns": {"expr": f"max(1, floor({PLOT_WIDTH} / {wide}))"},
+        "symbolLimit": len(numbers),
+        "labelLimit": {"expr": f"max({PLOT_WIDTH} - {_SYMBOL}, {_SYMBOL})"},
+    }
     return _text(
         "series",
         title=None,

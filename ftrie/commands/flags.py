@@ -133,12 +133,16 @@ ThresholdOption = Annotated[
         help="When publishing changes: hold a weight back until it has moved by more than X.",
     ),
 ]
+KEPT = (
+    "How many of the newest versions to keep; default: 5, and a snapshot of each of the last 5 minutes, 6 hours and 3 "
+    "days."
+)
 KeepOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=0,
         metavar="N",
-        help="When publishing changes: versions to keep in the store, as `ftrie store gc` does; 0 keeps all.",
+        help=f"When versions are published, delete old ones as `ftrie store gc` does. {KEPT} 0 keeps all.",
     ),
 ]
 

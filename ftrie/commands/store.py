@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie.commands import store_inspect, store_records
+from ftrie.commands.flags import KEPT, KeepOption
 from ftrie.terminal import (
     DEFAULT_STORE,
     JsonOption,
@@ -181,9 +182,7 @@ def audit(
 
 def gc(
     model: Model,
-    keep: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many of the newest versions to keep.")
-    ] = 5,
+    keep: Annotated[int | None, typer.Option(min=1, metavar="N", help=KEPT)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -246,12 +245,7 @@ def import_(
             help="The spec of a .json model; default: the active version's, else an inferred one.",
         ),
     ] = None,
-    keep: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="How many versions to keep, as with `ftrie store gc`; 0 keeps all."
-        ),
-    ] = 5,
+    keep: KeepOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -280,12 +274,12 @@ def import_(
         print(f"{model}: version {version} is active, {read.model.rows:,} keys {what}from {file}")
 
 
-def _collect(versions: ModelVersions, keep: int) -> list[int]:
+def _collect(versions: ModelVersions, keep: int | None) -> list[int]:
     """Delete old versions. A failure only costs space, since the import is done."""
     from model_store.errors import StoreError
 
     try:
-        return versions.gc(keep) if keep else []
+        return versions.gc(keep) if keep != 0 else []
     except StoreError as error:
         warn(f"old versions could not be deleted: {error}")
         return []

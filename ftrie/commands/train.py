@@ -57,7 +57,7 @@ class PublishingFlags:
         int, typer.Option(min=0, metavar="N", help="With --publish-every: a full snapshot every N deltas.")
     ] = 10
     publish_threshold: ThresholdOption = 0.0
-    keep: KeepOption = 5
+    keep: KeepOption = None
 
     def publishing(self, activate: bool) -> PublishOptions | None:
         """How to publish while learning; None without --publish-every. Raises UsageError."""
@@ -68,7 +68,7 @@ class PublishingFlags:
             return None
         check_threshold(self.publish_threshold)
         every = Every.parse(self.publish_every)
-        return PublishOptions(every, self.snapshot_every, self.publish_threshold, activate, self.keep or None)
+        return PublishOptions(every, self.snapshot_every, self.publish_threshold, activate, self.keep)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def trainer(
         str, typer.Option(metavar="1m|N", help="Interval of full snapshots: a time, or deltas.")
     ] = "1m",
     publish_threshold: ThresholdOption = 0.0,
-    keep: KeepOption = 5,
+    keep: KeepOption = None,
     once: Annotated[
         bool, typer.Option("--once", help="Learn what the sources have, close all windows, and end.")
     ] = False,
@@ -160,7 +160,7 @@ def trainer(
         snapshot=_snapshot(snapshot_every),
         threshold=publish_threshold,
         activate=activate,
-        keep=keep or None,
+        keep=keep,
         once=once,
         wait=wait,
         idle_s=idle,

@@ -54,6 +54,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def prefix_of(connection: HTTPConnection) -> str:
+    """The path below which a proxy serves the dashboard, as its header X-Forwarded-Prefix says; "" without one."""
+    path = connection.headers.get("x-forwarded-prefix", "")
+    return (
+        quote(path, safe="/:@!$&'()*+,;=%").rstrip("/")
+        if path.startswith("/") and not path.startswith("//")
+        else ""
+    )
+
+
 class _Slowed(Exception):
     """A password that was not looked at. wait_s: until one is."""
 
@@ -151,7 +161,7 @@ class Guarded:
     async def _login(self, request: Request) -> Response:
         """The form, or the cookie for a right password."""
         if request.method != "POST":
-            return HTMLResponse(_form(""))
+            return HTMLResponse(_form(request, ""))
         body = b""
         async for chunk in request.stream():
             body += chunk
@@ -161,10 +171,10 @@ class Guarded:
         name = " ".join(given.get("name", [""])[0].split())[:MOST_NAME]
         try:
             if not name or not self._is_right(given.get("password", [""])[0], request):
-                return HTMLResponse(_form("The password is wrong, or the name is missing."), 401)
+                return HTMLResponse(_form(request, "The password is wrong, or the name is missing."), 401)
         except _Slowed as slowed:
-            return HTMLResponse(_form(f"Not looked at: {slowed}."), 429, slowed.headers)
-        answer = RedirectResponse("/", 303)
+            return HTMLResponse(_form(request, f"Not looked at: {slowed}."), 429, slowed.headers)
+        answer = RedirectResponse(f"{prefix_of(request)}/", 303)
         answer.set_cookie(
             COOKIE,
             # Each sign-in has a value of its own, which a sign-out ends; a header has no letters outside Latin-1.
@@ -180,7 +190,7 @@ class Guarded:
         """Ends the viewer's cookie, wherever it was copied to."""
         if COOKIE in connection.cookies:
             self._signed_out.add(connection.cookies[COOKIE])
-        answer = RedirectResponse(LOGIN, 303)
+        answer = RedirectResponse(prefix_of(connection) + LOGIN, 303)
         answer.delete_cookie(COOKIE)
         return answer
 
@@ -202,7 +212,7 @@ def _user_of_this_process() -> str:
 
 def _unknown(connection: HTTPConnection) -> Response:
     if "text/html" in connection.headers.get("accept", ""):
-        return RedirectResponse(LOGIN, 303)
+        return RedirectResponse(prefix_of(connection) + LOGIN, 303)
     return PlainTextResponse(
         "sign in at /login, or send the password as a bearer token\n", 401, {"WWW-Authenticate": "Bearer"}
     )
@@ -216,7 +226,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, answer: Response) 
         await answer(scope, receive, send)
 
 
-def _form(problem: str) -> str:
+def _form(request: Request, problem: str) -> str:
     alert = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Sign in · ftrie</title>
@@ -228,7 +238,7 @@ label, input, button {{ display: block; width: 100%; box-sizing: border-box; fon
 input, button {{ margin: .25rem 0 1rem; padding: .5rem }}
 </style></head>
 <body><main><h1>ftrie dashboard</h1>{alert}
-<form method="post" action="{LOGIN}">
+<form method="post" action="{html.escape(prefix_of(request) + LOGIN)}">
 <label for="name">Your name, for the record of changes</label>
 <input id="name" name="name" maxlength="{MOST_NAME}" autocomplete="username" required>
 <label for="password">Password</label>

@@ -122,7 +122,8 @@ def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) 
         view = View(
             feed=feed,
             path=path,
-            model=wanted if wanted in names or not names else names[0],
+            model=wanted if wanted in names else "" if wanted or not names else names[0],
+            missing=wanted if wanted not in names else "",
             hours=hours if hours in HOURS else DEFAULT_HOURS,
             viewer=request.scope.get(VIEWER, ""),
             allow_changes=options.allow_changes,

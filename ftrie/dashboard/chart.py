@@ -11,6 +11,8 @@ from typing import Any
 from fastapi import FastAPI, Response
 from nicegui import ui
 
+from ftrie.dashboard.access import prefix_of
+
 MOST_ROWS = 2_000
 FOREVER = "public, max-age=31536000, immutable"
 Rows = Sequence[dict[str, Any]]
@@ -24,6 +26,11 @@ def library() -> tuple[str, bytes]:
     bundle: Any = vl_convert.javascript_bundle  # its type asks for a snippet; without one it is all of Vega
     text = bundle().encode()
     return f"/charts/{hashlib.sha256(text).hexdigest()[:16]}.js", gzip.compress(text)
+
+
+def library_url() -> str:
+    """Where the browser of this page finds the drawing code: behind a proxy, below the proxy's path."""
+    return prefix_of(ui.context.client.request) + library()[0]
 
 
 def serve_library(app: FastAPI) -> None:
@@ -44,7 +51,7 @@ class Chart(ui.element, component="chart.js"):
         """light: a Vega-Lite specification whose data are the rows; dark: the configuration on a dark page."""
         super().__init__()
         self._update_method = "update_chart"
-        self._props["library"] = library()[0]
+        self._props["library"] = library_url()
         self._props["spec"] = {"light": light, "dark": dark}
         self._props["rows"] = list(rows)
 

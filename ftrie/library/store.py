@@ -88,7 +88,7 @@ class Store:
             versions.audit.write(TOOL, "resume", pinned, None)
         return pinned
 
-    def gc(self, model: str, keep: int = 5) -> list[int]:
+    def gc(self, model: str, keep: int | None = None) -> list[int]:
         """Delete old versions, never one that is served or needed; returns those that were deleted."""
         return self._versions(model).gc(keep)
 

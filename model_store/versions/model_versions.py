@@ -8,6 +8,7 @@ version it needs, and a writer with a stale epoch.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from model_store.redis.stored_values import MOST_COUNTED, Report, counter, silen
 from model_store.versions.chain import Progress, chunks_there, incomplete, upload
 from model_store.versions.lease import TrainerLease, held, taken_over
 from model_store.versions.manifest import CHUNK_BYTES, Manifest, now
-from model_store.versions.published_versions import PublishedVersions, listed, parents_of
+from model_store.versions.published_versions import PublishedVersions, VersionInfo, listed, parents_of
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact, Delta
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
 KEEP = 5
+THINNED = ((60.0, 5), (3_600.0, 6), (86_400.0, 3))
+"""Periods, in seconds, of each of which gc keeps a snapshot, and how many periods."""
 NEWEST = 10
 """How many of the latest versions are examined for the highest number."""
 
@@ -154,13 +157,15 @@ class ModelVersions(PublishedVersions):
         sound = self._sound()
         return next((each for each in self.history() if each < version and each in sound), None)
 
-    def gc(self, keep: int = KEEP, *, dry_run: bool = False) -> list[int]:
+    def gc(self, keep: int | None = None, *, dry_run: bool = False) -> list[int]:
         """Delete all but the newest `keep` versions, the active one and the target of a rollback.
 
-        The versions that a guard watches or found good are kept too, and everything that kept deltas need. Returns the
-        versions deleted (dry_run: to be deleted), oldest first. O(versions + chunks deleted).
+        keep: None: the newest KEEP, and one snapshot of each of the last minutes, hours and days (THINNED), so that one
+        can go back further than seconds where versions are published each second. The versions that a guard watches or
+        found good are kept too, and everything that kept deltas need. Returns the versions deleted (dry_run: to be
+        deleted), oldest first. O(versions + chunks deleted).
         """
-        if keep < 1:
+        if keep is not None and keep < 1:
             raise StoreError(f"got keep={keep}; expected at least 1")
         tried = set[int]()
         while (collected := self._collect(keep, dry_run, tried)) is None:
@@ -314,7 +319,7 @@ class ModelVersions(PublishedVersions):
             last = 0
         return max(last, trainer)
 
-    def _collect(self, keep: int, dry_run: bool, tried: set[int]) -> list[int] | None:
+    def _collect(self, keep: int | None, dry_run: bool, tried: set[int]) -> list[int] | None:
         """As `gc`; None if it is to be tried again, since nothing was deleted, or all of `tried`."""
         from model_store.versions.chain import needed_by
 
@@ -327,7 +332,9 @@ class ModelVersions(PublishedVersions):
             )  # raises if the pointer is damaged and no event names one
             spared = (active, self._previous(), watched.good, watched.candidate)
             infos = self.versions()
-            wanted = {*numbers[-keep:], *filter(None, spared)}
+            wanted = {*numbers[-(keep or KEEP) :], *filter(None, spared)}
+            if keep is None:
+                wanted |= _thinned(infos, time.time())
             kept = wanted | needed_by(wanted, parents_of(infos))
             # The parents of a damaged version are unknown, and it may be repaired: keep everything older.
             damaged = max(
@@ -355,6 +362,18 @@ class ModelVersions(PublishedVersions):
         except ArtefactError:  # unreadable: delete the chunks that exist
             chunks = chunks_there(self._store, self.keys, version)
         return [self.keys.manifest(version), *self.keys.chunks(version, chunks)]
+
+
+def _thinned(infos: Sequence[VersionInfo], now_s: float) -> set[int]:
+    """The first snapshot of each period of THINNED that can be served."""
+    found: dict[tuple[float, int], int] = {}
+    for info in infos:
+        if info.kind == SNAPSHOT and not info.refused:
+            for length_s, most in THINNED:
+                ago = int(now_s // length_s) - int(info.published.timestamp() // length_s)
+                if 0 <= ago < most:
+                    found.setdefault((length_s, ago), info.version)
+    return set(found.values())
 
 
 def _rollback_target(active: int | None, history: Sequence[int], versions: Sequence[int]) -> int | None:

@@ -21,7 +21,7 @@ from model_store.errors import (
     StoreError,
     VersionNotFound,
 )
-from model_store.versions.model_versions import KEEP, ModelVersions
+from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint.schedule import Every, Schedule
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, DeltaChain
@@ -33,14 +33,15 @@ class PublishOptions:
     """How a run publishes while it learns.
 
     snapshot_every: deltas between two snapshots, or the time between them; threshold: smaller moves of a weight are not
-    published yet; activate: make servers switch to each version; keep: how many versions the store keeps, None for all.
+    published yet; activate: make servers switch to each version; keep: how many versions the store keeps, 0 for all;
+    None: see `ModelVersions.gc`.
     """
 
     every: Every
     snapshot_every: int | Every = 10
     threshold: float = 0.0
     activate: bool = False
-    keep: int | None = KEEP
+    keep: int | None = None
 
 
 @dataclass
@@ -266,7 +267,7 @@ class Publisher:
 
     def _collect(self) -> None:
         """Delete old versions beyond those to keep. A failure only costs room in the store."""
-        if self._options.keep is None:
+        if self._options.keep == 0:
             return
         try:
             self._versions.gc(self._options.keep)

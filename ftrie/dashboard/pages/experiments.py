@@ -37,6 +37,7 @@ FEW_POINTS = 60
 TRAFFIC_EVERY = 20
 """Refreshes from one look at the latest traffic to the next."""
 MOST_ITEMS, MOST_NEVER = 100, 50
+MOST_REMARKS = 4
 VERSIONS, DIVISIONS = ("activate", "rollback"), ("start", "stop", "shares", "clear", "settings")
 """Actions of the audit that change what answers."""
 
@@ -64,9 +65,7 @@ def build(view: View) -> Refresh:
         "Observed against served click rates in the latest traffic, in twenty groups.",
     ).classes("half"):
         curve = Picture("no clicks in the latest traffic")
-    with card(
-        "Exposure by item", "How often items were shown in the latest traffic, and which never were."
-    ).classes("half"):
+    with card("Exposure by item", "How often items were shown in the latest traffic, and which never were."):
         exposure_text, exposure = Text("quiet"), Table("Items by impressions")
     with card("Changes"):
         if view.allow_changes:
@@ -89,6 +88,10 @@ def build(view: View) -> Refresh:
         verdict = found.outcomes.verdict
         summary.show((warning if verdict.is_problem else said)(verdict.text) + _tiles(view, found))
         names = [name or NAMELESS for name in found.outcomes.variants]
+        colours = view.colours | {
+            name: len(view.colours) + at for at, name in enumerate(names) if name not in view.colours
+        }
+        colours = {name: number for name, number in colours.items() if name in names}
         course.show(
             lines(
                 found.rows,
@@ -96,7 +99,7 @@ def build(view: View) -> Refresh:
                 y="value",
                 x_title="time",
                 y_title="click rate",
-                series=names,
+                series=colours,
                 x_axis="time",
                 percent=True,
                 points=len(found.rows) <= FEW_POINTS,
@@ -104,8 +107,8 @@ def build(view: View) -> Refresh:
                 description=f"Click rate of {', '.join(names)} over time",
             )
         )
-        rates.show(intervals(_rates(found), value_title="click rate", percent=True))
-        lifts.show(intervals(_lifts(found), value_title="lift", percent=True, reference=0.0))
+        rates.show(intervals(_rates(found), value_title="click rate", percent=True, colours=colours))
+        lifts.show(intervals(_lifts(found), value_title="lift", percent=True, reference=0.0, colours=colours))
         table.show(*_table(found))
         remarks.show(_remarks(view, found))
         shares.show(*_shares(view, found))
@@ -114,7 +117,7 @@ def build(view: View) -> Refresh:
         if turns % TRAFFIC_EVERY == 0:
             try:
                 served = await asyncio.to_thread(view.recent.served)
-                curve.show(reliability(served.calibration, series=names))
+                curve.show(reliability(served.calibration, series=colours))
                 exposure_text.show(_exposed(served.exposure))
                 exposure.show(*_items(served.exposure))
             except InputError as error:
@@ -267,7 +270,12 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, "
             f"which {when}; those there are detect ±{each.detectable or 0.0:.1%}."
         )
-    return "".join(paragraph(text) for text in texts)
+    more = (
+        f"{len(texts) - MOST_REMARKS:,} further variants are left out here."
+        if len(texts) > MOST_REMARKS
+        else ""
+    )
+    return "".join(paragraph(text) for text in [*texts[:MOST_REMARKS], *filter(None, [more])])
 
 
 def _shares(view: View, found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
@@ -330,7 +338,7 @@ def _controls(view: View) -> None:
     with ui.element("div").classes("row-of-fields"):
         for name, share in view.state.shares.items():
             fields[name] = ui.number(
-                f"{name}, %", value=round(100.0 * share, 3), min=0, max=100, step=1
+                f"{name}, %", value=round(100.0 * share, 3), step=1, validation={"0 to 100": _is_percentage}
             ).props("dense outlined")
         ui.button(
             "Change shares",
@@ -365,6 +373,10 @@ def _controls(view: View) -> None:
                 lambda: changes.promote(view.viewer, variant.value),
             ),
         ).props("no-caps outline")
+
+
+def _is_percentage(value: float | None) -> bool:
+    return value is not None and 0.0 <= value <= 100.0
 
 
 def confirmed(title: str, text: str, change: Callable[[], str]) -> None:

@@ -19,8 +19,8 @@ from nicegui import ui
 
 from ftrie.charts.kinds import ROWS, Spec
 from ftrie.charts.theme import config
-from ftrie.dashboard.access import LOGOUT
-from ftrie.dashboard.chart import Chart, library
+from ftrie.dashboard.access import LOGOUT, prefix_of
+from ftrie.dashboard.chart import Chart, library_url
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
@@ -63,11 +63,15 @@ class Shared:
 
 @dataclass(frozen=True)
 class View:
-    """Who looks at what. model: empty if the store has none; allow_changes: whether viewers may change the store."""
+    """Who looks at what. model: empty if the store has none, or not the one that was asked for, which is `missing`.
+
+    allow_changes: whether viewers may change the store.
+    """
 
     feed: Feed
     path: str
     model: str
+    missing: str
     hours: int
     viewer: str
     allow_changes: bool
@@ -91,6 +95,11 @@ class View:
         """The model's latest snapshot."""
         return self.feed.model(self.model)
 
+    @property
+    def colours(self) -> dict[str, int]:
+        """The number of each variant's colour, on every chart the same."""
+        return {name: number for number, name in enumerate(self.state.variants)}
+
     def minutes(self) -> tuple[int, int]:
         """The first minute of the chosen time, and the one after the last."""
         stop = int(time.time()) // 60 + 1
@@ -104,7 +113,7 @@ class View:
 async def frame(view: View, build: Callable[[View], Refresh]) -> None:
     """Put a whole page together, and keep it up to date."""
     title = PAGES[view.path]
-    ui.add_head_html(f'<link rel="modulepreload" href="{library()[0]}">')
+    ui.add_head_html(f'<link rel="modulepreload" href="{library_url()}">')
     ui.page_title(f"{title} · {view.model or 'ftrie'}")
     with ui.header().classes("frame"):
         ui.html('<a class="skip" href="#content">Skip to the content</a>', sanitize=False)
@@ -117,8 +126,9 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
         with ui.row().classes("choices"):
             _choices(view)
             if view.may_sign_out:
+                action = prefix_of(ui.context.client.request) + LOGOUT
                 ui.html(
-                    f'<form method="post" action="{LOGOUT}"><button>Sign out</button></form>', sanitize=False
+                    f'<form method="post" action="{action}"><button>Sign out</button></form>', sanitize=False
                 )
     with ui.element("main").props('id="content"'):
         ui.html(f"<h1>{escape(title)}</h1>", sanitize=False)
@@ -128,8 +138,11 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
         if view.model:
             refresh = build(view)
         else:
+            has = f"it has {', '.join(view.feed.names)}" if view.feed.names else ""
             Text().show(
-                paragraph(
+                warning(f"The store has no model {view.missing!r}{'; ' if has else ''}{has}.")
+                if view.missing
+                else paragraph(
                     "The store has no model yet. `ftrie train SPEC LOG --publish --activate` makes one."
                 )
             )
@@ -143,8 +156,9 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
         problem = view.feed.problem or view.state.problem
         text = _away(view, problem) if problem else failure
         banner.show(warning_box(text) if text else "")
-        if not view.model and view.feed.names:
-            ui.navigate.to(view.link(view.path, model=view.feed.names[0]))
+        come = view.missing or next(iter(view.feed.names), "")
+        if not view.model and come in view.feed.names:
+            ui.navigate.to(view.link(view.path, model=come))
         if is_busy:
             return
         is_busy = True
@@ -185,7 +199,7 @@ def _choices(view: View) -> None:
     if names:
         ui.select(
             names,
-            value=view.model,
+            value=view.model or None,
             label="Model",
             on_change=lambda e: ui.navigate.to(view.link(view.path, model=e.value)),
         ).props("dense outlined options-dense").classes("choice")

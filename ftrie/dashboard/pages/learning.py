@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from nicegui import ui
@@ -17,10 +18,9 @@ from ftrie.dashboard.pages.layout import (
     View,
     card,
     paragraph,
-    tiles,
     warning,
 )
-from ftrie.dashboard.queries.models import metric_rows
+from ftrie.dashboard.queries.models import metric_rows, settled_range
 from ftrie.dashboard.queries.slices import (
     LEAST_ROWS,
     METRICS,
@@ -49,16 +49,22 @@ ANY = ""
 def build(view: View) -> Refresh:
     """Put the page together."""
     page = _Learning(view)
-    summary = Text()
+    with card("Active version"):
+        summary = Table("Metrics of the active version by variant")
     with card(
         "Progressive metrics",
-        "Each row is predicted before it is learned; by version, over all rows learned so far.",
-    ):
+        "Each row is predicted before it is learned; by version, over all rows learned so far. The axis is that of the "
+        "later versions: what the first ones had beyond it is at its edge.",
+    ).classes("two-thirds"):
         with ui.element("div").classes("row-of-fields"):
             metric = (
                 ui.select(COURSES, value="logloss", label="Metric").props("dense outlined").classes("choice")
             )
         course = Picture("No version has training metrics.")
+    with card(
+        "Calibration", "Observed against predicted click rates of the same rows, in twenty groups."
+    ).classes("third"):
+        page.curve = Picture("no rows yet")
     with card(
         "Slices",
         "Every variant on parts of the traffic; blue is better, red worse, the worst first. Click one to look into it.",
@@ -69,15 +75,11 @@ def build(view: View) -> Refresh:
             Picture("no slices yet", page.drill),
             Table("Slices"),
         )
-    with card(
-        "Calibration", "Observed against predicted click rates of the same rows, in twenty groups."
-    ).classes("half"):
-        page.curve = Picture("no rows yet")
 
     async def refresh() -> None:
         state = view.state
         rows = metric_rows(state, metric.value, MOST_POINTS)
-        names = list(state.variants) or sorted({row["series"] for row in rows})
+        names = view.colours or sorted({row["series"] for row in rows})
         course.show(
             lines(
                 rows,
@@ -88,10 +90,11 @@ def build(view: View) -> Refresh:
                 series=names,
                 x_axis="time",
                 points=len(rows) < 100,
+                within=settled_range([row["value"] for row in rows]),
             )
         )
         manifest = state.manifests.get(state.active or 0)
-        summary.show(_tiles(manifest.metrics if manifest is not None else {}))
+        summary.show(*_metrics(view, manifest.metrics if manifest is not None else {}))
         await page.renew()
 
     return refresh
@@ -197,7 +200,12 @@ class _Learning:
                         "high": interval.high,
                     }
                 )
-        self.curve.show(reliability([row for row in rows if row["observed"]], series=list(found.bins)))
+        self.curve.show(
+            reliability(
+                [row for row in rows if row["observed"]],
+                series={name: self._view.colours.get(name, 0) for name in found.bins},
+            )
+        )
 
 
 def _choice(label: str, options: Any, value: Any, on_change: Any) -> Any:
@@ -208,13 +216,11 @@ def _choice(label: str, options: Any, value: Any, on_change: Any) -> Any:
     )
 
 
-def _tiles(metrics: Any) -> str:
-    figures = []
-    for name, values in metrics.items():
-        loss, entropy, calibration = (
-            values.get(each) for each in ("logloss", "normalized_entropy", "calibration")
-        )
-        remark = f"NE {entropy:.4f}" if entropy is not None else ""
-        remark += f" · calibration {calibration:.3f}" if calibration is not None else ""
-        figures.append((f"log-loss, {name}", "—" if loss is None else f"{loss:.5f}", remark))
-    return tiles(figures)
+def _metrics(view: View, metrics: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[Any]]]:
+    """The active version's metrics, a line a variant."""
+    rows = [
+        [name, *("—" if (value := metrics[name].get(each)) is None else f"{value:.5f}" for each in COURSES)]
+        for name in dict.fromkeys((*view.state.variants, *metrics))
+        if name in metrics
+    ]
+    return ["variant", *COURSES.values()], rows

@@ -49,7 +49,7 @@ def build(view: View) -> Refresh:
     if view.allow_changes:
         with card("Serve another version").classes("half"):
             choices += _controls(view)
-    with card("Changes by operators").classes("half"):
+    with card("Changes by operators").classes("half" if view.allow_changes else ""):
         audit = Table("Changes by operators")
     nonzero: dict[int, str] = {}
     turns = 0

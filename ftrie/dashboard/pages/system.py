@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ftrie.charts.kinds import histogram, lines
+from ftrie.charts.kinds import Names, histogram, lines
 from ftrie.dashboard.pages.layout import (
     Picture,
     Refresh,
@@ -95,7 +95,7 @@ def build(view: View) -> Refresh:
         addresses = [server.address for server in feed.servers]
         calls.show(_lines(system.call_rows(feed.servers, MOST_POINTS), addresses, "calls per second"))
         found = system.latency_rows(feed.servers, MOST_POINTS)
-        latency.show(_lines(found, sorted({row["series"] for row in found}), "milliseconds"))
+        latency.show(_lines(found, system.latency_colours(feed.servers), "milliseconds"))
         lag.show(
             _lines(
                 system.lag_rows(feed.trainers, MOST_POINTS),
@@ -133,8 +133,12 @@ def _tiles(view: View, p50: float | None, p95: float | None) -> str:
         [
             (
                 "Servers ready",
-                f"{ready} of {len(feed.servers)}",
-                "" if ready == len(feed.servers) else "!not all are ready",
+                f"{ready} of {len(feed.servers)}" if feed.servers else "—",
+                "none is watched"
+                if not feed.servers
+                else ""
+                if ready == len(feed.servers)
+                else "!not all are ready",
             ),
             ("Calls per second", f"{rate:,.1f}", ""),
             ("Freshness, median", duration(p50), f"p95 {duration(p95)}" if p95 is not None else ""),
@@ -146,7 +150,7 @@ def _tiles(view: View, p50: float | None, p95: float | None) -> str:
     )
 
 
-def _lines(rows: list[dict[str, Any]], names: list[str], title: str) -> Any:
+def _lines(rows: list[dict[str, Any]], names: Names, title: str) -> Any:
     return lines(
         rows, x="time", y="value", x_title="time", y_title=title, series=names, x_axis="time", zero=True
     )

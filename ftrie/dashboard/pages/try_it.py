@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from nicegui import ui
@@ -20,7 +22,7 @@ from ftrie.dashboard.pages.layout import (
     percent,
     warning,
 )
-from ftrie.dashboard.queries.try_it import Form, Request, TryIt, moves
+from ftrie.dashboard.queries.try_it import Request, TryIt
 from model_store.artefact.inspection import key_text
 from model_store.errors import FtrieError
 
@@ -39,11 +41,11 @@ def build(view: View) -> Refresh:
         page.rankings = Table("Ranking by each variant")
     with card("Why", "The contributions to one item's score; they add up to its log-odds.").classes("half"):
         page.choice = ui.element("div").classes("row-of-fields")
-        page.contributions = Picture("Rank first.")
+        page.contributions = Picture("No item was ranked.")
         page.sums = Text("quiet")
     with card("What if", "The same request with one value changed: how the order moves.").classes("half"):
         page.change = ui.element("div").classes("row-of-fields")
-        page.moved = Table("How the items move")
+        page.moved_by, page.moved = Text("quiet"), Table("How the items move")
 
     async def refresh() -> None:
         if page.is_new:
@@ -62,12 +64,13 @@ class _Trial:
     contributions: Picture
     sums: Text
     change: Any
+    moved_by: Text
     moved: Table
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._trial = view.shared.of(TryIt, view.model, lambda: TryIt(view.feed, view.models, view.model))
-        self._fields: dict[str, dict[str, Any]] = {}
+        self._fields: dict[str, dict[str, _Field]] = {}
         self.is_new = True
 
     async def begin(self) -> None:
@@ -75,12 +78,12 @@ class _Trial:
         form = await asyncio.to_thread(self._trial.form)
         self.is_new = False
         with self.form:
-            self._cookie = _field("cookie")
-            self._candidates = _field("candidates, separated by commas", ", ".join(form.items))
-            self._set = _field("or the name of a candidate set")
+            self._cookie = _Field("cookie")
+            self._candidates = _Field("candidates, separated by commas", ", ".join(form.items))
+            self._set = _Field("or the name of a candidate set")
             self._fields = {
-                side: {name: _field(f"{side}: {name}", form.values.get(name, "")) for name in names}
-                for side, names in _sides(form)
+                side: {name: _Field(f"{side}: {name}", *_first(form.values.get(name, ()))) for name in names}
+                for side, names in (("context", form.context), ("user", form.user))
             }
             self._top = ui.number("how many", value=10, min=1, max=100).props("dense outlined")
             ui.button("Rank", on_click=self.rank).props("no-caps outline")
@@ -90,9 +93,9 @@ class _Trial:
                 list(self._view.state.variants),
                 value=self._view.state.base,
                 label="Variant",
-                on_change=self.explain,
+                on_change=self.rank,
             )
-            self._item = ui.select([], label="Item", on_change=self.explain)
+            self._item = ui.select([], label="Item", on_change=self.rank)
             for each in (self._variant, self._item):
                 each.props("dense outlined").classes("choice")
         with self.change:
@@ -101,57 +104,49 @@ class _Trial:
                 .props("dense outlined")
                 .classes("choice")
             )
-            self._value = _field("other value")
+            self._known, self._value = form.values, _Field("other value")
+            self._name.on_value_change(self._offer)
+            self._offer()
             ui.button("What if", on_click=self.what_if).props("no-caps outline")
         await self.rank()
 
+    def _offer(self) -> None:
+        """Offer the known values of the field that is changed."""
+        self._value.offer(self._known.get(self._name.value or "", ()))
+
     def _request(self) -> Request:
         given = {
-            side: {n: f.value.strip() for n, f in fields.items() if (f.value or "").strip()}
+            side: {name: field.text for name, field in fields.items() if field.text}
             for side, fields in self._fields.items()
         }
         return Request(
-            cookie=(self._cookie.value or "").strip(),
+            cookie=self._cookie.text,
             user=given["user"],
             context=given["context"],
-            candidates=tuple(
-                part.strip() for part in (self._candidates.value or "").split(",") if part.strip()
-            ),
-            candidate_set=(self._set.value or "").strip(),
+            candidates=tuple(part.strip() for part in self._candidates.text.split(",") if part.strip()),
+            candidate_set=self._set.text,
             top_k=int(self._top.value or 10),
         )
 
     async def rank(self) -> None:
-        """Rank by every variant, and explain the best item."""
-        found = await self._asked(self._trial.rank, self._request())
+        """Rank by every variant, and draw the contributions to the chosen item's score, or else to the best one's."""
+        variant = self._variant.value
+        found = await self._asked(self._trial.ask, self._request(), variant, self._item.value or "")
         if found is None:
             return
-        self.rankings.show(*_side_by_side(found))
-        ids = [item.id for item in found[self._variant.value].items]
-        chosen = self._item.value if self._item.value in ids else ids[0] if ids else None
-        self._item.set_options(ids, value=chosen)
-        version = next(iter(found.values())).version
-        notes = [f"version {version}"]
-        notes += [
-            f"unknown items: {', '.join(r.unknown_items)}"
-            for r in list(found.values())[:1]
-            if r.unknown_items
-        ]
-        self.problem.show("".join(paragraph(note) for note in notes))
-        await self.explain()
-
-    async def explain(self) -> None:
-        """Draw the contributions to the chosen item's score."""
-        if not self._item.value:
-            return
-        found = await self._asked(
-            self._trial.explain, self._request(), self._variant.value, [self._item.value]
+        self.rankings.show(*_side_by_side(found.rankings))
+        explained = found.explained
+        self._item.set_options(
+            [item.id for item in found.rankings[variant].items],
+            value=explained.item.id if explained is not None else None,
         )
-        if found:
-            rows, rest = _contributions(found[0])
-            self.contributions.show(bars(rows, value_title="contribution to the log-odds", signed=True))
-            score = f"score {found[0].item.score:.5f}, click rate {percent(found[0].item.ctr, 3)}"
-            self.sums.show(paragraph(f"{self._item.value} by {self._variant.value}: {score}" + rest))
+        unknown = warning(f"Unknown: {'; '.join(found.unknown)}.") if found.unknown else ""
+        self.problem.show(paragraph(f"version {found.version}") + unknown)
+        rows, rest = _contributions(explained) if explained is not None else ([], "")
+        self.contributions.show(bars(rows, value_title="contribution to the log-odds", signed=True))
+        if explained is not None:
+            score = f"score {explained.item.score:.5f}, click rate {percent(explained.item.ctr, 3)}"
+            self.sums.show(paragraph(f"{explained.item.id} by {variant}: {score}" + rest))
 
     async def what_if(self) -> None:
         """Rank the same request with one value changed."""
@@ -159,19 +154,17 @@ class _Trial:
         if not name:
             return
         side = "context" if name in self._fields["context"] else "user"
-        changed = Request(
-            **{**vars(request), side: {**getattr(request, side), name: (self._value.value or "").strip()}}
-        )
-        before = await self._asked(self._trial.rank, request)
-        after = await self._asked(self._trial.rank, changed)
-        if before is None or after is None:
+        changed = request.changed(side, name, self._value.text)
+        found = await self._asked(self._trial.compare, request, changed, self._variant.value)
+        if found is None:
             return
-        variant = self._variant.value
+        version, moved = found
+        self.moved_by.show(paragraph(f"{self._variant.value}, version {version}"))
         self.moved.show(
             ["item", "was", "is", "CTR was", "CTR is"],
             [
                 [m.item, m.before or "—", m.after or "—", percent(m.ctr_before, 3), percent(m.ctr_after, 3)]
-                for m in moves(before[variant], after[variant])
+                for m in moved
             ],
         )
 
@@ -186,15 +179,31 @@ class _Trial:
         return found
 
 
-def _sides(form: Form) -> list[tuple[str, tuple[str, ...]]]:
-    return [("context", form.context), ("user", form.user)]
+def _first(values: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    return next(iter(values), ""), values
 
 
-def _field(label: str, value: str = "") -> Any:
-    return ui.input(label, value=value).props("dense outlined").classes("field")
+class _Field:
+    """A field for a text, with the values that the model knows to pick from."""
+
+    def __init__(self, label: str, value: str = "", known: tuple[str, ...] = ()) -> None:
+        self._input = ui.input(label, value=value).props("dense outlined").classes("field")
+        self._known = ui.html("", sanitize=False)
+        self._input.props(f"list=known-{self._input.id}")
+        self.offer(known)
+
+    @property
+    def text(self) -> str:
+        """What was typed, without blanks around it."""
+        return (self._input.value or "").strip()
+
+    def offer(self, known: tuple[str, ...]) -> None:
+        """Let these values be picked."""
+        options = "".join(f'<option value="{escape(value)}"></option>' for value in known)
+        self._known.set_content(f'<datalist id="known-{self._input.id}">{options}</datalist>')
 
 
-def _side_by_side(found: dict[str, Ranking]) -> tuple[list[str], list[list[Any]]]:
+def _side_by_side(found: Mapping[str, Ranking]) -> tuple[list[str], list[list[Any]]]:
     columns = ["rank", *(column for name in found for column in (name, f"CTR {name}"))]
     longest = max((len(ranking.items) for ranking in found.values()), default=0)
     rows: list[list[Any]] = []
@@ -202,7 +211,11 @@ def _side_by_side(found: dict[str, Ranking]) -> tuple[list[str], list[list[Any]]
         row: list[Any] = [place + 1]
         for ranking in found.values():
             item = ranking.items[place] if place < len(ranking.items) else None
-            row += [item.id, percent(item.ctr, 3)] if item is not None else ["", ""]
+            if item is None:
+                row += ["", ""]
+            else:
+                known = "" if item.id not in ranking.unknown_items else " (not in the store)"
+                row += [f"{item.id}{known}", percent(item.ctr, 3)]
         rows.append(row)
     return columns, rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from model_store.versions.published_versions import parents_of
 
 MOST_LISTED = 100
 MOST_CHANGED = 30
+LEAST_SETTLED = 10
 MOST_MODELS = 3
 """Whole models that are kept in memory."""
 
@@ -108,6 +110,21 @@ def metric_rows(state: ModelState, metric: str, most: int) -> list[dict[str, Any
         if np.isfinite(metrics.get(metric, np.nan))
     ]
     return thinned(rows, most)
+
+
+def settled_range(values: Sequence[float]) -> tuple[float, float] | None:
+    """The axis of values that begin far from where they stay: that of the later half, with room on both sides.
+
+    None where no value is beyond it, or too few are there. Rounded, so that it seldom changes.
+    """
+    later = values[len(values) // 2 :]
+    if len(later) < LEAST_SETTLED:
+        return None
+    least, most = min(later), max(later)
+    room = max(most - least, 0.01 * abs(most), 1e-9)
+    step = 10.0 ** math.floor(math.log10(room))
+    axis = step * math.floor((least - 0.5 * room) / step), step * math.ceil((most + 0.5 * room) / step)
+    return axis if min(values) < axis[0] or max(values) > axis[1] else None
 
 
 def thinned(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ftrie.charts.theme import SERIES
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.scrape import (
     PERCENTILES,
@@ -22,6 +23,7 @@ FRESHNESS = "ftrie_freshness_seconds"
 VERSIONS = "ftrie_trainer_versions_total"
 UNKNOWN_USERS = "ftrie_unknown_users_total"
 LONGEST_TEXT = 160
+DRAWN = (0.5, 0.99)
 
 
 def server_lines(servers: Sequence[ServerState]) -> list[list[Any]]:
@@ -99,10 +101,23 @@ def latency_rows(servers: Sequence[ServerState], most: int) -> list[dict[str, An
     for server in servers:
         for moment in server.moments[-(most // max(1, 2 * len(servers))) :]:
             for share, value in zip(PERCENTILES, moment.percentiles, strict=True):
-                if value is not None and share != 0.95:
-                    name = f"p{share * 100:.0f}" + (f" {server.address}" if len(servers) > 1 else "")
+                if value is not None and share in DRAWN:
+                    name = _latency(server, share, servers)
                     rows.append({"time": moment.at * 1000.0, "series": name, "value": value * 1000.0})
     return rows
+
+
+def latency_colours(servers: Sequence[ServerState]) -> dict[str, int]:
+    """The series of `latency_rows`: a server has one colour on all charts, and its p99 dashes."""
+    return {
+        _latency(server, share, servers): at + dashes * len(SERIES)
+        for at, server in enumerate(servers)
+        for dashes, share in enumerate(DRAWN)
+    }
+
+
+def _latency(server: ServerState, share: float, servers: Sequence[ServerState]) -> str:
+    return f"p{share * 100:.0f}" + (f" {server.address}" if len(servers) > 1 else "")
 
 
 def call_rows(servers: Sequence[ServerState], most: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from model_store.spec.keys import unescape
 from model_store.spec.spec import ModelSpec
 
 MOST_CANDIDATES = 1_000
-MOST_EXPLAINED = 100
+MOST_VALUES = 200
 EXAMPLES = 8
 
 
@@ -34,21 +34,31 @@ class Request:
     candidate_set: str = ""
     top_k: int = 10
 
-    def changed(self, name: str, value: str) -> Request:
-        """With another value of one of the user's or the context's fields."""
-        if name in self.context:
+    def changed(self, side: str, name: str, value: str) -> Request:
+        """With another value of one of the fields of `side`, user or context."""
+        if side == "context":
             return replace(self, context={**self.context, name: value})
         return replace(self, user={**self.user, name: value})
 
 
 @dataclass(frozen=True)
 class Form:
-    """The fields of a request, by side, some ids of items to begin with, and values that the model knows, by field."""
+    """The fields of a request, by side, some ids of items to begin with, and values of fields that the model has."""
 
     user: tuple[str, ...]
     context: tuple[str, ...]
     items: tuple[str, ...]
-    values: Mapping[str, str]
+    values: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one version says of a request. unknown: of the request, what neither the model nor the store knows."""
+
+    version: int
+    rankings: Mapping[str, Ranking]
+    explained: ExplainedItem | None
+    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -84,41 +94,63 @@ class TryIt:
         )
         return Form(user=user, context=context, items=items, values=known)
 
-    def rank(self, request: Request) -> dict[str, Ranking]:
-        """The ranking by every variant. Raises FtrieError."""
-        ranker = self._current()
-        return {name: _ranked(ranker, request, name) for name in ranker.variants}
+    def ask(self, request: Request, variant: str, item: str = "") -> Answer:
+        """The ranking by every variant, and why `variant` scores one item so: `item`, or else its best one.
 
-    def explain(self, request: Request, variant: str, items: Sequence[str]) -> list[ExplainedItem]:
-        """The contributions to the scores of some candidates, best first. Raises FtrieError."""
-        explanation = self._current().explain(
-            user=dict(request.user) or None,
-            context=dict(request.context) or None,
-            candidates=list(items)[:MOST_EXPLAINED],
-            cookie=request.cookie,
-            variant=variant,
-        )
-        return list(explanation.items)
+        Raises FtrieError.
+        """
+        with self._lock:
+            ranker = self._current()
+            rankings = {name: _ranked(ranker, request, name) for name in ranker.variants}
+            ids = [each.id for each in rankings[variant].items]
+            chosen, explained = item if item in ids else next(iter(ids), ""), None
+            if chosen:
+                explanation = ranker.explain(
+                    user=dict(request.user) or None,
+                    context=dict(request.context) or None,
+                    candidates=[chosen],
+                    cookie=request.cookie,
+                    variant=variant,
+                )
+                (explained,) = explanation.items
+            return Answer(
+                ranker.version, rankings, explained, self._unknown(request, rankings[variant], explained)
+            )
+
+    def compare(self, before: Request, after: Request, variant: str) -> tuple[int, list[Move]]:
+        """The version, and how its order moves from one request to another. Raises FtrieError."""
+        with self._lock:
+            ranker = self._current()
+            return ranker.version, moves(*(_ranked(ranker, each, variant) for each in (before, after)))
+
+    def _unknown(
+        self, request: Request, ranking: Ranking, explained: ExplainedItem | None
+    ) -> tuple[str, ...]:
+        found = [f"item {name!r}: not in the store" for name in ranking.unknown_items]
+        if request.cookie and not self._feed.store.records.user(request.cookie):
+            found.append(f"cookie {request.cookie!r}: the store has no record of this user")
+        if explained is not None:
+            weighted = {group.name for group in explained.groups if group.keys}
+            given = {**request.user, **request.context}
+            found += [f"{name} {value!r}: no weight" for name, value in given.items() if name not in weighted]
+        return tuple(found)
 
     def _current(self) -> Ranker:
-        """The ranker of the active version, over the store's items as they are now."""
+        """The ranker of the active version, over the store's items as they are now. With the lock held."""
         state = self._feed.model(self._model)
-        with self._lock:
-            if state.active is None:
-                raise VersionNotFound(f"no version of {self._model} is active")
-            store, ranker = self._feed.store, self._ranker
-            items = (
-                store.records.item_changes.state()
-            )  # before the items: later changes are seen the next time
-            if ranker is None or (ranker.version, self._items) != (state.active, items):
-                artefact = self._models.artefact(state, state.active)
-                if ranker is None:
-                    self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
-                else:
-                    changed = None if items == self._items else store
-                    ranker.update(artefact, changed, version=state.active)
-                self._items = items
-            return ranker
+        if state.active is None:
+            raise VersionNotFound(f"no version of {self._model} is active")
+        store, ranker = self._feed.store, self._ranker
+        items = store.records.item_changes.state()  # before the items: later changes are seen the next time
+        if ranker is None or (ranker.version, self._items) != (state.active, items):
+            artefact = self._models.artefact(state, state.active)
+            if ranker is None:
+                self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
+            else:
+                changed = None if items == self._items else store
+                ranker.update(artefact, changed, version=state.active)
+            self._items = items
+        return ranker
 
     def _spec(self, state: ModelState) -> ModelSpec:
         if state.spec is None:
@@ -159,14 +191,15 @@ def _ranked(ranker: Ranker, request: Request, variant: str) -> Ranking:
     )
 
 
-def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, str]:
-    """A value that the model has a key of, of every field whose values are categories."""
-    found: dict[str, str] = {}
-    for name, begin, _ in key_ranges(artefact):
+def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values that the model has keys of, at most MOST_VALUES of every field whose values are categories."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, begin, end in key_ranges(artefact):
         field = artefact.spec.fields.get(name)
-        if name in names and name not in found and field is not None and field.kind == "category":
-            value = artefact.key(begin).partition(b"=")[2]
-            found[name] = unescape(value).decode("utf-8", "backslashreplace")
+        if name in names and field is not None and field.kind == "category":
+            keys = (artefact.key(row) for row in range(begin, min(end, begin + MOST_VALUES)))
+            values = (unescape(key.partition(b"=")[2]).decode("utf-8", "backslashreplace") for key in keys)
+            found[name] = (*found.get(name, ()), *values)[:MOST_VALUES]
     return found
 
 

@@ -103,6 +103,17 @@ def test_without_the_password_there_is_nothing(locked: TestClient) -> None:
     assert locked.get("/").status_code == 401
 
 
+def test_below_a_path_of_a_proxy_a_sign_in_stays_there(locked: TestClient) -> None:
+    headers = {"X-Forwarded-Prefix": '/clicks"/', "Accept": "text/html"}
+    assert locked.get("/", headers=headers, follow_redirects=False).headers["location"] == "/clicks%22/login"
+    assert 'action="/clicks%22/login"' in locked.get("/login", headers=headers).text
+    given = {"name": "Ada", "password": PASSWORD}
+    right = locked.post("/login", data=given, headers=headers, follow_redirects=False)
+    assert right.headers["location"] == "/clicks%22/"
+    elsewhere = locked.get("/logout", headers=headers | {"X-Forwarded-Prefix": "//evil.example"})
+    assert elsewhere.status_code == 404 and "evil" not in locked.get("/login", headers=headers).text
+
+
 @pytest.mark.parametrize("name", ["Ada Lovelace", 'Łukasz; José="Ω"'])
 def test_a_viewer_signs_in_by_name_and_out(locked: TestClient, name: str) -> None:
     assert 'name="password"' in locked.get("/login").text

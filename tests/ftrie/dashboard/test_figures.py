@@ -15,16 +15,20 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from ftrie.charts.kinds import intervals
+from ftrie.charts.theme import SERIES
 from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.queries import recent as recent_module
-from ftrie.dashboard.queries.models import Models
+from ftrie.dashboard.queries.models import Models, settled_range
 from ftrie.dashboard.queries.recent import Recent
+from ftrie.dashboard.queries.system import latency_colours
 from ftrie.dashboard.queries.try_it import Request, TryIt
 from ftrie.dashboard.scrape import (
+    ServerState,
     ServerWatch,
     TrainerWatch,
     grown,
@@ -279,5 +283,25 @@ def test_rankings_are_tried_over_the_items_as_they_are_now(store: Store, feed: F
     trial = TryIt(feed, Models(feed), shop.NAME)
     for record in (shop.ITEMS["item-1"], shop.ITEMS["item-2"]):
         store.records.put_items([("item-1", record)])
-        found = trial.rank(Request(candidates=("item-1",)))
+        found = trial.ask(Request(candidates=("item-1",)), "base").rankings
         assert found["base"].items[0].score == pytest.approx(shop.expected_score(record, 0))
+
+
+def test_values_that_begin_far_away_do_not_flatten_the_rest() -> None:
+    assert settled_range([0.42, 0.41] * 3) is None
+    course = [3.0, 1.2, *(0.42 + 0.001 * (n % 3) for n in range(40))]
+    axis = settled_range(course)
+    assert axis is not None and 0.40 < axis[0] < 0.42 and 0.422 < axis[1] < 0.44
+    assert settled_range(course[2:]) is None
+
+
+def test_a_variant_and_a_server_have_one_colour_on_every_chart() -> None:
+    one, two = ServerState("a:1"), ServerState("b:1")
+    colours = latency_colours([one, two])
+    assert [number % len(SERIES) for number in colours.values()] == [0, 0, 1, 1]
+    rows = [{"name": "plain", "value": 0.1, "low": 0.0, "high": 0.2}]
+    (scale,) = {
+        str(layer["encoding"]["color"]["scale"])
+        for layer in intervals(rows, value_title="lift", colours={"base": 0, "plain": 1})["layer"]
+    }
+    assert scale == str({"domain": ["base", "plain"], "range": list(SERIES[:2])})

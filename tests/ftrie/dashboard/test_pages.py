@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_figures_are_the_stores_and_keys_walk_the_pages(window: Watcher, watched
     page.wait_for_selector("main h1:text-is('System')")
 
 
+def test_a_model_that_is_not_there_is_no_other_one(window: Watcher, watched: str) -> None:
+    page = window.open(watched + "models?model=nosuch")
+    page.wait_for_selector("text=The store has no model 'nosuch'; it has market.")
+    assert page.locator(".tile").count() == 0
+
+
+def test_below_a_path_of_a_proxy_all_is_asked_for_there(watched: str) -> None:
+    request = urllib.request.Request(watched, headers={"X-Forwarded-Prefix": "/clicks"})
+    with urllib.request.urlopen(request) as answer:
+        text = answer.read().decode()
+    asked = re.findall(r'(?:(?:href|src|action)=|library[\\]*":)[\\]*"(/[^"\\]*)', text)
+    assert any("/charts/" in path for path in asked)
+    assert [path for path in asked if not path.startswith("/clicks/")] == []
+
+
 def test_a_walk_down_the_trie_and_a_search(window: Watcher, watched: str) -> None:
     page = window.open(watched + "features")
     settled(page, "/features")
@@ -134,6 +150,14 @@ def test_a_value_that_is_changed_moves_the_order(window: Watcher, watched: str) 
     page.get_by_label("candidates").fill("")
     page.get_by_role("button", name="Rank", exact=True).click()
     page.wait_for_selector("[role=alert]:has-text('no candidates')")
+    assert page.locator("datalist option[value='25-34']").count() >= 1
+    page.get_by_label("candidates").fill("games-1, no-such-item")
+    page.get_by_label("user: age").fill("18-42")
+    page.get_by_role("button", name="Rank", exact=True).click()
+    page.wait_for_selector(
+        "[role=alert]:has-text(\"item 'no-such-item': not in the store; age '18-42': no weight\")"
+    )
+    page.wait_for_selector("td:text('no-such-item (not in the store)')")
 
 
 def test_a_share_is_changed_and_acts(window: Watcher, watched: str, traded: str, tmp_path: Path) -> None:
@@ -171,6 +195,15 @@ def test_a_share_is_changed_and_acts(window: Watcher, watched: str, traded: str,
         page.get_by_role("button", name="Change shares").click()
         page.get_by_role("button", name="Yes").click()
         page.wait_for_selector("text=Nothing was changed")
+        for name, share in (
+            ("base", "-5"),
+            ("plain", "105"),
+        ):  # together 100, and not changed to what would be allowed
+            page.get_by_label(f"{name}, %").fill(share)
+        page.get_by_role("button", name="Change shares").click()
+        page.wait_for_selector("text=base -5 %, plain 105 %")
+        page.get_by_role("button", name="Yes").click()
+        page.wait_for_selector("text=/Nothing was changed: .*-0.05/")
     finally:
         with Store.open(traded) as store:
             store.model("market").experiments.clear()

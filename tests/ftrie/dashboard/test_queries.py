@@ -185,9 +185,10 @@ def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, trad
     form = trial.form()
     assert set(form.user) == {"age", "gender"} and form.context == ("device",)
     assert set(form.values) == {"age", "gender", "device"}
-    assert form.values["age"] in ("18-24", "25-34", "35-49", "50+")
+    assert set(form.values["age"]) == {"18-24", "25-34", "35-49", "50+"}
     request = Request(user={"age": "18-24"}, context={"device": "mobile"}, candidates=form.items, top_k=5)
-    found = trial.rank(request)
+    answer = trial.ask(request, "base")
+    found = answer.rankings
     with Store.open(traded) as store:
         ranker = load("market", traded).ranker(items=store, users=store)
         for variant, ranking in found.items():
@@ -195,11 +196,19 @@ def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, trad
             wanted = [(item.id, item.ctr) for item in ranker.rank(*asked, top_k=5, variant=variant).items]
             assert [(item.id, item.ctr) for item in ranking.items] == wanted
     best = found["base"].items[0]
-    (explained,) = trial.explain(request, "base", [best.id])
+    explained = answer.explained
+    assert explained is not None and explained.item.id == best.id and answer.unknown == ()
     assert sum(group.sum for group in explained.groups) == pytest.approx(explained.item.score, abs=1e-9)
     assert explained.item.score == best.score
-    other = trial.rank(request.changed("age", "50+"))
-    moved = moves(found["base"], other["base"])
+    other = trial.ask(request.changed("user", "age", "50+"), "base").rankings
+    version, moved = trial.compare(request, request.changed("user", "age", "50+"), "base")
+    assert version == answer.version and moved == moves(found["base"], other["base"])
     assert [move.item for move in moved if move.after] == [item.id for item in other["base"].items]
+    odd = Request("nobody", {"age": "18-42"}, {"device": "mobile"}, ("nothing", *form.items))
+    assert trial.ask(odd, "base", form.items[0]).unknown == (
+        "item 'nothing': not in the store",
+        "cookie 'nobody': the store has no record of this user",
+        "age '18-42': no weight",
+    )
     with pytest.raises(FtrieError, match="no candidates"):
-        trial.rank(Request())
+        trial.ask(Request(), "base")

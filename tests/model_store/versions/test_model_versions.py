@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -15,7 +17,7 @@ from model_store.store import Store
 from model_store.versions import chain as chunks
 from model_store.versions import model_versions
 from model_store.versions.manifest import Manifest
-from model_store.versions.model_versions import ModelVersions
+from model_store.versions.model_versions import ModelVersions, _thinned
 from model_store.versions.published_versions import listed
 from tests.matrix import slow_except
 from tests.model_store.kinds import on_every_kind
@@ -247,10 +249,39 @@ def test_activating_the_active_version_changes_nothing(store: Store, ads: ModelV
     assert store.client.llen(ads.keys.history) == 0
 
 
+def test_by_default_gc_keeps_a_snapshot_of_each_of_the_last_minutes_hours_and_days(
+    ads: ModelVersions,
+) -> None:
+    publish(ads, 1)
+    (first,) = ads.versions()
+    at = datetime(2026, 1, 10, 12, 30, 30, tzinfo=UTC)
+    infos = [
+        replace(first, version=number, published=at - timedelta(seconds=ago), kind=kind, refused=refused)
+        for number, (ago, kind, refused) in enumerate(
+            [
+                (5 * 86_400, "snapshot", ""),  # too long ago
+                (30 * 3_600, "delta", ""),  # a chain of its own would be needed
+                (29 * 3_600, "snapshot", "refused"),
+                (28 * 3_600, "snapshot", ""),
+                (27 * 3_600, "snapshot", ""),
+                (2 * 3_600, "snapshot", ""),
+                (100, "snapshot", ""),
+                (95, "snapshot", ""),
+                (10, "snapshot", ""),
+                (-400, "snapshot", ""),  # of a clock that is ahead
+            ],
+            1,
+        )
+    ]
+    assert _thinned(infos, at.timestamp()) == {4, 6, 7, 9}
+    publish(ads, 8)
+    assert 1 not in ads.gc() and ads.gc(keep=1)
+
+
 @on_every_kind
 def test_gc_keeps_the_newest_the_active_and_the_one_to_roll_back_to(store: Store, ads: ModelVersions) -> None:
     publish(ads, 8, activate=(2, 4))
-    assert ads.gc() == [1, 3]  # five is the default
+    assert ads.gc(keep=5) == [1, 3]
     assert ads.gc(keep=2, dry_run=True) == ads.gc(keep=2) == [5, 6]
     assert numbers(ads) == [2, 4, 7, 8]
     left = {int(key.split(":")[3]) for key in keys_of(store, "ftrie:{ads}:version:*")}

@@ -141,7 +141,9 @@ def fast_and_slow() -> Iterator[Any]:
     """
     yield from (pytest.param(*each, id=name) for name, each in FAST.items())
     for algorithm, rate, sections in kinds():
-        if rate in ("counts", "constant") and (algorithm != "ogd" or sections[0].get("l1") or sections[0].get("l2")):
+        if rate in ("counts", "constant") and (
+            algorithm != "ogd" or sections[0].get("l1") or sections[0].get("l2")
+        ):
             continue
         places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
         wanted = [(sections[0], *place) for place in places]

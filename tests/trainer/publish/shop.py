@@ -51,7 +51,7 @@ def rows(count: int, seed: int, *, wrong: bool = False) -> list[Row]:
 class GuardedRun:
     """Learns and publishes every EVERY rows; `warnings` are those it gave."""
 
-    def __init__(self, versions: ModelVersions, spec: str = SPEC, *, keep: int | None = None) -> None:
+    def __init__(self, versions: ModelVersions, spec: str = SPEC, *, keep: int = 0) -> None:
         self.versions = versions
         self.warnings: list[str] = []
         self.model: LearningModel = model_of(parse_spec(spec), ("click", "brand", "user"), keep_seen=True)

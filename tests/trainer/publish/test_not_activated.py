@@ -48,7 +48,7 @@ def learner() -> LearningModel:
 def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: Store, half_url: str) -> None:
     said: list[str] = []
     with Store.open(half_url) as half:
-        options = PublishOptions(Every(1, None), activate=True, keep=None)
+        options = PublishOptions(Every(1, None), activate=True, keep=0)
         publisher = Publisher(half.model("shop"), options, said.append)
         pacer, model = PublishPacer(publisher, 0), learner()
         pacer.begin(model)

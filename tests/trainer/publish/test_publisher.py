@@ -43,9 +43,7 @@ def run(shop: ModelVersions) -> Callable[..., tuple[Publisher, list[str]]]:
 
     def begun(count: int, **how: Any) -> tuple[Publisher, list[str]]:
         warnings: list[str] = []
-        publisher = Publisher(
-            shop, PublishOptions(**{"every": EVERY_100, "keep": None, **how}), warnings.append
-        )
+        publisher = Publisher(shop, PublishOptions(**{"every": EVERY_100, "keep": 0, **how}), warnings.append)
         model = learn(begun_model(), rows()[:BEFORE])
         publisher.begin(model)
         learned(model, count, publisher)
@@ -159,7 +157,7 @@ def test_an_operator_who_rolls_back_is_not_overruled(run: Callable[..., Any], sh
 
 
 def test_a_delta_of_more_than_half_of_the_keys_is_a_snapshot(shop: ModelVersions) -> None:
-    publisher = Publisher(shop, PublishOptions(Every(10, None), keep=None))
+    publisher = Publisher(shop, PublishOptions(Every(10, None), keep=0))
     model = begun_model()
     publisher.begin(model)
     for begin in (0, 10, 20):

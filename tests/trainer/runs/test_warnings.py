@@ -146,7 +146,7 @@ def running(
     told: queue.Queue[Status] = queue.Queue()
     options = TrainerOptions(
         *(store_url, (source,), folder / "state", Every.parse("1h"), None, None),
-        publish=None, snapshot=10, threshold=0.0, activate=False, keep=5, once=False, wait=False,
+        publish=None, snapshot=10, threshold=0.0, activate=False, keep=0, once=False, wait=False,
         idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None, output=output,
     )  # fmt: skip
     with StopRequest() as stop, ExitStack() as stack:
