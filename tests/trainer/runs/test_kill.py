@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrie.cli import run
+from model_store.errors import CheckpointError
 from tests.trainer.runs.children import finish, start
 from tests.trainer.runs.runs import Shop
 from tests.waiting import eventually
@@ -114,6 +115,26 @@ def test_a_full_disk_costs_checkpoints_and_nothing_else(shop: Shop, capsys) -> N
     assert "could not be written" in warnings[0] and "File too large" in warnings[0]
     del expected.report["checkpoints"]
     assert outcome == expected
+
+
+@pytest.mark.slow
+def test_a_stop_whose_checkpoint_cannot_be_written_says_so_and_the_exit_code_tells(shop: Shop) -> None:
+    log, training = shop.log(2000), shop.training()
+    command = [sys.executable, "-m", "ftrie", *training.keeping([Path("-")])]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(log.read_bytes()[:100_000])
+        process.stdin.flush()
+        eventually(lambda: len(checkpoints_in(training.checkpoints)) >= 2, "two checkpoints", 120)
+        most = checkpoints_in(training.checkpoints)[0].stat().st_size - 5_000
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, most))
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read().decode()
+        assert process.wait(60) == CheckpointError.exit_code
+    assert (
+        "stopped by SIGTERM" in said
+        and "which could not be saved; --resume continues from an earlier" in said
+    )
 
 
 @pytest.mark.slow

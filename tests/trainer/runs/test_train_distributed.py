@@ -193,7 +193,8 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(log, tmp_path, capsys, tex
     assert got == wanted
 
 
-def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(log, of_two, tmp_path):
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(log, of_two, tmp_path, is_saved):
     def interrupt(crew: InProcessCrew) -> None:
         ask = crew.ask_workers
 
@@ -206,7 +207,13 @@ def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(lo
 
     spec, folder = parse_spec(SPEC), tmp_path / "state"
     with DistributedCheckpoints(folder, 100) as checkpoints:
+        if not is_saved:
+            (folder / f"{4:015d}.checkpoint" / "in the way").mkdir(parents=True)
         run = trained(spec, log, checkpoints=checkpoints, crew=opener(interrupt))
+    if not is_saved:
+        assert isinstance(run.failure, CheckpointError)
+        assert "after iteration 3, which could not be saved" in str(run.failure)
+        return
     assert isinstance(run.failure, Stopped) and run.failure.exit_code == 143
     assert "after iteration 3" in str(run.failure)
     with DistributedCheckpoints(folder, 100, resume=True) as checkpoints:
