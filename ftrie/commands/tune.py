@@ -110,6 +110,14 @@ def tune(
             help="Rank by logloss or auc, or by a mean over requests: mrr, ndcg@10, hit@1, hit@3, hit@10, request_auc.",
         ),
     ] = "logloss",
+    online: Annotated[
+        bool,
+        typer.Option(
+            "--online",
+            help="Rank for a model that goes on learning, as of `ftrie trainer`: each row is learned before the next "
+            "is predicted. Default: for a model that `ftrie train` leaves, each tenth of the rows before it is learned.",
+        ),
+    ] = False,
     variant: Annotated[
         str | None, typer.Option(help="The variant whose features are used; default: the first.")
     ] = None,
@@ -133,7 +141,7 @@ def tune(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Try parameters of the learner, and crosses, on a log; rank them by their progressive metrics.
+    """Try parameters of the learner, and crosses, on a log; rank them by how they predict rows not learned yet.
 
     Candidates of alpha, beta, l1 and l2 are variants of one pass, up to 32, if the spec has one variant or per-variant
     values; others are models that learn side by side. The last part of the log is held out: nothing is chosen on it,
@@ -142,6 +150,7 @@ def tune(
     from model_store.spec.spec import load_spec
     from model_store.whole_file import check_writable, write_whole
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
+    from trainer.logs.batch import STDIN
     from trainer.runs.warmup import formats_of
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
@@ -171,7 +180,8 @@ def tune(
         with_best(text, model_spec, candidates[0], tuple(pairs)[:1])
     opened = log.log(inputs, model_spec.input)
     held_out, widen = _parts(opened, hold_out, widen)
-    comparison = Comparison(judge_last, by, variant, halving, widen=widen, l2=not tries)
+    frozen = not online and STDIN not in opened.inputs
+    comparison = Comparison(judge_last, by, variant, halving, widen=widen, l2=not tries, frozen=frozen)
     options = Options(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
@@ -200,7 +210,10 @@ def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[HeldOut, int]:
     from trainer.tune.extent import HeldOut
 
     if hold_out is None and STDIN in log.inputs:
-        note("standard input is read once: no part of it is held out, and the grid is not widened")
+        note(
+            "standard input is read once: no part of it is held out, the grid is not widened, and "
+            "candidates are ranked as with --online"
+        )
         return HeldOut(), 0
     try:
         return HeldOut.of(hold_out or HELD_OUT), widen

@@ -122,6 +122,10 @@ class LearningModel:
         found = self.coordinates.predict(examples.hashed)
         self._update(examples, found.scores, found.probabilities, found.scores)
 
+    def learn_judged(self, examples: Examples) -> None:
+        """Learn examples that `judge` has predicted; figures stay as they are."""
+        self._learn(examples)
+
     def _learn(self, examples: Examples) -> Predicted:
         rows = examples.hashed
         size = int(rows.labels.size)

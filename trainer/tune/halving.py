@@ -27,6 +27,8 @@ from trainer.tune.passes import Outcome, Pass, Repeated
 ONCE = "- (standard input) can be read only once, and this search needs several passes: use files"
 KEPT = 3
 MODELS_PER_PASS = 8
+PARTS, MOST_AHEAD = 10, 100_000
+"""Into how many parts the rows are divided to be predicted frozen, and the most rows of one, which are in memory."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class Comparison:
 
     by: logloss, auc, or a measure of requests (`RequestMeasure`). first_rung: rows of the first rung of successive
     halving; None: every candidate learns the whole log. end: the log ends before this row; None: at its end. widen: how
-    often the grid is widened where the best lies on its edge; l2: try l2 around the best, too.
+    often the grid is widened where the best lies on its edge; l2: try l2 around the best, too. frozen: each tenth of
+    the rows (PARTS) is predicted by the model of those before it, as by one that was trained once; else each row is
+    learned before the next one is predicted.
     """
 
     last: float = 1.0
@@ -45,6 +49,7 @@ class Comparison:
     end: int | None = None
     widen: int = 0
     l2: bool = False
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class _Search:
         self._passes = self._rejected = 0
         self.measure = RequestMeasure.parse(comparison.by)
         self.total = comparison.end
-        if self.total is None and comparison.last < 1.0:
+        if self.total is None and (comparison.last < 1.0 or comparison.frozen):
             self.total = count_rows(log, spec)
 
     def add(self, candidates: Sequence[Candidate]) -> list[int]:
@@ -144,10 +149,13 @@ class _Search:
         """Learn `rows` rows (None: all), MODELS_PER_PASS models a pass; return whether the log ended before them."""
         groups = groups_of(self._spec, self.candidates, indexes, self._variant)
         stop = rows if rows is not None else self._comparison.end
-        begin = compared_from(self._comparison, stop if stop is not None else self.total)
+        size = stop if stop is not None else self.total
+        ahead = predicted_ahead(self._comparison, size)
+        begin = compared_from(self._comparison, size)
         parts = [groups[at : at + MODELS_PER_PASS] for at in range(0, len(groups), MODELS_PER_PASS)]
         passes = [
-            self._log.learn(part, rows=stop, compare_from=begin, measure=self.measure) for part in parts
+            self._log.learn(part, rows=stop, compare_from=begin, measure=self.measure, ahead=ahead)
+            for part in parts
         ]
         outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
         whole = replace(passes[0], outcomes=outcomes)
@@ -217,5 +225,16 @@ def _check_rereadable(
 
 
 def compared_from(comparison: Comparison, rows: int | None) -> int:
-    """The first row, from 0, by which candidates are compared, if `rows` rows are learned."""
-    return 0 if rows is None or comparison.last == 1.0 else rows - max(1, math.floor(rows * comparison.last))
+    """The first row, from 0, by which candidates are compared, if `rows` rows are learned.
+
+    Not by those that a frozen model predicts before it has learned any.
+    """
+    first = predicted_ahead(comparison, rows)
+    if rows is None or comparison.last == 1.0:
+        return first
+    return max(first, rows - max(1, math.floor(rows * comparison.last)))
+
+
+def predicted_ahead(comparison: Comparison, rows: int | None) -> int:
+    """How many rows are predicted before any of them is learned; 0: each one before it is learned itself."""
+    return min(max(rows // PARTS, 1), MOST_AHEAD) if comparison.frozen and rows is not None else 0

@@ -6,9 +6,10 @@ a pass from the search's state file where that has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,15 +56,16 @@ class Repeated:
         compare_from: int = 0,
         measure: RequestMeasure | None = None,
         frozen: bool = False,
+        ahead: int = 0,
     ) -> Pass:
         """`learn_together`, unless the state has this pass."""
         if self.state is not None:
-            identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen
+            identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen, ahead
             key = self.state.key(*identity)
             if (kept := self.state.get(key)) is not None:
                 return Pass.of(kept)
         learned = learn_together(
-            self, groups, rows=rows, compare_from=compare_from, measure=measure, frozen=frozen
+            self, groups, rows=rows, compare_from=compare_from, measure=measure, frozen=frozen, ahead=ahead
         )
         if self.state is not None:
             self.state.put(key, learned.as_dict())
@@ -143,13 +145,16 @@ def learn_together(
     compare_from: int = 0,
     measure: RequestMeasure | None = None,
     frozen: bool = False,
+    ahead: int = 0,
 ) -> Pass:
     """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on.
 
     measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then. frozen: the rows
-    compared by are predicted and not learned, as by a model that was published before them.
+    compared by are predicted and not learned, as by a model that was published before them. ahead: every so many rows
+    are predicted before any of them is learned, as by models that are made again and again; they are in memory.
     """
     models: list[LearningModel] = []
+    held: list[Examples] = []
     learned = seen = 0
     rejects = RejectLog()
     with log.examples(groups[0].spec) as (opened, stream):
@@ -172,9 +177,23 @@ def learn_together(
                 if learned == rows:
                     return
 
+        def learn_held() -> None:
+            for model in models:
+                for each in held:
+                    model.judge(each)
+                for each in held:
+                    model.learn_judged(each)
+            held.clear()
+
         whole = measure is not None and not frozen
-        for parts in whole_requests(taken()) if whole else zip(taken()):
+        rows_taken = _cut(taken(), ahead) if ahead else taken()
+        for parts in whole_requests(rows_taken) if whole else zip(rows_taken):
             models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
+            if ahead:
+                held += parts
+                if sum(each.rows.size for each in held) >= ahead:
+                    learn_held()
+                continue
             to_learn = compare_from - seen if frozen else None
             seen += parts[0].rows.size
             for model in models:
@@ -185,12 +204,24 @@ def learn_together(
                 else:
                     model.learn(parts[0].part(0, max(to_learn, 0)))
                     model.judge(parts[0].part(max(to_learn, 0)))
+        learn_held()
     outcomes = (
         [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
     )
     found = {index: outcome for each in outcomes for index, outcome in each.items()}
     weights = _late(models[0]).blocks.sums()[:, -1] if models else np.zeros(0)
     return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, found)
+
+
+def _cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
+    """The same rows, none of them with those from the next multiple of `size` on."""
+    seen = 0
+    for examples in stream:
+        rows = int(examples.hashed.labels.size)
+        ends = [*range(size - seen % size, rows, size), rows]
+        for begin, end in pairwise([0, *ends]):
+            yield examples.part(begin, end)
+        seen += rows
 
 
 def _model(

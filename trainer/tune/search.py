@@ -2,7 +2,8 @@
 
 In: a spec, candidates, a log. The log's last part by time is held out: nothing is chosen on it. At the end the best
 spec and the spec as given are judged on that part twice: frozen, as models that `ftrie train` made of the rows before,
-and learning on, as `ftrie trainer` does. They may disagree: a fast learner follows what a frozen one must know.
+and learning on, as `ftrie trainer` does. They may disagree: a fast learner follows what a frozen one must know. So
+candidates are ranked for one of the two uses.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def _proposal(
         variant=compared_variant(spec, comparison.variant),
         budget=budget,
         rows=comparison.end,
-        compare_from=compared_from(comparison, rows),
+        compare_from=compared_from(replace(comparison, frozen=False), rows),
     )
 
 

@@ -194,7 +194,9 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(log, tmp_path, capsys, tex
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
-def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(log, of_two, tmp_path, is_saved):
+def test_a_signal_ends_the_run_after_the_iteration_and_the_checkpoint_goes_on(
+    log, of_two, tmp_path, is_saved
+):
     def interrupt(crew: InProcessCrew) -> None:
         ask = crew.ask_workers
 

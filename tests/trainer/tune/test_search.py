@@ -73,7 +73,8 @@ def test_the_best_is_judged_frozen_as_evaluate_and_learning_on_as_train_report_i
     best = tmp_path / "best.toml"
     assert run(["tune", spec_in(tmp_path), log, "--crosses", "-o", str(best), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    found = found_in(log, tries=[], crosses=True, widen=2, l2=True)
+    found = found_in(log, tries=[], crosses=True, widen=2, l2=True, frozen=True)
+    assert answer["ranking"] == [each.as_dict() for each in found.tuning.ranking]
     assert [cross.fields for cross in load_spec(best).crosses] == [("a", "b")]
     first, rest = parts_of(log, tmp_path)
     with RejectLog() as rejects:
@@ -88,6 +89,24 @@ def test_the_best_is_judged_frozen_as_evaluate_and_learning_on_as_train_report_i
         assert each.difference.mean == pytest.approx(each.best.metrics.logloss - each.given.metrics.logloss)
         assert answer[name] == each.as_dict()
     assert judged != pytest.approx(progressive, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1 << 9, 1 << 24])
+def test_by_default_candidates_are_ranked_as_models_of_the_rows_before_each_tenth_would_be(log, tmp_path, batch):
+    head, *lines = Path(log).read_text("utf-8").splitlines(keepends=True)
+    spec, losses = parse_spec(SPEC), []
+    for begin in range(80, 800, 80):
+        parts = []
+        for rows in (lines[:begin], lines[begin : begin + 80]):
+            parts.append(tmp_path / f"{len(parts)}.csv")
+            parts[-1].write_text("".join([head, *rows]), encoding="utf-8")
+        with RejectLog() as rejects:
+            model = train(spec, Log([str(parts[0])]), rejects=rejects).model.artefact()
+            losses.append(evaluate(model, Log([str(parts[1])]), rejects=rejects).variants["base"].logloss)
+    options = Options(Comparison(frozen=True), HeldOut.of("0.2"))
+    found = search(spec, candidates_of(spec, ["alpha=0.2"]), Repeated(Log([log], batch_bytes=batch)), options)
+    (only,) = found.tuning.ranking
+    assert only.judged_rows == 720 and only.outcome.metrics.logloss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
 def test_a_best_that_is_worse_once_frozen_is_warned_of(tmp_path):
