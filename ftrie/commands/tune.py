@@ -115,7 +115,7 @@ def tune(
         typer.Option(
             "--online",
             help="Rank for a model that goes on learning, as of `ftrie trainer`: each row is learned before the next "
-            "is predicted. Default: for a model that `ftrie train` leaves, each tenth of the rows before it is learned.",
+            "is predicted. Default: for one that `ftrie train` leaves, each tenth of the rows before it is learned.",
         ),
     ] = False,
     variant: Annotated[
