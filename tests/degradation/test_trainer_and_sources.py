@@ -20,6 +20,7 @@ from tests.worlds import event_logs
 
 AN_HOUR_MS = 3_600_000
 MANY = 15_000  # so many that they are not all read ahead before the first line of status
+APART_MS = 50
 
 
 @pytest.mark.slow
@@ -112,14 +113,17 @@ def test_trainer_is_behind_its_sources(tmp_path: Path, recovered: Recovered) -> 
 
 
 def an_hour_ago(valkey: Valkey, count: int) -> None:
-    """Put impressions into the stream, as if they had come an hour ago."""
+    """Put impressions into the stream, as if they had come an hour ago, in the course of some minutes.
+
+    Their own times go on too, so that each batch closes windows, and so brings something to publish, up to the last.
+    """
     lines = [json.loads(line) for line in event_logs(100).impressions]
-    halves = [json.dumps({**line, "request_id": "#"}).split("#") for line in lines]
     with Store.open(valkey.url) as store, store.client.pipeline(transaction=False) as pipe:
         began_ms = int(store.client.time()[0]) * 1000 - AN_HOUR_MS
         for number in range(count):
-            event = f"{number}".join(halves[number % 100])
-            pipe.execute_command("XADD", ModelKeys(NAME).impressions, f"{began_ms + number}-1", "json", event)
+            ms = began_ms + number * APART_MS
+            event = json.dumps({**lines[number % 100], "request_id": f"{number}", "ts": ms / 1000})
+            pipe.execute_command("XADD", ModelKeys(NAME).impressions, f"{ms}-1", "json", event)
         pipe.execute()
 
 
