@@ -38,6 +38,7 @@ from trainer.guess.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
+from trainer.logs.rejects import no_readable_row
 from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
 
@@ -64,8 +65,6 @@ def examine(
             for batch in source.batches():
                 checks.add(batch)
                 progress.update(checks.rows, total=source.expected_rows(checks.rows))
-        if not checks.rows:
-            raise InputError(f"{', '.join(source.names)} has no readable row")
     found = [*checks.findings(), *(source.events.findings() if source.events is not None else ())]
     return Diagnosis(
         inputs=source.names,
@@ -114,7 +113,9 @@ class _Source:
                 break
         filled = [batch for batch in self._first if batch.rows]
         if not filled:
-            raise InputError(f"{', '.join(self.names)} has no readable row")
+            raise no_readable_row(
+                ", ".join(self.names), (each for batch in self._first for each in batch.rejects)
+            )
         roles = self._roles(filled, label)
         checks = _Checks(roles, self._columns, self.events is not None)
         for name, counts in checks.columns.items():

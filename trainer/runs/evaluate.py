@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import OutputError, SpecError
+from model_store.errors import InputError, OutputError, SpecError
 from model_store.features.cells import column_text, number_column, parse_counts, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
@@ -34,7 +34,7 @@ from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
 from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import RejectLog
+from trainer.logs.rejects import RejectLog, no_usable_row
 from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
@@ -132,6 +132,8 @@ def evaluate(
                 logloss = totals.metrics.logloss()
                 fields = {"log-loss": logloss} if logloss is not None else {}
                 bar.update(totals.metrics.rows, total=None, **fields)
+    if not totals.metrics.rows:
+        raise InputError(no_usable_row("judged", rejects.count, rejects.reasons))
     report = diagnosing.report(output) if diagnosing is not None else None
     without_shown = may_be_absent and not totals.positions
     return replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,6 +76,11 @@ class Report:
     regret: Regret | None = None
 
     @property
+    def of_one_class(self) -> bool:
+        """True if every row has a click, or none has: a model learns nothing of what makes one."""
+        return self.rows > 0 and self.labels.get("1") in (0, self.rows)
+
+    @property
     def rows_per_second(self) -> float:
         """Rows learned per second, in all passes."""
         learned = sum(each.rows for each in self.passes.figures) or self.rows
@@ -119,7 +124,8 @@ class Run:
     """A run that has ended.
 
     failure: the error that ended it early; absent: optional fields for which there was no column; withheld: why the
-    model must not be published (too many rows were rejected), "" if it may be.
+    model must not be published (too many rows were rejected, or all labels are one), "" if it may be; rejected: the
+    first bad rows, in words.
     """
 
     model: LearningModel
@@ -127,6 +133,7 @@ class Run:
     failure: FtrieError | None
     absent: tuple[str, ...]
     withheld: str = ""
+    rejected: Sequence[str] = ()
 
     def set_version(self, version: int) -> None:
         """Report the version that was published."""
@@ -192,7 +199,10 @@ def train(
             model.metrics.finish(report.collisions, report.regret)
         for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
-    return Run(model, report, failure, opened.absent_fields, loop.withheld)
+    withheld = loop.withheld
+    if report.of_one_class and initial is None and not force:
+        withheld = withheld or f"{report.warnings[0]}; nothing is published, unless with --force"
+    return Run(model, report, failure, opened.absent_fields, withheld, rejects.reasons)
 
 
 @contextmanager
@@ -283,6 +293,13 @@ def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[s
             f"no row is a click: input.positive = {section.positive!r} occurs in none of {labels['0']:,} rows of "
             f"column {section.label!r}",
         )
+    rows = sum(labels.values())
+    if rows and labels["1"] in (0, rows):
+        each = "every row is a click" if labels["1"] else "no row is a click"
+        return (
+            f"{each} by column {section.label!r}, of {rows:,}: nothing can be learned of what makes one; check that it "
+            "is the label, and that views without a click are in the log",
+        )
     if not (labels["-1"] and labels["0"]):
         return ()
     return (
@@ -342,9 +359,8 @@ class LearningLoop:
         """Why nothing may be published: too many rows were rejected. "" if it may be."""
         if self._force:
             return ""
-        reasons = [str(each) for each in self.rejects.first] or list(self.rejects.counts)
         remedy = "--rejects FILE lists the rows"
-        return too_many_rejected(self._rejected_share, self.rejects.count, reasons, remedy)
+        return too_many_rejected(self._rejected_share, self.rejects.count, self.rejects.reasons, remedy)
 
     def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         """Learn from the stream of one pass to its end, or to the error that ends it, which is returned.

@@ -350,12 +350,16 @@ def test_logs_whose_rows_name_their_features_are_understood_and_train(tmp_path, 
     assert (code, json.loads(out)["rows"]) == (0, ROWS)
 
 
-def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> None:
+def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, capsys) -> None:
     assert len(take_sample(str(log), rows=7).profiles[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
+    empty.write_text("click,site\n" + "1,a,\n" * 3)
+    for command in ("init", "doctor"):
+        code, _, err = ftrie(capsys, command, str(empty))
+        assert code == 3 and f"3 rows rejected, such as {empty}:2: wrong number of columns: got 3" in err
 
 
 def test_of_events_the_side_is_where_a_value_stands_and_lists_are_sets(tmp_path: Path) -> None:
