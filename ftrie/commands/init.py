@@ -64,7 +64,7 @@ def init(
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
     of_events, has_header = holds_events(inputs, format, label), True
     if of_events:
         guesses = guess_events(inputs, on_note=note)

@@ -92,7 +92,7 @@ def guessed_text(
         with TableReader(table_of(data), on_note=warn) as reader:
             sample = sample_of(reader, NAME)
     else:
-        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
         sample = take_sample(files[0], format, header=header, on_note=warn)
     guesses = guess_log(sample, label)
     for guess in guesses:

@@ -170,7 +170,10 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
     if holds_events(log.inputs, log.format, wanted):
         return _opened_events(log, spec, stack)
     header = Header(
-        spec.input.columns if spec is not None else None, log.no_header, frozenset(filter(None, [wanted]))
+        spec.input.columns if spec is not None else None,
+        log.no_header,
+        frozenset(filter(None, [wanted])),
+        any_label=spec is None or spec.input.positive is not None,
     )
     reader = LogReader(
         log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header
