@@ -27,7 +27,7 @@ from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
 from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
@@ -132,11 +132,14 @@ def evaluate(
                 logloss = totals.metrics.logloss()
                 fields = {"log-loss": logloss} if logloss is not None else {}
                 bar.update(totals.metrics.rows, total=None, **fields)
-    if not totals.metrics.rows:
+    if rejects.count and not totals.metrics.rows:  # a log without rows is reported as such
         raise InputError(no_usable_row("judged", rejects.count, rejects.reasons))
     report = diagnosing.report(output) if diagnosing is not None else None
     without_shown = may_be_absent and not totals.positions
-    return replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
+    found = replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
+    for warning in leak_warnings(found.variants, found.clicks, found.weight - found.clicks):
+        output.warn(warning)
+    return found
 
 
 class PredictionFile:

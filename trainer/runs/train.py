@@ -28,7 +28,7 @@ from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, exampl
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
-from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics, leak_warnings
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, rejected_share, too_many_rejected
@@ -37,6 +37,8 @@ from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
+
+_FEWEST_OF_ONE = 20
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ class Report:
 
     @property
     def of_one_class(self) -> bool:
-        """True if every row has a click, or none has: a model learns nothing of what makes one."""
-        return self.rows > 0 and self.labels.get("1") in (0, self.rows)
+        """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
+        return self.rows >= _FEWEST_OF_ONE and self.labels.get("1") in (0, self.rows)
 
     @property
     def rows_per_second(self) -> float:
@@ -262,12 +264,17 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
     rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.minus_labels
     labels = {"1": clicked, "0": rows - clicked - minus, "-1": minus}
+    variants = model.metrics.summary()
     return Report(
         rows=rows,
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
-        warnings=(*_label_warnings(labels, model.spec.input), *model.warnings.finish()),
+        warnings=(
+            *_label_warnings(labels, model.spec.input),
+            *leak_warnings(variants, clicked, rows - clicked),
+            *model.warnings.finish(),
+        ),
         subsampled=loop.subsampled,
         resumed_requests=loop.opened.requests.resumed if loop.opened is not None else 0,
         cut_requests=loop.opened.requests.cut if loop.opened is not None else 0,
@@ -275,7 +282,7 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         keys=model.table.count,
         nonzero=model.nonzero(),
         evicted=model.evicted,
-        variants=model.metrics.summary(),
+        variants=variants,
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
@@ -294,7 +301,7 @@ def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[s
             f"column {section.label!r}",
         )
     rows = sum(labels.values())
-    if rows and labels["1"] in (0, rows):
+    if rows >= _FEWEST_OF_ONE and labels["1"] in (0, rows):
         each = "every row is a click" if labels["1"] else "no row is a click"
         return (
             f"{each} by column {section.label!r}, of {rows:,}: nothing can be learned of what makes one; check that it "
