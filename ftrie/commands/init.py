@@ -49,13 +49,16 @@ def init(
     Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
     without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
     1 and 0 gets `positive`, and clicks beside views get `views`. An attribute that never changes for an item gets the
-    item's side; of equal columns the first is kept; position bias is warned of. Of impressions and clicks, which are
+    item's side; of equal columns the first is kept; a column that tells the label is left out; position bias is warned
+    of. Of impressions and clicks, which are
     joined, a value's side is where it stands in the event.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
     from model_store.whole_file import write_whole
+    from trainer.doctor.examine import without_leaks
     from trainer.events.log_files import holds_events
+    from trainer.examples.open_log import Log
     from trainer.guess.events import guess_events
     from trainer.guess.profiles import take_sample
     from trainer.guess.relations import guess_log
@@ -64,7 +67,7 @@ def init(
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
     of_events, has_header = holds_events(inputs, format, label), True
     if of_events:
         guesses = guess_events(inputs, on_note=note)
@@ -73,6 +76,7 @@ def init(
     else:
         sample = take_sample(inputs[0], format, header=header, on_note=note)
         guesses, has_header = guess_log(sample, label), sample.has_header
+    guesses = without_leaks(guesses, Log(inputs, format, no_header=no_header), label)
     for guess in guesses:
         if guess.warning:
             warn(guess.warning)
@@ -85,7 +89,7 @@ def init(
     elif output is None:
         print(text, end="")
     else:
-        note(f"wrote {output}; next: ftrie train {output} {' '.join(inputs)}")
+        note(f"wrote {output}; next: ftrie doctor --spec {output} {' '.join(inputs)}")
 
 
 def _column(guess: Guess) -> dict[str, Any]:

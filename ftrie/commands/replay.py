@@ -293,10 +293,10 @@ def _finish(
     replayed: Replayed, save: Path | None, publish: bool, force: bool, store: Store | None
 ) -> tuple[str, int | None]:
     """Save and publish the model if wanted; returns its SHA-256 and version."""
-    from trainer.logs.rejects import too_many_rejected
+    from trainer.logs.rejects import no_usable_row, too_many_rejected
 
-    if not replayed.examples and (save is not None or publish):
-        raise InputError("nothing was learned from the log, so there is no model to save or publish")
+    if not replayed.examples:
+        raise InputError(no_usable_row("learned from", replayed.rejected, replayed.reasons))
     artefact = replayed.model.artefact()
     if save is not None:
         artefact.write(save)

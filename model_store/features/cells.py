@@ -29,7 +29,7 @@ from model_store.spec.sections import InputSection
 
 _ABSENT = b""
 EXPECTED_LABELS = "1, 0, -1, true or false"
-_OTHER_LABELS = "input.positive names other values that are a click"
+OTHER_LABELS = "input.positive names other values that are a click"
 LABELS = {
     **dict.fromkeys((b"1", b"+1", b"1.0", b"+1.0", b"true"), 1.0),
     **dict.fromkeys((b"0", b"0.0", b"false"), 0.0),
@@ -507,7 +507,7 @@ def _label(value: Any) -> float:
     label = LABELS.get(text.lower())
     if label is None:
         got = repr(text[:40].decode(errors="replace"))
-        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {_OTHER_LABELS}")
+        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {OTHER_LABELS}")
     return label
 
 

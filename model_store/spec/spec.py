@@ -524,7 +524,7 @@ def parse_spec(text: str, source: str = "spec") -> ModelSpec:
         document = toml_document(text)
     except ValueError as error:
         raise SpecError(f"{source}: not valid TOML: {error}") from None
-    return _validate(document, source)
+    return spec_from_document(document, source)
 
 
 def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
@@ -538,7 +538,14 @@ def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
 
 def spec_from_document(document: Any, source: str = "spec") -> ModelSpec:
     """A spec from what its TOML or JSON holds, as dictionaries and lists. Raises SpecError."""
-    return _validate(document, source)
+    spec = _validate(document, source)
+    for name, field in spec.fields.items():  # not where a model is read: what it learned stays
+        if (field.column or name) in spec.input.ignore and not field.is_derived:
+            raise SpecError(
+                f"{source}: fields.{name}: input.ignore says that column {field.column or name!r} is no feature; "
+                "remove the field, or take the column out of ignore"
+            )
+    return spec
 
 
 def load_spec(path: str | Path) -> ModelSpec:

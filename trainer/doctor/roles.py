@@ -48,8 +48,9 @@ class Places:
 class Roles:
     """What each column is. fields: the kind of each column that is learned from; ignored: columns that are not.
 
-    is_given: by a spec. time_form: see `trainer.logs.times.parse_times`. missing: columns that the spec's fields need
-    and the log lacks. position: of an item in its list; propensity: with which an item was shown.
+    is_given: by a spec; names_fields: it has [fields]. time_form: see `trainer.logs.times.parse_times`. missing:
+    columns that the spec's fields need and the log lacks. position: of an item in its list; propensity: with which
+    an item was shown.
     """
 
     label: str
@@ -67,6 +68,7 @@ class Roles:
     ignored: frozenset[str] = frozenset()
     missing: tuple[str, ...] = ()
     is_given: bool = False
+    names_fields: bool = False
 
     @property
     def named(self) -> dict[str, str]:
@@ -83,6 +85,13 @@ class Roles:
             "propensity",
         )
         return {name: column for name in names if (column := getattr(self, name)) is not None}
+
+    def without(self, *names: str) -> str:
+        """What to do so that columns are no features."""
+        quoted = ", ".join(f'"{name}"' for name in names)
+        if self.names_fields:
+            return f"take {quoted} out of [fields]"
+        return f"[input] ignore = [{quoted}]" + ("" if self.is_given else ", or no entry in [fields]")
 
     @property
     def given(self) -> frozenset[str]:
@@ -126,6 +135,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
             if not each.is_derived and not each.optional and (each.column or name) not in columns
         ),
         is_given=True,
+        names_fields=bool(spec.fields),
     )
     return _with_positions(_with_time(roles, profiles), columns)
 

@@ -454,6 +454,5 @@ class Positions:
             else f"learn it as a field, {name.removeprefix('@')} = {{}}, and evaluate and serve without it",
             count=int(clicks.sum()),
             of=int(total),
-            unit="clicks",
             columns=(name,),
         )

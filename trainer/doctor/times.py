@@ -48,8 +48,8 @@ class Order:
         self.most_us = 0
         self.mark = -1
 
-    def add(self, times: Int64s, marks: Int64s) -> None:
-        """The next times, all valid."""
+    def add(self, times: Int64s, marks: Int64s, far_us: int = _HOUR_US) -> None:
+        """The next times, all valid; `far_back` counts those that are later by more than `far_us`."""
         if not times.size:
             return
         latest = np.maximum.accumulate(np.concatenate([[self.latest], times]))
@@ -58,17 +58,22 @@ class Order:
         self.latest = int(latest[-1])
         self.rows += times.size
         self.back += int(np.count_nonzero(behind > 0))
-        self.far_back += int(np.count_nonzero(behind > _HOUR_US))
+        self.far_back += int(np.count_nonzero(behind > far_us))
         worst = int(np.argmax(behind))
         if behind[worst] > self.most_us:
             self.most_us, self.mark = int(behind[worst]), int(marks[worst])
 
 
 class Times:
-    """The checks on the times of a log's rows, or of its events. column: its name, in messages."""
+    """The checks on the times of a log's rows, or of its events. column: its name, in messages.
 
-    def __init__(self, column: str, form: str | None, what: str = "rows") -> None:
-        self.column, self._form, self._what = column, form, what
+    lateness_us: of events, how late the join lets one come.
+    """
+
+    def __init__(
+        self, column: str, form: str | None, what: str = "rows", lateness_us: int | None = None
+    ) -> None:
+        self.column, self._form, self._what, self._lateness_us = column, form, what, lateness_us
         self._now_us = time.time_ns() // 1000
         self._rows = 0
         self._orders: dict[str, Order] = {}
@@ -106,7 +111,8 @@ class Times:
             self._future += int(np.count_nonzero(future))
             self._future_mark = int(marks[np.argmax(future)]) if self._future_mark < 0 else self._future_mark
         good: Bools = known & ~early & ~future
-        self._orders.setdefault(stream, Order()).add(times[good], marks[good])
+        far_us = _HOUR_US if self._lateness_us is None else self._lateness_us
+        self._orders.setdefault(stream, Order()).add(times[good], marks[good], far_us)
         return good
 
     def add_days(self, times: Int64s, good: Bools, rows: Rows) -> None:
@@ -196,12 +202,20 @@ class Times:
             return
         worst = max(orders, key=lambda each: each.most_us)
         unsorted = far >= _UNSORTED * self._rows
+        most, remedy = (
+            "an hour",
+            "it is learned in its order, and the loss of a row is that of a model of the rows before",
+        )
+        if self._lateness_us is not None:
+            most = f"{span(self._lateness_us)}, [join] lateness"
+            remedy = (
+                "`ftrie trainer` loses the clicks of these events; `ftrie train` sorts what fits in memory"
+            )
         yield Finding(
             "warning" if unsorted else "note",
             "time-backwards",
-            f"{self.column} runs backwards, {far:,} times by more than an hour, by {span(worst.most_us)} at most",
-            f"sort the log by {self.column}: it is learned in its order, and the loss of a row is that of a model of "
-            "the rows before"
+            f"{self.column} runs backwards, {far:,} times by more than {most}, by {span(worst.most_us)} at most",
+            f"sort the log by {self.column}: {remedy}"
             if unsorted
             else "none, if several machines write the log; else sort it",
             count=back,

@@ -201,7 +201,7 @@ def _reader(log: Log, options: dict[str, Any]) -> LogReader:
         return LogReader(log.inputs, **options)
     what = {
         "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
-        "label": sorted(options["header"].known),
+        "label": [*sorted(options["header"].known), *(["any"] if options["header"].any_label else [])],
     }
     return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
 
@@ -367,7 +367,8 @@ def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
             "input.columns: the specs name different columns for one log; expected the same in all"
         )
     known = frozenset(each.input.label for each in specs)
-    return Header(next(iter(named), None), log.no_header, known)
+    any_label = any(each.input.positive is not None for each in specs)
+    return Header(next(iter(named), None), log.no_header, known, any_label)
 
 
 def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunStart:

@@ -15,11 +15,12 @@ from functools import cached_property
 from typing import Any
 
 from model_store.bounded import json_value
-from model_store.errors import FieldValueError, InputError
+from model_store.errors import FieldValueError
 from model_store.features.cells import LABELS
 from model_store.features.values import text_of
 from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
+from trainer.logs.rejects import Reject, no_readable_row
 from trainer.logs.tables import TableReader
 
 SAMPLE_ROWS = 10_000
@@ -198,15 +199,16 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     """Profile every column in the first rows that a reader delivers. Raises InputError if there are none."""
     values: dict[str, list[Any]] = {}
     columns, kinds = reader.columns(), reader.kinds()
-    taken = 0
+    taken, rejects = 0, list[Reject]()
     for batch in reader.batches(columns):
+        rejects += batch.rejects
         for column in columns:
             values.setdefault(column, []).extend(batch.columns[column].slice(0, rows - taken).to_pylist())
         taken = len(values[columns[0]])
         if taken >= rows:
             break
     if not values or not taken:
-        raise InputError(f"{name} has no readable row")
+        raise no_readable_row(name, rejects)
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
     return Sample(tuple(profiles), reader.columns_without_header is None)
 

@@ -38,11 +38,13 @@ class Header:
     columns: the names of the columns of a file without a header. Its first line is a row all the same, unless it holds
     these names, in any order. is_absent: the first line is a row, whatever it holds; the columns are c1, c2, … where
     `columns` does not name them. known: names of columns that a header has: a first line with one of them is a header.
+    any_label: of sparse text, the label may be any word, as `[input] positive` names one.
     """
 
     columns: tuple[str, ...] | None = None
     is_absent: bool = False
     known: frozenset[str] = frozenset()
+    any_label: bool = False
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ class LogReader:
         if format == "jsonl":
             return JsonLinesFile(feed)
         if format in GRAMMARS:
-            return SparseFile(feed, GRAMMARS[format], self._late)
+            return SparseFile(feed, GRAMMARS[format], self._late, self._header.any_label)
         if self._format is None:
             self._note_once("format", misnamed(stream.name, format))
         return self._delimited(feed, format)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ftrie import FtrieWarning, Spec
 from ftrie.cli import run
 from model_store.errors import FtrieError, SpecError
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
@@ -302,7 +303,7 @@ def test_command_prints_a_spec_that_trains_or_writes_it_once(log: Path, capsys) 
     assert code == 0
     spec = log.with_name("shop.toml")
     code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
-    assert (code, out) == (0, "") and f"next: ftrie train {spec} {log}" in err
+    assert (code, out) == (0, "") and f"next: ftrie doctor --spec {spec} {log}" in err
     assert load_spec(spec) == parse_spec(printed) and load_spec(spec).model.name == "shop"
     code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
     report = json.loads(out)
@@ -313,6 +314,33 @@ def test_command_prints_a_spec_that_trains_or_writes_it_once(log: Path, capsys) 
     assert code != 0 and "overwrite it with --force" in err
     assert ftrie(capsys, "init", str(log), "--output", str(spec), "--force")[0] == 0
     assert spec.read_text() == before
+
+
+def test_a_column_that_tells_the_label_is_left_out_and_is_no_field_beside_ignore(
+    tmp_path: Path, capsys
+) -> None:
+    """Given a column above 0 for clicks only, when a spec is guessed, trained and evaluated, it is said."""
+    log, spec, model = tmp_path / "shop.csv", tmp_path / "shop.toml", tmp_path / "m.arrow"
+    rows = [f"{i % 3 == 0:d},b{i % 5},{20 * (i % 3 == 0)}" for i in range(6000)]
+    log.write_text("click,brand,dwell_ms\n" + "\n".join(rows))
+    code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec))
+    assert code == 0 and "dwell_ms tells the label" in err and "it is left out" in err
+    assert load_spec(spec).input.ignore == ("dwell_ms",)
+    table = [dict(zip(("click", "brand", "dwell_ms"), row.split(","), strict=True)) for row in rows]
+    with pytest.warns(FtrieWarning, match="dwell_ms tells the label"):
+        found = Spec.infer(table)
+    assert "dwell_ms" not in found.fields
+    assert ftrie(capsys, "train", str(spec), str(log))[2].count("AUC") == 0
+    spec.write_text(spec.read_text().replace("[fields]", "[fields]\ndwell_ms = {}"))
+    for command in (["train", str(spec), str(log)], ["doctor", "--spec", str(spec), str(log)]):
+        code, _, err = ftrie(capsys, *command)
+        assert code == 2 and "fields.dwell_ms: input.ignore says that column 'dwell_ms' is no feature" in err
+    spec.write_text(spec.read_text().replace('"dwell_ms",', ""))
+    code, out, _ = ftrie(capsys, "doctor", "--spec", str(spec), str(log), "--json")
+    (leak,) = [each for each in json.loads(out)["findings"] if each["check"] == "label-leak"]
+    assert leak["remedy"] == 'take "dwell_ms" out of [fields]'
+    for command in (["train", str(spec), str(log), "--save", str(model)], ["evaluate", str(model), str(log)]):
+        assert "base has an AUC of 1.00000: a field probably tells the label" in ftrie(capsys, *command)[2]
 
 
 @pytest.mark.parametrize(
@@ -350,12 +378,16 @@ def test_logs_whose_rows_name_their_features_are_understood_and_train(tmp_path, 
     assert (code, json.loads(out)["rows"]) == (0, ROWS)
 
 
-def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path) -> None:
+def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, capsys) -> None:
     assert len(take_sample(str(log), rows=7).profiles[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
+    empty.write_text("click,site\n" + "1,a,\n" * 3)
+    for command in ("init", "doctor"):
+        code, _, err = ftrie(capsys, command, str(empty))
+        assert code == 3 and f"3 rows rejected, such as {empty}:2: wrong number of columns: got 3" in err
 
 
 def test_of_events_the_side_is_where_a_value_stands_and_lists_are_sets(tmp_path: Path) -> None:
