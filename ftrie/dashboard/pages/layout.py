@@ -191,7 +191,9 @@ def _away(view: View, problem: str) -> str:
     at = view.state.at
     since = f" Shown is what was there at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC." if at else ""
     what = "store" if view.feed.problem else "model"
-    return f"The {what} cannot be read: {problem.rstrip('?.')}.{since} This page goes on as soon as it can be."
+    return (
+        f"The {what} cannot be read: {problem.rstrip('?.')}.{since} This page goes on as soon as it can be."
+    )
 
 
 def _choices(view: View) -> None:

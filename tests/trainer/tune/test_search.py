@@ -92,7 +92,9 @@ def test_the_best_is_judged_frozen_as_evaluate_and_learning_on_as_train_report_i
 
 
 @pytest.mark.parametrize("batch", [1 << 9, 1 << 24])
-def test_by_default_candidates_are_ranked_as_models_of_the_rows_before_each_tenth_would_be(log, tmp_path, batch):
+def test_by_default_candidates_are_ranked_as_models_of_the_rows_before_each_tenth_would_be(
+    log, tmp_path, batch
+):
     head, *lines = Path(log).read_text("utf-8").splitlines(keepends=True)
     spec, losses = parse_spec(SPEC), []
     for begin in range(80, 800, 80):
@@ -106,7 +108,9 @@ def test_by_default_candidates_are_ranked_as_models_of_the_rows_before_each_tent
     options = Options(Comparison(frozen=True), HeldOut.of("0.2"))
     found = search(spec, candidates_of(spec, ["alpha=0.2"]), Repeated(Log([log], batch_bytes=batch)), options)
     (only,) = found.tuning.ranking
-    assert only.judged_rows == 720 and only.outcome.metrics.logloss == pytest.approx(np.mean(losses), rel=1e-6)
+    assert only.judged_rows == 720 and only.outcome.metrics.logloss == pytest.approx(
+        np.mean(losses), rel=1e-6
+    )
 
 
 def test_a_best_that_is_worse_once_frozen_is_warned_of(tmp_path):
