@@ -1,8 +1,8 @@
 """The files that each command reads and writes, and the check that an output can be written and names no input.
 
 Truncating an input cannot be undone, and a run cannot be had back whose result has no place, so the check runs before
-the command opens anything. It compares resolved paths
-and inodes after expanding globs. A test compares FILES with the parameters of all commands.
+the command opens anything. It compares resolved paths and inodes after expanding globs. A test compares FILES with the
+parameters of all commands.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def check_outputs(command: typer.core.TyperCommand, files: Files, values: dict[s
     options = {option.name: option for option in command.params}
     written: list[tuple[str, str, Path]] = []
     for name in files.writes:
-        if isinstance(values.get(name), Path) and options[name].metavar != "DIR":
+        # A cache that cannot be written costs time alone: the run says so and goes on.
+        if isinstance(values.get(name), Path) and options[name].metavar != "DIR" and name != "cache":
             check_writable(values[name])
         for text, path in _paths(values.get(name)):
             if path.exists() and not (path.is_file() or path.is_dir()):

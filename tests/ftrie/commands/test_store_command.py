@@ -54,7 +54,7 @@ def test_an_import_keeps_as_many_versions_as_publishing_does(ask: Ask, store: St
         if seed < 6:
             ask("store", "import", "ads", tmp_path / "m.arrow", "--keep", "0")
     assert len(store.model("ads").versions()) == 6
-    answer = ask("store", "import", "ads", tmp_path / "m.arrow")
+    answer = ask("store", "import", "ads", tmp_path / "m.arrow", "--keep", "5")
     assert (answer["version"], answer["deleted"]) == (7, [1, 2])
     assert [each.version for each in store.model("ads").versions()] == [3, 4, 5, 6, 7]
     assert ask("store", "import", "ads", tmp_path / "m.arrow", "--keep", "2")["deleted"] == [3, 4, 5, 6]

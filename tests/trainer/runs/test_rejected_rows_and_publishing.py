@@ -118,7 +118,7 @@ def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, cap
     log = write_log(tmp_path / "log.csv", ["no"] * 180 + ["1", "0"] * 10)
     assert run(["tune", spec, log, "--try", "alpha=0.1,1", "--json"]) == 0
     out, err = capsys.readouterr()
-    (warning,) = json.loads(out)["warnings"]
+    warning, *_ = json.loads(out)["warnings"]
     assert warning.startswith("180 rows were rejected, 90 %") and json.loads(err)["warning"] == warning
 
 
