@@ -6,10 +6,10 @@ that the cross would have had. A cross without effect costs a little: its expect
 
 Of P pairs some look good by chance. A pair is proposed only if a one-sided t test of its gain, over blocks of rows
 (`paired.py`), passes at 5 % / P (Bonferroni): at most one search in twenty proposes anything where no pair has an
-effect. A pair that has no more keys than one of its fields alone says nothing new, and is not proposed. The first round
-tries all pairs. The pair with the largest gain of those that pass joins the spec; the others that passed are tried again
-beside it, and so on until none passes. The first round alone decides who may pass, so the later rounds add no chance of
-an error.
+effect. A pair that has no more keys than one of its fields alone says nothing new, and is not proposed. The
+first round tries all pairs. The pair with the largest gain of those that pass joins the spec; the others that passed
+are tried again beside it, and so on until none passes. The first round alone decides who may pass, so the later rounds
+add no chance of an error.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Pair = tuple[str, str]
 class Tried:
     """A pair of fields, what it gained beside the crosses proposed before it, and its keys in the table.
 
-    same_as: the field that has a key for each of the cross's, as an item has for it and its brand, "" for none: what the
-    cross gains is a faster rate for that field, nothing new.
+    same_as: the field that has a key for each of the cross's, as an item has for it and its brand, "" for none:
+    what the cross gains is a faster rate for that field, nothing new.
     """
 
     pair: Pair
