@@ -341,6 +341,9 @@ def _print_crosses(proposal: Proposal) -> None:
     elif proposal.tried:
         first = proposal.tried[0]
         print(f"the largest gain: {'*'.join(first.pair)}, {difference_text(first.gain)}")
+    same = [f"{'*'.join(each.pair)} (of {each.same_as})" for each in proposal.tried if each.same_as]
+    if same:
+        print(f"not proposed, as each has one key for a key of one of its fields: {', '.join(same)}")
     for each in proposal.too_large:
         print(f"{'*'.join(each.pair)} would add {each.keys:,} keys, more than the budget has left")
 

@@ -96,11 +96,18 @@ class Profile:
         """True if every row has a value and all values can be labels."""
         return self.filled == len(self.texts) > 0 and all(map(can_be_label, self.counts))
 
+    @cached_property
+    def odd_labels(self) -> Counter[str]:
+        """What cannot be a label, if at most a tenth of the rows are so and the others are labels of both kinds."""
+        odd = Counter(text for text in self.texts if not can_be_label(text))
+        few = 10 * odd.total() <= len(self.texts)
+        return odd if few and len(set(self.labels(None))) == 2 else Counter()
+
     def labels(self, positive: str | None) -> list[int]:
-        """The values as 1 and 0: `positive` is 1; None for values that can be labels, defined if `is_label`."""
+        """The values as 1 and 0: `positive` is 1; None for values that can be labels, the others are 0."""
         if positive is not None:
             return [int(text == positive) for text in self.texts]
-        return [int(LABELS[text.lower().encode()] > 0.0) for text in self.texts]
+        return [int(LABELS.get(text.lower().encode(), 0.0) > 0.0) for text in self.texts]
 
     @property
     def pair(self) -> tuple[str, ...]:
@@ -175,10 +182,14 @@ def can_be_label(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Sample:
-    """The columns in the first rows of a log. has_header: False if the log does not name them."""
+    """The columns in the first rows of a log. has_header: False if the log does not name them.
+
+    objects: parents of nested columns that may be read as one set, as objects of numbers may.
+    """
 
     profiles: tuple[Profile, ...]
     has_header: bool = True
+    objects: frozenset[str] = frozenset()
 
 
 def take_sample(
@@ -199,6 +210,8 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     """Profile every column in the first rows that a reader delivers. Raises InputError if there are none."""
     values: dict[str, list[Any]] = {}
     columns, kinds = reader.columns(), reader.kinds()
+    parents = {name.rpartition(".")[0] for name in columns} - {""}
+    objects = frozenset(name for name in parents if reader.may_have(name))  # before it is read to its end
     taken, rejects = 0, list[Reject]()
     for batch in reader.batches(columns):
         rejects += batch.rejects
@@ -210,7 +223,7 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     if not values or not taken:
         raise no_readable_row(name, rejects)
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
-    return Sample(tuple(profiles), reader.columns_without_header is None)
+    return Sample(tuple(profiles), reader.columns_without_header is None, objects)
 
 
 def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:

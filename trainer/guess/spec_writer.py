@@ -130,6 +130,8 @@ def _field(guess: Guess, name: str, part: str | None = None) -> str:
         options.append(f"format = {_quote(str(guess.format))}")
     if guess.separator is not None:
         options.append(f"separator = {_quote(guess.separator)}")
+    if guess.optional:
+        options.append("optional = true")
     if name != guess.name:
         options.append(f"column = {_quote(guess.name)}")
     return f"{_key(name)} = {{ {', '.join(options)} }}"

@@ -137,6 +137,10 @@ def evaluate(
     report = diagnosing.report(output) if diagnosing is not None else None
     without_shown = may_be_absent and not totals.positions
     found = replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
+    if found.report is not None:  # one AUC of all rows, that of the finer histogram
+        total = found.report.total
+        own = {name: replace(each, auc=found.variants[name].auc) for name, each in total.variants.items()}
+        found = replace(found, report=replace(found.report, total=replace(total, variants=own)))
     for warning in leak_warnings(found.variants, found.clicks, found.weight - found.clicks):
         output.warn(warning)
     return found
