@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ftrie.library.model import Model
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, installing, listed
 from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL
@@ -53,9 +53,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError(
-        "ftrie.sklearn needs scikit-learn 1.6 or later: pip install 'ftrie[sklearn]'"
-    ) from error
+    raise ImportError(f"ftrie.sklearn needs scikit-learn 1.6 or later: {installing('sklearn')}") from error
 
 __all__ = ["FTRLClassifier"]
 
@@ -421,7 +419,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         options = dict(self.learner_options or {})
         if others := [name for name in options if name not in _LEARNER_OPTIONS]:
             raise ValueError(
-                f"learner_options: got {others[0]!r}; expected some of {', '.join(_LEARNER_OPTIONS)}"
+                f"learner_options: got {others[0]!r}; expected some of {listed(_LEARNER_OPTIONS, others[0])}"
             )
         learner = {name: float(getattr(self, name)) for name in ("alpha", "beta", "l1", "l2")}
         label = "label"

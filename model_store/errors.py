@@ -7,6 +7,10 @@ one table; the command line uses `exit_code`.
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class FtrieError(Exception):
@@ -158,6 +162,18 @@ def shown(value: object) -> str:
 def harmless(text: str) -> str:
     """Text from users, safe for a terminal: control characters except line feeds and tabs are escaped."""
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def listed(names: Iterable[str], wanted: str) -> str:
+    """The names there are, or "none", and the one that `wanted` may mean: age, device; did you mean age?"""
+    known = list(names)
+    near = get_close_matches(wanted, known, 1)
+    return (", ".join(known) or "none") + (f"; did you mean {near[0]}?" if near else "")
+
+
+def installing(extra: str) -> str:
+    """The command that adds an extra to the ftrie that runs. As ftrie is installed there, no index needs to have it."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'ftrie[{extra}]'"
 
 
 def counted(number: int, thing: str, things: str | None = None) -> str:

@@ -5,6 +5,7 @@ A token is sent over TLS or to this machine, never unencrypted over a network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from server.rpc.security import is_loopback
 
 SYSTEM = "system"
 MAX_ANSWER_BYTES = 16 << 20
+_AWAY = re.compile("Connection refused|No route to host|Network is unreachable|DNS resolution failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,13 @@ class CallFailed(ServerError):
     @classmethod
     def of(cls, address: str, error: Any) -> Self:
         """From the grpc.RpcError of a call to `address`."""
-        made = cls(f"{address}: {error.code().name}: {error.details()}", error.code())
+        away = _AWAY.search(error.details() or "") if error.code() is grpc.StatusCode.UNAVAILABLE else None
+        text = (
+            f"no server at {address}: {away[0]}"
+            if away
+            else f"{address}: {error.code().name}: {error.details()}"
+        )
+        made = cls(text, error.code())
         status = rpc_status.from_call(error)
         for detail in status.details if status is not None else ():
             made._read(detail)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any, TypeAlias, TypedDict, Unpack
 
@@ -15,7 +14,7 @@ from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
 from ctr.v1.ranking_pb2 import Degradation as DegradationMessage
 from ctr.v1.ranking_pb2 import DegradationReason, ExplainResponse, Features, RankRequest, RankResponse
 from ctr.v1.ranking_pb2 import RankedItem as ItemMessage
-from model_store.errors import FieldValueError
+from model_store.errors import FieldValueError, listed
 
 RAW_KEYS = "raw_keys"  # a list under this name is whole keys of the model's raw field
 
@@ -303,9 +302,7 @@ def _unknown(options: Mapping[str, object]) -> str:
     """The message for keywords that no ranking has."""
     known = list(Options.__annotations__)
     name = next(each for each in options if each not in known)
-    close = get_close_matches(name, known, 1)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unexpected keyword {name!r}{guess} a ranking takes {', '.join(known)}"
+    return f"unexpected keyword {name!r}; a ranking takes {listed(known, name)}"
 
 
 def _add_features(features: Features, values: FeatureValues | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -246,7 +247,7 @@ def train(
     expand(inputs)
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    with Store.open(store) if publish else nullcontext() as opened:
+    with _interruptible(), Store.open(store) if publish else nullcontext() as opened:
         versions = opened.model(model_spec.model.name) if opened else None
         if versions and activate:
             versions.refuse_beside_a_trainer()
@@ -282,6 +283,15 @@ def train(
             note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
     print_report(run.report, as_json)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with what the run says of where it was; without a handler typer would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        raise Stopped(str(stopped) or "stopped by Ctrl-C", signal.SIGINT) from None
 
 
 def check_threshold(threshold: float) -> None:

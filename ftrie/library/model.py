@@ -21,7 +21,7 @@ from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant, summaries
-from model_store.errors import InputError, UsageError, counted
+from model_store.errors import InputError, UsageError, counted, listed
 from model_store.model_files import write_model
 from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
@@ -225,7 +225,7 @@ class Model:
 
         name = variant or self.variants[0]
         if name not in self.variants:
-            raise UsageError(f"no variant {name!r}; the model has: {', '.join(self.variants)}")
+            raise UsageError(f"no variant {name!r}; the model has: {listed(self.variants, name)}")
         keys, weights = heaviest(self.artefact, self.variants.index(name), n)
         return plot_weights(keys, weights, f"{self.name}, variant {name}: the largest weights")
 
@@ -402,7 +402,7 @@ class Evaluation:
 
         slices = {each.field: each.values for each in self._diagnosed("plot_slices").slices}
         if name not in slices:
-            raise UsageError(f"no slices by {name!r}; the evaluation has: {', '.join(slices) or 'none'}")
+            raise UsageError(f"no slices by {name!r}; the evaluation has: {listed(slices, name)}")
         return plot_slices(name, slices[name])
 
     def _diagnosed(self, what: str) -> ModelReport:

@@ -15,7 +15,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.artefact.changes import ChangedRows, changed_rows
 from model_store.artefact.key_ranges import key_ranges
 from model_store.artefact.rows import ModelRows
-from model_store.errors import UsageError
+from model_store.errors import UsageError, listed
 
 _SHOWN = 10
 _CHUNK = 1 << 16
@@ -130,7 +130,7 @@ def diff_of(older: Artefact, newer: Artefact, variant: str) -> ModelDiff:
     for artefact in (older, newer):
         names = list(artefact.spec.variants)
         if variant not in names:
-            raise UsageError(f"no variant {variant!r} in both models; one has: {', '.join(names)}")
+            raise UsageError(f"no variant {variant!r} in both models; one has: {listed(names, variant)}")
         bits.append(names.index(variant))
     rows = [_of_variant(artefact, bit) for artefact, bit in zip((older, newer), bits, strict=True)]
     found = changed_rows(rows[0], rows[1], 0.0)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import BinaryIO, Protocol
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from trainer.logs.batch import STDIN, Position, ReadFile, RowBatch, sha256_of
 from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import JsonLinesFile
@@ -129,7 +129,9 @@ def _is_separated_by(other: str, format: str, data: Bytes) -> bool:
 def check_format(format: str | None) -> str | None:
     """Return `format` if it is known or None, else raise InputError."""
     if format not in (None, EVENTS, *FORMATS):
-        raise InputError(f"format {format!r} is not known; expected one of {', '.join([*FORMATS, EVENTS])}")
+        raise InputError(
+            f"format {format!r} is not known; expected one of {listed([*FORMATS, EVENTS], format)}"
+        )
     return format
 
 
@@ -305,7 +307,7 @@ class LogReader:
         if missing:
             raise SpecError(
                 f"{self.files[self._next]} has no column {', '.join(map(repr, missing))}; "
-                f"it has {', '.join(source.columns)}"
+                f"it has {listed(source.columns, missing[0])}"
             )
 
     def _finish(self, stop: Position, stream: ByteStream) -> None:

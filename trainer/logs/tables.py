@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from trainer.logs.batch import LazyColumns, NotPlain, Position, RowBatch, coded, is_several
 from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, paths
 from trainer.logs.reader import BATCH_BYTES, Bookmarks
@@ -128,7 +128,8 @@ class TableReader:
             unusable = [name for name in missing if name.partition(".")[0] in self._left_out]
             reason = f" ({', '.join(unusable)}: of a type that cannot become a feature)" if unusable else ""
             raise SpecError(
-                f"the table has no column {', '.join(map(repr, missing))}{reason}; it has {', '.join(self._fields)}"
+                f"the table has no column {', '.join(map(repr, missing))}{reason}; "
+                f"it has {listed(self._fields, missing[0])}"
             )
         for batch in self._batches:
             for piece in self._pieces(batch):

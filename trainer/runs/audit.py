@@ -18,7 +18,7 @@ import pyarrow as pa
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration
 from model_store.artefact.key_ranges import OTHER, PrefixRules
-from model_store.errors import FieldValueError, InputError, SpecError
+from model_store.errors import FieldValueError, InputError, SpecError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.normal_kernels import normal_probability
@@ -81,7 +81,7 @@ def audit(
     names = list(artefact.spec.variants)
     name = names[0] if variant is None else variant
     if name not in names:
-        raise SpecError(f"no variant {name!r}; the model has: {', '.join(names)}")
+        raise SpecError(f"no variant {name!r}; the model has: {listed(names, name)}")
     with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         seen = 0
         for batch in opened.rows():

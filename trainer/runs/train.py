@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, FtrieError, InputError, Stopped
+from model_store.errors import CheckpointError, FtrieError, InputError, Stopped, counted
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
@@ -376,7 +376,11 @@ class LearningLoop:
         --strict is not.
         """
         if self.checkpoints is None:
-            return self._run(stream, on_batch)
+            try:
+                return self._run(stream, on_batch)
+            except KeyboardInterrupt:
+                where = f"stopped by Ctrl-C after {self.model.rows:,} rows were learned"
+                raise KeyboardInterrupt(f"{where}; {self._published()}") from None
         with StopSignals() as signals:
             failure = self._run(signals.until_stopped(stream, lambda: self._resumable), on_batch)
         return self._explained(failure) if isinstance(failure, Stopped) else failure
@@ -497,10 +501,17 @@ class LearningLoop:
         file.sync()
         return Written.to(file.path, file.offset)
 
+    def _published(self) -> str:
+        counts = self._publisher.counts if self._publisher is not None else PublishCounts()
+        versions = counts.snapshots + counts.deltas
+        return f"{counted(versions, 'version')} had been published" if versions else "nothing was published"
+
     def _explained(self, stopped: Stopped) -> FtrieError:
         learned = f"{stopped} after {self.model.rows:,} rows were learned"
         if self.checkpoints is not None and self.checkpoints.unsaved:
             return CheckpointError(
                 f"{learned}, which could not be saved; --resume continues from an earlier checkpoint"
             )
-        return Stopped(f"{learned}; --resume continues from there", stopped.exit_code - 128)
+        return Stopped(
+            f"{learned}; --resume continues from there; {self._published()}", stopped.exit_code - 128
+        )

@@ -104,7 +104,9 @@ def test_what_no_server_needs_to_see_is_refused_before_a_call() -> None:
     async def connect(address: str, access: Access) -> None:
         aio.Client(address, access=access)
 
-    asyncio.run(ask(TypeError, "unexpected keyword 'contxt'; did you mean 'context'", contxt={}))
+    asyncio.run(
+        ask(TypeError, "unexpected keyword 'contxt'; a ranking takes .*; did you mean context?", contxt={})
+    )
     asyncio.run(ask(FieldValueError, "not Unicode text", cookie="\ud800"))
     with pytest.raises(ServerError, match="unencrypted; give --tls-ca"):
         asyncio.run(connect("10.0.0.5:50051", Access(token=TOKEN)))
@@ -181,15 +183,15 @@ def test_ftrie_aio_needs_no_import_of_its_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_unknown_keyword_is_refused_and_the_known_ones_are_listed() -> None:
     for keyword, said in (
-        ("candidate", "did you mean 'candidates'?"),
-        ("topk", "did you mean 'top_k'?"),
-        ("contxt", "did you mean 'context'?"),
+        ("candidate", "did you mean candidates?"),
+        ("topk", "did you mean top_k?"),
+        ("contxt", "did you mean context?"),
         ("zzzz", "'zzzz'; a ranking takes"),
     ):
         with pytest.raises(TypeError) as raised:
             request_of("shop", **{"cookie": "u1", keyword: 1})  # type: ignore[misc]
         assert said in str(raised.value)
-        listed = str(raised.value).partition("a ranking takes ")[2].split(", ")
+        listed = str(raised.value).partition("a ranking takes ")[2].partition("; ")[0].split(", ")
         assert sorted(listed) == sorted(Options.__optional_keys__)
 
 

@@ -58,7 +58,9 @@ def test_replace_merges_sections_and_removes_members() -> None:
     assert changed.model_spec.learner.alpha == 0.3
     assert changed.variants == ("base",)
     assert spec == ftrie.Spec(TEXT)
-    with pytest.raises(SpecError, match=r"learner\.alfa: no such key; allowed here: "):
+    with pytest.raises(
+        SpecError, match=r"learner\.alfa: no such key; allowed here: .*; did you mean alpha\?"
+    ):
         spec.replace(learner={"alfa": 1})
 
 
