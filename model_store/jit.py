@@ -37,8 +37,8 @@ _KERNEL_FILES = ("*_kernels.py", "learners/*.py", "slots/*.py")
 _IMPORT = re.compile(r"^from ((?:model_store|trainer|server)[.\w]*) import (\(?[^)]*?(?:\)|$))", re.MULTILINE)
 _COMPLETE = "complete"
 _FOLDERS = "kernels-"
-_KEPT = 4
-"""Caches of that many versions are kept: 5 to 20 MB each."""
+_KEPT, _IN_USE_S = 4, 86_400.0
+"""Caches of that many versions are kept, 5 to 20 MB each, and those used within a day, by several checkouts."""
 
 
 def _kernel_sources() -> list[Path]:
@@ -253,9 +253,14 @@ def mark_kernels_cached(part: str) -> None:
 
 def _remove_old() -> None:
     """Keep the caches used last, of this and other versions; a removed one is only compiled again."""
-    folders = [path for path in CACHE_FOLDER.parent.glob(f"{_FOLDERS}*") if path != CACHE_FOLDER]
-    for folder in sorted(folders, key=lambda path: path.stat().st_mtime)[: 1 - _KEPT]:
-        shutil.rmtree(folder, ignore_errors=True)
+    used = {
+        path: path.stat().st_mtime
+        for path in CACHE_FOLDER.parent.glob(f"{_FOLDERS}*")
+        if path != CACHE_FOLDER
+    }
+    for folder in sorted(used, key=used.__getitem__)[: 1 - _KEPT]:
+        if used[folder] < time.time() - _IN_USE_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Listener(numba.core.event.Listener):

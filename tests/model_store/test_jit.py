@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from model_store import jit
 from model_store.hash_kernels import digest
 from model_store.jit import CACHE_FOLDER
 
@@ -45,6 +47,7 @@ def test_kernels_are_cached_under_the_hash_of_all_sources_whatever_is_imported_f
 # Prints the folder of the package, then each kernel that was compiled, not read from the cache.
 COMPILE = """
 import sys
+import time
 import numpy as np
 import model_store
 from model_store.jit import mark_kernels_cached, on_compile
@@ -109,3 +112,19 @@ def test_a_kernel_runs_without_a_cache_that_can_be_written(tmp_path):
 def test_an_inlined_function_refuses_to_be_called_from_python():
     with pytest.raises(TypeError, match="digest is compiled into kernels only"):
         digest(0, 0)
+
+
+def test_caches_that_are_in_use_stay_and_of_the_others_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(jit, "CACHE_FOLDER", tmp_path / "kernels-own")
+    hours = {"own": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 30, "f": 40}
+    for name, age in hours.items():
+        (tmp_path / f"kernels-{name}").mkdir()
+        os.utime(tmp_path / f"kernels-{name}", times=(time.time() - 3600 * age,) * 2)
+    jit._remove_old()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"kernels-{name}" for name in ("a", "b", "c", "d", "own")
+    ]
+    for name in "abcd":
+        os.utime(tmp_path / f"kernels-{name}", times=(time.time() - 90_000,) * 2)
+    jit._remove_old()
+    assert len(list(tmp_path.iterdir())) == 4
