@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -43,6 +44,21 @@ def text_of(value: Scalar) -> bytes:
     if isinstance(value, int):
         return b"%d" % value
     raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
+
+
+_WHOLE = re.compile(rb"(-?)(0|[1-9][0-9]{0,15})(?:\.0+)?")
+_BOOLEANS = {**dict.fromkeys((b"True", b"TRUE"), b"true"), **dict.fromkeys((b"False", b"FALSE"), b"false")}
+
+
+def category_text(text: bytes) -> bytes:
+    """The canonical text of a category: what `text_of` gives for the whole number or boolean that a CSV spells so.
+
+    30.0 is 30, -0.0 is 0, True is true; any other text stays as it is. A function of the one text, so that log, store
+    and request agree without knowing a column's type (ADR 0018). `find_spellings` finds what it changes.
+    """
+    if text[-1:] == b"0" and (found := _WHOLE.fullmatch(text)) and int(found[2]) < INTEGRAL_LIMIT:
+        return b"%d" % int(found[1] + found[2])
+    return _BOOLEANS.get(text, text)
 
 
 def log_bucket(value: float) -> int:

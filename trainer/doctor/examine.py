@@ -129,7 +129,7 @@ class _Source:
         keys = [table.key for table in log.tables]
         own = tuple(dict.fromkeys([*columns, *keys]))
         self._columns = tuple(dict.fromkeys([*own, *in_tables]))
-        self._batches = joined(reader.batches(own), log.tables, self._columns)
+        self._batches = joined(reader.batches(own), log.tables, self._columns, log.on_note)
         self._first: list[RowBatch] = []
 
     def checks(self, label: str | None) -> _Checks:

@@ -270,7 +270,8 @@ class OpenLog:
         more_columns = [*more_columns, *self._period.columns]
         more = [name for name in more_columns if name in self.columns or self._reader.may_have(name)]
         wanted = _each_once([*(spec.wanted_columns() for spec in self.specs), more_columns])
-        return joined(self._reader.batches(_each_once([self._in_log, more])), self._log.tables, wanted)
+        batches = self._reader.batches(_each_once([self._in_log, more]))
+        return joined(batches, self._log.tables, wanted, self._log.on_note)
 
     def learned(self) -> tuple[ModelSpec, ...]:
         """The specs, with what their fields learn from the first rows. Consumes rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -154,6 +155,32 @@ def test_weighted_sets_sets_times_and_decimals(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join('{"t":"2026-01-02 00:00:00.000000Z",' + each + "}\n" for each in rest))
     assert learned(data, spec) == learned(log, spec)
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_a_csv_with_the_spellings_of_pandas_is_the_typed_table(tmp_path: Path, quoting: int) -> None:
+    fields = {"vip": {"side": "user"}, "age": {}, "ad": {"side": "item"}, "s": {"kind": "set"}}
+    spec = bare(fields=fields)
+    data: dict[str, list[Any]] = {
+        "y": [1, 0, 1, 0] * 3,
+        "vip": [True, False, None] * 4,
+        "age": [30.0, -0.0, None, 1.5] * 3,
+        "ad": ["a", "b"] * 6,
+        "s": [["True", "7"], ["30.0"], None] * 4,
+    }
+    with (tmp_path / "log.csv").open("w", newline="") as file:
+        writer = csv.writer(file, quoting=quoting)
+        writer.writerow(data)
+        for row in zip(*data.values(), strict=True):
+            writer.writerow([",".join(each) if isinstance(each, list) else each for each in row])
+    model = ftrie.train(spec, tmp_path / "log.csv", progress=False).model
+    assert model.artefact.sha256 == learned(data, spec)
+    ranker = model.ranker(items={"a": {"ad": "a"}})
+    typed, text = (
+        ranker.rank({"vip": vip}, {"age": age}, ["a"]).items[0].ctr
+        for vip, age in ((True, 30.0), ("True", "30.0"))
+    )
+    assert typed == text != ranker.rank({}, {}, ["a"]).items[0].ctr
 
 
 def test_items_and_users_from_tables_and_files(tmp_path: Path) -> None:
