@@ -44,7 +44,7 @@ def test_an_error_ends_with_9_and_a_table_is_examined_as_its_file_is(tmp_path: P
     code, out, _ = say("doctor", path)
     assert code == 9
     assert re.search(r"^error     label-leak +[0-9]+ of [0-9]+ clicks$", out, re.M)
-    assert 'do        [input] ignore = ["reve<nue"]' in out.splitlines()
+    assert 'do        [input] ignore = ["reve<nue"], or no entry in [fields]' in out.splitlines()
     assert all(len(line) <= 80 for line in out.replace(str(path), "log.csv").splitlines())
     code, out, err = say("doctor", path, "--json")
     assert (code, err) == (9, "")
