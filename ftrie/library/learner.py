@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftrie.library.data import Data, log_of
 from ftrie.library.model import Model
-from ftrie.library.output import warn
+from ftrie.library.output import warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
 from model_store.errors import OutputError, counted
 from trainer.runs.online import OnlineModel
@@ -39,9 +39,12 @@ class Learner:
     def learn(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> Learner:
         """Learn the rows of a table, or of a log; each is predicted before it is learned. Returns the learner.
 
-        A bad row is counted in `report` and skipped. Raises SpecError for a missing column.
+        A bad row is counted in `report`, warned of and skipped. Raises SpecError for a missing column.
         """
+        rejects = self._online.rejects
+        before = rejects.count
         self._online.learn(log_of(data, self._online.spec.input, items=items, users=users))
+        warn_of_rejects(rejects.count - before, rejects.reasons)
         return self
 
     def learn_one(self, row: Mapping[str, Any], y: float, weight: float = 1.0) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
-from ftrie.library.output import LibraryOutput, warn
+from ftrie.library.output import LibraryOutput, warn, warn_of_rejects
 from ftrie.library.spec import Spec
 from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
 from model_store.artefact import json_model
@@ -179,6 +179,7 @@ class Model:
                 threads=threads,
                 output=output,
             )
+        warn_of_rejects(rejects.count, rejects.reasons)
         return Evaluation(self.name, found)
 
     def diff(self, other: Model, variant: str | None = None) -> ModelDiff:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ftrie.terminal import library_progress
+from model_store.errors import counted
 from trainer.output import SILENT, Progress
 
 
@@ -39,6 +40,12 @@ class LibraryOutput:
         shown = library_progress if self._shows_progress else SILENT.progress
         with shown(description, total, unit) as progress:
             yield progress
+
+
+def warn_of_rejects(count: int, reasons: Sequence[str]) -> None:
+    """Warn of rows that were skipped, if there are any; reasons: of the first ones."""
+    if count:
+        warn(f"{counted(count, 'row')} rejected: {'; '.join(reasons)}")
 
 
 def warn(message: str) -> None:

@@ -14,11 +14,11 @@ import pyarrow as pa
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
-from ftrie.library.output import LibraryOutput, warn
+from ftrie.library.output import LibraryOutput, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
 from ftrie.report.series import RunMetrics, read_runs
 from model_store.artefact.artefact import Artefact
-from model_store.errors import InputError, counted
+from model_store.errors import InputError
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import MetricsFile, VariantMetrics
 from trainer.logs.rejects import Reject, RejectLog
@@ -114,8 +114,7 @@ def train(
         raise InputError(nothing_learned(run))
     for message in run.report.warnings:
         warn(message)
-    if run.report.rejected:
-        warn(f"{counted(run.report.rejected, 'row')} rejected: {'; '.join(run.rejected)}")
+    warn_of_rejects(run.report.rejected, run.rejected)
     if run.absent:
         warn(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
