@@ -123,10 +123,10 @@ class Model:
         )
 
     def weights(self) -> pa.Table:
-        """A line a key: key, field, weight and rate, and the variants that use it. O(keys).
+        """A line a key: key, field, weight and learning_rate, and the variants that use it. O(keys).
 
         Where each variant has its own values (learner.values = "per_variant") the columns are `weight.NAME` and
-        `rate.NAME`, null where the variant does not use the key.
+        `learning_rate.NAME`, null where the variant does not use the key.
         """
         return weights_table(self.artefact)
 
@@ -321,7 +321,7 @@ class Explanation:
 
     @property
     def table(self) -> pa.Table:
-        """field, key, x, weight, contribution, rate: a line a key; weight is null for a key that the model lacks."""
+        """field, key, x, weight, contribution, learning_rate: a line a key; weight is null if the model lacks it."""
         lines = [
             {
                 "field": field.name,
@@ -329,13 +329,13 @@ class Explanation:
                 "x": key.x,
                 "weight": key.weight,
                 "contribution": key.contribution,
-                "rate": key.rate,
+                "learning_rate": key.learning_rate,
             }
             for field in self.audit.fields
             for key in field.keys
         ]
         kinds = [pa.string(), pa.string(), *[pa.float64()] * 4]
-        names = ["field", "key", "x", "weight", "contribution", "rate"]
+        names = ["field", "key", "x", "weight", "contribution", "learning_rate"]
         return pa.Table.from_pylist(lines, schema=pa.schema(list(zip(names, kinds, strict=True))))
 
     def __str__(self) -> str:

@@ -95,10 +95,10 @@ class Spec:
             document.pop("variants", None)
         return document
 
-    def replace(self, **sections: Any) -> Spec:
+    def merge(self, **sections: Any) -> Spec:
         """A changed copy: each section is merged into the present one, `None` removes a member.
 
-        `spec.replace(learner={"alpha": 0.05}, variants={"plain": {"without": ["age"]}})`. Raises SpecError.
+        `spec.merge(learner={"alpha": 0.05}, variants={"plain": {"without": ["age"]}})`. Raises SpecError.
         """
         return Spec(_merged(self.to_dict(), sections))
 

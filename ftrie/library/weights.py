@@ -23,15 +23,15 @@ Array = npt.NDArray[Any]
 
 
 def weights_table(artefact: Artefact) -> pa.Table:
-    """A line a key, in the order of the keys: key, field, weight and rate, variants.
+    """A line a key, in the order of the keys: key, field, weight and learning_rate, variants.
 
     key: its text, bytes that are not UTF-8 escaped; field: the field or cross that owns it, "bias", or "other";
     variants: the names of those that use it. Where each variant has its own values (learner.values = "per_variant"),
-    `weight.NAME` and `rate.NAME` for each; null where the variant does not use the key. O(keys).
+    `weight.NAME` and `learning_rate.NAME` for each; null where the variant does not use the key. O(keys).
     """
     columns: dict[str, Any] = {"key": key_texts(artefact), "field": _owners(artefact)}
     names = list(artefact.spec.variants)
-    for what, numbers in (("weight", artefact.weight), ("rate", artefact.rate)):
+    for what, numbers in (("weight", artefact.weight), ("learning_rate", artefact.rate)):
         if not artefact.per_variant:
             columns[what] = pa.array(numbers)
             continue

@@ -32,14 +32,14 @@ from trainer.logs.batch import RowBatch
 class KeyAudit:
     """One key of a row: contribution = weight * x. A key that the model lacks has weight None and contributes 0.
 
-    rate: the key's learning rate, or that of an unseen key if the model lacks it; None if unknown.
+    learning_rate: the key's, or that of an unseen key if the model lacks it; None if unknown.
     """
 
     key: str
     x: float
     weight: float | None
     contribution: float
-    rate: float | None
+    learning_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class FieldAudit:
 class RowAudit:
     """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration.
 
-    link: "logit" or "probit"; for probit a key's rate is the variance of its weight, and uncertainty the standard
-    deviation of the score.
+    link: "logit" or "probit"; for probit a key's learning_rate is the variance of its weight, and uncertainty the
+    standard deviation of the score.
     """
 
     file: str
@@ -138,7 +138,7 @@ class RowAuditor:
             for name, audits in found.items()
         )
         score = sum(each.contribution for each in _all(fields))
-        rates = [(each.rate or 0.0, abs(each.x)) for each in _all(fields)]
+        rates = [(each.learning_rate or 0.0, abs(each.x)) for each in _all(fields)]
         if self._noise is None:
             predicted = float(probability(score))
             uncertainty = sum(rate * size for rate, size in rates)

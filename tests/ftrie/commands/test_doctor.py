@@ -85,7 +85,7 @@ def test_a_spec_says_what_is_learned(tmp_path: Path, ask: Ask) -> None:
     spec.write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
     found = ask(*words, "--items", items)["findings"]
     assert [(each["check"], each["severity"]) for each in found] == [("label-leak", "note")]
-    used = ftrie.Spec(SPEC).replace(fields={"brand": None, "reve<nue": {}})
+    used = ftrie.Spec(SPEC).merge(fields={"brand": None, "reve<nue": {}})
     assert [each.severity for each in ftrie.doctor(leaking(), used, progress=False)] == ["error"]
 
 

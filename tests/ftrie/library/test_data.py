@@ -75,7 +75,7 @@ def test_arrow_tables_and_python_columns_and_rows(rows: pa.Table, expected: str)
     assert learned(rows.to_pylist()) == expected
     for size in (1, 7, 64, 65, ROWS - 1, ROWS, ROWS + 1):
         assert learned(pieces(rows, size)) == expected
-    spec = SPEC.replace(fields={"price": {"bucket": "quantile:8"}})  # which learns from the first rows
+    spec = SPEC.merge(fields={"price": {"bucket": "quantile:8"}})  # which learns from the first rows
     assert learned(pieces(rows, 70), spec) == learned(rows, spec)
     table = table_of(pieces(rows, 100))
     assert sum(batch.num_rows for batch in table.batches()) == ROWS
@@ -93,7 +93,7 @@ def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
     }
     assert learned(pa.table(other)) == expected
     assert learned({name: OnlyStream(rows[name]) for name in rows.column_names}) == expected
-    plain, fewer = rows.drop_columns(["tags"]), SPEC.replace(fields={"tags": None})
+    plain, fewer = rows.drop_columns(["tags"]), SPEC.merge(fields={"tags": None})
     assert learned(OnlyInterchange(plain), fewer) == learned(plain, fewer)
     nothing, user = pa.nulls(len(rows)), rows.column_names.index("user")
     coded = rows.set_column(user, "user", nothing.dictionary_encode())  # a dictionary of nothing
@@ -102,7 +102,7 @@ def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
     both = [rows[name].combine_chunks() for name in ("user", "hour")]
     nested = {name: rows[name] for name in ("click", "price", "tags")}
     nested["u"] = pa.StructArray.from_arrays(both, ["user", "hour"])
-    spec = SPEC.replace(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
+    spec = SPEC.merge(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
     keys = [ftrie.train(*each, progress=False).report.keys for each in ((spec, nested), (SPEC, rows))]
     assert keys[0] == keys[1]
 

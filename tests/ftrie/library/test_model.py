@@ -55,7 +55,7 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
 @pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
 def test_other_learners(algorithm: str, rows: pa.Table) -> None:
     learner = {"algorithm": algorithm, "values": None, "l1": None}
-    spec = ALL_KINDS.replace(learner=learner, calibration=None, variants={"plain": {"alpha": None}})
+    spec = ALL_KINDS.merge(learner=learner, calibration=None, variants={"plain": {"alpha": None}})
     model = ftrie.train(spec, rows, progress=False).model
     found = model.predict(rows.slice(0, 30), uncertainty=True).to_pylist()
     for line, row in zip(found, features_of(rows).slice(0, 30).to_pylist(), strict=True):
@@ -108,7 +108,7 @@ def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
     assert crossed["field"] == "age*ad" and crossed["variants"] == "base" and crossed["weight.plain"] is None
     assert model.keys == len(lines)
     shared = ftrie.train(bare(), {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}, progress=False).model.weights()
-    assert shared.column_names == ["key", "field", "weight", "rate", "variants"]
+    assert shared.column_names == ["key", "field", "weight", "learning_rate", "variants"]
     assert [key for key in shared["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
 
 
