@@ -20,7 +20,7 @@ import numpy as np
 
 from model_store.errors import InputError
 from trainer.logs.batch import HEAD_BYTES
-from trainer.logs.streams import ByteStream
+from trainer.logs.streams import ByteStream, matches
 
 _PACKED = (".gz", ".zst")
 _NUMBERED_DIGITS = 5
@@ -81,7 +81,7 @@ class Listing:
 
     def _paths(self) -> Iterator[str]:
         if glob.has_magic(self.name) and not os.path.lexists(self.name):
-            found: Iterator[str] = iter(glob.glob(self.name, recursive=True))
+            found = matches(self.name)
         elif self._is_one_file():
             folder, base = os.path.split(self.name)
             found = (path for path in _inside(folder or ".") if _belongs(os.path.basename(path), base))

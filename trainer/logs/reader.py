@@ -19,7 +19,7 @@ from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import JsonLinesFile
 from trainer.logs.parquet import ParquetInput
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
-from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, open_input
+from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, matches, open_input
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 """The formats of labelled rows."""
@@ -431,7 +431,10 @@ def _expand_one(name: str) -> Iterator[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    files = [name for name in matches(pattern) if Path(name).is_file()]
     if not files:
         raise InputError(f"{pattern} matches no file (from the folder {Path.cwd()})")
-    return files
+    # A file that links lead to as well is read once, by its own path, which stays when a link moves on.
+    own = sorted(files, key=lambda name: (os.path.realpath(name) != os.path.abspath(name), name))
+    once = {(status.st_dev, status.st_ino): name for name in reversed(own) for status in [os.stat(name)]}
+    return sorted(once.values())

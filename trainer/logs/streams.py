@@ -5,10 +5,13 @@ Compression is detected by the first bytes, not by the name, so a mislabelled fi
 
 from __future__ import annotations
 
+import glob
 import io
 import os
+import re
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -256,6 +259,26 @@ def open_input(name: str) -> BinaryIO:
         return Path(name).open("rb")
     except OSError as error:
         raise InputError(f"{name}: cannot be opened: {error.strerror}") from error
+
+
+def matches(pattern: str) -> Iterator[str]:
+    """The paths that a glob stands for. `**` enters each folder once, as a link may lead back to one above it."""
+    parts = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if len(parts) == 1:
+        yield from glob.glob(pattern)
+        return
+    top, rest = parts
+    for root in glob.glob(top) if top else [""]:
+        entered: set[tuple[int, int]] = set()
+        for folder, inner, _ in os.walk(root or ".", followlinks=True):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in entered:
+                inner.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            visible = sorted(name for name in inner if not name.startswith("."))
+            inner[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(folder, name)))
+            yield from matches(os.path.join(glob.escape(folder if root else folder[2:]), rest or "*"))
 
 
 def is_pipe(name: str) -> bool:

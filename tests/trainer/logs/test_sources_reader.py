@@ -15,7 +15,7 @@ import pytest
 
 from model_store.errors import InputError
 from tests.trainer.logs.reading import read, write, zstd
-from trainer.logs.reader import LogReader
+from trainer.logs.reader import LogReader, expand
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -79,6 +79,25 @@ def test_files_are_read_in_the_order_named_and_globs_sorted(tmp_path: Path) -> N
     reader = LogReader([str(tmp_path / name) for name in ("c.csv", "[ab].csv", "log[1].csv")])
     files = [(Path(batch.file).stem, batch.lines.tolist()) for batch in reader.batches(["x"])]
     assert files == [("c", [2]), ("a", [2]), ("b", [2]), ("log[1]", [2])]
+
+
+def test_a_glob_reads_each_file_once_by_its_own_path(tmp_path: Path, monkeypatch) -> None:
+    for name in ("top.csv", "sub/b.csv", "sub/deep/c.csv", "sub/.hidden/d.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, "x\n1\n")
+    for link, target in (("a.csv", "top.csv"), ("sub/up", ".."), ("sub/deep/up", "../.."), ("e", "sub/deep")):
+        (tmp_path / link).symlink_to(target)
+    os.link(tmp_path / "top.csv", tmp_path / "z.csv")
+    monkeypatch.chdir(tmp_path)
+    for pattern, files in (
+        ("*.csv", ["top.csv"]),
+        ("**/*.csv", ["sub/b.csv", "sub/deep/c.csv", "top.csv"]),
+        ("sub/**", ["sub/b.csv", "sub/deep/c.csv", "sub/deep/up/a.csv"]),  # the last by links alone
+        ("e/**/[bc].csv", ["e/c.csv", "e/up/sub/b.csv"]),
+        (f"{tmp_path}/**/deep/**/c.csv", [f"{tmp_path}/sub/deep/c.csv"]),
+    ):
+        assert list(expand([pattern])) == files, pattern
+    assert expand(["top.csv", "a.csv"]) == ("top.csv", "a.csv")  # as named, so as often
 
 
 def test_inputs_that_are_not_there_are_refused_before_reading() -> None:
@@ -155,7 +174,7 @@ def test_progress_grows_from_file_to_file_and_closing_in_the_middle_is_allowed(t
 _PEAK = r"""
 import re, sys
 from pathlib import Path
-from trainer.logs.reader import LogReader
+from trainer.logs.reader import LogReader, expand
 reader = LogReader(sys.argv[1:], batch_bytes=1 << 20)
 rows = sum(batch.rows for batch in reader.batches(["click", "site"]))
 print(rows, re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
