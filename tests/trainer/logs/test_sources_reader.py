@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from model_store.errors import InputError
+from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import read, write, zstd
 from trainer.logs.reader import LogReader, expand
 
@@ -208,3 +208,38 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
     rows, peak = peak_memory(make(100_000))
     more_rows, more_peak = peak_memory(make(500_000))
     assert (rows, more_rows) == (100_000, 500_000) and more_peak < 1.1 * peak
+
+
+def test_columns_in_the_path_are_read_unless_the_file_has_them(tmp_path: Path) -> None:
+    for day, click, text in (("1", "0", "site,click\na,1\nb,1\n"), ("2%2F3", "0", "site,click\nc,0\n")):
+        (tmp_path / f"day={day}" / f"click={click}").mkdir(parents=True)
+        write(tmp_path / f"day={day}" / f"click={click}" / "p.csv", text)
+    (tmp_path / "day=__HIVE_DEFAULT_PARTITION__" / "click=1").mkdir(parents=True)
+    table = pa.table({"site": ["d"], "click": [True]})
+    pq.write_table(table, tmp_path / "day=__HIVE_DEFAULT_PARTITION__" / "click=1" / "p.parquet")
+    files = str(tmp_path / "**" / "p.*")
+    notes: list[str] = []
+    assert LogReader([files], on_note=notes.append).columns() == ("site", "click", "day")
+    assert notes == [f"{tmp_path}/day=1/click=0/p.csv: day read from its path"]
+    assert read(files, ["day", "click"]).rows == [(b"1", b"1"), (b"1", b"1"), (b"2/3", b"0"), (b"", True)]
+    assert read(files, ["day"]).lines == [2, 3, 2, 1]
+    with pytest.raises(SpecError, match="no column 'x'; it has site, click, day"):
+        read(files, ["x"])
+
+
+def test_empty_files_among_others_are_skipped_with_a_remark(tmp_path: Path) -> None:
+    for name, text in (
+        ("_SUCCESS", ""),
+        ("a.csv", ""),
+        ("b.csv", "x\n1\n"),
+        ("c.jsonl", ""),
+        ("d.parquet", ""),
+    ):
+        write(tmp_path / name, text)
+    write(tmp_path / "e.csv.gz", gzip.compress(b"x\n2\n"))
+    write(tmp_path / "f.csv.gz", gzip.compress(b""))
+    notes: list[str] = []
+    assert read(tmp_path / "*", ["x"], on_note=notes.append).rows == [(b"1",), (b"2",)]
+    assert notes == [f"{tmp_path}/_SUCCESS is empty: skipped, as others like it are"]
+    with pytest.raises(InputError, match=r"c\.jsonl is empty; expected rows"):
+        read(tmp_path / "[ac].*", ["x"])
