@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from model_store.features.cells import Block, CellText, padded_lines
 from model_store.features.cells_kernels import BOOLEAN, LF, NOT_CANONICAL, STRING
 from trainer.logs.batch import (
     EXACT,
+    HEAD_BYTES,
     LazyColumns,
     NotPlain,
     Position,
@@ -35,6 +37,9 @@ from trainer.logs.json_kernels import ODD, find_marks, find_values
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import survey_json
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
+
+ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
+"""How an array of objects starts: no row, but a file of them."""
 
 
 class JsonLinesFile:
@@ -128,11 +133,18 @@ class JsonLinesFile:
     def _first_columns(self) -> tuple[str, ...]:
         while not self._lines().size and not self._feed.ended:
             self._feed.fetch()
-        data = self._lines()
+        name, data = self._feed.name, self._lines()
+        if ARRAY.match(data[:HEAD_BYTES].tobytes()):
+            raise InputError(
+                f"{name} is a JSON array; expected one object on each line, as jq -c '.[]' writes them"
+            )
         columns, self._objects = tuple(columns_of(data.tobytes())), objects_of(data.tobytes())
         if not columns:
             self._feed.check()
-            raise InputError(f"{self._feed.name}: found no JSON object; expected one on each line")
+            raise InputError(
+                f"{name}: found no JSON object; expected one on each line, with values other than objects; jq -c . "
+                "writes one a line of objects that share a line or take several, jq -c '.rows[]' those in a list `rows`"
+            )
         return columns
 
 

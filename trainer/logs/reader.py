@@ -19,7 +19,7 @@ import pyarrow as pa
 from model_store.errors import InputError, SpecError
 from trainer.logs.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, sha256_of
 from trainer.logs.csv import DelimitedFile, Header
-from trainer.logs.jsonl import JsonLinesFile
+from trainer.logs.jsonl import ARRAY, JsonLinesFile
 from trainer.logs.parquet import ParquetInput
 from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
 from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, matches, open_input
@@ -72,7 +72,7 @@ def format_by_content(name: str, data: Bytes) -> str:
     if head.startswith(b"PAR1"):
         return "parquet"
     text = head.lstrip()
-    if text.startswith(b"{"):
+    if text.startswith(b"{") or ARRAY.match(text):
         return "jsonl"
     line = text.partition(b"\n")[0]
     for format, pattern in _SPARSE.items():
@@ -93,10 +93,11 @@ def format_by_content(name: str, data: Bytes) -> str:
 def format_of(name: str, data: Bytes) -> str:
     """The format by the file's extension, else by its first bytes. Raises InputError if neither tells it.
 
-    A file called .csv whose cells are separated by tabs is TSV, and the reverse; `misnamed` says so.
+    A file called .csv whose cells are separated by tabs is TSV, and the reverse; one that holds Parquet or JSON objects
+    is that. `misnamed` says so.
     """
     format = format_by_name(name)
-    if format is None:
+    if format is None or (format in _OTHER_DELIMITED and data[:4].tobytes().startswith((b"PAR1", b'{"'))):
         return format_by_content(name, data)
     other = _OTHER_DELIMITED.get(format)
     return other if other is not None and _is_separated_by(other, format, data) else format
@@ -107,14 +108,16 @@ def misnamed(name: str, format: str) -> str:
     by_name = format_by_name(name)
     if by_name not in _OTHER_DELIMITED or by_name == format:
         return ""
-    return (
-        f"{name}: its cells are separated by {_SEPARATORS[format]}: read as {format}; --format {by_name} reads it as "
-        f"its name says"
-    )
+    return f"{name}: {_HOLDS[format]}: read as {format}; --format {by_name} reads it as its name says"
 
 
 _OTHER_DELIMITED = {"csv": "tsv", "tsv": "csv"}
-_SEPARATORS = {"csv": "commas", "tsv": "tabs"}
+_HOLDS = {
+    "csv": "its cells are separated by commas",
+    "tsv": "its cells are separated by tabs",
+    "jsonl": "its lines are JSON objects",
+    "parquet": "it is Parquet",
+}
 _BYTES = {"csv": b",", "tsv": b"\t"}
 
 
@@ -315,14 +318,14 @@ class LogReader:
             feed.check()
             raise InputError(f"{stream.name} is empty; expected rows")
         format = self._format or format_of(stream.name, feed.unread)
+        if self._format is None:
+            self._note_once("format", misnamed(stream.name, format))
         if format == "parquet":
             return ParquetInput(stream, self._batch_bytes, ahead=feed.unread.tobytes())
         if format == "jsonl":
             return JsonLinesFile(feed)
         if format in GRAMMARS:
             return SparseFile(feed, GRAMMARS[format], self._late)
-        if self._format is None:
-            self._note_once("format", misnamed(stream.name, format))
         return self._delimited(feed, format)
 
     def _delimited(self, feed: Feed, format: str) -> DelimitedFile:

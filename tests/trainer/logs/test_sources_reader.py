@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import os
+import pickle
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -112,6 +117,30 @@ def test_inputs_that_are_not_there_are_refused_before_reading() -> None:
             LogReader(inputs)
 
 
+def tar_of(data: bytes) -> bytes:
+    room, member = io.BytesIO(), tarfile.TarInfo("log.csv")
+    member.size = len(data)
+    with tarfile.open(fileobj=room, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(data))
+    return room.getvalue()
+
+
+def arrow_file(new: Callable[..., Any]) -> bytes:
+    table, sink = pa.table({"x": [1]}), pa.BufferOutputStream()
+    with new(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def test_parquet_and_json_lines_named_csv_are_read_as_such(tmp_path: Path) -> None:
+    notes: list[str] = []
+    pq.write_table(pa.table({"x": ["1"]}), tmp_path / "a.csv")
+    write(tmp_path / "b.tsv", '{"x":"1","y":2}\n')
+    for name, said in (("a.csv", "it is Parquet: read as parquet"), ("b.tsv", "its lines are JSON objects")):
+        assert read(tmp_path / name, ["x"], on_note=notes.append).rows == [("1",)]
+        assert said in notes.pop()
+
+
 def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("log.csv.gz", CSV, "is not gzip, as its name says"),
@@ -119,6 +148,27 @@ def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
         ("log", b"word\n", "cannot tell its format"),
         ("log.tsv", b"", "is empty"),
         ("log.jsonl.gz", gzip.compress(b"", mtime=0), "is empty"),
+        ("log.tar.gz", gzip.compress(tar_of(CSV)), r"is a tar archive; .*: unpack it first"),
+        ("log.tar", tar_of(CSV), "is a tar archive"),
+        ("log.feather", arrow_file(pa.ipc.new_file), "is Arrow or Feather; .*: write it as Parquet, or pass"),
+        ("log.csv", arrow_file(pa.ipc.new_stream), "is Arrow or Feather"),
+        ("log.pkl", pickle.dumps({"x": 1}), "is a pickle"),
+        ("log.db", b"SQLite format 3\0", "is an SQLite database"),
+        ("log.orc", b"ORC\x0a\x00", "is ORC"),
+        ("log.csv.lz4", bytes(pa.Codec("lz4").compress(CSV, asbytes=True)), "is lz4"),
+        ("log.csv.bz2", bz2.compress(CSV), "is bzip2"),
+        ("log.csv", b"<!DOCTYPE html>\n<html>", "is a page of HTML or XML"),
+        (
+            "log.csv",
+            CSV.decode().encode("utf-16"),
+            "is UTF-16 text; .*: convert it: iconv -f UTF-16 -t UTF-8",
+        ),
+        ("log.csv", CSV.decode().encode("utf-16-le"), "is UTF-16 text"),
+        ("log.json", b'[\n\t{"x":1},\n\t{"x":2}\n]\n', r"is a JSON array; .* as jq -c '\.\[\]' writes"),
+        ("log", b'[{"x":1},{"x":2}]', "is a JSON array"),
+        ("log.jsonl", b'{"x":1}{"x":2}', "found no JSON object; .*jq -c . writes"),
+        ("log.json", b'{\n"x": 1\n}\n', "found no JSON object; .*jq -c . writes"),
+        ("log.json", b'{"rows":[{"x":1}]}', "found no JSON object; .*jq -c '.rows"),
     ):
         with pytest.raises(InputError, match=message):
             read(write(tmp_path / name, data), ["x"])
