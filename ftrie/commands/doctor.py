@@ -57,6 +57,8 @@ def doctor(
 
     if spec is not None and label is not None:
         raise typer.BadParameter("--label belongs to a log without --spec, which names the label")
+    if inputs[0].endswith(".toml"):
+        raise typer.BadParameter(f"{inputs[0]} is a spec, not a log: give it as --spec {inputs[0]}")
     model_spec, opened = _opened(inputs, spec, log)
     found = examine(opened, model_spec, label, terminal)
     if as_json:

@@ -6,6 +6,7 @@ whole numbers to double.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,6 +156,21 @@ def is_several(kind: pa.DataType) -> bool:
         or types.is_fixed_size_list(kind)
         or types.is_map(kind)
     )
+
+
+def steps_to(name: str, fields: pa.Schema | pa.StructType) -> list[int]:
+    """The places of the members that lead to column `name`, outermost first. Raises KeyError.
+
+    A member's own name may have dots: `a.b` is the field `a.b`, else the member `b` of a struct `a`.
+    """
+    places = {field.name: place for place, field in reversed(list(enumerate(fields)))}
+    if name in places:
+        return [places[name]]
+    for top, place in places.items():
+        if name.startswith(f"{top}.") and types.is_struct(fields.field(place).type):
+            with contextlib.suppress(KeyError):
+                return [place, *steps_to(name[len(top) + 1 :], fields.field(place).type)]
+    raise KeyError(name)
 
 
 def is_usable(kind: pa.DataType) -> bool:

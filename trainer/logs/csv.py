@@ -62,8 +62,9 @@ class _Rows:
 class DelimitedFile:
     """One CSV (`quoting`) or TSV file, its header already read.
 
-    names: of all columns, "" for one without a name; columns: each name once. has_header: False if the first line is a
-    row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a row.
+    names: of all columns, "" for one without a name; columns: the names that occur once. has_header: False if the first
+    line is a row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a
+    row.
     """
 
     def __init__(self, feed: Feed, delimiter: str, quoting: bool, header: Header | None = None) -> None:
@@ -74,12 +75,12 @@ class DelimitedFile:
         self.has_header = True
         self.note = ""
         self.names = self._read_header(header or Header())
-        self.columns = tuple(name for name in dict.fromkeys(self.names) if name)
+        self.columns = tuple(name for name, count in Counter(self.names).items() if name and count == 1)
         self.kinds: Mapping[str, str | None] = {}
 
     def may_have(self, column: str) -> bool:
-        """True if the header names the column."""
-        return column in self.columns
+        """True if the header names the column, even twice, which `batches` refuses."""
+        return column in self.names
 
     def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model_store.errors import InputError
-from trainer.logs.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable
+from trainer.logs.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable, steps_to
 from trainer.logs.streams import ALL, ByteStream, Turns, too_short
 
 FEWEST_ROWS = 1024
@@ -138,7 +138,5 @@ def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, p
 
 def find(table: pa.RecordBatch, name: str) -> pa.Array:
     """The column that `paths` names. Raises KeyError if the batch lacks it."""
-    if name in table.schema.names:
-        return table.column(name)
-    top, *path = name.split(".")
-    return pc.struct_field(table.column(top), path)
+    top, *path = steps_to(name, table.schema)
+    return pc.struct_field(table.column(top), path) if path else table.column(top)

@@ -118,6 +118,7 @@ def test_refusals_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for words, expected, message in (
         ("absent.csv", 3, "absent.csv"),
         ("log.csv --spec spec.toml --label click", 2, "--label belongs to a log without --spec"),
+        ("spec.toml log.csv", 2, "spec.toml is a spec, not a log: give it as --spec"),
         ("log.csv --items items.csv", 2, "--items and --users need --spec"),
         ("log.csv --label clicked", 2, "no column 'clicked'"),
         ("log.csv --spec other.toml", 2, "no column 'bought'"),

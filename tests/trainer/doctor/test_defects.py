@@ -320,9 +320,11 @@ def test_more_clicks_than_views_and_weights_below_zero(tmp_path: Path) -> None:
     says(only(diagnosis, "weights"), count=1, example="-1.0", severity="warning")
 
 
-def test_a_file_that_is_given_twice(tmp_path: Path) -> None:
+def test_a_file_that_is_given_twice_or_many_times(tmp_path: Path) -> None:
     path = parquet(clean(), tmp_path)
-    says(only(diagnosed(path, path), "duplicate-rows"), severity="error", count=ROWS, of=2 * ROWS)
+    for copies in (2, 6, 20):
+        found = only(diagnosed(*[path] * copies), "duplicate-rows")
+        says(found, severity="error", count=(copies - 1) * ROWS, of=copies * ROWS)
 
 
 def test_equal_rows_of_a_log_without_ids_are_no_defect(tmp_path: Path) -> None:

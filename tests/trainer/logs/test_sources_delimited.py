@@ -122,6 +122,11 @@ def test_a_wanted_column_named_twice_and_an_empty_file_are_refused(tmp_path: Pat
     ):
         with pytest.raises(InputError, match=said):
             read(write(tmp_path / "log.csv", data), ["a", "b"])
+    write(tmp_path / "log.csv", b"a,b,b\n1,2,3\n")
+    notes: list[str] = []
+    with LogReader([str(tmp_path / "log.csv")], on_note=notes.append) as reader:
+        assert (reader.columns(), reader.may_have("b")) == (("a",), True)
+    assert notes == [f"{tmp_path}/log.csv: left out, as columns that share a name: b"]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 7, 16, 4096])

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import gzip
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import Everything, read
 from trainer.logs.reader import LogReader
+from trainer.logs.tables import TableReader, table_of
 
 ROWS = 5000
 
@@ -79,6 +81,22 @@ def test_fields_of_structs_are_columns_and_one_of_an_unusable_type_is_none(tmp_p
     path = write(tmp_path / "log.parquet", pa.Table.from_pylist(rows))
     assert LogReader([str(path)]).columns() == ("user.age", "user.city")
     assert read(path, ["user.age"]).rows == [(30,), (None,)]
+
+
+def test_a_members_name_may_have_dots_in_parquet_and_json(tmp_path: Path) -> None:
+    """As OpenTelemetry's attributes have."""
+    rows = [
+        {"attrs": {"http.method": verb, "http": {"code": 200}}, "a.b": {"c.d": 1}} for verb in ("GET", None)
+    ]
+    wanted = ["attrs.http.method", "attrs.http.code", "a.b.c.d"]
+    path = write(tmp_path / "log.parquet", pa.Table.from_pylist(rows))
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (tmp_path / "odd.jsonl").write_text("\n".join([*lines, "{"]))  # an odd line: read line by line
+    for each in (path, tmp_path / "log.jsonl", tmp_path / "odd.jsonl"):
+        assert LogReader([str(each)]).columns() == tuple(wanted)
+        assert read(each, wanted).rows == [("GET", 200, 1), (None, 200, 1)]
+    assert TableReader(table_of(pa.Table.from_pylist(rows))).columns() == tuple(wanted)
 
 
 def test_a_missing_column_and_a_file_cut_off_are_refused(log: Path) -> None:
