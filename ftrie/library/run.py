@@ -14,7 +14,7 @@ import pyarrow as pa
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
-from ftrie.library.output import LibraryOutput, warn
+from ftrie.library.output import LibraryOutput, names_arguments, warn
 from ftrie.library.spec import Spec, spec_of
 from ftrie.report.series import RunMetrics, read_runs
 from model_store.artefact.artefact import Artefact
@@ -45,6 +45,7 @@ _METRICS = pa.schema(
 )
 
 
+@names_arguments
 def train(
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any],
     data: Data,
