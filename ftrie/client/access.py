@@ -92,10 +92,11 @@ class Access:
     def __post_init__(self) -> None:
         """Raise ServerError for an incomplete or malformed combination."""
         if bool(self.cert) != bool(self.key):
-            raise ServerError("--tls-cert and --tls-key belong together")
+            raise ServerError("--tls-cert and --tls-key, in Python cert and key, belong together")
         if self.cert and not self.ca:
             raise ServerError(
-                f"--tls-cert needs --tls-ca: the server's authorities, or {SYSTEM!r} for those of this system"
+                f"--tls-cert needs --tls-ca (in Python, ca): the server's authorities, or {SYSTEM!r} for those of "
+                "this system"
             )
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise ServerError("the token has spaces or non-ASCII characters; expected one ASCII word")
@@ -144,7 +145,9 @@ class Access:
                 )
             return target, self._credentials(), options
         if self.token and not local:
-            raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
+            raise ServerError(
+                f"the token would be sent to {address} unencrypted; give --tls-ca, in Python ca"
+            )
         return target, None, options
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -78,6 +79,16 @@ def one_table(data: Data) -> pa.Table:
     else:
         table = table_of(data)
     return pa.Table.from_batches(table.batches())
+
+
+def as_given(table: pa.Table, data: Data) -> Any:
+    """An answer with a line for each row of `data`, in its type: pandas, with its index, polars, else Arrow."""
+    library = type(data).__module__.partition(".")[0]
+    if library == "pandas":
+        return table.to_pandas().set_index(data.index)
+    if library == "polars":
+        return sys.modules[library].from_arrow(table)
+    return table
 
 
 def guessed_text(

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftrie.library.data import Data, log_of
+from ftrie.library.data import Data, as_given, log_of
 from ftrie.library.html import details, html_table, paragraph
-from ftrie.library.output import LibraryOutput, warn, warn_of_rejects
+from ftrie.library.output import LibraryOutput, in_python, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec
 from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
 from model_store.artefact import json_model
@@ -51,7 +51,7 @@ class Model:
 
     def __init__(self, artefact: Artefact, withheld: str = "") -> None:
         self.artefact = artefact
-        self.withheld = withheld.replace("--force", "force=True")
+        self.withheld = in_python(withheld)
 
     @property
     def spec(self) -> Spec:
@@ -78,6 +78,7 @@ class Model:
         """The training metrics of each variant."""
         return self.artefact.metrics
 
+    @names_arguments
     def predict(
         self,
         data: Data,
@@ -90,9 +91,10 @@ class Model:
         no_header: bool = False,
         threads: int | None = None,
         progress: bool = False,
-    ) -> pa.Table:
+    ) -> Any:
         """The click rate of every row by every variant: a float64 column a variant, a line a row, in order.
 
+        A table of the type of `data`: pandas, with its index, or polars; pyarrow.Table for everything else.
         data: see `ftrie.train`; it needs no labels. score: also `NAME.score`, the log-odds (of an adpredictor the mean)
         before calibration. uncertainty: also `NAME.uncertainty`, the most that one more example could change the score
         (of an adpredictor its standard deviation); keys that the model lacks count with their initial rate, as in
@@ -115,12 +117,11 @@ class Model:
                 bad += [str(each) for each in batch.rejects[: 3 - len(bad)]]
         if rejected:
             warn(f"{counted(rejected, 'row')} could not be scored: {'; '.join(bad)}")
-        return pa.table(
-            {
-                name: pa.array(np.concatenate(columns) if columns else np.empty(0), from_pandas=True)
-                for name, columns in parts.items()
-            }
-        )
+        answer = {
+            name: pa.array(np.concatenate(columns) if columns else np.empty(0), from_pandas=True)
+            for name, columns in parts.items()
+        }
+        return as_given(pa.table(answer), data)
 
     def weights(self) -> pa.Table:
         """A line a key: key, field, weight and learning_rate, and the variants that use it. O(keys).
@@ -130,6 +131,7 @@ class Model:
         """
         return weights_table(self.artefact)
 
+    @names_arguments
     def explain(self, row: Mapping[str, Any], variant: str | None = None) -> Explanation:
         """The contribution of each key of one row to its score. variant: the base by default.
 
@@ -138,6 +140,7 @@ class Model:
         log = self._log([row], None, None, None, False, unlabelled=True)
         return Explanation(audit(self.artefact, log, 1, variant))
 
+    @names_arguments
     def evaluate(
         self,
         data: Data,

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
-from ftrie.library.output import LibraryOutput, warn, warn_of_rejects
+from ftrie.library.output import LibraryOutput, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
 from ftrie.report.series import RunMetrics, read_runs
 from model_store.artefact.artefact import Artefact
@@ -47,6 +47,7 @@ _METRICS = pa.schema(
 )
 
 
+@names_arguments
 def train(
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any],
     data: Data,
