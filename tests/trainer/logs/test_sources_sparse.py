@@ -283,3 +283,15 @@ def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Pa
     others = ["1", "1e-400", "0.000000000000000000000000001", "-2e3"]
     path = write(tmp_path / "log.vw", "".join(f"1 1 {base} |a f\n" for base in (*zeros, *others)))
     assert [line for line, _ in read(path, ["label"]).rejects] == [7, 8, 9, 10]
+
+
+def test_a_vw_line_to_be_scored_needs_no_label(tmp_path: Path) -> None:
+    text = "|a x y\n| z\n'tag |a x\ntag|a y\n  |a q\n1 |a w\n1 2 'kept|a v\nbad |a u\n\n|a s\n"
+    path = write(tmp_path / "log.vw", text)
+    everything = read(path, ["a", "tag"], unlabelled=True)
+    assert ["".join(name.decode() for name, _ in members) for members, _ in everything.rows] == [
+        *("xy", "", "x", "y", "q", "w", "v", "s")
+    ]
+    assert [tag for _, tag in everything.rows if tag] == [b"tag", b"tag", b"kept"]
+    assert (everything.lines, everything.rejects[0][0]) == ([1, 2, 3, 4, 5, 6, 7, 10], 8)
+    assert len(read(path, ["a"]).rejects) == 7
