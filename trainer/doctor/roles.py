@@ -199,6 +199,9 @@ def _with_time(roles: Roles, profiles: Sequence[Profile]) -> Roles:
         texts = list(profile.counts)[:: max(len(profile.counts) // _LOOKED_AT, 1)]
         forms = Counter(Profile(profile.name, (text,)).time_format for text in texts)
         form, count = forms.most_common(1)[0]
+        form = (
+            Profile(profile.name, tuple(texts)).time_format or form
+        )  # by all of them, day and month are told apart
         if form is not None and count >= _MOST * len(texts) and profile.distinct > 1:
             fields = {name: kind for name, kind in roles.fields.items() if name != profile.name}
             if roles.is_given:

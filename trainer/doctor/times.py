@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import number_column, plain
+from model_store.features.values import EPOCHS
 from trainer.doctor.columns import Bools, Rows
 from trainer.doctor.findings import Finding, Severity, cut, listed, percent
 from trainer.doctor.roles import Places
@@ -137,7 +138,7 @@ class Times:
             yield from self._shifts()
 
     def _count_units(self, array: Any, marks: Int64s) -> None:
-        if self._form not in (None, "epoch_s", "epoch_ms") or pa.types.is_list(array.type):
+        if self._form not in (None, *EPOCHS) or pa.types.is_list(array.type):
             return
         try:
             numbers = number_column(array)[0]
@@ -151,15 +152,15 @@ class Times:
                 self._unit_marks[unit] = marks[known[np.argmax(units == unit)]]
 
     def _odd(self, places: Places) -> Iterator[Finding]:
-        usual = {"epoch_s": 0, "epoch_ms": 1}.get(self._form or "", int(np.argmax(self._units)))
+        usual = list(EPOCHS).index(self._form) if self._form in EPOCHS else int(np.argmax(self._units))
         wrong = [unit for unit in range(4) if unit != usual and self._units[unit]]
         count = int(sum(self._units[unit] for unit in wrong))
         if count:
             most = max(wrong, key=lambda unit: int(self._units[unit]))
             declared = self._form is not None
             remedy = "write all times in one unit"
-            if declared and count > self._rows / 2 and most in (0, 1):
-                remedy = f'format = "{("epoch_s", "epoch_ms")[most]}" in the fields that read {self.column}'
+            if declared and count > self._rows / 2:
+                remedy = f'format = "{list(EPOCHS)[most]}" in the fields that read {self.column}'
             yield Finding(
                 "error" if count >= _MANY * self._rows or declared else "warning",
                 "time-unit",

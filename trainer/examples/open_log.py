@@ -186,6 +186,7 @@ def _opened(
         "turns": turns,
         "open_file": open_file,
         "header": _header(log, [start.resolved] if start is not None else specs),
+        "unlabelled": log.unlabelled,
     }
     with _reader(log, options) as reader:
         starts = [start] if start else [_resolve(spec, reader, log) for spec in specs]

@@ -341,7 +341,10 @@ def _time(profile: Profile) -> Guess | None:
     # A number may mean anything, unless the name suggests a time; text such as 2024-05-01 is unambiguous.
     if form is None or (profile.numbers is not None and not hinted):
         return None
-    return Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
+    guess = Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
+    other = profile.other_time_format
+    asks = f'{profile.name}: day or month first? If the other way round, format = "{other}"'
+    return guess if other is None else replace(guess, warning=asks)
 
 
 def guess_field(profile: Profile) -> Guess:

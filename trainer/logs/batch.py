@@ -116,8 +116,12 @@ class NotPlain(Exception):
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array as a plain type; times become ISO-8601 text. Raises NotPlain."""
+    """The array as a plain type; times become ISO-8601 text, UUIDs theirs. Raises NotPlain."""
     kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return pa.array([None if each is None else str(each) for each in array.to_pylist()], pa.string())
+        return plain(array.storage)
     if types.is_dictionary(kind):
         if types.is_null(kind.value_type):  # which Arrow cannot decode
             return pa.nulls(len(array))
@@ -177,6 +181,8 @@ def is_usable(kind: pa.DataType) -> bool:
     """True if `plain` takes arrays of this type."""
     if types.is_dictionary(kind):
         return is_usable(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_usable(kind.storage_type)
     try:
         plain(pa.array([], kind))
     except (NotPlain, pa.ArrowNotImplementedError):  # Arrow makes no arrays of some nested types

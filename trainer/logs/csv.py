@@ -266,6 +266,15 @@ class DelimitedFile:
         rows = self._first_rows()
         text, size, lines = _first_row(feed.unread, rows)
         cells = tuple(self._split(text.decode(errors="replace"))[0])
+        others = self._sample()
+        titles = 0 if given.columns is not None or given.is_absent else _titles(others)
+        if titles:
+            self.note = f"{feed.name}: {shown(self._delimiter.join(cells))} is a title or comment: skipped"
+        for _ in range(titles):
+            feed.drop(size, lines)
+            rows, others = self._first_rows(), others[1:]
+            text, size, lines = _first_row(feed.unread, rows)
+            cells = tuple(self._split(text.decode(errors="replace"))[0])
         if given.columns is not None:
             if sorted(cells) == sorted(given.columns):
                 self.note = f"{feed.name}: its first line names the columns: read as a header"
@@ -273,19 +282,19 @@ class DelimitedFile:
                 return self._without_header(given.columns, rows)
         elif given.is_absent:
             return self._without_header(numbered(len(cells)), rows)
-        elif not given.known.intersection(cells):
-            others = self._sample()
-            if _are_values(cells, others):
-                names = numbered(Counter(map(len, others)).most_common(1)[0][0])
-                shown = self._delimiter.join(cells)
-                shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-                self.note = (
-                    f"{feed.name}: its first line holds values, not names: {shown!r}; read as a file without a "
-                    f"header, with columns {names[0]} to {names[-1]}, which [input] columns can name"
-                )
-                return self._without_header(names, rows)
+        elif not given.known.intersection(cells) and _are_values(cells, others):
+            names = numbered(Counter(map(len, others)).most_common(1)[0][0])
+            self.note = (
+                f"{feed.name}: its first line holds values, not names: {shown(self._delimiter.join(cells))}; read "
+                f"as a file without a header, with columns {names[0]} to {names[-1]}, which [input] columns can "
+                "name"
+            )
+            return self._without_header(names, rows)
         feed.drop(size, lines)
-        return self._names(text)
+        names = self._names(text)
+        # Some writers end each row, but not the header, with a separator.
+        ended = all(len(row) == len(names) + 1 and not row[-1] for row in others[1:])
+        return (*names, "") if ended and len(others) > 1 else names
 
     def _first_rows(self) -> _Rows:
         """The rows read ahead, at least one."""
@@ -344,6 +353,18 @@ def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
     if len(rows.start) > 1:
         size, lines = int(rows.start[1]), int(rows.line[1])
     return data[rows.start[0] : size].tobytes().strip(b"\r\n"), size, lines
+
+
+def shown(text: str) -> str:
+    """A text of a log for a message, cut."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def _titles(rows: Sequence[Sequence[str]]) -> int:
+    """How many rows of one cell come before two rows of several: `sep=,`, comments, a report's title."""
+    filled = [sum(map(bool, row)) for row in rows]
+    first = next((place for place, count in enumerate(filled) if count > 1), 0)
+    return first if len(rows) > first + 1 and filled[first + 1] > 1 else 0
 
 
 def _are_values(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

@@ -21,7 +21,7 @@ from trainer.logs.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch,
 from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import ARRAY, JsonLinesFile
 from trainer.logs.parquet import ParquetInput
-from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
+from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile, to_be_scored
 from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, matches, open_input
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
@@ -177,7 +177,7 @@ class LogReader:
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
     receives remarks on suspicious files and on columns met too late to become fields. turns: which blocks of rows are
-    parsed; the others are read and skipped. open_file: opens each file.
+    parsed; the others are read and skipped. open_file: opens each file. unlabelled: rows need no label.
     """
 
     def __init__(
@@ -191,6 +191,7 @@ class LogReader:
         turns: Turns = ALL,
         open_file: Callable[[str], BinaryIO] = open_input,
         header: Header = _NO_KNOWLEDGE,
+        unlabelled: bool = False,
     ) -> None:
         self.files = expand(inputs)
         self._open_file = open_file
@@ -199,6 +200,7 @@ class LogReader:
         self._late = LateNames(on_note)
         self._format = check_format(format)
         self._header = header
+        self._unlabelled = unlabelled
         self._on_note = on_note
         self._noted: set[str] = set()
         self._found = False  # a file that is not empty
@@ -327,7 +329,8 @@ class LogReader:
         if format == "jsonl":
             return JsonLinesFile(feed)
         if format in GRAMMARS:
-            return SparseFile(feed, GRAMMARS[format], self._late, self._header.any_label)
+            grammar = to_be_scored(GRAMMARS[format]) if self._unlabelled else GRAMMARS[format]
+            return SparseFile(feed, grammar, self._late, self._header.any_label)
         return self._delimited(feed, format)
 
     def _delimited(self, feed: Feed, format: str) -> DelimitedFile:

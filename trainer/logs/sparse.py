@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -244,6 +244,8 @@ class Block:
 
 def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = False) -> Block:
     """Read whole lines."""
+    if grammar.unlabelled is not None:
+        data = np.frombuffer(grammar.unlabelled.sub(b"0 \\g<0>", data.tobytes()), np.uint8)
     data = padded_lines(data)[0][: data.size] if data.size else data  # a copy, to which the columns refer
     feeds, blanks, bars, escapes, odd = survey_lines(data)
     rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
@@ -364,7 +366,8 @@ class Grammar:
 
     row_columns: those with one value a row; text_column and weight: which of them is text, and which is the weight.
     names_in: the names of the other columns, as they stand in a text of good lines; name_of and column_of: from what
-    a column is called to its name in the text (None: nothing is called so), and back.
+    a column is called to its name in the text (None: nothing is called so), and back. unlabelled: the start of a line
+    without a label, which is read as if it had one; None where that is a bad row.
     """
 
     format: str
@@ -375,6 +378,7 @@ class Grammar:
     name_of: Callable[[str], bytes | None]
     column_of: Callable[[bytes], str]
     weight: str | None = None
+    unlabelled: re.Pattern[bytes] | None = None
 
 
 def _vw_name(column: str) -> bytes | None:
@@ -427,4 +431,12 @@ LIBFFM_TEXT = Grammar(
     _ffm_name,
     lambda name: name.decode(),
 )
+_NO_LABEL = re.compile(rb"^[ \t]*(?:'[^ \t|\n]*[ \t]*|[^ \t|\n]*)\|", re.MULTILINE)
+
+
+def to_be_scored(grammar: Grammar) -> Grammar:
+    """The grammar whose rows need no label."""
+    return replace(grammar, unlabelled=_NO_LABEL) if grammar is VOWPAL_WABBIT else grammar
+
+
 GRAMMARS = {grammar.format: grammar for grammar in (VOWPAL_WABBIT, LIBSVM_TEXT, LIBFFM_TEXT)}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import grpc
 import numpy as np
@@ -23,6 +26,8 @@ from tests.ftrie.test_balance import COOKIES, Named, homes
 from tests.server import shop
 from tests.server.certificates import identity
 from tests.server.one_process import Server
+from trainer.logs.batch import plain
+from trainer.logs.tables import python_array
 
 TOKEN = "rank-0123456789abcdef"
 REQUEST: dict[str, Any] = {
@@ -212,6 +217,22 @@ def test_none_is_no_value_and_numpy_s_values_are_python_s() -> None:
     user: Any = {"age": np.int64(20), "new": np.bool_(True), "x": np.float32(1.5)}
     user |= {"likes": np.array(["a"]), "city": None}
     assert plain == request_of("shop", user=user, items=None)
+
+
+def test_times_decimals_and_uuids_are_the_texts_that_a_table_s_columns_have() -> None:
+    at = datetime(2026, 3, 1, 18, 0, 5)
+    missing = [type(name, (), {})() for name in ("NAType", "NaTType")]  # as pandas' are
+    for value in (
+        at,
+        at.replace(tzinfo=timezone(timedelta(hours=1))),
+        at.date(),
+        Decimal("1.50"),
+        UUID(int=7),
+    ):
+        features = request_of("shop", context={"x": value, "y": missing[0], "z": missing[1]}).context.values
+        assert (list(features), features["x"].text) == (["x"], plain(python_array([value]))[0].as_py())
+    with pytest.raises(FieldValueError, match="x: got a object, expected text, a number"):
+        request_of("shop", context={"x": object()})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(

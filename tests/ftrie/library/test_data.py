@@ -64,6 +64,15 @@ def learned(data: Any, spec: ftrie.Spec = SPEC) -> str:
     return ftrie.train(spec, data, progress=False).model.artefact.sha256
 
 
+def test_numbers_beyond_64_bits_are_text_digit_for_digit() -> None:
+    assert arrow_table({"a": [2**70, 3, None]})["a"].to_pylist() == [str(2**70), "3", None]
+    assert arrow_table([{"a": 2**70}, {"a": 0.5}])["a"].to_pylist() == [str(2**70), "0.5"]
+    with pytest.raises(
+        InputError, match="the dict cannot be read as a table: column 'b': .*; give columns of one"
+    ):
+        arrow_table({"b": [[2**70], [1], []]})
+
+
 def pieces(rows: pa.Table, size: int) -> Iterator[pa.Table]:
     return (rows.slice(first, size) for first in range(0, rows.num_rows, size))
 

@@ -66,6 +66,8 @@ def test_progress_ends_at_the_file_size(log: Path) -> None:
         ([datetime.datetime(2024, 5, 1, 10, 30)], pa.timestamp("ms"), ["2024-05-01 10:30:00.000"]),
         ([datetime.date(2024, 5, 1)], pa.date32(), ["2024-05-01"]),
         ([decimal.Decimal("1.50")], pa.decimal128(5, 2), ["1.50"]),
+        ([bytes(15) + b"\x07", None], pa.uuid(), ["00000000-0000-0000-0000-000000000007", None]),
+        (['{"a": 1}', None], pa.json_(pa.string()), None),
         ([["a", "b"], [], None], pa.list_(pa.string()), None),
         ([[1], [2, 3]], pa.large_list(pa.int32()), None),
         ([None], pa.null(), None),

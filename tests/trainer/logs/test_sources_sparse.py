@@ -310,3 +310,15 @@ def test_positive_names_the_labels_of_sparse_text_that_are_clicks(
     sample = take_sample(str(path), header=Header(any_label=True))
     (label,) = (guess for guess in guess_log(sample) if guess.role == "label")
     assert label.positive == "2"
+
+
+def test_a_vw_line_to_be_scored_needs_no_label(tmp_path: Path) -> None:
+    text = "|a x y\n| z\n'tag |a x\ntag|a y\n  |a q\n1 |a w\n1 2 'kept|a v\nbad |a u\n\n|a s\n"
+    path = write(tmp_path / "log.vw", text)
+    everything = read(path, ["a", "tag"], unlabelled=True)
+    assert ["".join(name.decode() for name, _ in members) for members, _ in everything.rows] == [
+        *("xy", "", "x", "y", "q", "w", "v", "s")
+    ]
+    assert [tag for _, tag in everything.rows if tag] == [b"tag", b"tag", b"kept"]
+    assert (everything.lines, everything.rejects[0][0]) == ([1, 2, 3, 4, 5, 6, 7, 10], 8)
+    assert len(read(path, ["a"]).rejects) == 7
