@@ -37,6 +37,7 @@ from trainer.guess.events import columns_of, guesses_of, profile_of_rows, spec_o
 from trainer.guess.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.reader import LogReader
 from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
@@ -169,7 +170,10 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
     if holds_events(log.inputs, log.format, wanted):
         return _opened_events(log, spec, stack)
     header = Header(
-        spec.input.columns if spec is not None else None, log.no_header, frozenset(filter(None, [wanted]))
+        spec.input.columns if spec is not None else None,
+        log.no_header,
+        frozenset(filter(None, [wanted])),
+        Dialect.of(spec.input) if spec is not None else log.dialect,
     )
     reader = LogReader(
         log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header

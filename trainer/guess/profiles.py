@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -174,10 +174,14 @@ def can_be_label(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Sample:
-    """The columns in the first rows of a log. has_header: False if the log does not name them."""
+    """The columns in the first rows of a log. has_header: False if the log does not name them.
+
+    dialect: what is unusual in how a delimited file is written, as `[input]` names it.
+    """
 
     profiles: tuple[Profile, ...]
     has_header: bool = True
+    dialect: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_sample(
@@ -208,7 +212,7 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     if not values or not taken:
         raise InputError(f"{name} has no readable row")
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
-    return Sample(tuple(profiles), reader.columns_without_header is None)
+    return Sample(tuple(profiles), reader.columns_without_header is None, getattr(reader, "dialect", {}))
 
 
 def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:
