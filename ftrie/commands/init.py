@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import FormatOption, NoHeaderOption
+from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, warn
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
     app.command("init", epilog=f"Examples: {examples}")(init)
 
 
+@grouped
 def init(
+    *,
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -42,6 +44,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     format: FormatOption = None,
     no_header: NoHeaderOption = False,
+    dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented spec to start from, guessed from the first rows of a log.
@@ -67,20 +70,22 @@ def init(
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
-    of_events, has_header = holds_events(inputs, format, label), True
+    known = frozenset(filter(None, [label]))
+    header = Header(is_absent=no_header, known=known, any_label=True, dialect=dialect.dialect())
+    of_events, has_header, found = holds_events(inputs, format, label), True, None
     if of_events:
         guesses = guess_events(inputs, on_note=note)
     elif len(inputs) > 1:
         raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
     else:
         sample = take_sample(inputs[0], format, header=header, on_note=note)
-        guesses, has_header = guess_log(sample, label), sample.has_header
-    guesses = without_leaks(guesses, Log(inputs, format, no_header=no_header), label)
+        guesses, has_header, found = guess_log(sample, label), sample.has_header, sample.dialect
+    log = Log(inputs, format, no_header=no_header, dialect=dialect.dialect())
+    guesses = without_leaks(guesses, log, label)
     for guess in guesses:
         if guess.warning:
             warn(guess.warning)
-    text = spec_text(inputs[0], guesses, has_header, joins=of_events)
+    text = spec_text(inputs[0], guesses, has_header, joins=of_events, dialect=found)
     parse_spec(text, "the guessed spec")
     if output is not None:
         write_whole(output, text.encode())

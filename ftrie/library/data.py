@@ -114,7 +114,9 @@ def guessed_text(
     for guess in guesses:
         if guess.warning:
             warn(guess.warning)
-    return spec_text(name or (files[0] if files else NAME), guesses, has_header=sample.has_header)
+    return spec_text(
+        name or (files[0] if files else NAME), guesses, sample.has_header, dialect=sample.dialect
+    )
 
 
 def is_path(data: Data) -> Path | None:

@@ -303,7 +303,7 @@ class Block:
         found = np.zeros(len(places), np.uint8)
         offsets = self.offsets(np.array(places))
         cells_kernels.find_spellings(self.addresses[0], offsets, self.stride, self.gap, self.rows, found)
-        return (found > 0).tolist()
+        return [bool(each) for each in found]
 
     def offsets(self, places: Any) -> Any:
         """The addresses of the first int32 of these columns."""

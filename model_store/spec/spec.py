@@ -37,6 +37,7 @@ WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
 _MEMBERS_CAME_LATER = (
+    *(("input", name) for name in ("separator", "quote", "escape", "nulls", "decimal", "grouping")),
     ("join", "unknown_items"),
     ("learner", "shrink"),
     ("learner", "prior_ctr"),

@@ -38,6 +38,7 @@ from trainer.guess.guesses import Guess
 from trainer.guess.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.reader import LogReader
 from trainer.logs.rejects import no_readable_row
 from trainer.logs.streams import is_pipe
@@ -203,6 +204,7 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
         log.no_header,
         frozenset(filter(None, [wanted])),
         any_label=spec is None or spec.input.positive is not None,
+        dialect=Dialect.of(spec.input) if spec is not None else log.dialect,
     )
     reader = LogReader(
         log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header

@@ -32,6 +32,7 @@ from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.cache import PIECE_ROWS, CachedLog
 from trainer.logs.csv import Header
+from trainer.logs.dialect import UNKNOWN, Dialect
 from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
 from trainer.logs.tables import Table, TableReader
@@ -51,8 +52,8 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
-    batch. no_header: the first line of a CSV or TSV file is a row. since, until: only rows from this time on, and
-    before that one, become examples; the others still enter the histories of users.
+    batch. no_header: the first line of a CSV or TSV file is a row; dialect: of such files, if no spec says it. since,
+    until: only rows from this time on, and before that one, become examples; the others still enter histories.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
     cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`); same_batches: in the same
@@ -68,6 +69,7 @@ class Log:
     reader: int = 0
     readers: int = 1
     no_header: bool = False
+    dialect: Dialect = UNKNOWN
     since: str | None = None
     until: str | None = None
     table: Table | None = None
@@ -203,6 +205,7 @@ def _reader(log: Log, options: dict[str, Any]) -> LogReader:
     what = {
         "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
         "label": [*sorted(options["header"].known), *(["any"] if options["header"].any_label else [])],
+        "dialect": repr(options["header"].dialect),
     }
     return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
 
@@ -370,7 +373,7 @@ def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
         )
     known = frozenset(each.input.label for each in specs)
     any_label = any(each.input.positive is not None for each in specs)
-    return Header(next(iter(named), None), log.no_header, known, any_label)
+    return Header(next(iter(named), None), log.no_header, known, any_label, Dialect.of(specs[0].input))
 
 
 def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunStart:

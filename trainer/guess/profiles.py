@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import pairwise
@@ -192,12 +192,14 @@ def can_be_label(text: str) -> bool:
 class Sample:
     """The columns in the first rows of a log. has_header: False if the log does not name them.
 
-    objects: parents of nested columns that may be read as one set, as objects of numbers may.
+    objects: parents of nested columns that may be read as one set, as objects of numbers may. dialect: what is unusual
+    in how a delimited file is written, as `[input]` names it.
     """
 
     profiles: tuple[Profile, ...]
     has_header: bool = True
     objects: frozenset[str] = frozenset()
+    dialect: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_sample(
@@ -231,7 +233,9 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     if not values or not taken:
         raise no_readable_row(name, rejects)
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
-    return Sample(tuple(profiles), reader.columns_without_header is None, objects)
+    return Sample(
+        tuple(profiles), reader.columns_without_header is None, objects, getattr(reader, "dialect", {})
+    )
 
 
 def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:

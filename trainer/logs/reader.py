@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -82,7 +82,7 @@ def format_by_content(name: str, data: Bytes) -> str:
         return "libsvm"
     if b"\t" in line:
         return "tsv"
-    if b"," in line:
+    if any(mark in line for mark in (b",", b";", b"|", b"\x01")):
         return "csv"
     raise InputError(
         f"{name}: cannot tell its format from its name or first line; expected one of {', '.join(FORMATS)}, "
@@ -176,8 +176,9 @@ class LogReader:
     Raises InputError for an input that does not exist.
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
-    receives remarks on suspicious files and on columns met too late to become fields. turns: which blocks of rows are
-    parsed; the others are read and skipped. open_file: opens each file. unlabelled: rows need no label.
+    receives remarks on suspicious files and on columns met too late to become fields. dialect: what is unusual of the
+    last delimited file opened, as `[input]` names it. turns: which blocks of rows are parsed; the others are read and
+    skipped. open_file: opens each file. unlabelled: rows need no label.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class LogReader:
         self._on_note = on_note
         self._noted: set[str] = set()
         self._found = False  # a file that is not empty
+        self.dialect: dict[str, Any] = {}
         self._batch_bytes = batch_bytes
         self._finished_bytes = 0
         self._next = 0
@@ -334,12 +336,18 @@ class LogReader:
         return self._delimited(feed, format)
 
     def _delimited(self, feed: Feed, format: str) -> DelimitedFile:
-        source = DelimitedFile(feed, "\t" if format == "tsv" else ",", format == "csv", self._header)
+        source = DelimitedFile(feed, format, self._header)
         self._note_once(f"header {source.has_header}", source.note)
         if twice := sorted({name for name in source.names if name and name not in source.columns}):
             self._note_once(
                 "twice", f"{feed.name}: left out, as columns that share a name: {', '.join(twice)}"
             )
+        self._note_once("dialect", source.dialect_note)
+        # A later file may lack the words and numbers by which the first lines of this one told them.
+        told, values = source.dialect, ("nulls", "decimal", "grouping", "numbers")
+        known = replace(self._header.dialect, **{name: getattr(told, name) for name in values})
+        self._header = replace(self._header, dialect=known)
+        self.dialect = source.own_dialect
         if not source.has_header:
             self._header = replace(self._header, columns=source.columns)
         return source
