@@ -7,6 +7,7 @@ one table; the command line uses `exit_code`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 
 class FtrieError(Exception):
@@ -163,3 +164,8 @@ def harmless(text: str) -> str:
 def counted(number: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,234 windows: a number with its noun; `things` is the plural, by default with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names of columns for a message, those with invisible characters or blanks around them as Python writes them."""
+    return ", ".join(name if name.isprintable() and name == name.strip() else repr(name) for name in names)

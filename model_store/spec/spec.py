@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from model_store.bounded import NESTING, json_value, toml_document
-from model_store.errors import SpecError
+from model_store.errors import SpecError, shown_names
 from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec.sections import (
     CalibrationSection,
@@ -232,7 +232,7 @@ class ModelSpec(Section):
             if column not in columns and name not in optional:
                 hint = _join_hint(name, fields)
                 raise SpecError(
-                    f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}{hint}"
+                    f"{name}: no column {column!r} in the log; it has: {shown_names(columns)}{hint}"
                 )
         if not fields:
             raise SpecError(f"no feature left: [input] names every column; columns: {', '.join(columns)}")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, shown_names
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.guess.guesses import LABEL_NAMES, TIME_WORDS, Guess, guess_all, name_words, short_name
@@ -103,7 +103,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
     given = spec.input
     absent = [name for name in given.named_columns if name not in columns]
     if absent:
-        raise SpecError(f"input: no column {absent[0]!r} in the log; it has: {', '.join(columns)}")
+        raise SpecError(f"input: no column {absent[0]!r} in the log; it has: {shown_names(columns)}")
     fields = {
         each.column or name: each.kind for name, each in spec.fields.items() if not each.is_derived
     } or {name: "category" for name in columns if name not in {*given.named_columns, *given.ignore}}

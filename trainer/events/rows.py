@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, shown_names
 from trainer.events.events import Lag, SourcePosition
 from trainer.events.files import FileChain, held_in
 from trainer.logs.batch import HEAD_BYTES, RowBatch
@@ -153,7 +153,7 @@ class RowSource:
         missing = [name for name in wanted if name not in there and name not in self._optional]
         if missing:
             raise SpecError(
-                f"{record.path} has no column {', '.join(map(repr, missing))}; it has {', '.join(format.columns)}"
+                f"{record.path} has no column {', '.join(map(repr, missing))}; it has {shown_names(format.columns)}"
             )
         return there
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, shown_names
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.log_files import holds_events
@@ -377,7 +377,7 @@ def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunS
     names = dict.fromkeys(in_log)
     for table in log.tables:
         if table.key not in in_log:
-            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {shown_names(in_log)}")
         names |= dict.fromkeys(table.columns)
     if log.unlabelled:
         _check_fields(spec, names)
@@ -394,7 +394,7 @@ def _check_fields(spec: ModelSpec, columns: Mapping[str, None]) -> None:
     for name, field in spec.fields.items():
         if not (field.optional or field.is_derived or (field.column or name) in columns):
             column = field.column or name
-            raise SpecError(f"fields.{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
+            raise SpecError(f"fields.{name}: no column {column!r} in the log; it has: {shown_names(columns)}")
 
 
 def _only_learned_from(spec: ModelSpec) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, shown_names
 from trainer.logs.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, sha256_of
 from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.jsonl import ARRAY, JsonLinesFile
@@ -233,6 +233,12 @@ class LogReader:
         source, stream = self._open()
         return source.may_have(column) or column in _in_path(stream.name, source)
 
+    def note_left_out(self) -> None:
+        """A remark on the first file's columns of which nothing can become a feature, for who looks at a log."""
+        source, stream = self._open()
+        if names := ", ".join(getattr(source, "left_out", ())):
+            self._note_once("left out", f"{stream.name}: left out, as lists of objects or the like: {names}")
+
     @property
     def columns_without_header(self) -> tuple[str, ...] | None:
         """The columns of the files that have no header; None while no such file was opened."""
@@ -353,7 +359,7 @@ class LogReader:
         if missing:
             raise SpecError(
                 f"{self.files[self._next]} has no column {', '.join(map(repr, missing))}; "
-                f"it has {', '.join((*source.columns, *path))}"
+                f"it has {shown_names((*source.columns, *path))}"
             )
 
     def _finish(self, stop: Position, stream: ByteStream) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import OutputError, SpecError
+from model_store.errors import OutputError, SpecError, shown_names
 from model_store.features.cells import column_text, number_column, parse_counts, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
@@ -111,7 +111,7 @@ def evaluate(
                 "--position: the model's spec has no input.request, so there are no requests to order"
             )
         if position is not None and position not in opened.columns:
-            raise SpecError(f"no column {position!r} in the log; it has: {', '.join(opened.columns)}")
+            raise SpecError(f"no column {position!r} in the log; it has: {shown_names(opened.columns)}")
         ids = tuple(predictions.ids.values()) if predictions is not None else ()
         maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None, ids)
         diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
