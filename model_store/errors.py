@@ -168,7 +168,7 @@ def listed(names: Iterable[str], wanted: str) -> str:
     """The names there are, or "none", and the one that `wanted` may mean: age, device; did you mean age?"""
     known = list(names)
     near = get_close_matches(wanted, known, 1)
-    return (", ".join(known) or "none") + (f"; did you mean {near[0]}?" if near else "")
+    return (shown_names(known) or "none") + (f"; did you mean {near[0]}?" if near else "")
 
 
 def installing(extra: str) -> str:
@@ -179,3 +179,8 @@ def installing(extra: str) -> str:
 def counted(number: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,234 windows: a number with its noun; `things` is the plural, by default with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names of columns for a message, those with invisible characters or blanks around them as Python writes them."""
+    return ", ".join(name if name.isprintable() and name == name.strip() else repr(name) for name in names)

@@ -210,6 +210,7 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
         log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header
     )
     stack.enter_context(reader)
+    reader.note_left_out()
     return _Source(log, reader, reader.columns(), spec)
 
 

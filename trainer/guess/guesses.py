@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, shown_names
 from model_store.features.cells import EXPECTED_LABELS
 from model_store.spec.spec import WEIGHT
 from trainer.guess.profiles import Profile, Sample, can_be_label
@@ -417,7 +417,7 @@ def _cut(text: str) -> str:
 
 
 def _list(profiles: Sequence[Profile]) -> str:
-    return ", ".join(profile.name for profile in profiles)
+    return shown_names(profile.name for profile in profiles)
 
 
 def name_words(name: str) -> list[str]:

@@ -213,6 +213,7 @@ def take_sample(
     """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
     given = header or Header()
     with LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given) as reader:
+        reader.note_left_out()
         return sample_of(reader, name, rows)
 
 

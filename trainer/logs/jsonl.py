@@ -6,6 +6,7 @@ of events.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -45,15 +46,16 @@ ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
 class JsonLinesFile:
     """One file of JSON objects, one a line.
 
-    columns: the keys met in the first block, in order. An object is a weighted set (see `kinds`) and becomes a column
-    only if wanted. Raises InputError for a file without an object. If `objects` names the columns that hold objects,
-    the first block is not inspected, and `columns` is empty.
+    columns: the keys met in the first block, in order; left_out: of its first lines, the keys of lists of objects. An
+    object is a weighted set (see `kinds`) and becomes a column only if wanted. Raises InputError for a file without an
+    object. If `objects` names the columns that hold objects, the first block is not inspected, and `columns` is empty.
     """
 
     def __init__(self, feed: Feed, objects: frozenset[str] | None = None) -> None:
         self._feed = feed
         self._schema: pa.Schema | None = None
         self._objects = objects or frozenset()
+        self.left_out: tuple[str, ...] = ()
         self.columns = self._first_columns() if objects is None else ()
         self.kinds: Mapping[str, str | None] = dict.fromkeys(self._objects, "set")
         self._wanted_objects: frozenset[str] = frozenset()
@@ -145,6 +147,7 @@ class JsonLinesFile:
                 f"{name}: found no JSON object; expected one on each line, with values other than objects; jq -c . "
                 "writes one a line of objects that share a line or take several, jq -c '.rows[]' those in a list `rows`"
             )
+        self.left_out = tuple(name for name in dict.fromkeys(_nested(data.tobytes())) if name not in columns)
         return columns
 
 
@@ -234,6 +237,7 @@ def is_utf8(data: Bytes) -> bool:
 
 
 _INT64 = 2**63
+_LOOKED_AT = 100  # lines, for what is left out
 _KEYS = 1024  # so many keys of a row are remembered
 _LARGEST = int(sys.float_info.max)
 _NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
@@ -277,6 +281,17 @@ def columns_of(data: bytes) -> Iterator[str]:
         except BadRow:
             continue
     return iter(seen)
+
+
+def _nested(data: bytes) -> Iterator[str]:
+    """The paths of lists of objects or lists in the first lines."""
+    for text in _split(data)[:_LOOKED_AT]:
+        with contextlib.suppress(BadRow):
+            yield from (path for path, value in _values(load(text)) if _is_nested(value))
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
 
 
 def objects_of(data: bytes) -> frozenset[str]:
@@ -406,8 +421,7 @@ def _check_weighted(name: str, members: dict[str, Any]) -> None:
 def _paths(row: dict[str, Any]) -> Iterator[str]:
     """The paths of values that can be columns: not of objects, nor of lists of nested values."""
     for path, value in _values(row):
-        nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
-        if not nested and not isinstance(value, dict):
+        if not _is_nested(value) and not isinstance(value, dict):
             yield path
 
 

@@ -22,7 +22,8 @@ _READ_AHEAD_BYTES = 256 * 1024
 class ParquetInput:
     """One Parquet file; `ahead` is what was read of its stream.
 
-    `columns` are those whose values can become features. A field `b` of a struct `a` is the column `a.b`.
+    `columns` are those whose values can become features, `left_out` the others. A field `b` of a struct `a`
+    is the column `a.b`.
     """
 
     def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
@@ -34,6 +35,7 @@ class ParquetInput:
         self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), FEWEST_ROWS), MOST_ROWS)
         found = dict(paths(self._file.schema_arrow))
         self.columns = tuple(found)
+        self.left_out = left_out(self._file.schema_arrow)
         self.kinds: Mapping[str, str | None] = {
             name: "set" for name, kind in found.items() if is_several(kind)
         }
@@ -134,6 +136,11 @@ def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, p
             yield from paths(field.type, f"{prefix}{field.name}.")
         elif is_usable(field.type):
             yield prefix + field.name, field.type
+
+
+def left_out(fields: Iterable[pa.Field]) -> tuple[str, ...]:
+    """The columns of which nothing can become a feature, such as lists of structs."""
+    return tuple(field.name for field in fields if not any(paths([field])))
 
 
 def find(table: pa.RecordBatch, name: str) -> pa.Array:

@@ -237,6 +237,12 @@ class LogReader:
         source, stream = self._open()
         return source.may_have(column) or column in _in_path(stream.name, source)
 
+    def note_left_out(self) -> None:
+        """A remark on the first file's columns of which nothing can become a feature, for who looks at a log."""
+        source, stream = self._open()
+        if names := ", ".join(getattr(source, "left_out", ())):
+            self._note_once("left out", f"{stream.name}: left out, as lists of objects or the like: {names}")
+
     @property
     def columns_without_header(self) -> tuple[str, ...] | None:
         """The columns of the files that have no header; None while no such file was opened."""

@@ -68,7 +68,7 @@ _OTHERS = (
     (rb"\xff\xfe|\xfe\xff|[!-~]\x00[!-~]\x00", "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"),
     (rb"\s*<(?i:!doctype|html|\?xml)", "a page of HTML or XML", "the log may not be what was downloaded"),
 )
-_OTHER_KINDS = tuple((re.compile(start, re.DOTALL), *rest) for start, *rest in _OTHERS)
+_OTHER_KINDS = tuple((re.compile(start, re.DOTALL), kind, remedy) for start, kind, remedy in _OTHERS)
 _PROMISED = {".gz": (_GZIP, "gzip"), ".zst": (_ZSTD, "zstd")}
 _MAGIC_BYTES = 6
 _PIECE_BYTES = 64 * 1024

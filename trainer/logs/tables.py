@@ -18,7 +18,7 @@ import pyarrow as pa
 from model_store.errors import InputError, SpecError, listed
 from model_store.features.values import text_of
 from trainer.logs.batch import LazyColumns, NotPlain, Position, RowBatch, coded, is_several
-from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, paths
+from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, left_out, paths
 from trainer.logs.reader import BATCH_BYTES, Bookmarks
 
 NAME = "table"
@@ -72,8 +72,8 @@ class Table:
 class TableReader:
     """A table as a source of batches, with the methods of a LogReader that `OpenLog` uses. Read once.
 
-    `columns` are those whose values can become features; a field `b` of a struct `a` is the column `a.b`. keep: see
-    `Table.batches`. on_note: receives remarks.
+    `columns` are those whose values can become features, `left_out` the others; a field `b` of a struct `a` is the
+    column `a.b`. keep: see `Table.batches`. on_note: receives remarks.
     """
 
     columns_without_header: tuple[str, ...] | None = None
@@ -97,7 +97,7 @@ class TableReader:
             )
         self._batches = itertools.chain([first], self._batches)
         self._fields = dict(paths(first.schema))
-        self._left_out = sorted({*first.schema.names} - {name.partition(".")[0] for name in self._fields})
+        self.left_out = left_out(first.schema)
         self._read = 0
 
     @property
@@ -127,7 +127,7 @@ class TableReader:
         Raises SpecError for a column that the table lacks; InputError for a batch of a stream that cannot be converted.
         """
         if missing := [name for name in wanted if name not in self._fields]:
-            unusable = [name for name in missing if name.partition(".")[0] in self._left_out]
+            unusable = [name for name in missing if name.partition(".")[0] in self.left_out]
             reason = f" ({', '.join(unusable)}: of a type that cannot become a feature)" if unusable else ""
             raise SpecError(
                 f"the table has no column {', '.join(map(repr, missing))}{reason}; "

@@ -66,7 +66,7 @@ def test_a_spec_survives_json():
         (TRUNCATED + "a = { l1 = 1 }\n", "variants.a.l1: l1 does not belong to"),
         (OGD + "l2 = 10\n", "eta l2 must be below 1; lower l2 or alpha, or take"),
         (OWN.replace("ftrl", "ogd") + "a = { l2 = 10 }\n", "variants.a: l2 = 10 is too large"),
-        (GLOBAL + "l1 = 0.1\n", 'take algorithm = "fobos", which stops at 0, or another rate'),
+        (GLOBAL + "l1 = 0.1\n", 'take algorithm = "fobos", which stops at 0, or shrink = "touched"'),
         (GLOBAL + '[rules."a="]\nl1 = 0.1\n', 'rules."a=".l1: l1 does not fit algorithm = "ogd" with rate'),
         ('[learner]\nshrink = "fixed"\n', 'shrink = "fixed" belongs to truncated_gradient'),
         ('[learner]\nalgorithm = "adam"\n', "input should be 'ogd', 'truncation'"),

@@ -155,3 +155,10 @@ def test_lines_are_int64_and_batches_of_nothing_but_rejects_are_allowed(tmp_path
     (batch,) = LogReader([str(write(tmp_path / "log.csv", b"a,b\nx\ny\n"))]).batches(["a"])
     assert batch.lines.dtype == np.int64
     assert (batch.rows, len(batch.rejects), len(batch.columns["a"])) == (0, 2, 0)
+
+
+def test_invisible_characters_in_a_header_are_shown_in_messages(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", "click\u200b, ad,x\u00a0y,é\n1,a,b,c\n")
+    with pytest.raises(SpecError) as caught:
+        read(path, ["click"])
+    assert str(caught.value).endswith(r"no column 'click'; it has 'click\u200b', ' ad', 'x\xa0y', é")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -275,6 +276,19 @@ def test_columns_in_the_path_are_read_unless_the_file_has_them(tmp_path: Path) -
     assert read(files, ["day"]).lines == [2, 3, 2, 1]
     with pytest.raises(SpecError, match="no column 'x'; it has site, click, day"):
         read(files, ["x"])
+
+
+def test_columns_of_lists_of_objects_are_said_to_be_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"x": 1, "event_params": [{"key": "k"}], "deep": {"l": [[1]]}, "late": late} for late in ([], [[2]])
+    ]
+    write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    for name, said in (("a.jsonl", "event_params, deep.l"), ("b.parquet", "event_params, deep, late")):
+        notes: list[str] = []
+        with LogReader([str(tmp_path / name)], on_note=notes.append) as reader:
+            reader.note_left_out()
+        assert notes == [f"{tmp_path}/{name}: left out, as lists of objects or the like: {said}"]
 
 
 def test_empty_files_among_others_are_skipped_with_a_remark(tmp_path: Path) -> None:
