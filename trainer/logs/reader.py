@@ -298,10 +298,7 @@ class LogReader:
                 self._note_once("empty", f"{name} is empty: skipped, as others like it are")
                 stream.close()
                 self._next += 1
-        if self._source is None:
-            return None
-        assert self._stream is not None
-        return self._source, self._stream
+        return None if self._source is None or self._stream is None else (self._source, self._stream)
 
     def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the open file, each batch with the file's number."""
