@@ -168,7 +168,7 @@ def listed(names: Iterable[str], wanted: str) -> str:
     """The names there are, or "none", and the one that `wanted` may mean: age, device; did you mean age?"""
     known = list(names)
     near = get_close_matches(wanted, known, 1)
-    return (shown_names(known) or "none") + (f"; did you mean {near[0]}?" if near else "")
+    return (shown_names(known) or "none") + (f"; did you mean {shown_names(near)}?" if near else "")
 
 
 def installing(extra: str) -> str:

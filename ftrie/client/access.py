@@ -55,14 +55,15 @@ class CallFailed(ServerError):
     @classmethod
     def of(cls, address: str, error: Any) -> Self:
         """From the grpc.RpcError of a call to `address`."""
-        away = _AWAY.search(error.details() or "") if error.code() is grpc.StatusCode.UNAVAILABLE else None
+        status = rpc_status.from_call(error)  # None if no server of ftrie answered
+        is_away = status is None and error.code() is grpc.StatusCode.UNAVAILABLE
+        away = _AWAY.search(error.details() or "") if is_away else None
         text = (
             f"no server at {address}: {away[0]}"
             if away
             else f"{address}: {error.code().name}: {error.details()}"
         )
         made = cls(text, error.code())
-        status = rpc_status.from_call(error)
         for detail in status.details if status is not None else ():
             made._read(detail)
         return made

@@ -107,7 +107,10 @@ OUTPUTS = [
     (words, name)
     for words, files in FILES.items()
     for name in files.writes
-    if words != "serve" and next(e for e in COMMANDS[words].params if e.name == name).metavar != "DIR"
+    # A cache that cannot be written stops no run.
+    if words != "serve"
+    and name != "cache"
+    and next(e for e in COMMANDS[words].params if e.name == name).metavar != "DIR"
 ]
 
 

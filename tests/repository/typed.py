@@ -32,7 +32,8 @@ from pathlib import Path
 from tests.waiting import eventually
 
 PROGRAM = re.compile(
-    r"(?:[A-Z_]+=\S* )*(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
+    r"(?:[A-Z_]+=\S* )*(?:\.venv/bin/)?"
+    r"(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
 )
 COMMENT = re.compile(r"<!-- (not run|run by|before|slow|needs|file|output of|output)(?:: (.+))? -->")
 IN_BACKGROUND = re.compile(r"(?<!&)&\s*(?:#.*)?$")

@@ -130,7 +130,7 @@ def test_refusals_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ftrie.doctor(clean(400), SPEC, "click", progress=False)
     with pytest.raises(UsageError, match="need a spec"):
         ftrie.doctor(clean(400), items={"item": ["a"]}, progress=False)
-    with pytest.raises(SpecError, match="name it with --label"):
+    with pytest.raises(SpecError, match="name it with label"):
         ftrie.doctor({"size": ["x", "y", "z"]}, progress=False)
 
 

@@ -420,7 +420,7 @@ def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, caps
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
         take_sample(str(empty))
-    empty.write_text("click,site\n" + "1,a,\n" * 3)
+    empty.write_text("click,site\n" + "1,a,b\n" * 3)
     for command in ("init", "doctor"):
         code, _, err = ftrie(capsys, command, str(empty))
         assert code == 3 and f"3 rows rejected, such as {empty}:2: wrong number of columns: got 3" in err

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import Everything, read, write
+from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.reader import LogReader
 
 CELL = st.text(st.sampled_from('ab1,;"\n\r\té\0 '), max_size=6)
@@ -74,9 +76,10 @@ def test_stray_quotes_mean_what_they_mean_to_the_csv_module(scratch, body, batch
 
 
 @given(body=st.text(st.sampled_from('ab"\t\n\r\0é'), max_size=40), batch_bytes=BATCH_BYTES)
-def test_tsv_knows_no_quoting(scratch: Path, body: str, batch_bytes: int) -> None:
-    path = write(scratch / "log.tsv", "x\ty\n" + body)
-    assert read(path, ["x", "y"], batch_bytes=batch_bytes) == oracle("x\ty\n" + body, "\t", quoting=False)
+def test_tsv_without_quoting(scratch: Path, body: str, batch_bytes: int) -> None:
+    text = "x\ty\n1\t2\n" + body  # the row tells that rows do not end with a separator
+    path, header = write(scratch / "log.tsv", text), Header(dialect=Dialect(separator="\t", quote=""))
+    assert read(path, ["x", "y"], batch_bytes=batch_bytes, header=header) == oracle(text, "\t", quoting=False)
 
 
 def test_only_wanted_columns_are_delivered_in_the_order_asked(tmp_path: Path) -> None:
@@ -161,4 +164,5 @@ def test_invisible_characters_in_a_header_are_shown_in_messages(tmp_path: Path) 
     path = write(tmp_path / "log.csv", "click\u200b, ad,x\u00a0y,é\n1,a,b,c\n")
     with pytest.raises(SpecError) as caught:
         read(path, ["click"])
-    assert str(caught.value).endswith(r"no column 'click'; it has 'click\u200b', ' ad', 'x\xa0y', é")
+    told = r"no column 'click'; it has 'click\u200b', ' ad', 'x\xa0y', é; did you mean 'click\u200b'?"
+    assert str(caught.value).endswith(told)

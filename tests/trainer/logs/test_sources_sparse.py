@@ -304,7 +304,7 @@ def test_positive_names_the_labels_of_sparse_text_that_are_clicks(
     with open_log(Log([str(path)]), spec) as opened:
         (batch,) = opened.batches()
     labels, bad = parse_labels(batch.columns["label"], list(spec.input.positive))
-    assert (labels.tolist(), bad) == ([1, 0, 1, 0, 0], [])
+    assert (labels.tolist(), bad) == ([1, 0, 1, 0, 1], [])  # 2.0 spells 2
     assert [(each.line, each.category) for each in batch.rejects] == [(6, "bad label")]
     path = write(tmp_path / f"log.{suffix}", "".join(f"{1 + (row % 3 == 0)} {rest}\n" for row in range(30)))
     sample = take_sample(str(path), header=Header(any_label=True))

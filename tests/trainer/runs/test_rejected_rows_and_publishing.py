@@ -119,7 +119,10 @@ def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, cap
     assert run(["tune", spec, log, "--try", "alpha=0.1,1", "--json"]) == 0
     out, err = capsys.readouterr()
     warning, *_ = json.loads(out)["warnings"]
-    assert warning.startswith("180 rows were rejected, 90 %") and json.loads(err)["warning"] == warning
+    assert (
+        warning.startswith("180 rows were rejected, 90 %")
+        and json.loads(err.splitlines()[0])["warning"] == warning
+    )
 
 
 def test_rows_that_are_not_drawn_hide_no_rejected_ones(tmp_path, store: Store, store_url, capsys) -> None:
