@@ -357,7 +357,8 @@ def test_text_among_numbers(tmp_path: Path, word: str, check: str) -> None:
     path = csv(columns, tmp_path)
     if word == "null":  # of a CSV it is told by the first lines, and is no fault
         assert not diagnosed(path).of_check(check)
-        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        plain = [np.array(each, object).tolist() for each in columns.values()]
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*plain, strict=True))
         path = jsonl(list(rows), tmp_path, "log.jsonl")
     says(
         only(diagnosed(path), check),
