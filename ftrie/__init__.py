@@ -89,11 +89,13 @@ def __getattr__(name: str) -> Any:
         return import_module("ftrie.aio")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'ftrie' has no attribute {name!r}; it has: {', '.join(__all__)}")
+        from model_store.errors import listed
+
+        raise AttributeError(f"module 'ftrie' has no attribute {name!r}; it has: {listed(__all__, name)}")
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return __all__

@@ -1,7 +1,7 @@
 """The client of a server for asyncio: `ftrie.client.client.Client` with coroutines, by the same messages.
 
 async with Client("127.0.0.1:50051") as client:
-    ranking = await client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
+    ranking = await client.rank("ads", cookie="u1", candidates=["a", "b"], context={"device": "mobile"}, top_k=1)
     await client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
 """
 

@@ -1,7 +1,8 @@
-"""The files that each command reads and writes, and the check that no output names an input.
+"""The files that each command reads and writes, and the check that an output can be written and names no input.
 
-Truncating an input cannot be undone, so the check runs before the command opens anything. It compares resolved paths
-and inodes after expanding globs. A test compares FILES with the parameters of all commands.
+Truncating an input cannot be undone, and a run cannot be had back whose result has no place, so the check runs before
+the command opens anything. It compares resolved paths and inodes after expanding globs. A test compares FILES with the
+parameters of all commands.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import typer
 
 from model_store.errors import UsageError
+from model_store.whole_file import check_writable
 
 
 @dataclass(frozen=True)
@@ -70,26 +72,29 @@ _MAY_BE_MISSING = ("sources", "more")  # parameters whose files may not exist ye
 
 
 def checked(words: str, command: typer.core.TyperCommand) -> Callable[..., Any]:
-    """The command's callback, preceded by `refuse_overwriting`."""
+    """The command's callback, preceded by `check_outputs`."""
     assert command.callback is not None
     callback, files = command.callback, FILES[words]
 
     @functools.wraps(callback)
     def check_and_call(**values: Any) -> Any:
-        refuse_overwriting(command, files, values)
+        check_outputs(command, files, values)
         return callback(**values)
 
     return check_and_call
 
 
-def refuse_overwriting(command: typer.core.TyperCommand, files: Files, values: dict[str, Any]) -> None:
-    """Raise UsageError if an output names the same file as an input or as another output.
+def check_outputs(command: typer.core.TyperCommand, files: Files, values: dict[str, Any]) -> None:
+    """Raise OutputError if an output cannot be written, UsageError if it names the file of an input or another output.
 
     An output inside a folder that is read is refused too: it would be read as a log.
     """
     options = {option.name: option for option in command.params}
     written: list[tuple[str, str, Path]] = []
     for name in files.writes:
+        # A cache that cannot be written costs time alone: the run says so and goes on.
+        if isinstance(values.get(name), Path) and options[name].metavar != "DIR" and name != "cache":
+            check_writable(values[name])
         for text, path in _paths(values.get(name)):
             if path.exists() and not (path.is_file() or path.is_dir()):
                 continue  # a device or a pipe

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ftrie.library.model import Model
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, installing, listed
 from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL
@@ -53,9 +53,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError(
-        "ftrie.sklearn needs scikit-learn 1.6 or later: pip install 'ftrie[sklearn]'"
-    ) from error
+    raise ImportError(f"ftrie.sklearn needs scikit-learn 1.6 or later: {installing('sklearn')}") from error
 
 __all__ = ["FTRLClassifier"]
 
@@ -63,6 +61,8 @@ Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 _ROWS_AT_ONCE = 1 << 14
+_LARGE = 1e3
+"""A plain number above this is an id, a time, or should be scaled."""
 _MOST_FIELDS = 65_000  # a key's feature has 16 bits
 _MATRIX_FIELD = "features"
 _LEARNER_OPTIONS = (
@@ -207,6 +207,9 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             if self._has_converged():
                 break
             again = ProgressiveMetrics(metrics.variants)
+        entropy = next(iter(metrics.summary().values())).normalized_entropy
+        if entropy is not None and entropy > 1.0:
+            self._warn_of_large(read, engine)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
@@ -292,6 +295,24 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
 
     def __sklearn_is_fitted__(self) -> bool:
         return getattr(self, "_engine", None) is not None
+
+    def _warn_of_large(self, read: Any, engine: _MatrixEngine | _TableEngine) -> None:
+        """Warn of ids and times as plain numbers, where the model predicts worse than the click rate alone."""
+        if isinstance(read, dict):
+            real = [name for name, field in engine.model.spec.fields.items() if field.is_number]
+            largest = {name: float(np.nanmax(np.abs(number_column(read[name])[0]))) for name in real}
+        else:
+            most = abs(read).max(axis=0)
+            values = np.ravel(most if isinstance(most, np.ndarray) else most.toarray())
+            names = getattr(self, "feature_names_in_", [f"x{at}" for at in range(values.size)])
+            largest = dict(zip(names, values, strict=True))
+        large = [f"{name} (up to {x:.3g})" for name, x in largest.items() if x > _LARGE]
+        if large:
+            _note(
+                f"the log-loss, {self.loss_curve_[-1]:.3g}, is worse than that of the click rate alone, and X has "
+                f"large numbers in {', '.join(large[:3])}: scale quantities and times, as StandardScaler does, and "
+                "list ids in categorical_features"
+            )
 
     def _has_converged(self) -> bool:
         if self.tol is None or len(self.loss_curve_) < 2:
@@ -398,7 +419,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         options = dict(self.learner_options or {})
         if others := [name for name in options if name not in _LEARNER_OPTIONS]:
             raise ValueError(
-                f"learner_options: got {others[0]!r}; expected some of {', '.join(_LEARNER_OPTIONS)}"
+                f"learner_options: got {others[0]!r}; expected some of {listed(_LEARNER_OPTIONS, others[0])}"
             )
         learner = {name: float(getattr(self, name)) for name in ("alpha", "beta", "l1", "l2")}
         label = "label"
@@ -441,6 +462,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         if self.class_weight is not None:
             of_class = compute_class_weight(self.class_weight, classes=classes, y=y)
             weights = of_class[clicks.astype(np.intp)] * (weights if weights.size else 1.0)
+        if weights.size and not weights.max() <= LARGEST_REAL:
+            raise ValueError(
+                f"sample_weight and class_weight: got {weights.max():g}, expected products of at most {LARGEST_REAL:g}"
+            )
         return clicks.astype(np.float64), np.ascontiguousarray(weights, np.float64)
 
 

@@ -25,6 +25,8 @@ from itertools import chain
 from numbers import Real
 from typing import Any, NamedTuple
 
+from model_store.errors import installing
+
 try:
     import torch
     from torch import Tensor
@@ -32,7 +34,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("ftrie.torch needs PyTorch: pip install 'ftrie[torch]'") from error
+    raise ImportError(f"ftrie.torch needs PyTorch: {installing('torch')}") from error
 
 __all__ = ["FTRLProximal"]
 

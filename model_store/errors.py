@@ -7,6 +7,10 @@ one table; the command line uses `exit_code`.
 from __future__ import annotations
 
 import re
+import shlex
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class FtrieError(Exception):
@@ -160,6 +164,23 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
+def listed(names: Iterable[str], wanted: str) -> str:
+    """The names there are, or "none", and the one that `wanted` may mean: age, device; did you mean age?"""
+    known = list(names)
+    near = get_close_matches(wanted, known, 1)
+    return (shown_names(known) or "none") + (f"; did you mean {shown_names(near)}?" if near else "")
+
+
+def installing(extra: str) -> str:
+    """The command that adds an extra to the ftrie that runs. As ftrie is installed there, no index needs to have it."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'ftrie[{extra}]'"
+
+
 def counted(number: int, thing: str, things: str | None = None) -> str:
     """1 window, 1,234 windows: a number with its noun; `things` is the plural, by default with an s."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names of columns for a message, those with invisible characters or blanks around them as Python writes them."""
+    return ", ".join(name if name.isprintable() and name == name.strip() else repr(name) for name in names)

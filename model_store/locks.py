@@ -1,11 +1,11 @@
-"""Locks between processes: flock on small files. The kernel releases a lock however its holder ends."""
+"""Locks between processes: flock on small files, released by the kernel however the holder ends; and who holds what."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from model_store.errors import StoreError
@@ -44,3 +44,35 @@ def is_held(path: Path) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def holder(path: Path) -> str:
+    """The process that has this file open, as in `process 12 (ftrie serve shop)`; "" if /proc shows none."""
+    return _process_with(str(path.resolve()))
+
+
+def port_taken(port: int) -> str:
+    """What a message says of a TCP port that cannot be listened on: who has it, if /proc shows that."""
+    process = ""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            for row in rows:
+                if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port:
+                    process = process or _process_with(f"socket:[{row[9]}]")
+    return (
+        f"{process} has the port" if process else "is the port taken, or the host not one of this machine's?"
+    )
+
+
+_LISTENING = "0A"
+
+
+def _process_with(target: str) -> str:
+    for pid in sorted(int(each.name) for each in Path("/proc").glob("[0-9]*")):
+        with suppress(OSError):  # it has ended, or is another user's
+            folder = Path(f"/proc/{pid}")
+            if any(os.readlink(each) == target for each in (folder / "fd").iterdir()):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f"process {pid} ({command.strip()})"
+    return ""

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ftrie.charts.theme import BETTER, LIGHT, MUTED, SERIES, WORSE, config
-from model_store.errors import UsageError
+from model_store.errors import UsageError, installing
 
 if TYPE_CHECKING:
     import altair as alt
@@ -53,7 +53,7 @@ def require_charts() -> None:
     try:
         import vl_convert  # noqa: F401
     except ImportError as error:
-        raise UsageError("pictures need the extra `charts`: pip install 'ftrie[charts]'") from error
+        raise UsageError(f"pictures need the extra `charts`: {installing('charts')}") from error
 
 
 def lines(
@@ -288,11 +288,21 @@ def for_notebook(spec: Spec, title: str) -> alt.LayerChart:
     """
     try:
         import altair
+        import vl_convert
     except ImportError as error:
-        raise UsageError("plots need the extra `notebook`: pip install 'ftrie[notebook]'") from error
+        raise UsageError(f"plots need the extra `notebook`: {installing('notebook')}") from error
+
+    def mimebundle(chart: alt.LayerChart, *given: Any, **named: Any) -> Any:
+        """A picture, unless a renderer was chosen: Altair's default fetches its scripts from a network."""
+        if altair.renderers.active != "default":
+            return altair.LayerChart._repr_mimebundle_(chart, *given, **named)
+        return {"image/png": vl_convert.vegalite_to_png(chart.to_json(), scale=2.0)}
+
     own = config() | {"background": LIGHT["background"]}
     whole = spec | {"width": NOTEBOOK_WIDTH, "title": _plain(title), "config": own}
-    return altair.LayerChart.from_dict(whole)
+    picture: Any = type("Picture", (altair.LayerChart,), {"_repr_mimebundle_": mimebundle})
+    chart: alt.LayerChart = picture.from_dict(whole)
+    return chart
 
 
 # -- parts

@@ -5,6 +5,7 @@ A token is sent over TLS or to this machine, never unencrypted over a network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from server.rpc.security import is_loopback
 
 SYSTEM = "system"
 MAX_ANSWER_BYTES = 16 << 20
+_AWAY = re.compile("Connection refused|No route to host|Network is unreachable|DNS resolution failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,15 @@ class CallFailed(ServerError):
     @classmethod
     def of(cls, address: str, error: Any) -> Self:
         """From the grpc.RpcError of a call to `address`."""
-        made = cls(f"{address}: {error.code().name}: {error.details()}", error.code())
-        status = rpc_status.from_call(error)
+        status = rpc_status.from_call(error)  # None if no server of ftrie answered
+        is_away = status is None and error.code() is grpc.StatusCode.UNAVAILABLE
+        away = _AWAY.search(error.details() or "") if is_away else None
+        text = (
+            f"no server at {address}: {away[0]}"
+            if away
+            else f"{address}: {error.code().name}: {error.details()}"
+        )
+        made = cls(text, error.code())
         for detail in status.details if status is not None else ():
             made._read(detail)
         return made
@@ -84,10 +93,11 @@ class Access:
     def __post_init__(self) -> None:
         """Raise ServerError for an incomplete or malformed combination."""
         if bool(self.cert) != bool(self.key):
-            raise ServerError("--tls-cert and --tls-key belong together")
+            raise ServerError("--tls-cert and --tls-key, in Python cert and key, belong together")
         if self.cert and not self.ca:
             raise ServerError(
-                f"--tls-cert needs --tls-ca: the server's authorities, or {SYSTEM!r} for those of this system"
+                f"--tls-cert needs --tls-ca (in Python, ca): the server's authorities, or {SYSTEM!r} for those of "
+                "this system"
             )
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise ServerError("the token has spaces or non-ASCII characters; expected one ASCII word")
@@ -136,7 +146,9 @@ class Access:
                 )
             return target, self._credentials(), options
         if self.token and not local:
-            raise ServerError(f"the token would be sent to {address} unencrypted; give --tls-ca")
+            raise ServerError(
+                f"the token would be sent to {address} unencrypted; give --tls-ca, in Python ca"
+            )
         return target, None, options
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ import json
 import os
 from typing import Any, Literal
 
-from model_store.errors import ServerError
+from model_store.errors import ServerError, listed
 
 Balance = Literal["round_robin", "cookie"]
 BALANCES: tuple[Balance, ...] = ("round_robin", "cookie")
@@ -78,7 +78,7 @@ def _ip(server: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def balance_of(address: str, wanted: Balance | None) -> Balance | None:
     """How calls to `address` are divided: as wanted, else in turn if it is a list; None: one server, nothing is."""
     if wanted is not None and wanted not in BALANCES:
-        raise ServerError(f"got balance={wanted!r}, expected one of {', '.join(BALANCES)}")
+        raise ServerError(f"got balance={wanted!r}, expected one of {listed(BALANCES, str(wanted))}")
     return wanted or ("round_robin" if "," in address else None)
 
 

@@ -1,7 +1,7 @@
 """The Python client of a server: plain values in, frozen dataclasses out.
 
 with Client("127.0.0.1:50051") as client:
-    ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"hour": 21}, top_k=1)
+    ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"device": "mobile"}, top_k=1)
     print(ranking.items[0].id, ranking.items[0].ctr)
     client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
 """

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from datetime import date, datetime
+from decimal import Decimal
 from numbers import Real
 from typing import Any, TypeAlias, TypedDict, Unpack
+from uuid import UUID
 
 from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
 from ctr.v1.ranking_pb2 import Degradation as DegradationMessage
 from ctr.v1.ranking_pb2 import DegradationReason, ExplainResponse, Features, RankRequest, RankResponse
 from ctr.v1.ranking_pb2 import RankedItem as ItemMessage
-from model_store.errors import FieldValueError
+from model_store.errors import FieldValueError, listed
 
 RAW_KEYS = "raw_keys"  # a list under this name is whole keys of the model's raw field
 
-Scalar: TypeAlias = str | int | float | bool
+Scalar: TypeAlias = str | int | float | bool | date | Decimal | UUID
 FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, float] | None]
 
 
@@ -303,9 +305,7 @@ def _unknown(options: Mapping[str, object]) -> str:
     """The message for keywords that no ranking has."""
     known = list(Options.__annotations__)
     name = next(each for each in options if each not in known)
-    close = get_close_matches(name, known, 1)
-    guess = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"unexpected keyword {name!r}{guess} a ranking takes {', '.join(known)}"
+    return f"unexpected keyword {name!r}; a ranking takes {listed(known, name)}"
 
 
 def _add_features(features: Features, values: FeatureValues | None) -> None:
@@ -318,8 +318,12 @@ def _add_features(features: Features, values: FeatureValues | None) -> None:
             features.values[name].text = str(value)
         elif isinstance(value, float):
             features.values[name].number = value
-        elif value is None:
+        elif value is None or type(value).__name__ in ("NAType", "NaTType"):  # the last two are of pandas
             continue
+        elif isinstance(value, datetime):  # as a column of a table writes it
+            features.values[name].text = f"{value:%Y-%m-%d %H:%M:%S.%f%z}".replace("+0000", "Z")
+        elif isinstance(value, date | Decimal | UUID):
+            features.values[name].text = str(value)
         elif hasattr(value, "tolist"):  # a scalar or an array of numpy
             _add_features(features, {name: value.tolist()})
         elif isinstance(value, Mapping):
@@ -328,6 +332,11 @@ def _add_features(features: Features, values: FeatureValues | None) -> None:
             members.members.update(value)
         elif name == RAW_KEYS:
             features.raw_keys.extend(value)
+        elif not isinstance(value, Iterable):
+            kind = type(value).__name__
+            raise FieldValueError(
+                f"{name}: got a {kind}, expected text, a number, a boolean, a time, or several texts"
+            )
         else:
             listed = features.values[name].set
             listed.SetInParent()

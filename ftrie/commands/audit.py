@@ -63,12 +63,14 @@ def _print_audit(name: str, found: RowAudit) -> None:
     for field in found.fields:
         for key in field.keys:
             weight: Any = "not in the model" if key.weight is None else f"{key.weight:.5f}"
-            rate: Any = "—" if key.rate is None else f"{key.rate:.5f}"
+            rate: Any = "—" if key.learning_rate is None else f"{key.learning_rate:.5f}"
             rows.append([field.name, key.key, f"{key.x:g}", weight, key.contribution, rate])
         if len(field.keys) > 1:
             rows.append([field.name, "sum", "", "", field.contribution, ""])
     probit = found.link == "probit"
-    print_table(["field or cross", "key", "x", "weight", "adds", "variance" if probit else "rate"], rows)
+    print_table(
+        ["field or cross", "key", "x", "weight", "adds", "variance" if probit else "learning rate"], rows
+    )
     print(f"\nscore {found.score:.6f}, the sum; predicted {found.predicted:.6f}, ctr {found.ctr:.6f}")
     if found.uncertainty is not None:
         meaning = (

@@ -21,19 +21,17 @@ import typer
 
 from ftrie.commands.flags import AccessFlags, BalanceOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, installing, listed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RESULTS = CHECKOUT / "benchmarks" / "results"
 REMEDIES = {
     "vowpalwabbit": "pip install -e '.[bench]', or run `make bench`",
     "marisa_trie": "pip install -e '.[bench]', or run `make bench`",
-    "pandas": "pip install 'ftrie[docs]'",
-    "polars": "pip install 'ftrie[docs]'",
-    "duckdb": "pip install 'ftrie[docs]'",
+    **dict.fromkeys(("pandas", "polars", "duckdb"), installing("docs")),
     "h2load": "apt install nghttp2-client",
-    "torch": "make torch, or pip install 'ftrie[torch]'",
-    "sklearn": "pip install 'ftrie[sklearn]'",
+    "torch": f"make torch, or {installing('torch')}",
+    "sklearn": installing("sklearn"),
 }
 """How to install the packages and programs that benchmarks need."""
 
@@ -127,7 +125,7 @@ def bench(
     known = _known()
     for name in names or known:
         if name not in known:
-            raise FtrieError(f"unknown benchmark {name!r}: expected one of {', '.join(known)}")
+            raise FtrieError(f"unknown benchmark {name!r}: expected one of {listed(known, name)}")
     lacking = {name: absent for name in names or known if (absent := missing(name))}
     problems = [
         f"the benchmark {name} needs {each}, which is not installed: {REMEDIES[each]}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, json_output, note, print_json
-from model_store.errors import UsageError
+from model_store.errors import UsageError, installing
 from model_store.signal_deferral import deferred
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ def options_and_run() -> tuple[
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise
-        raise UsageError(
-            "the dashboard needs the extra `dashboard`: pip install 'ftrie[dashboard]'"
-        ) from error
+        raise UsageError(f"the dashboard needs the extra `dashboard`: {installing('dashboard')}") from error
     return DashboardOptions, run
 
 

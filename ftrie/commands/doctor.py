@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftrie import terminal
-from ftrie.commands.flags import InputsArgument, LogFlags, grouped
+from ftrie.commands.flags import DialectFlags, InputsArgument, LogFlags, grouped
 from ftrie.terminal import JsonOption, note_once, print_json
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def doctor(
         typer.Option(metavar="NAME", help="Without --spec: the column that tells whether there was a click."),
     ] = None,
     log: LogFlags,
+    dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
     """Say what is wrong with a log for learning, before it is learned.
@@ -57,7 +59,14 @@ def doctor(
 
     if spec is not None and label is not None:
         raise typer.BadParameter("--label belongs to a log without --spec, which names the label")
+    if inputs[0].endswith(".toml"):
+        raise typer.BadParameter(f"{inputs[0]} is a spec, not a log: give it as --spec {inputs[0]}")
+    if spec is not None and dialect != DialectFlags():
+        raise typer.BadParameter(
+            "--separator and its like are for a log without --spec, whose [input] says it"
+        )
     model_spec, opened = _opened(inputs, spec, log)
+    opened = replace(opened, dialect=dialect.dialect())
     found = examine(opened, model_spec, label, terminal)
     if as_json:
         print_json(found.as_dict())

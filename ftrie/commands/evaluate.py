@@ -28,7 +28,7 @@ from ftrie.terminal import (
     print_table,
     warn,
 )
-from model_store.errors import SpecError, counted
+from model_store.errors import SpecError, counted, listed
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -155,7 +155,7 @@ def evaluate(
 def _variant(artefact: Artefact, name: str | None) -> int:
     names = list(artefact.spec.variants)
     if name is not None and name not in names:
-        raise SpecError(f"--variant: no variant {name!r}; the model has: {', '.join(names)}")
+        raise SpecError(f"--variant: no variant {name!r}; the model has: {listed(names, name)}")
     return 0 if name is None else names.index(name)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
-from model_store.errors import counted
+from model_store.errors import counted, listed
 
 if TYPE_CHECKING:
     from ftrie.outcomes import Outcome, Outcomes
@@ -70,7 +70,9 @@ def report(
         divided = divided_since(versions, record)
     found = outcomes(cells, shares, base, effect, divided)
     if base is not None and cells and base not in found.variants:
-        raise typer.BadParameter(f"--base {base}: no requests; expected one of {', '.join(found.variants)}")
+        raise typer.BadParameter(
+            f"--base {base}: no requests; expected one of {listed(found.variants, base)}"
+        )
     output = (model, f"{begin:%F %H:%M}", f"{end:%F %H:%M}", effect, found)
     if as_json:
         _print_as_json(*output)

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
     """Add `ftrie explain`."""
     app.command(
         "explain",
-        epilog="Example: ftrie explain ads --cookie u1 --candidates a,b --context hour=21 --top-k 1",
+        epilog="Example: ftrie explain ads --cookie u1 --candidates a,b --context device=mobile --top-k 1",
     )(explain)
 
 

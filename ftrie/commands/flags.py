@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ftrie.client.messages import Exploration, Filter, Options
     from model_store.spec.sections import InputSection
     from trainer.examples.open_log import Log
+    from trainer.logs.dialect import Dialect
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,6 +105,28 @@ NoHeaderOption = Annotated[
         "detected.",
     ),
 ]
+SeparatorOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAR",
+        help="CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.",
+    ),
+]
+NullOption = Annotated[
+    list[str] | None,
+    typer.Option("--null", metavar="WORD", help="CSV, TSV: a cell without a value; may be repeated."),
+]
+QuoteOption = Annotated[
+    str | None, typer.Option(metavar="CHAR", help="CSV, TSV: what encloses cells, empty for nothing.")
+]
+EscapeOption = Annotated[
+    str | None,
+    typer.Option(metavar="CHAR", help="CSV, TSV: a backslash, if cells are escaped with it; empty if not."),
+]
+DecimalOption = Annotated[
+    str | None,
+    typer.Option(metavar="CHAR", help="CSV, TSV: the decimal mark of numbers, a point or a comma."),
+]
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on their number.")
 ]
@@ -145,6 +169,33 @@ KeepOption = Annotated[
         help=f"When versions are published, delete old ones as `ftrie store gc` does. {KEPT} 0 keeps all.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class DialectFlags:
+    """How a CSV or TSV file is written, for commands that need no spec, whose `[input]` says it otherwise."""
+
+    separator: SeparatorOption = None
+    quote: QuoteOption = None
+    escape: EscapeOption = None
+    null: NullOption = None
+    decimal: DecimalOption = None
+
+    def dialect(self) -> Dialect:
+        """What is given. Raises SpecError."""
+        from model_store.spec.spec import parse_spec
+        from trainer.logs.dialect import Dialect
+
+        given = {
+            "separator": "\t" if self.separator == "\\t" else self.separator,
+            "quote": self.quote,
+            "escape": self.escape,
+            "nulls": self.null or None,
+            "decimal": self.decimal,
+        }
+        lines = [f"{name} = {json.dumps(value)}" for name, value in given.items() if value is not None]
+        text = "\n".join(['[model]\nname = "m"\n[input]\nlabel = "l"', *lines])
+        return Dialect.of(parse_spec(text, "the dialect's flags").input)
 
 
 @dataclass(frozen=True)

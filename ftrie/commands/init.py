@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import FormatOption, NoHeaderOption
+from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption, grouped
 from ftrie.terminal import JsonOption, note, print_json, warn
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
     app.command("init", epilog=f"Examples: {examples}")(init)
 
 
+@grouped
 def init(
+    *,
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -42,6 +44,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     format: FormatOption = None,
     no_header: NoHeaderOption = False,
+    dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
     """Write a commented spec to start from, guessed from the first rows of a log.
@@ -49,13 +52,16 @@ def init(
     Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
     without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
     1 and 0 gets `positive`, and clicks beside views get `views`. An attribute that never changes for an item gets the
-    item's side; of equal columns the first is kept; position bias is warned of. Of impressions and clicks, which are
+    item's side; of equal columns the first is kept; a column that tells the label is left out; position bias is warned
+    of. Of impressions and clicks, which are
     joined, a value's side is where it stands in the event.
     """
     from model_store.errors import InputError
     from model_store.spec.spec import parse_spec
     from model_store.whole_file import write_whole
+    from trainer.doctor.examine import without_leaks
     from trainer.events.log_files import holds_events
+    from trainer.examples.open_log import Log
     from trainer.guess.events import guess_events
     from trainer.guess.profiles import take_sample
     from trainer.guess.relations import guess_log
@@ -64,19 +70,22 @@ def init(
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
-    of_events, has_header = holds_events(inputs, format, label), True
+    known = frozenset(filter(None, [label]))
+    header = Header(is_absent=no_header, known=known, any_label=True, dialect=dialect.dialect())
+    of_events, has_header, found = holds_events(inputs, format, label), True, None
     if of_events:
         guesses = guess_events(inputs, on_note=note)
     elif len(inputs) > 1:
         raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
     else:
         sample = take_sample(inputs[0], format, header=header, on_note=note)
-        guesses, has_header = guess_log(sample, label), sample.has_header
+        guesses, has_header, found = guess_log(sample, label), sample.has_header, sample.dialect
+    log = Log(inputs, format, no_header=no_header, dialect=dialect.dialect())
+    guesses = without_leaks(guesses, log, label)
     for guess in guesses:
         if guess.warning:
             warn(guess.warning)
-    text = spec_text(inputs[0], guesses, has_header, joins=of_events)
+    text = spec_text(inputs[0], guesses, has_header, joins=of_events, dialect=found)
     parse_spec(text, "the guessed spec")
     if output is not None:
         write_whole(output, text.encode())
@@ -85,7 +94,7 @@ def init(
     elif output is None:
         print(text, end="")
     else:
-        note(f"wrote {output}; next: ftrie train {output} {' '.join(inputs)}")
+        note(f"wrote {output}; next: ftrie doctor --spec {output} {' '.join(inputs)}")
 
 
 def _column(guess: Guess) -> dict[str, Any]:

@@ -19,7 +19,8 @@ MORE = ("objective", "uncertainty", "propensity")
 def register(app: typer.Typer) -> None:
     """Add `ftrie rank`."""
     app.command(
-        "rank", epilog="Example: ftrie rank ads --cookie u1 --candidates a,b,c --context hour=21 --top-k 2"
+        "rank",
+        epilog="Example: ftrie rank ads --cookie u1 --candidates a,b,c --context device=mobile --top-k 2",
     )(rank)
 
 

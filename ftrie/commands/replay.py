@@ -165,7 +165,6 @@ def replay(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from model_store.whole_file import check_writable
     from trainer.events.fields import resolve_fields
     from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
     from trainer.logs.batch import STDIN
@@ -177,8 +176,6 @@ def replay(
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
     if policies.decision not in (None, DECISION_ROW, DECISION_LIST):
         raise typer.BadParameter(f"--decision {policies.decision}: expected row or list")
-    for path in filter(None, (save, report)):
-        check_writable(path)
     model_spec = load_spec(spec)
     check_there([each for each in logs if each != STDIN])
     of_events = kind_of(logs, model_spec.input.label, log.format) == EVENTS
@@ -293,10 +290,10 @@ def _finish(
     replayed: Replayed, save: Path | None, publish: bool, force: bool, store: Store | None
 ) -> tuple[str, int | None]:
     """Save and publish the model if wanted; returns its SHA-256 and version."""
-    from trainer.logs.rejects import too_many_rejected
+    from trainer.logs.rejects import no_usable_row, too_many_rejected
 
-    if not replayed.examples and (save is not None or publish):
-        raise InputError("nothing was learned from the log, so there is no model to save or publish")
+    if not replayed.examples:
+        raise InputError(no_usable_row("learned from", replayed.rejected, replayed.reasons))
     artefact = replayed.model.artefact()
     if save is not None:
         artefact.write(save)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 
 from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json
+from model_store.errors import listed
 from server.settings import Flag, Settings
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def serve(models: list[str], store: str, flags: dict[str, Any], as_json: bool) -
 
     if flags["log_level"] not in LEVELS:
         raise typer.BadParameter(
-            f"--log-level: got {flags['log_level']!r}, expected one of {', '.join(LEVELS)}"
+            f"--log-level: got {flags['log_level']!r}, expected one of {listed(LEVELS, flags['log_level'])}"
         )
     log_to_stderr(flags["log_level"])
     flags["impressions"] = tuple(flags["impressions"] or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -229,7 +230,6 @@ def train(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from model_store.whole_file import check_writable
     from trainer.logs.reader import expand
     from trainer.publish.publisher import Publisher
     from trainer.runs.finish_run import finish_run
@@ -243,13 +243,11 @@ def train(
     passes.check(model_spec)
     if start.checkpoint is None and (start.resume or start.every is not None):
         raise typer.BadParameter("--resume and --every need --checkpoint DIR")
-    # Inputs and outputs are checked first: a wrong path or URL should not cost a training run, nor a log.
+    # A wrong path or URL should not cost a training run, nor a log; outputs have been checked (ftrie.files).
     expand(inputs)
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    for path in filter(None, (save, report, watched.metrics)):
-        check_writable(path)
-    with Store.open(store) if publish else nullcontext() as opened:
+    with _interruptible(), Store.open(store) if publish else nullcontext() as opened:
         versions = opened.model(model_spec.model.name) if opened else None
         if versions and activate:
             versions.refuse_beside_a_trainer()
@@ -285,6 +283,15 @@ def train(
             note(f"{run.report.rows:,} rows were learned before this")
         raise run.failure
     print_report(run.report, as_json)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with what the run says of where it was; without a handler typer would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        raise Stopped(str(stopped) or "stopped by Ctrl-C", signal.SIGINT) from None
 
 
 def check_threshold(threshold: float) -> None:

@@ -208,7 +208,6 @@ def train_distributed(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from model_store.whole_file import check_writable
     from trainer.distributed.cluster import the_ray
     from trainer.distributed.dealing import check_distributable, check_inputs
     from trainer.logs.rejects import RejectLog
@@ -224,8 +223,6 @@ def train_distributed(
     publish = publish or activate
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    for path in filter(None, (save, report)):
-        check_writable(path)
     with Store.open(store) if publish else nullcontext() as opened, ExitStack() as stack:
         if opened is not None and activate:
             opened.model(model_spec.model.name).refuse_beside_a_trainer()

@@ -139,7 +139,6 @@ def trainer(
     --json each status is one line of JSON, the last one with "ended": true.
     """
     from model_store.spec.spec import load_spec
-    from model_store.whole_file import check_writable
     from trainer.checkpoint import Every
     from trainer.events.share import parse_partition
     from trainer.runs.daemon import run
@@ -147,8 +146,6 @@ def trainer(
 
     model_spec = load_spec(spec)
     check_threshold(publish_threshold)
-    if save is not None:
-        check_writable(save)
     options = TrainerOptions(
         store=store,
         sources=(*sources, *(more or ())) or ("store",),

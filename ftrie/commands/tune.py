@@ -148,7 +148,7 @@ def tune(
     and the best spec is judged on it, frozen and learning on. A bad row is counted and skipped.
     """
     from model_store.spec.spec import load_spec
-    from model_store.whole_file import check_writable, write_whole
+    from model_store.whole_file import write_whole
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.logs.batch import STDIN
     from trainer.runs.warmup import formats_of
@@ -171,7 +171,6 @@ def tune(
         from ftrie.charts.kinds import require_charts
 
         require_charts()
-        check_writable(report)
     model_spec = load_spec(spec)
     candidates = candidates_of(model_spec, tries or [])
     text = spec.read_text(encoding="utf-8")
@@ -342,6 +341,9 @@ def _print_crosses(proposal: Proposal) -> None:
     elif proposal.tried:
         first = proposal.tried[0]
         print(f"the largest gain: {'*'.join(first.pair)}, {difference_text(first.gain)}")
+    same = [f"{'*'.join(each.pair)} (of {each.same_as})" for each in proposal.tried if each.same_as]
+    if same:
+        print(f"not proposed, as each has one key for a key of one of its fields: {', '.join(same)}")
     for each in proposal.too_large:
         print(f"{'*'.join(each.pair)} would add {each.keys:,} keys, more than the budget has left")
 

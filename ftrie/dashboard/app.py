@@ -23,6 +23,7 @@ from ftrie.dashboard.pages import experiments, features, learning, models, syste
 from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
 from ftrie.terminal import warn
 from model_store.errors import ServerError, UsageError
+from model_store.locks import port_taken
 
 STYLE = Path(__file__).with_name("style.css")
 ICON = (
@@ -154,6 +155,6 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[0][4][:2], family=found[0][0], reuse_port=False)
     except OSError as error:
         raise ServerError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}): is the port taken? --port 0 chooses "
+            f"cannot listen on {host}:{port} ({error.strerror or error}): {port_taken(port)}; --port 0 chooses "
             "a free one"
         ) from error

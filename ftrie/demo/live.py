@@ -16,7 +16,7 @@ from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap, freeze
 from ftrie.demo.live_output import SETTLED_S, Lines, LiveResult, Windows, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
 from ftrie.demo.simulate import StoppedBySignals
-from model_store.errors import StoreError
+from model_store.errors import StoreError, installing
 from model_store.jit import kernels_are_cached
 from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
@@ -82,7 +82,7 @@ class Live:
             self._lines.note("compiling the kernels: half a minute, once on this machine")
         self._crew.open(self._stopped)
         if self._crew.dashboard is None:
-            self._lines.note("pip install 'ftrie[dashboard]' to watch it in a browser")
+            self._lines.note(f"to watch it in a browser: {installing('dashboard')}")
 
     def watch(self) -> None:
         """Show the loop, restart what dies, freeze a copy of the model before tastes change."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ import pyarrow as pa
 from ftrie.library.output import warn
 from model_store.errors import InputError
 from model_store.spec.sections import InputSection
+from trainer.doctor.examine import without_leaks
 from trainer.events.log_files import holds_events
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
@@ -79,26 +81,42 @@ def one_table(data: Data) -> pa.Table:
     return pa.Table.from_batches(table.batches())
 
 
+def as_given(table: pa.Table, data: Data) -> Any:
+    """An answer with a line for each row of `data`, in its type: pandas, with its index, polars, else Arrow."""
+    library = type(data).__module__.partition(".")[0]
+    if library == "pandas":
+        return table.to_pandas().set_index(data.index)
+    if library == "polars":
+        return sys.modules[library].from_arrow(table)
+    return table
+
+
 def guessed_text(
     data: Data, label: str | None, *, name: str | None, format: str | None, no_header: bool
 ) -> str:
     """The spec that `trainer.guess` writes for the log, as TOML text. Raises InputError, SpecError."""
     files = files_of(data)
     if files is not None and holds_events(files, format, label):
-        return spec_text(name or files[0], guess_events(files, on_note=warn), joins=True)
+        guesses = without_leaks(guess_events(files, on_note=warn), Log(files, format), label)
+        return spec_text(name or files[0], guesses, joins=True)
     if files is not None and len(files) > 1:
         raise InputError(f"got {len(files)} paths; expected one log, or impressions and their clicks")
     if files is None:
-        with TableReader(table_of(data), on_note=warn) as reader:
+        table = table_of(data)
+        with TableReader(table, on_note=warn) as reader:
             sample = sample_of(reader, NAME)
+        log = Log((), table=table)
     else:
-        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])))
+        log = Log(files, format, no_header=no_header)
+        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
         sample = take_sample(files[0], format, header=header, on_note=warn)
-    guesses = guess_log(sample, label)
+    guesses = without_leaks(guess_log(sample, label), log, label)
     for guess in guesses:
         if guess.warning:
             warn(guess.warning)
-    return spec_text(name or (files[0] if files else NAME), guesses, has_header=sample.has_header)
+    return spec_text(
+        name or (files[0] if files else NAME), guesses, sample.has_header, dialect=sample.dialect
+    )
 
 
 def is_path(data: Data) -> Path | None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import html_table, paragraph
-from ftrie.library.output import LibraryOutput
+from ftrie.library.output import LibraryOutput, names_arguments
 from ftrie.library.spec import Spec, spec_of
 from model_store.errors import UsageError
 from trainer.doctor.examine import examine
@@ -100,6 +100,7 @@ class Diagnosis:
         return paragraph(f"{self.rows:,} rows, {self.columns:,} columns: {self._examined.verdict}") + table
 
 
+@names_arguments
 def doctor(
     data: Data,
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any] | None = None,

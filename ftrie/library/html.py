@@ -5,12 +5,16 @@ Colours are the notebook's own, so that light and dark themes both read well.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import pyarrow as pa
+
 from model_store.errors import shown
 
+_SHOWN = 10
 _CELL = "padding:0.15em 0.8em;font-variant-numeric:tabular-nums"
 
 
@@ -48,3 +52,21 @@ def _text(value: Any) -> str:
     if value is None:
         return ""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else shown(value)
+
+
+def _arrow_table(table: pa.Table) -> str:
+    rows = [list(row.values()) for row in table.slice(0, _SHOWN).to_pylist()]
+    return html_table(table.column_names, rows) + paragraph(f"{table.num_rows:,} rows")
+
+
+def show_tables() -> None:
+    """Have a notebook show Arrow tables, the type of many answers, as tables; where nothing else shows them already."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    if shell is not None:
+        html = shell.display_formatter.formatters["text/html"]
+        if html.for_type(pa.Table) is None:
+            html.for_type(pa.Table, _arrow_table)
+
+
+show_tables()

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftrie.library.data import Data, log_of
+from ftrie.library.data import Data, as_given, log_of
 from ftrie.library.model import Model
-from ftrie.library.output import warn
+from ftrie.library.output import names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
 from model_store.errors import OutputError, counted
 from trainer.runs.online import OnlineModel
@@ -36,12 +36,16 @@ class Learner:
         compile_kernels(given, ["parquet"])
         self._online = OnlineModel(given, model.artefact if model is not None else None)
 
+    @names_arguments
     def learn(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> Learner:
         """Learn the rows of a table, or of a log; each is predicted before it is learned. Returns the learner.
 
-        A bad row is counted in `report` and skipped. Raises SpecError for a missing column.
+        A bad row is counted in `report`, warned of and skipped. Raises SpecError for a missing column.
         """
+        rejects = self._online.rejects
+        before = rejects.count
         self._online.learn(log_of(data, self._online.spec.input, items=items, users=users))
+        warn_of_rejects(rejects.count - before, rejects.reasons)
         return self
 
     def learn_one(self, row: Mapping[str, Any], y: float, weight: float = 1.0) -> None:
@@ -51,7 +55,8 @@ class Learner:
         """
         self._online.learn_one(row, y, weight)
 
-    def predict(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> pa.Table:
+    @names_arguments
+    def predict(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> Any:
         """The click rate of every row by every variant, as `Model.predict` of the present model. O(features)."""
         log = log_of(data, self._online.spec.input, items=items, users=users)
         parts, rejects = [], []
@@ -62,7 +67,8 @@ class Learner:
             warn(f"{counted(len(rejects), 'row')} could not be scored: {'; '.join(rejects[:3])}")
         names = list(self._online.spec.variants)
         ctr = np.concatenate(parts) if parts else np.empty((0, len(names)))
-        return pa.table({name: pa.array(ctr[:, bit], from_pandas=True) for bit, name in enumerate(names)})
+        answer = {name: pa.array(ctr[:, bit], from_pandas=True) for bit, name in enumerate(names)}
+        return as_given(pa.table(answer), data)
 
     def predict_one(self, row: Mapping[str, Any]) -> dict[str, float]:
         """The click rate of one row by every variant. Raises InputError for a bad value."""

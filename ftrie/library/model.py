@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftrie.library.data import Data, log_of
+from ftrie.library.data import Data, as_given, log_of
 from ftrie.library.html import details, html_table, paragraph
-from ftrie.library.output import LibraryOutput, warn
+from ftrie.library.output import LibraryOutput, in_python, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec
 from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant, summaries
-from model_store.errors import InputError, UsageError, counted
+from model_store.errors import InputError, UsageError, counted, listed
 from model_store.model_files import write_model
 from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
@@ -51,7 +51,7 @@ class Model:
 
     def __init__(self, artefact: Artefact, withheld: str = "") -> None:
         self.artefact = artefact
-        self.withheld = withheld.replace("--force", "force=True")
+        self.withheld = in_python(withheld)
 
     @property
     def spec(self) -> Spec:
@@ -78,6 +78,7 @@ class Model:
         """The training metrics of each variant."""
         return self.artefact.metrics
 
+    @names_arguments
     def predict(
         self,
         data: Data,
@@ -90,9 +91,10 @@ class Model:
         no_header: bool = False,
         threads: int | None = None,
         progress: bool = False,
-    ) -> pa.Table:
+    ) -> Any:
         """The click rate of every row by every variant: a float64 column a variant, a line a row, in order.
 
+        A table of the type of `data`: pandas, with its index, or polars; pyarrow.Table for everything else.
         data: see `ftrie.train`; it needs no labels. score: also `NAME.score`, the log-odds (of an adpredictor the mean)
         before calibration. uncertainty: also `NAME.uncertainty`, the most that one more example could change the score
         (of an adpredictor its standard deviation); keys that the model lacks count with their initial rate, as in
@@ -115,21 +117,21 @@ class Model:
                 bad += [str(each) for each in batch.rejects[: 3 - len(bad)]]
         if rejected:
             warn(f"{counted(rejected, 'row')} could not be scored: {'; '.join(bad)}")
-        return pa.table(
-            {
-                name: pa.array(np.concatenate(columns) if columns else np.empty(0), from_pandas=True)
-                for name, columns in parts.items()
-            }
-        )
+        answer = {
+            name: pa.array(np.concatenate(columns) if columns else np.empty(0), from_pandas=True)
+            for name, columns in parts.items()
+        }
+        return as_given(pa.table(answer), data)
 
     def weights(self) -> pa.Table:
-        """A line a key: key, field, weight and rate, and the variants that use it. O(keys).
+        """A line a key: key, field, weight and learning_rate, and the variants that use it. O(keys).
 
         Where each variant has its own values (learner.values = "per_variant") the columns are `weight.NAME` and
-        `rate.NAME`, null where the variant does not use the key.
+        `learning_rate.NAME`, null where the variant does not use the key.
         """
         return weights_table(self.artefact)
 
+    @names_arguments
     def explain(self, row: Mapping[str, Any], variant: str | None = None) -> Explanation:
         """The contribution of each key of one row to its score. variant: the base by default.
 
@@ -138,6 +140,7 @@ class Model:
         log = self._log([row], None, None, None, False, unlabelled=True)
         return Explanation(audit(self.artefact, log, 1, variant))
 
+    @names_arguments
     def evaluate(
         self,
         data: Data,
@@ -179,6 +182,7 @@ class Model:
                 threads=threads,
                 output=output,
             )
+        warn_of_rejects(rejects.count, rejects.reasons)
         return Evaluation(self.name, found)
 
     def diff(self, other: Model, variant: str | None = None) -> ModelDiff:
@@ -225,7 +229,7 @@ class Model:
 
         name = variant or self.variants[0]
         if name not in self.variants:
-            raise UsageError(f"no variant {name!r}; the model has: {', '.join(self.variants)}")
+            raise UsageError(f"no variant {name!r}; the model has: {listed(self.variants, name)}")
         keys, weights = heaviest(self.artefact, self.variants.index(name), n)
         return plot_weights(keys, weights, f"{self.name}, variant {name}: the largest weights")
 
@@ -320,7 +324,7 @@ class Explanation:
 
     @property
     def table(self) -> pa.Table:
-        """field, key, x, weight, contribution, rate: a line a key; weight is null for a key that the model lacks."""
+        """field, key, x, weight, contribution, learning_rate: a line a key; weight is null if the model lacks it."""
         lines = [
             {
                 "field": field.name,
@@ -328,13 +332,13 @@ class Explanation:
                 "x": key.x,
                 "weight": key.weight,
                 "contribution": key.contribution,
-                "rate": key.rate,
+                "learning_rate": key.learning_rate,
             }
             for field in self.audit.fields
             for key in field.keys
         ]
         kinds = [pa.string(), pa.string(), *[pa.float64()] * 4]
-        names = ["field", "key", "x", "weight", "contribution", "rate"]
+        names = ["field", "key", "x", "weight", "contribution", "learning_rate"]
         return pa.Table.from_pylist(lines, schema=pa.schema(list(zip(names, kinds, strict=True))))
 
     def __str__(self) -> str:
@@ -402,7 +406,7 @@ class Evaluation:
 
         slices = {each.field: each.values for each in self._diagnosed("plot_slices").slices}
         if name not in slices:
-            raise UsageError(f"no slices by {name!r}; the evaluation has: {', '.join(slices) or 'none'}")
+            raise UsageError(f"no slices by {name!r}; the evaluation has: {listed(slices, name)}")
         return plot_slices(name, slices[name])
 
     def _diagnosed(self, what: str) -> ModelReport:

@@ -5,13 +5,23 @@ The bar is shown on a terminal and in a notebook, and nowhere else.
 
 from __future__ import annotations
 
+import functools
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from ftrie.terminal import library_progress
+from model_store.errors import FtrieError, counted
 from trainer.output import SILENT, Progress
+
+# A command that a message tells to type keeps its flags.
+_FLAG = re.compile(r"\bftrie [a-z]+ [^;`]*|--([a-z][a-z-]*)")
+_ARGUMENTS = {"slice": "slices", "force": "force=True"}
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
 
 
 class FtrieWarning(UserWarning):
@@ -29,7 +39,7 @@ class LibraryOutput:
 
     def warn(self, message: str, /) -> None:
         """Issue an FtrieWarning at the line that called ftrie."""
-        warnings.warn(message, FtrieWarning, stacklevel=_caller())
+        warnings.warn(in_python(message), FtrieWarning, stacklevel=_caller())
 
     @contextmanager
     def progress(
@@ -41,9 +51,34 @@ class LibraryOutput:
             yield progress
 
 
+def warn_of_rejects(count: int, reasons: Sequence[str]) -> None:
+    """Warn of rows that were skipped, if there are any; reasons: of the first ones."""
+    if count:
+        warn(f"{counted(count, 'row')} rejected: {'; '.join(reasons)}")
+
+
 def warn(message: str) -> None:
     """Issue an FtrieWarning at the line that called ftrie."""
-    warnings.warn(message, FtrieWarning, stacklevel=_caller())
+    warnings.warn(in_python(message), FtrieWarning, stacklevel=_caller())
+
+
+def in_python(message: str) -> str:
+    """The message with the names of arguments where it names flags: no_header for --no-header."""
+    return _FLAG.sub(lambda f: _ARGUMENTS.get(f[1], f[1].replace("-", "_")) if f[1] else f[0], message)
+
+
+def names_arguments(call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
+    """A function of the library whose errors, which the engine words for the command line, are `in_python`."""
+
+    @functools.wraps(call)
+    def called(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
+        try:
+            return call(*given, **named)
+        except FtrieError as error:
+            error.args = (in_python(str(error)), *error.args[1:])
+            raise
+
+    return called
 
 
 def _caller() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ftrie.charts.kinds import MOST_ROWS, bars, for_notebook, intervals, lines, reliability
-from model_store.errors import UsageError
+from model_store.errors import UsageError, listed
 from model_store.ratios import wilson
 from trainer.learn.metrics.records import Bin, SliceMetrics
 from trainer.learn.metrics.reliability import ReliabilityBin
@@ -32,7 +32,7 @@ def plot_learning(metrics: pa.Table, figure: str = "logloss") -> alt.LayerChart:
     """
     known = [name.removeprefix("total_") for name in metrics.column_names if name.startswith("total_")]
     if figure not in known:
-        raise UsageError(f"no figure {figure!r} in the metrics; expected one of {', '.join(known)}")
+        raise UsageError(f"no figure {figure!r} in the metrics; expected one of {listed(known, figure)}")
     variants = metrics["variant"].unique().to_pylist()
     columns = metrics.select(["variant", "rows", figure, f"total_{figure}"])
     names = ["series", "rows", "value", "mean"]

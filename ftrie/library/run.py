@@ -14,13 +14,15 @@ import pyarrow as pa
 from ftrie.library.data import Data, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
-from ftrie.library.output import LibraryOutput, warn
+from ftrie.library.output import LibraryOutput, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
 from ftrie.report.series import RunMetrics, read_runs
 from model_store.artefact.artefact import Artefact
+from model_store.errors import InputError
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import MetricsFile, VariantMetrics
 from trainer.logs.rejects import Reject, RejectLog
+from trainer.runs.finish_run import nothing_learned
 from trainer.runs.passes import PassOptions
 from trainer.runs.train import Report
 from trainer.runs.train import train as train_engine
@@ -45,6 +47,7 @@ _METRICS = pa.schema(
 )
 
 
+@names_arguments
 def train(
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any],
     data: Data,
@@ -75,7 +78,7 @@ def train(
     skipped. threads: of hashing; the result does not depend on it. progress: show a bar on a terminal or in a notebook.
 
     The same rows give the same model as `ftrie train`, bit for bit. Raises SpecError if the spec does not fit the data,
-    InputError if it cannot be read to its end.
+    InputError if it cannot be read to its end, or no row can be learned from.
     """
     given, output = spec_of(spec), LibraryOutput(progress)
     log = log_of(
@@ -108,8 +111,11 @@ def train(
         (metrics,) = read_runs([path])
     if run.failure is not None:
         raise run.failure
+    if not run.report.rows:
+        raise InputError(nothing_learned(run))
     for message in run.report.warnings:
         warn(message)
+    warn_of_rejects(run.report.rejected, run.rejected)
     if run.absent:
         warn(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
@@ -122,7 +128,7 @@ class Run:
 
     spec: as given; report: the figures of the run, `as_dict()` for JSON; model: what was learned; metrics: a table with
     a line per window and variant; rejected: the first bad row of each kind; withheld: why the model should not be
-    published (too many rows were rejected), "" if it may be.
+    published (too many rows were rejected, or all labels are one), "" if it may be.
     """
 
     def __init__(
@@ -136,7 +142,7 @@ class Run:
     ) -> None:
         self.spec = spec
         self.report = report
-        self.model = Model(artefact, withheld or ("" if report.rows else "no row could be learned from"))
+        self.model = Model(artefact, withheld)
         self.rejected = rejected
         self.withheld = self.model.withheld
         self._metrics = metrics

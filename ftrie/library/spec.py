@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrie.library.data import Data, guessed_text
+from ftrie.library.output import names_arguments
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec, spec_from_document
 from model_store.whole_file import write_whole
 
@@ -35,6 +36,7 @@ class Spec:
             self._text = Path(source).read_text(encoding="utf-8")
 
     @classmethod
+    @names_arguments
     def infer(
         cls,
         data: Data,
@@ -95,10 +97,10 @@ class Spec:
             document.pop("variants", None)
         return document
 
-    def replace(self, **sections: Any) -> Spec:
+    def merge(self, **sections: Any) -> Spec:
         """A changed copy: each section is merged into the present one, `None` removes a member.
 
-        `spec.replace(learner={"alpha": 0.05}, variants={"plain": {"without": ["age"]}})`. Raises SpecError.
+        `spec.merge(learner={"alpha": 0.05}, variants={"plain": {"without": ["age"]}})`. Raises SpecError.
         """
         return Spec(_merged(self.to_dict(), sections))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ftrie.library.data import Data, is_path, one_table
 from ftrie.library.model import DEFAULT_STORE, Model, opened_engine
-from ftrie.library.output import warn
+from ftrie.library.output import names_arguments, warn
 from model_store.errors import UsageError
 from model_store.model_files import read_named
 from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
@@ -92,6 +92,7 @@ class Store:
         """Delete old versions, never one that is served or needed; returns those that were deleted."""
         return self._versions(model).gc(keep)
 
+    @names_arguments
     def put_items(self, items: Data, id_column: str | None = None) -> int:
         """Replace the records of these items: a file or table, a line an item; returns their number. Servers follow.
 
@@ -99,6 +100,7 @@ class Store:
         """
         return self.engine.records.put_items(records_from(items, "items", id_column))
 
+    @names_arguments
     def put_users(self, users: Data, id_column: str | None = None) -> int:
         """Replace the records of these users, as `put_items`; id_column: by default cookie, user or user_id."""
         return self.engine.records.put_users(records_from(users, "users", id_column))
@@ -143,6 +145,7 @@ class Store:
         return self.engine.model(model, warn)
 
 
+@names_arguments
 def load(source: str | os.PathLike[str], store: Store | str | None = None) -> Model:
     """A model from a file or a store.
 

@@ -15,7 +15,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.artefact.changes import ChangedRows, changed_rows
 from model_store.artefact.key_ranges import key_ranges
 from model_store.artefact.rows import ModelRows
-from model_store.errors import UsageError
+from model_store.errors import UsageError, listed
 
 _SHOWN = 10
 _CHUNK = 1 << 16
@@ -23,15 +23,15 @@ Array = npt.NDArray[Any]
 
 
 def weights_table(artefact: Artefact) -> pa.Table:
-    """A line a key, in the order of the keys: key, field, weight and rate, variants.
+    """A line a key, in the order of the keys: key, field, weight and learning_rate, variants.
 
     key: its text, bytes that are not UTF-8 escaped; field: the field or cross that owns it, "bias", or "other";
     variants: the names of those that use it. Where each variant has its own values (learner.values = "per_variant"),
-    `weight.NAME` and `rate.NAME` for each; null where the variant does not use the key. O(keys).
+    `weight.NAME` and `learning_rate.NAME` for each; null where the variant does not use the key. O(keys).
     """
     columns: dict[str, Any] = {"key": key_texts(artefact), "field": _owners(artefact)}
     names = list(artefact.spec.variants)
-    for what, numbers in (("weight", artefact.weight), ("rate", artefact.rate)):
+    for what, numbers in (("weight", artefact.weight), ("learning_rate", artefact.rate)):
         if not artefact.per_variant:
             columns[what] = pa.array(numbers)
             continue
@@ -130,7 +130,7 @@ def diff_of(older: Artefact, newer: Artefact, variant: str) -> ModelDiff:
     for artefact in (older, newer):
         names = list(artefact.spec.variants)
         if variant not in names:
-            raise UsageError(f"no variant {variant!r} in both models; one has: {', '.join(names)}")
+            raise UsageError(f"no variant {variant!r} in both models; one has: {listed(names, variant)}")
         bits.append(names.index(variant))
     rows = [_of_variant(artefact, bit) for artefact, bit in zip((older, newer), bits, strict=True)]
     found = changed_rows(rows[0], rows[1], 0.0)

@@ -14,7 +14,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration
 from model_store.artefact.key_ranges import key_ranges
 from model_store.artefact.rows import columns_of
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.spec.spec import ModelSpec, spec_from_json
 
 
@@ -25,7 +25,7 @@ def one_variant(artefact: Artefact, name: str) -> Artefact:
     """
     spec, calibration = artefact.spec, artefact.calibration
     if name not in spec.variants:
-        raise SpecError(f"no variant {name!r}; the model has: {', '.join(spec.variants)}")
+        raise SpecError(f"no variant {name!r}; the model has: {listed(spec.variants, name)}")
     bit = list(spec.variants).index(name)
     kept = _kept(artefact, bit)
     key_data, key_offsets = columns_of(artefact.key_array().filter(pa.array(kept)))

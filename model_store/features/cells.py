@@ -21,6 +21,7 @@ from model_store.features.cells_kernels import BOOLEAN, CR, NOT_CANONICAL, SPARE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
+    category_text,
     not_real,
     parse_number,
     text_of,
@@ -29,7 +30,7 @@ from model_store.spec.sections import InputSection
 
 _ABSENT = b""
 EXPECTED_LABELS = "1, 0, -1, true or false"
-_OTHER_LABELS = "input.positive names other values that are a click"
+OTHER_LABELS = "input.positive names other values that are a click"
 LABELS = {
     **dict.fromkeys((b"1", b"+1", b"1.0", b"+1.0", b"true"), 1.0),
     **dict.fromkeys((b"0", b"0.0", b"false"), 0.0),
@@ -65,7 +66,8 @@ def signed_labels(
         flags = _flags(len(array), *_addresses(array), 4, 0) if is_text else None
         return (flags, []) if flags is not None else _by_unique(array, _label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
-    clicks = pc.is_in(text_column(array), pa.array([value.encode() for value in values], pa.binary()))
+    wanted = pa.array([category_text(value.encode()) for value in values], pa.binary())
+    clicks = pc.is_in(canonical_texts(text_column(array)), wanted)
     return clicks.to_numpy(zero_copy_only=False).astype(np.float64), []
 
 
@@ -178,6 +180,18 @@ def text_column(array: Any) -> Any:
     return array.fill_null(_ABSENT) if array.null_count else array
 
 
+def canonical_texts(texts: Any) -> Any:
+    """A binary array without nulls, each text as `values.category_text` spells it; the same array if all are so."""
+    data, offset = _addresses(texts)
+    found = np.zeros(1, np.uint8)
+    cells_kernels.find_spellings(data, np.array([offset]), 4, 0, len(texts), found)
+    if not found[0]:
+        return texts
+    coded = texts.dictionary_encode()
+    spelled = [category_text(text) for text in coded.dictionary.to_pylist()]
+    return pa.array(spelled, pa.binary()).take(coded.indices)
+
+
 def _float_text(array: Any) -> Any:
     numbers = array.to_numpy(zero_copy_only=False)
     whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
@@ -229,7 +243,8 @@ class Block:
     spans[c step + r columns step] + gap, and stops at the number after that one: lines of CSV without quotes have the
     places of their separators (step 1, gap 1), others pairs (step 2, gap 0). special, not_ascii: uint8[columns], 1
     where a text of the column has such a byte; longest: at least the bytes of the longest text. kinds: uint8[columns],
-    the kinds of JSON values, a bit each (where a span is negative, there is no value); None if all are bytes.
+    the kinds of JSON values, a bit each (where a span is negative, there is no value); None if all are bytes. spelled:
+    uint8[columns], 1 where `values.category_text` may change a text; None if nobody has looked.
     """
 
     data: npt.NDArray[np.uint8]
@@ -241,6 +256,7 @@ class Block:
     not_ascii: npt.NDArray[np.uint8]
     longest: int
     kinds: npt.NDArray[np.uint8] | None = None
+    spelled: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def of(
@@ -252,11 +268,13 @@ class Block:
         """
         ends = np.empty(size + 1 + SPARE, np.int32)  # of which only what is written takes memory
         quote_byte = ord(quote) if quote else CR
-        found = cells_kernels.find_cells(data, size, ord(delimiter), quote_byte, columns, ends)
+        spelled = np.zeros(columns, np.uint8)
+        found = cells_kernels.find_cells(data, size, ord(delimiter), quote_byte, columns, ends, spelled)
         rows, has_special, has_not_ascii, longest = found
         if rows == cells_kernels.WRONG_ARITY or (columns == 1 and (np.diff(ends[: rows + 1]) == 1).any()):
             return None
-        return cls.with_survey(data, ends, rows, columns, 1, longest, has_special or has_not_ascii)
+        odd = has_special or has_not_ascii
+        return replace(cls.with_survey(data, ends, rows, columns, 1, longest, odd), spelled=spelled)
 
     @classmethod
     def with_survey(
@@ -277,6 +295,15 @@ class Block:
             places = block.addresses[0], block.offsets(np.arange(columns)), block.stride, block.gap
             cells_kernels.survey_cells(*places, rows, block.special, block.not_ascii)
         return block
+
+    def has_spellings(self, places: Sequence[int]) -> list[bool]:
+        """Of each of these columns, whether `values.category_text` may change a text of it."""
+        if self.spelled is not None:
+            return [bool(self.spelled[place]) for place in places]
+        found = np.zeros(len(places), np.uint8)
+        offsets = self.offsets(np.array(places))
+        cells_kernels.find_spellings(self.addresses[0], offsets, self.stride, self.gap, self.rows, found)
+        return [bool(each) for each in found]
 
     def offsets(self, places: Any) -> Any:
         """The addresses of the first int32 of these columns."""
@@ -507,7 +534,7 @@ def _label(value: Any) -> float:
     label = LABELS.get(text.lower())
     if label is None:
         got = repr(text[:40].decode(errors="replace"))
-        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {_OTHER_LABELS}")
+        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {OTHER_LABELS}")
     return label
 
 

@@ -37,6 +37,7 @@ STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
 """Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
 
 _ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
+_LAST = np.uint64(BLOCK - 1)
 _BYTES = ir.VectorType(ir.IntType(8), BLOCK)
 
 
@@ -111,6 +112,20 @@ def count_bits(typing_context: Any, bits: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
+@bare_inline
+def begins_spelling(address: Any, delimiter: Any) -> Any:
+    """Whether the cell at an address is -0, or has the first two bytes and the length of True or False."""
+    first, second = load_u8(address), load_u8(address + 1) | 32
+    if first == 45:
+        size = 2 if second == 48 else 0
+    elif first == 84:
+        size = 4 if second == 114 else 0
+    else:
+        size = 5 if second == 97 else 0
+    after = load_u8(address + size)
+    return size > 0 and after in (delimiter, LF)
+
+
 class Survey(NamedTuple):
     """rows: WRONG_ARITY if a line has not `columns` cells, or the block has a quote or a carriage return.
 
@@ -124,13 +139,16 @@ class Survey(NamedTuple):
 
 
 @bare_kernel
-def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, ends: Any) -> Any:
+def find_cells(
+    data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, ends: Any, spelled: Any
+) -> Any:
     """Find the separators of the first `size` bytes, which end with a line feed: a `Survey`, and ends int32 out.
 
     data: uint8 with at least BLOCK bytes after `size`; quote: CR again if nothing is quoted; ends: with room for SPARE
-    places after those of the separators.
+    places after those of the separators; spelled: uint8[columns] out, 1 where `values.category_text` may change a text.
     """
     base = data.ctypes.data
+    after_cell, after_point, in_zeros = _ONE, _ZERO, _ZERO
     special, high, wrong = _ZERO, _ZERO, _ZERO
     count, rows = np.int64(0), np.int64(0)
     ends[0] = -1
@@ -143,6 +161,26 @@ def find_cells(data: Any, size: Any, delimiter: Any, quote: Any, columns: Any, e
         line_feeds = places_of_one(base + at, np.uint8(LF)) & inside
         found = (places_of_one(base + at, np.uint8(delimiter)) & inside) | line_feeds
         rows += count_bits(line_feeds)
+        # Cells that end with a point and zeros: the zero after a point, added to the zeros, is carried past them.
+        points, zeros = places_of_one(base + at, np.uint8(46)), places_of_one(base + at, np.uint8(48))
+        first = ((points << _ONE) | after_point | in_zeros) & zeros
+        total = zeros + first
+        odd = ((total & ~zeros) | (in_zeros & ~zeros)) & found
+        in_zeros = np.uint64(total < first)
+        after_point = points >> _LAST
+        # And cells that begin with T, F or -.
+        odd |= (
+            ((found << _ONE) | after_cell)
+            & places_of_four(base + at, np.uint8(84), np.uint8(70), np.uint8(45), np.uint8(45))
+            & inside
+        )
+        after_cell = found >> _LAST
+        while odd != _ZERO:
+            bit = odd & (~odd + _ONE)
+            here = base + at + np.int64(lowest(odd))
+            if (bit & found) != _ZERO or begins_spelling(here, delimiter):
+                spelled[(count + count_bits(found & (bit - _ONE))) % columns] = 1
+            odd &= odd - _ONE
         place = count + 1
         count += count_bits(found)
         while found != _ZERO:
@@ -332,6 +370,43 @@ def column_bytes(place: Any, stride: Any, gap: Any, rows: Any) -> Any:
         total += np.int64(load_i32(place + 4)) - np.int64(load_i32(place)) - gap
         place += stride
     return total
+
+
+@bare_kernel
+def find_spellings(data: Any, offsets: Any, stride: Any, gap: Any, rows: Any, found: Any) -> None:
+    """Which columns have a text that `values.category_text` may change: uint8[columns] out, 1 where one has.
+
+    The arguments are those of `survey_cells`. Of nearly all texts the first and the last two bytes are compared, which
+    takes no branch for each.
+    """
+    for row in range(rows):
+        for column in range(offsets.size):
+            place = offsets[column] + stride * row
+            start, stop = np.int64(load_i32(place)) + gap, np.int64(load_i32(place + 4))
+            if stop == start:
+                continue
+            first, last = load_u8(data + start), load_u8(data + stop - 1)
+            before = load_u8(data + max(stop - 2, start))
+            is_number = (last == 48) & ((before == 46) | (before == 48) | (before == 45))
+            if is_number | (((first == 84) | (first == 70)) & ((last | 32) == 101)):
+                found[column] |= np.uint8(is_spelling(data + start, stop - start))
+
+
+@bare_inline
+def is_spelling(address: Any, length: Any) -> Any:
+    """Whether a text ends with a point and zeros, is -0, or has the first two bytes and the length of True or False."""
+    if length < 2:
+        return False
+    first, second, last = load_u8(address), load_u8(address + 1) | 32, load_u8(address + length - 1)
+    if last != 48:
+        return (first == 84 and second == 114 and length == 4) or (
+            first == 70 and second == 97 and length == 5
+        )
+    at = length - 2
+    while at > 0 and load_u8(address + at) == 48:
+        at -= 1
+    byte = load_u8(address + at)
+    return (byte == 46 and at > 0) or (byte == 45 and length == 2)
 
 
 @bare_kernel

@@ -6,6 +6,7 @@ to escape, lists in text, numbers that do not parse) take slower paths.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from model_store.features.cells import (
     CellText,
     CodedText,
     addresses,
+    canonical_texts,
     number_column,
     plain,
     real_column,
@@ -61,6 +63,7 @@ class TokenColumn:
 def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[TokenColumn]:
     """Make the tokens of every field from its log column. Raises SpecError for a column of an unusable type."""
     columns = [_column(plan, array) for plan, array in zip(fields, arrays, strict=True)]
+    _spell(fields, columns)
     _check_and_escape(fields, columns)
     return columns
 
@@ -87,6 +90,33 @@ def _column(plan: FieldPlan, array: Any) -> TokenColumn:
         if pa.types.is_dictionary(array.type):
             return TokenColumn(_coded(array))
     return _typed(plan, plain(array))
+
+
+def _spell(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
+    """Give each category the canonical text of its value (`values.category_text`); a block is searched once."""
+    in_blocks = dict[int, list[TokenColumn]]()
+    for plan, column in zip(fields, columns, strict=True):
+        text = column.text
+        if plan.kind not in ("category", "set") or column.checked:
+            continue
+        if isinstance(text, CellText):
+            in_blocks.setdefault(id(text.block), []).append(column)
+        elif isinstance(text, CodedText):
+            column.text = CodedText(canonical_texts(text.texts), text.codes)
+        else:
+            _respell(column, canonical_texts(text))
+    for several in in_blocks.values():
+        found = several[0].text.block.has_spellings([column.text.place for column in several])
+        for column in itertools.compress(several, found):
+            _respell(column, canonical_texts(column.text.to_arrow()))
+
+
+def _respell(column: TokenColumn, text: Any) -> None:
+    """Other texts of a column; two spellings may be one member of a set."""
+    if column.starts is not None and text is not column.text:
+        members = _distinct(text, column.starts, _ALL_ONE if column.x is None else column.x, column.bad)
+        text, column.starts, column.x, _ = members
+    column.text = text
 
 
 def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:

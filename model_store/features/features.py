@@ -18,6 +18,7 @@ from model_store.features.texts import DEFAULT_MOST, DEFAULT_NGRAMS, ngrams_of
 from model_store.features.values import (
     Scalar,
     Value,
+    category_text,
     checked_utf8,
     decoded,
     encoded,
@@ -206,9 +207,9 @@ def _field(spec: ModelSpec, index: int, name: str) -> FieldPlan:
 
 def _tokenizer(field: FieldSpec, number: NumberRule | None) -> Callable[[Value], tuple[Token, ...]]:
     if field.kind == "set":
-        return lambda value: _set_tokens(value, field.separator, escape)
+        return lambda value: _set_tokens(value, field.separator)
     if field.kind == "raw":
-        return lambda value: _set_tokens(value, field.separator, bytes)
+        return lambda value: tuple(Token(*each) for each in set_members(value, field.separator).items())
     if field.kind == "time":
         part = field.part or "hour"
         return lambda value: _one_token(
@@ -241,7 +242,7 @@ def _category_token(value: Value) -> tuple[Token, ...]:
         return ()
     else:
         text = checked_utf8(text_of(one_scalar(value)))
-    return (Token(escape(text), 1.0),) if text else ()
+    return (Token(escape(category_text(text)), 1.0),) if text else ()
 
 
 def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ...]:
@@ -250,8 +251,13 @@ def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ..
     return (make(one_scalar(value)),)
 
 
-def _set_tokens(value: Value, separator: str | None, make: Callable[[bytes], bytes]) -> tuple[Token, ...]:
-    return tuple(Token(make(text), x) for text, x in set_members(value, separator).items())
+def _set_tokens(value: Value, separator: str | None) -> tuple[Token, ...]:
+    members, found = set_members(value, separator), dict[bytes, float]()
+    are_plain = all(x == 1.0 for x in members.values())
+    for member, x in members.items():
+        text = category_text(member)
+        found[text] = x if are_plain else found.get(text, 0.0) + x
+    return tuple(Token(escape(text), x) for text, x in found.items() if x)
 
 
 def _prefix(name: str, field: FieldSpec) -> bytes:

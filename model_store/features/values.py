@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -43,6 +44,21 @@ def text_of(value: Scalar) -> bytes:
     if isinstance(value, int):
         return b"%d" % value
     raise FieldValueError(f"got a {type(value).__name__}, expected text, a number or a boolean")
+
+
+_WHOLE = re.compile(rb"(-?)(0|[1-9][0-9]{0,15})(?:\.0+)?")
+_BOOLEANS = {**dict.fromkeys((b"True", b"TRUE"), b"true"), **dict.fromkeys((b"False", b"FALSE"), b"false")}
+
+
+def category_text(text: bytes) -> bytes:
+    """The canonical text of a category: what `text_of` gives for the whole number or boolean that a CSV spells so.
+
+    30.0 is 30, -0.0 is 0, True is true; any other text stays as it is. A function of the one text, so that log, store
+    and request agree without knowing a column's type (ADR 0018). `find_spellings` finds what it changes.
+    """
+    if text[-1:] == b"0" and (found := _WHOLE.fullmatch(text)) and int(found[2]) < INTEGRAL_LIMIT:
+        return b"%d" % int(found[1] + found[2])
+    return _BOOLEANS.get(text, text)
 
 
 def log_bucket(value: float) -> int:
@@ -85,7 +101,7 @@ def not_real(number: float) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def time_part(text: str, form: str | None, part: str) -> bytes:
-    """The `part` (UTC) of a time in `form`: None for ISO 8601, `epoch_s`, `epoch_ms`, or a strptime format."""
+    """The `part` (UTC) of a time in `form`: None for ISO 8601, one of EPOCHS, or a strptime format."""
     moment = parse_time(text, form)
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
@@ -107,12 +123,28 @@ def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
     return {text: 1.0 for text in texts if text}
 
 
+EPOCHS = {"epoch_s": 1.0, "epoch_ms": 1e3, "epoch_us": 1e6, "epoch_ns": 1e9}
+"""Formats of numbers since 1970, and how many make a second."""
+_ZONE = re.compile(r" ?(utc|gmt|z|[+-]\d\d:?\d\d)$", re.IGNORECASE)
+
+
+def iso_time(text: str) -> datetime:
+    """A time of ISO 8601, also with a space before its zone, and a zone `UTC` or `z`. Raises ValueError."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        zone = _ZONE.search(text)
+        if zone is None:
+            raise
+        return datetime.fromisoformat(text[: zone.start()] + (zone[1] if zone[1][0] in "+-" else "+00:00"))
+
+
 def parse_time(text: str, form: str | None) -> datetime:
     """Parse a time in `form` (see `time_part`), in UTC. Raises FieldValueError."""
     try:
-        if form in ("epoch_s", "epoch_ms"):
-            return datetime.fromtimestamp(float(text) / (1 if form == "epoch_s" else 1000), UTC)
-        moment = datetime.fromisoformat(text) if form is None else datetime.strptime(text, form)
+        if form in EPOCHS:
+            return datetime.fromtimestamp(float(text) / EPOCHS[form], UTC)
+        moment = iso_time(text) if form is None else datetime.strptime(text, form)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None

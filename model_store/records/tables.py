@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from model_store import bounded
-from model_store.errors import FieldValueError, InputError, SpecError
+from model_store.errors import FieldValueError, InputError, SpecError, shown_names
 from model_store.features.values import set_members, text_of
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -104,7 +104,7 @@ def _records_by_id(
     if wanted not in table.columns:
         raise SpecError(
             f"{table.path}: no column {' or '.join([id_column] if id_column else usual_ids)} for the id; "
-            f"it has: {', '.join(table.columns)}; name one with --id-column"
+            f"it has: {shown_names(table.columns)}; name one with --id-column"
         )
     return _records(table, wanted)
 

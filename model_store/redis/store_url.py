@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from redis.connection import parse_url
 
-from model_store.errors import StoreError
+from model_store.errors import StoreError, listed
 
 EMBEDDED = "embedded:"
 ONE, CLUSTER, SENTINEL = "one", "cluster", "sentinel"
@@ -155,7 +155,7 @@ def _check_options(kind: str, scheme: str, parameters: Mapping[str, str]) -> Non
         if name in _TLS_OPTIONS and name not in known:
             raise ValueError(f"{name} is of TLS; expected rediss://, cluster+tls:// or sentinel+tls://")
         if name not in known:
-            raise ValueError(f"got the parameter {name!r}; expected one of {', '.join(known)}")
+            raise ValueError(f"got the parameter {name!r}; expected one of {listed(known, name)}")
         if not value:
             raise ValueError(f"got {name} without a value; expected {name}=VALUE")
 

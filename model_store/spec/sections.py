@@ -73,6 +73,12 @@ class InputSection(Section):
     positive: str | tuple[str, ...] | None = None
     views: str | None = None
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
+    separator: str | None = Field(default=None, min_length=1, max_length=1)
+    quote: Literal["", '"', "'"] | None = None
+    escape: Literal["", "\\"] | None = None
+    nulls: tuple[str, ...] | None = None
+    decimal: Literal[".", ","] | None = None
+    grouping: str | None = Field(default=None, max_length=1)
 
     @model_validator(mode="after")
     def _labels_are_one_kind(self) -> Self:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from model_store.bounded import NESTING, json_value, toml_document
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec.sections import (
     CalibrationSection,
@@ -37,6 +37,7 @@ WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _CAME_LATER = ("join", "guard")
 _MEMBERS_CAME_LATER = (
+    *(("input", name) for name in ("separator", "quote", "escape", "nulls", "decimal", "grouping")),
     ("join", "unknown_items"),
     ("learner", "shrink"),
     ("learner", "prior_ctr"),
@@ -232,7 +233,7 @@ class ModelSpec(Section):
             if column not in columns and name not in optional:
                 hint = _join_hint(name, fields)
                 raise SpecError(
-                    f"{name}: no column {column!r} in the log; it has: {', '.join(columns)}{hint}"
+                    f"{name}: no column {column!r} in the log; it has: {listed(columns, column)}{hint}"
                 )
         if not fields:
             raise SpecError(f"no feature left: [input] names every column; columns: {', '.join(columns)}")
@@ -421,7 +422,7 @@ def check_crosses(spec: ModelSpec) -> None:
     for index, cross in enumerate(spec.crosses):
         for name in cross.fields:
             if name not in spec.fields:
-                raise SpecError(f"crosses[{index}]: no field {name!r}; fields: {', '.join(spec.fields)}")
+                raise SpecError(f"crosses[{index}]: no field {name!r}; fields: {listed(spec.fields, name)}")
             if spec.fields[name].kind == "raw":
                 raise SpecError(f'crosses[{index}]: {name!r} is of kind "raw"; raw keys cannot be crossed')
         if frozenset(cross.fields) in seen:
@@ -430,10 +431,10 @@ def check_crosses(spec: ModelSpec) -> None:
     for variant, section in spec.variants.items():
         for name in section.without:
             if name not in spec.fields and cross_called(name, spec.crosses) is None:
+                known = [*spec.fields, *("*".join(cross.fields) for cross in spec.crosses)]
                 raise SpecError(
                     f"variants.{variant}.without: {name!r} is neither a field nor a cross; "
-                    f"fields: {', '.join(spec.fields)}; crosses: "
-                    f"{', '.join('*'.join(c.fields) for c in spec.crosses) or 'none'}"
+                    f"fields and crosses: {listed(known, name)}"
                 )
 
 
@@ -443,7 +444,7 @@ def check_derived(spec: ModelSpec) -> None:
         for source in field.inputs:
             given = spec.fields.get(source)
             if given is None:
-                raise SpecError(f"fields.{name}: no field {source!r}; fields: {', '.join(spec.fields)}")
+                raise SpecError(f"fields.{name}: no field {source!r}; fields: {listed(spec.fields, source)}")
             if field.history is None and given.kind != "number":
                 raise SpecError(f"fields.{name}: {source!r} is of kind {given.kind!r}; expected a number")
             if (
@@ -507,7 +508,7 @@ def check_calibration(spec: ModelSpec) -> None:
         return
     field = spec.fields.get(by)
     if field is None:
-        raise SpecError(f"calibration.by: no field {by!r}; fields: {', '.join(spec.fields)}")
+        raise SpecError(f"calibration.by: no field {by!r}; fields: {listed(spec.fields, by)}")
     if field.side == "item":
         raise SpecError(
             f"calibration.by: {by!r} is a field of the item; expected one of the user's or the context's side"
@@ -524,7 +525,7 @@ def parse_spec(text: str, source: str = "spec") -> ModelSpec:
         document = toml_document(text)
     except ValueError as error:
         raise SpecError(f"{source}: not valid TOML: {error}") from None
-    return _validate(document, source)
+    return spec_from_document(document, source)
 
 
 def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
@@ -538,7 +539,14 @@ def spec_from_json(text: str, source: str = "spec") -> ModelSpec:
 
 def spec_from_document(document: Any, source: str = "spec") -> ModelSpec:
     """A spec from what its TOML or JSON holds, as dictionaries and lists. Raises SpecError."""
-    return _validate(document, source)
+    spec = _validate(document, source)
+    for name, field in spec.fields.items():  # not where a model is read: what it learned stays
+        if (field.column or name) in spec.input.ignore and not field.is_derived:
+            raise SpecError(
+                f"{source}: fields.{name}: input.ignore says that column {field.column or name!r} is no feature; "
+                "remove the field, or take the column out of ignore"
+            )
+    return spec
 
 
 def load_spec(path: str | Path) -> ModelSpec:
@@ -580,7 +588,7 @@ def _allowed_beside(location: Sequence[str | int]) -> str:
     section: Any = ModelSpec
     for part in location[:-1]:
         section = _SECTIONS.get(str(part), section)
-    return f"allowed here: {', '.join(section.model_fields)}"
+    return f"allowed here: {listed(section.model_fields, str(location[-1]))}"
 
 
 _SECTIONS: dict[str, type[Section]] = {

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from model_store.bounded import is_finite, is_text, json_names, json_object
-from model_store.errors import ExperimentChanged, ExperimentError, StoreError
+from model_store.errors import ExperimentChanged, ExperimentError, StoreError, listed
 from model_store.redis.connection import StoreConnection
 from model_store.redis.redis_keys import MAX_ID_BYTES, ModelKeys
 from model_store.redis.stored_values import number
@@ -91,7 +91,7 @@ class Experiment:
             for name in names:
                 if name not in variants:
                     raise ExperimentError(
-                        f"{part}: no variant {name!r} in the model; it has: {_listed(variants)}"
+                        f"{part}: no variant {name!r} in the model; it has: {listed(variants, name)}"
                     )
 
     def pinned(self, pins: Mapping[str, str]) -> Experiment:

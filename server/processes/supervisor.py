@@ -102,6 +102,7 @@ class Supervisor:
 
     def _startup(self) -> None:
         settings = self._settings
+        _log.info("loading", models=settings.models)
         security.check(settings)
         observers.check(settings)
         self._state = self._open_state()

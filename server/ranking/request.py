@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from ctr.v1.ranking_pb2 import Cap as CapMessage
 from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, Item, RankRequest
 from ctr.v1.ranking_pb2 import Exploration as ExplorationMessage
-from model_store.errors import FieldValueError
+from model_store.errors import FieldValueError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import InvalidRequest, ObjectiveError, check_deadline, unreadable
@@ -320,7 +320,7 @@ def read_variant(request: RankRequest, variant_of: Mapping[str, int]) -> int | N
     number = variant_of.get(request.variant)
     if number is None:
         raise InvalidRequest(
-            f"variant: no variant {request.variant!r}; the model has: {', '.join(variant_of)}"
+            f"variant: no variant {request.variant!r}; the model has: {listed(variant_of, request.variant)}"
         )
     return number
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from model_store.features.cells_kernels import is_spelling
 from model_store.hash_kernels import load_u8, load_u64
 from model_store.jit import bare_inline, bare_kernel
 from server.model.ids_kernels import LINE_FEED
@@ -219,12 +220,12 @@ def _field(message: Any, begin: Any, end: Any, names: Any, name_start: Any) -> A
 
 @bare_inline
 def _is_plain(message: Any, begin: Any, end: Any) -> Any:
-    """True for ASCII text without a character that keys escape."""
+    """True for ASCII text that stands in keys as it is: nothing to escape, and no other spelling of a value."""
     for i in range(begin, end):
         byte = message[i]
         if byte >= _MORE or byte in (_PERCENT, _STAR, _EQUALS):
             return False
-    return True
+    return not is_spelling(message.ctypes.data + begin, end - begin)
 
 
 @bare_kernel

@@ -9,6 +9,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from model_store.errors import ServerError
+from model_store.locks import port_taken
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
 from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, InTurn
@@ -94,10 +95,8 @@ def listen(
 
 def taken(address: str) -> str:
     """The error text for an `address` that cannot be listened on."""
-    return (
-        f"cannot listen on {address}: is the port taken? --port 0 chooses a free one; "
-        "or is the host not an address of this machine?"
-    )
+    port = int(address.rpartition(":")[2])
+    return f"cannot listen on {address}: {port_taken(port)}; --port 0 chooses a free one"
 
 
 def reflection_gates(services: Iterable[str], meter: Meter, guard: Guard | None) -> list[Gate]:

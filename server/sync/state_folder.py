@@ -24,7 +24,7 @@ from pathlib import Path
 import structlog
 
 from model_store.errors import FtrieError, ServerError, StoreError
-from model_store.locks import is_held, lock
+from model_store.locks import holder, is_held, lock
 from model_store.whole_file import write_whole
 
 LOCK = "lock"
@@ -121,7 +121,8 @@ def _locked(folder: Path) -> int:
         except StoreError as error:
             raise OSError(str(error)) from error
     raise ServerError(
-        f"another server has the state folder {folder}; end it first, or name another folder with --state"
+        f"{holder(folder / LOCK) or 'another server'} has the state folder {folder}; end it first, or take "
+        "another --port, or another folder with --state"
     )
 
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from model_store.errors import ServerError
+from model_store.locks import port_taken
 
 LONGEST_REQUEST_S = 5.0
 JSON = "application/json"
@@ -34,7 +35,7 @@ class MetricsPage:
             self._server = _Listener(host.strip("[]"), port)
         except OSError as error:
             raise ServerError(
-                f"cannot listen on {address_of(host, port)} for metrics ({error.strerror}): is the port taken? "
+                f"cannot listen on {address_of(host, port)} for metrics ({error.strerror}): {port_taken(port)}; "
                 "--metrics-port 0 chooses a free one"
             ) from error
         self._server.metrics, self._server.health = metrics, health

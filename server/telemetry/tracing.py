@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from model_store.errors import ServerError
+from model_store.errors import ServerError, installing
 
 try:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -21,7 +21,7 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode, get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ServerError("--traces needs OpenTelemetry: pip install 'ftrie[otel]'") from error
+    raise ServerError(f"--traces needs OpenTelemetry: {installing('otel')}") from error
 
 from server.telemetry.meter import Answered
 

@@ -1,4 +1,4 @@
-"""No output of a command names an input, whichever command and however the two are spelled."""
+"""No output of a command names an input, whichever command and however the two are spelled; each has a place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from ftrie.files import FILES, refuse_overwriting
-from model_store.errors import UsageError
+from ftrie.files import FILES, check_outputs
+from model_store.errors import OutputError, UsageError
 from tests.ftrie.conftest import Say
 from tests.ftrie.test_cli import commands
 
@@ -24,7 +24,7 @@ PAIRS = [(words, out, read) for words, files in FILES.items() for out in files.w
 
 def refused(words: str, **values: Any) -> str:
     with pytest.raises(UsageError) as error:
-        refuse_overwriting(COMMANDS[words], FILES[words], values)
+        check_outputs(COMMANDS[words], FILES[words], values)
     return str(error.value)
 
 
@@ -100,7 +100,27 @@ def test_other_files_devices_and_names_of_models_are_no_inputs(tmp_path: Path) -
         ("trainer", {"sources": [str(tmp_path)], "checkpoint": tmp_path / "state"}),
     ]
     for words, given in values:
-        refuse_overwriting(COMMANDS[words], FILES[words], given)
+        check_outputs(COMMANDS[words], FILES[words], given)
+
+
+OUTPUTS = [
+    (words, name)
+    for words, files in FILES.items()
+    for name in files.writes
+    # A cache that cannot be written stops no run.
+    if words != "serve"
+    and name != "cache"
+    and next(e for e in COMMANDS[words].params if e.name == name).metavar != "DIR"
+]
+
+
+@pytest.mark.parametrize(("words", "name"), OUTPUTS)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    words: str, name: str, tmp_path: Path
+) -> None:
+    for path in (tmp_path, tmp_path / "none" / "page.html"):
+        with pytest.raises(OutputError, match=f"cannot write {path}: "):
+            check_outputs(COMMANDS[words], FILES[words], {name: path})
 
 
 def test_nothing_is_truncated_before_the_check(tmp_path: Path, monkeypatch: Any, say: Say) -> None:

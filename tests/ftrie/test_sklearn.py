@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -426,6 +427,36 @@ def test_a_wrong_parameter_is_named() -> None:
     for options, words in wrong:
         with pytest.raises(ValueError, match=re.escape(words)):
             FTRLClassifier(**options).fit(X, y)
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_ids_and_times_as_plain_numbers_are_warned_of(as_table: bool) -> None:
+    draw = np.random.default_rng(1)
+    good = draw.normal(size=(400, 1))
+    y = (good[:, 0] + draw.normal(size=400) > 0).astype(int)
+    X = np.column_stack([draw.integers(10_000, 20_000, 400), 1.7e9 + 60.0 * np.arange(400), good])
+    rows = pa.table({f"x{at}": X[:, at] for at in range(3)}) if as_table else X
+    with pytest.warns(
+        UserWarning, match=r"large numbers in x0 \(up to 2e\+04\), x1 \(up to 1.7e\+09\): scale"
+    ):
+        FTRLClassifier().fit(rows, y)
+    if as_table:
+        with pytest.warns(UserWarning, match=r"large numbers in x1 "):
+            FTRLClassifier(categorical_features=["x0"]).fit(rows, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FTRLClassifier().fit(good, y)
+        FTRLClassifier().fit(draw.normal(size=(400, 3)), y)  # nothing to learn, and not for the numbers' size
+
+
+@pytest.mark.parametrize(
+    "given", [{"sample_weight": np.r_[1e300, np.ones(7)]}, {"class_weight": {0: 1.0, 1: 1e300}}]
+)
+def test_weights_are_bounded_as_those_of_a_log(given: dict[str, Any]) -> None:
+    X, y = np.eye(8), np.arange(8) % 2
+    of_class = given.pop("class_weight", None)
+    with pytest.raises(ValueError, match="got 1e\\+300, expected products of at most 1e\\+24"):
+        FTRLClassifier(class_weight=of_class).fit(X, y, **given)
 
 
 def test_wrong_rows_are_named() -> None:

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from model_store.errors import installing
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PACKAGES = ("ftrie", "server", "trainer", "model_store", "proto/ctr")
@@ -141,7 +143,16 @@ def test_every_extra_is_imported_by_something() -> None:
 def test_without_torch_importing_its_optimizer_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import ftrie.torch"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.stderr.splitlines()[-1] == "ImportError: ftrie.torch needs PyTorch: pip install 'ftrie[torch]'"
+    assert run.stderr.splitlines()[-1] == f"ImportError: ftrie.torch needs PyTorch: {installing('torch')}"
+
+
+def test_documents_name_extras_that_exist_and_the_pip_that_adds_them_to_a_clone() -> None:
+    """A system's pip looks for ftrie on an index; that of .venv finds it installed, and adds what the extra needs."""
+    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")):
+        for pip, names in re.findall(r"(\S*pip) install ['\"]?ftrie\[(.+?)\]", path.read_text("utf-8")):
+            assert pip.strip("(`") == ".venv/bin/pip" and {*names.split(",")} <= {
+                *PROJECT["optional-dependencies"]
+            }, path
 
 
 def needed(extras: set[str], python: str = "") -> dict[str, Distribution]:

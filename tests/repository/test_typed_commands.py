@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -21,7 +24,7 @@ from ftrie.demo.market import Shop
 from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.repository.forked import forking
-from tests.repository.typed import Block, Shell, blocks_of, differences
+from tests.repository.typed import Block, OneShell, Shell, blocks_of, differences
 from tests.server.certificates import identity
 from tests.waiting import eventually
 
@@ -36,6 +39,17 @@ BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page
 TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
 LONG = [command for block in BLOCKS["README.md"] if block.slow for command in block.commands]
 """What README.md shows of commands that take minutes: each is typed once, for the page that explains it."""
+TABLE = [
+    code
+    for line in (ROOT / "README.md")
+    .read_text("utf-8")
+    .split("\n| to | type |\n")[1]
+    .split("\n\n")[0]
+    .splitlines()
+    for code in re.findall(r"`((?:ftrie[ .]|from |import |kill ).+?)`", line)
+    if not re.search(r"…|impressions\.jsonl|clicks/|any/2|feedback$", code)
+]
+"""The README's table of what to type; without what is shortened, or needs files, Ray or hosts that are not there."""
 ROWS, DEMO_ROWS = 10_000, 50_000
 TOKEN = "a-token-of-the-documents"
 
@@ -51,6 +65,7 @@ REASONS = {
     "needs several hosts",
     "needs the servers of another market",
 }
+AnyShell = TypeVar("AnyShell", bound=Shell)
 
 
 @pytest.fixture(scope="session")
@@ -81,12 +96,6 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def shell(demo_folder: Path, tmp_path: Path) -> Shell:
-    """A shell in a copy of that folder, with free ports, and `redis-cli` for the folder's store."""
-    return shell_in(demo_folder, tmp_path, f"#!{sys.executable}\nimport ftrie.cli; ftrie.cli.main()\n")
-
-
 @pytest.fixture(scope="session")
 def forked_ftrie() -> Iterator[str]:
     """The program `ftrie` of a shell in which many commands are typed."""
@@ -94,7 +103,8 @@ def forked_ftrie() -> Iterator[str]:
         yield program
 
 
-def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str) -> Shell:
+def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str, kind: type[AnyShell]) -> AnyShell:
+    """A shell in a copy of that folder, with free ports, and `redis-cli` for the folder's store."""
     folder = tmp_path / "shop"
     shutil.copytree(demo_folder, folder, ignore=shutil.ignore_patterns("*.sock", "*.lock", "*.pid"))
     (folder / "log").mkdir()
@@ -112,6 +122,7 @@ def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str) -> Shell:
     (folder / "tokens.toml").write_text(f'rank = ["{TOKEN}"]\n')
     (folder / "tokens.toml").chmod(0o600)
     port = str(free_port())
+    ports = [free_port() for _ in range(5)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")} | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
@@ -120,14 +131,17 @@ def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str) -> Shell:
         "FTRIE_DEMO_ROWS": str(DEMO_ROWS),
         "FTRIE_TOKEN": TOKEN,
         **{f"FTRIE_{name}_ADDRESS": f"127.0.0.1:{port}" for name in ("RANK", "EXPLAIN", "FEEDBACK")},
+        "FTRIE_ADMIN_STATUS_ADDRESS": f"127.0.0.1:{ports[3]}",
     }
-    ports = [free_port() for _ in range(3)]
     replaced = {
         r"(?<=--port )50051\b": port,
-        **{rf"\b{number}\b": str(each) for number, each in zip((50061, 50062, 50063), ports, strict=True)},
+        **{
+            rf"\b{number}\b": str(each)
+            for number, each in zip((50061, 50062, 50063, 50052, 9464), ports, strict=True)
+        },
         r"redis://[\w.]+:6379": f"embedded:{folder}/.ftrie",
         r"\b10\.0\.0\.5:50051,10\.0\.0\.6:50051,10\.0\.0\.7:50051\b": ",".join(
-            f"127.0.0.1:{each}" for each in ports
+            f"127.0.0.1:{each}" for each in ports[:3]
         ),
         r"\brank\.example:50051\b": f"localhost:{port}",
         r"\b127\.0\.0\.1:50051\b": f"127.0.0.1:{port}",
@@ -136,7 +150,7 @@ def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str) -> Shell:
         r"--seconds 270\b": "--seconds 14",
         r"\brows = 1_000_000\b": "rows = 100_000",
     }
-    return Shell(folder, environment, replaced)
+    return kind(folder, environment, replaced)
 
 
 def _program(path: Path, text: str) -> None:
@@ -152,24 +166,41 @@ def test_only_what_cannot_run_here_is_left_out() -> None:
     assert REASONS - given.keys() == set(), "a reason that no document gives"
 
 
-def test_the_readme_s_commands_work_as_typed(shell: Shell) -> None:
-    """The click that is reported raises the rate that is served."""
-    blocks = [block for block in BLOCKS["README.md"] if not block.not_run and not block.slow]
+@pytest.mark.parametrize(
+    "whole", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_the_readme_typed_in_one_shell_works_and_leaves_nothing_running(
+    whole: bool, demo_folder: Path, tmp_path: Path
+) -> None:
+    """The click that is reported raises the rate that is served. `whole`: with `ftrie live`, and all of the table."""
+    blocks = [block for block in BLOCKS["README.md"] if not block.not_run and (whole or not block.slow)]
     asked = next(each.text for each in blocks[0].commands if each.text.startswith("ftrie rank"))
+    program = f"#!{sys.executable}\nimport ftrie.cli; ftrie.cli.main()\n"
 
     def rate() -> float:
         _, answer = shell.type(asked)
         return float(next(line.split()[2] for line in answer.splitlines() if "books-1" in line))
 
-    with shell:
+    with shell_in(demo_folder, tmp_path, program, OneShell) as shell:
         shell.run(blocks[0])
         before = rate()
-        _type(shell, blocks[1:])
+        *commands, stop = blocks[1].commands
+        shell.run(replace(blocks[1], commands=tuple(commands)))
         with Store.open(f"embedded:{shell.folder / '.ftrie'}") as store:
             version = store.model("shop").active
             eventually(lambda: (version() or 0) > 3, "a version that has learned the click", 60)
         eventually(lambda: rate() > before, "a higher rate by the click", 60)
-    assert [code for _, code in shell.exits] == [0, 0], shell.exits
+        assert stop.text.startswith("kill ")
+        shell.type(stop.text)
+        assert shell.left() == []
+        _type(shell, blocks[2:])
+        assert shell.left() == []
+        for code in TABLE if whole else ():
+            failed, output = (
+                shell.python(code) if re.search(r"\bimport |^ftrie\.", code) else shell.type(code)
+            )
+            assert not failed, f"README.md: {code}\n{output}"
+        eventually(lambda: not shell.left(), "the end of all processes")
 
 
 def test_what_takes_minutes_in_the_readme_is_typed_for_another_page() -> None:
@@ -189,7 +220,7 @@ def test_what_takes_minutes_in_the_readme_is_typed_for_another_page() -> None:
 def test_the_commands_of_a_page_work_as_typed(
     page: str, demo_folder: Path, tmp_path: Path, forked_ftrie: str
 ) -> None:
-    with shell_in(demo_folder, tmp_path, forked_ftrie) as shell:
+    with shell_in(demo_folder, tmp_path, forked_ftrie, Shell) as shell:
         _type(shell, [block for block in BLOCKS[page] if not block.not_run])
     assert {code for _, code in shell.exits} <= {0}, shell.exits
     for command in LONG:

@@ -25,13 +25,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.waiting import eventually
 
 PROGRAM = re.compile(
-    r"(?:[A-Z_]+=\S* )*(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
+    r"(?:[A-Z_]+=\S* )*(?:\.venv/bin/)?"
+    r"(?:ftrie|make|python|pytest|pip|printf|redis-cli|openssl|docker|kubectl|systemctl) "
 )
 COMMENT = re.compile(r"<!-- (not run|run by|before|slow|needs|file|output of|output)(?:: (.+))? -->")
 IN_BACKGROUND = re.compile(r"(?<!&)&\s*(?:#.*)?$")
@@ -346,3 +348,81 @@ class Shell:
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+class OneShell(Shell):
+    """The same in one bash with job control, as a terminal has it: `kill %1` there stops what was typed with `&`."""
+
+    def __enter__(self) -> OneShell:
+        self._all = self.folder / ".typed"
+        with self._all.open("wb") as output:
+            self._bash = subprocess.Popen(
+                ["bash"],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        self.type("set -m")
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        super().__exit__(*raised)
+        self._bash.communicate("kill $(jobs -p) 2> /dev/null; wait\n", TIMEOUT_S)
+
+    def type(self, text: str) -> tuple[int, str]:
+        """See Shell."""
+        for pattern, instead in self.replaced.items():
+            text = re.sub(pattern, instead, text)
+        begin, in_background = self._all.stat().st_size, IN_BACKGROUND.search(text)
+        if in_background or not STAYS.search(text):
+            code = self._line(text, begin)
+            if in_background:
+                self._until(READY, begin, text)
+            return code, self._printed(begin)
+        self._line(f"{text} &", begin)
+        self._until(READY, begin, text)
+        return self._line("kill -INT %%; wait %%", self._all.stat().st_size), self._printed(
+            begin
+        )  # as Ctrl-C does
+
+    def left(self) -> list[str]:
+        """The command lines of the processes started in this shell that still run."""
+        mark = f"{self.folder.parent}/".encode()
+        found = []
+        own = {str(process.pid) for process in (self._bash, self._python) if process is not None}
+        for each in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if each.name not in own and mark in (each / "environ").read_bytes():
+                    found.append((each / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return found
+
+    def _line(self, text: str, begin: int) -> int:
+        """Type a line, and wait for the exit code of what it runs in the foreground."""
+        assert self._bash.stdin is not None
+        # `jobs` forgets those that have ended, as a prompt does: the next is %1 again.
+        line = f'{text}\ncode=$?; jobs > .jobs; echo " $code typed-{begin}"'
+        print(line, file=self._bash.stdin, flush=True)
+        return int(self._until(re.compile(rf" (\d+) typed-{begin}\n"), begin, text)[1])
+
+    def _until(self, pattern: re.Pattern[str], begin: int, text: str) -> re.Match[str]:
+        found: re.Match[str] | None = None
+
+        def is_printed() -> bool:
+            nonlocal found
+            found = pattern.search(self._printed(begin))
+            return found is not None
+
+        try:
+            eventually(is_printed, f"the end of {text}, or what it prints when ready", TIMEOUT_S)
+        except AssertionError as error:
+            error.add_note(self._printed(begin))
+            raise
+        assert found is not None
+        return found
+
+    def _printed(self, begin: int) -> str:
+        return self._all.read_bytes()[begin:].decode()

@@ -32,7 +32,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from model_store.errors import ClusterError, FtrieError, UsageError, counted
+from model_store.errors import ClusterError, FtrieError, UsageError, counted, installing
 from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import MemberLost, Replies
 from trainer.distributed.reducer import Reducer
@@ -406,7 +406,7 @@ def the_ray() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise UsageError("training on several workers needs Ray: pip install 'ftrie[distributed]'") from error
+        raise UsageError(f"training on several workers needs Ray: {installing('distributed')}") from error
     return ray
 
 

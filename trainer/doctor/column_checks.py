@@ -163,7 +163,7 @@ def _leak(column: ColumnCounts, roles: Roles, places: Places) -> Finding | None:
             message = f"{column.name} tells the label: it is filled in clicked rows only"
     else:
         message = f"{column.name} tells the label: alone it has an AUC of {leak.auc:.3f}"
-    remedy = f"[input] ignore = [{column.name!r}]".replace("'", '"')
+    remedy = roles.without(column.name)
     if column.name in roles.ignored:
         remedy = "leave it out of the spec, as " + (
             "this one does" if roles.is_given else "`ftrie init` does"
@@ -202,7 +202,7 @@ def _exploding(columns: Sequence[ColumnCounts], roles: Roles, places: Places) ->
             "values-explode",
             f"{each.name} has {each.distinct:,} values in {each.filled:,} rows, and {percent(pace, 1)} of the later "
             "rows bring a new one: most of its keys are learned from one row, and the model grows with the log",
-            _remedy_for_exploding(each),
+            _remedy_for_exploding(each, roles),
             count=each.distinct,
             of=each.filled,
             unit="values",
@@ -219,13 +219,13 @@ def _is_spoiled_number(column: ColumnCounts) -> bool:
     return bool(odd and column.fractions and column.numbers >= MOSTLY_NUMBERS * (column.filled - odd))
 
 
-def _remedy_for_exploding(column: ColumnCounts) -> str:
+def _remedy_for_exploding(column: ColumnCounts, roles: Roles) -> str:
     name = column.name if column.name.replace("_", "").isalnum() else f'"{column.name}"'
     if column.is_numeric and column.fractions:
         return f'{name} = {{ kind = "number", bucket = "log" }}'
     if " " in column.example.strip() and not column.is_numeric:
-        return f'{name} = {{ kind = "text" }}, which learns its words, or [input] ignore = ["{column.name}"]'
-    return f'[input] ignore = ["{column.name}"]; or learn keys that repeat: [learner] inclusion'
+        return f'{name} = {{ kind = "text" }}, which learns its words; or {roles.without(column.name)}'
+    return f"{roles.without(column.name)}; or learn keys that repeat: [learner] inclusion"
 
 
 def _unique(columns: Sequence[ColumnCounts], roles: Roles, places: Places) -> Iterator[Finding]:
@@ -389,14 +389,14 @@ def _equal(columns: Sequence[ColumnCounts], roles: Roles) -> Iterator[Finding]:
             groups.setdefault(each.digest, []).append(each.name)
     for names in groups.values():
         if len(names) > 1:
-            rest = ", ".join(f'"{name}"' for name in names if name not in roles.given) or f'"{names[-1]}"'
+            rest = [name for name in names if name not in roles.given] or names[-1:]
             if all(name not in roles.given for name in names):
-                rest = ", ".join(f'"{name}"' for name in names[1:])
+                rest = names[1:]
             yield Finding(
                 "warning",
                 "equal-columns",
                 f"{listed(names)} are equal in every row: learned as fields, they share one weight between them",
-                f"[input] ignore = [{rest}]",
+                roles.without(*rest),
                 count=len(names),
                 of=len(columns),
                 unit="columns",

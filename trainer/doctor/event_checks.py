@@ -37,7 +37,7 @@ class EventChecks:
         self._places = Places(list(files))
         self._parsers: dict[str, Parser] = {}
         self._lock = threading.Lock()
-        self._times = Times("ts", None, "events")
+        self._times = Times("ts", None, "events", spec.join.lateness_us)
         self._level = 0
         self._shown: list[tuple[UInt64s, Int64s, Int64s]] = []
         self._pairs: list[tuple[UInt64s, UInt64s]] = []

@@ -34,10 +34,14 @@ from trainer.examples.open_log import Log
 from trainer.examples.requests import request_ids
 from trainer.examples.side_tables import joined
 from trainer.guess.events import columns_of, guesses_of, profile_of_rows, spec_of
+from trainer.guess.guesses import Guess
 from trainer.guess.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
 from trainer.logs.batch import RowBatch
 from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.reader import LogReader
+from trainer.logs.rejects import no_readable_row
+from trainer.logs.streams import is_pipe
 from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
 
@@ -49,9 +53,13 @@ _VALUES_OF_ALL = 1 << 20
 
 
 def examine(
-    log: Log, spec: ModelSpec | None = None, label: str | None = None, output: Output = SILENT
+    log: Log,
+    spec: ModelSpec | None = None,
+    label: str | None = None,
+    output: Output = SILENT,
+    most_rows: int | None = None,
 ) -> Diagnosis:
-    """Examine a log. label: the column that is the label, where no spec says it.
+    """Examine a log. label: the column that is the label, where no spec says it. most_rows: about so many are read.
 
     Raises SpecError if no column can be told to be the label, or the log lacks a column of the spec's [input];
     InputError for a log that cannot be read, or has no row.
@@ -64,8 +72,8 @@ def examine(
             for batch in source.batches():
                 checks.add(batch)
                 progress.update(checks.rows, total=source.expected_rows(checks.rows))
-        if not checks.rows:
-            raise InputError(f"{', '.join(source.names)} has no readable row")
+                if most_rows is not None and checks.rows >= most_rows:
+                    break
     found = [*checks.findings(), *(source.events.findings() if source.events is not None else ())]
     return Diagnosis(
         inputs=source.names,
@@ -79,6 +87,27 @@ def examine(
         is_guessed=spec is None,
         findings=in_order(found),
     )
+
+
+def without_leaks(guesses: Sequence[Guess], log: Log, label: str | None) -> tuple[Guess, ...]:
+    """The guesses, where a field that tells the label in the first rows is ignored, and one that may do so warned of.
+
+    A log that can be read only once is not looked at again.
+    """
+    if any(map(is_pipe, log.inputs)) or (log.table is not None and log.table.rows is None):
+        return tuple(guesses)
+    found = examine(replace(log, on_note=lambda text: None), None, label, most_rows=SAMPLE_ROWS)
+    leaks = {finding.columns[0]: finding for finding in found.of_check("label-leak")}
+    return tuple(
+        _without_leak(guess, leaks[guess.name]) if guess.role == "field" and guess.name in leaks else guess
+        for guess in guesses
+    )
+
+
+def _without_leak(guess: Guess, leak: Finding) -> Guess:
+    if leak.severity == "error":
+        return replace(guess, role="ignore", why=leak.message, warning=f"{leak.message}: it is left out")
+    return replace(guess, warning=f"{leak.message}: leave it out, unless it is known before the click")
 
 
 class _Source:
@@ -101,7 +130,7 @@ class _Source:
         keys = [table.key for table in log.tables]
         own = tuple(dict.fromkeys([*columns, *keys]))
         self._columns = tuple(dict.fromkeys([*own, *in_tables]))
-        self._batches = joined(reader.batches(own), log.tables, self._columns)
+        self._batches = joined(reader.batches(own), log.tables, self._columns, log.on_note)
         self._first: list[RowBatch] = []
 
     def checks(self, label: str | None) -> _Checks:
@@ -114,7 +143,9 @@ class _Source:
                 break
         filled = [batch for batch in self._first if batch.rows]
         if not filled:
-            raise InputError(f"{', '.join(self.names)} has no readable row")
+            raise no_readable_row(
+                ", ".join(self.names), (each for batch in self._first for each in batch.rejects)
+            )
         roles = self._roles(filled, label)
         checks = _Checks(roles, self._columns, self.events is not None)
         for name, counts in checks.columns.items():
@@ -169,12 +200,17 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
     if holds_events(log.inputs, log.format, wanted):
         return _opened_events(log, spec, stack)
     header = Header(
-        spec.input.columns if spec is not None else None, log.no_header, frozenset(filter(None, [wanted]))
+        spec.input.columns if spec is not None else None,
+        log.no_header,
+        frozenset(filter(None, [wanted])),
+        any_label=spec is None or spec.input.positive is not None,
+        dialect=Dialect.of(spec.input) if spec is not None else log.dialect,
     )
     reader = LogReader(
         log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header
     )
     stack.enter_context(reader)
+    reader.note_left_out()
     return _Source(log, reader, reader.columns(), spec)
 
 

@@ -71,6 +71,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         assert self.check in CHECKS, self.check
+        if self.of:  # an estimate may be above
+            object.__setattr__(self, "count", min(self.count, self.of))
 
 
 @dataclass(frozen=True)

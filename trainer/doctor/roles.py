@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.guess.guesses import LABEL_NAMES, TIME_WORDS, Guess, guess_all, name_words, short_name
@@ -48,8 +48,9 @@ class Places:
 class Roles:
     """What each column is. fields: the kind of each column that is learned from; ignored: columns that are not.
 
-    is_given: by a spec. time_form: see `trainer.logs.times.parse_times`. missing: columns that the spec's fields need
-    and the log lacks. position: of an item in its list; propensity: with which an item was shown.
+    is_given: by a spec; names_fields: it has [fields]. time_form: see `trainer.logs.times.parse_times`. missing:
+    columns that the spec's fields need and the log lacks. position: of an item in its list; propensity: with which
+    an item was shown.
     """
 
     label: str
@@ -67,6 +68,7 @@ class Roles:
     ignored: frozenset[str] = frozenset()
     missing: tuple[str, ...] = ()
     is_given: bool = False
+    names_fields: bool = False
 
     @property
     def named(self) -> dict[str, str]:
@@ -83,6 +85,13 @@ class Roles:
             "propensity",
         )
         return {name: column for name in names if (column := getattr(self, name)) is not None}
+
+    def without(self, *names: str) -> str:
+        """What to do so that columns are no features."""
+        quoted = ", ".join(f'"{name}"' for name in names)
+        if self.names_fields:
+            return f"take {quoted} out of [fields]"
+        return f"[input] ignore = [{quoted}]" + ("" if self.is_given else ", or no entry in [fields]")
 
     @property
     def given(self) -> frozenset[str]:
@@ -103,7 +112,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
     given = spec.input
     absent = [name for name in given.named_columns if name not in columns]
     if absent:
-        raise SpecError(f"input: no column {absent[0]!r} in the log; it has: {', '.join(columns)}")
+        raise SpecError(f"input: no column {absent[0]!r} in the log; it has: {listed(columns, absent[0])}")
     fields = {
         each.column or name: each.kind for name, each in spec.fields.items() if not each.is_derived
     } or {name: "category" for name in columns if name not in {*given.named_columns, *given.ignore}}
@@ -126,6 +135,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
             if not each.is_derived and not each.optional and (each.column or name) not in columns
         ),
         is_given=True,
+        names_fields=bool(spec.fields),
     )
     return _with_positions(_with_time(roles, profiles), columns)
 
@@ -189,6 +199,9 @@ def _with_time(roles: Roles, profiles: Sequence[Profile]) -> Roles:
         texts = list(profile.counts)[:: max(len(profile.counts) // _LOOKED_AT, 1)]
         forms = Counter(Profile(profile.name, (text,)).time_format for text in texts)
         form, count = forms.most_common(1)[0]
+        form = (
+            Profile(profile.name, tuple(texts)).time_format or form
+        )  # by all of them, day and month are told apart
         if form is not None and count >= _MOST * len(texts) and profile.distinct > 1:
             fields = {name: kind for name, kind in roles.fields.items() if name != profile.name}
             if roles.is_given:

@@ -238,8 +238,10 @@ class Repeated:
         of_columns = (each.distinct for each in columns.values() if not each.is_several)
         telling = max(*of_columns, self._pairs.sample.distinct)
         if repeated:
-            # Without a column that tells rows apart, equal rows may be two that are alike; many surely are.
-            sure = telling >= _NEARLY_ALL * distinct and distinct >= max(_FEWEST_DISTINCT, _ALIKE * rows.rows)
+            # Without a column that tells rows apart, equal rows may be two that are alike; many surely are, unless all
+            # come as often as one another.
+            unlike = distinct >= _ALIKE * rows.rows or rows.evenly >= _NEARLY_ALL
+            sure = telling >= _NEARLY_ALL * distinct and distinct >= _FEWEST_DISTINCT and unlike
             if not sure and repeated > _ALIKE * rows.rows:
                 repeated = 0
             many = repeated >= _MANY * rows.rows
@@ -454,6 +456,5 @@ class Positions:
             else f"learn it as a field, {name.removeprefix('@')} = {{}}, and evaluate and serve without it",
             count=int(clicks.sum()),
             of=int(total),
-            unit="clicks",
             columns=(name,),
         )

@@ -125,3 +125,9 @@ class Repeats:
         """Rows whose key came before; an estimate if the sample is not exact."""
         sums = self.sample.sums[:, 0]
         return int((sums - 1.0).sum()) * self.sample.scale
+
+    @property
+    def evenly(self) -> float:
+        """The share of the keys that came as often as most did, more than once: near 1 for copies of a whole file."""
+        times, keys = np.unique(self.sample.sums[:, 0], return_counts=True)
+        return float(keys[times > 1.0].max(initial=0)) / max(int(keys.sum()), 1)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import number_column, plain
+from model_store.features.values import EPOCHS
 from trainer.doctor.columns import Bools, Rows
 from trainer.doctor.findings import Finding, Severity, cut, listed, percent
 from trainer.doctor.roles import Places
@@ -48,8 +49,8 @@ class Order:
         self.most_us = 0
         self.mark = -1
 
-    def add(self, times: Int64s, marks: Int64s) -> None:
-        """The next times, all valid."""
+    def add(self, times: Int64s, marks: Int64s, far_us: int = _HOUR_US) -> None:
+        """The next times, all valid; `far_back` counts those that are later by more than `far_us`."""
         if not times.size:
             return
         latest = np.maximum.accumulate(np.concatenate([[self.latest], times]))
@@ -58,17 +59,22 @@ class Order:
         self.latest = int(latest[-1])
         self.rows += times.size
         self.back += int(np.count_nonzero(behind > 0))
-        self.far_back += int(np.count_nonzero(behind > _HOUR_US))
+        self.far_back += int(np.count_nonzero(behind > far_us))
         worst = int(np.argmax(behind))
         if behind[worst] > self.most_us:
             self.most_us, self.mark = int(behind[worst]), int(marks[worst])
 
 
 class Times:
-    """The checks on the times of a log's rows, or of its events. column: its name, in messages."""
+    """The checks on the times of a log's rows, or of its events. column: its name, in messages.
 
-    def __init__(self, column: str, form: str | None, what: str = "rows") -> None:
-        self.column, self._form, self._what = column, form, what
+    lateness_us: of events, how late the join lets one come.
+    """
+
+    def __init__(
+        self, column: str, form: str | None, what: str = "rows", lateness_us: int | None = None
+    ) -> None:
+        self.column, self._form, self._what, self._lateness_us = column, form, what, lateness_us
         self._now_us = time.time_ns() // 1000
         self._rows = 0
         self._orders: dict[str, Order] = {}
@@ -106,7 +112,8 @@ class Times:
             self._future += int(np.count_nonzero(future))
             self._future_mark = int(marks[np.argmax(future)]) if self._future_mark < 0 else self._future_mark
         good: Bools = known & ~early & ~future
-        self._orders.setdefault(stream, Order()).add(times[good], marks[good])
+        far_us = _HOUR_US if self._lateness_us is None else self._lateness_us
+        self._orders.setdefault(stream, Order()).add(times[good], marks[good], far_us)
         return good
 
     def add_days(self, times: Int64s, good: Bools, rows: Rows) -> None:
@@ -131,7 +138,7 @@ class Times:
             yield from self._shifts()
 
     def _count_units(self, array: Any, marks: Int64s) -> None:
-        if self._form not in (None, "epoch_s", "epoch_ms") or pa.types.is_list(array.type):
+        if self._form not in (None, *EPOCHS) or pa.types.is_list(array.type):
             return
         try:
             numbers = number_column(array)[0]
@@ -145,15 +152,15 @@ class Times:
                 self._unit_marks[unit] = marks[known[np.argmax(units == unit)]]
 
     def _odd(self, places: Places) -> Iterator[Finding]:
-        usual = {"epoch_s": 0, "epoch_ms": 1}.get(self._form or "", int(np.argmax(self._units)))
+        usual = list(EPOCHS).index(self._form) if self._form in EPOCHS else int(np.argmax(self._units))
         wrong = [unit for unit in range(4) if unit != usual and self._units[unit]]
         count = int(sum(self._units[unit] for unit in wrong))
         if count:
             most = max(wrong, key=lambda unit: int(self._units[unit]))
             declared = self._form is not None
             remedy = "write all times in one unit"
-            if declared and count > self._rows / 2 and most in (0, 1):
-                remedy = f'format = "{("epoch_s", "epoch_ms")[most]}" in the fields that read {self.column}'
+            if declared and count > self._rows / 2:
+                remedy = f'format = "{list(EPOCHS)[most]}" in the fields that read {self.column}'
             yield Finding(
                 "error" if count >= _MANY * self._rows or declared else "warning",
                 "time-unit",
@@ -196,12 +203,20 @@ class Times:
             return
         worst = max(orders, key=lambda each: each.most_us)
         unsorted = far >= _UNSORTED * self._rows
+        most, remedy = (
+            "an hour",
+            "it is learned in its order, and the loss of a row is that of a model of the rows before",
+        )
+        if self._lateness_us is not None:
+            most = f"{span(self._lateness_us)}, [join] lateness"
+            remedy = (
+                "`ftrie trainer` loses the clicks of these events; `ftrie train` sorts what fits in memory"
+            )
         yield Finding(
             "warning" if unsorted else "note",
             "time-backwards",
-            f"{self.column} runs backwards, {far:,} times by more than an hour, by {span(worst.most_us)} at most",
-            f"sort the log by {self.column}: it is learned in its order, and the loss of a row is that of a model of "
-            "the rows before"
+            f"{self.column} runs backwards, {far:,} times by more than {most}, by {span(worst.most_us)} at most",
+            f"sort the log by {self.column}: {remedy}"
             if unsorted
             else "none, if several machines write the log; else sort it",
             count=back,

@@ -111,7 +111,10 @@ def paths_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
     }
     if name in own:
         return (*_served(spec, name), own[name])
-    return (*_under(name, (name,)), *(_under(name, tuple(name.split("."))) if "." in name else ()))
+    parts = name.split(".")  # a member's own name may have dots: `http.method` of `attrs`
+    halves = (tuple(".".join(half) for half in (parts[:k], parts[k:])) for k in range(1, len(parts)))
+    splits = dict.fromkeys(((name,), *halves, tuple(parts)))
+    return tuple(path for split in splits for path in _under(name, split))
 
 
 def _served(spec: ModelSpec, name: str) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import numpy as np
 
-from model_store.errors import InputError, SourceUnavailable
+from model_store.errors import InputError, SourceUnavailable, installing
 from trainer.events.events import NEVER_US, READ_EVENTS, Chunk, Lag, SourcePosition, lines_of, on_one_line
 from trainer.events.parse import AHEAD_US
 
@@ -279,7 +279,7 @@ def consumer_of(config: Mapping[str, Any], on_error: Callable[[KafkaError], None
         from confluent_kafka import Consumer, KafkaException
     except ImportError as error:
         raise InputError(
-            'to read from Kafka, ftrie needs its extra `kafka`: pip install "ftrie[kafka]"'
+            f"to read from Kafka, ftrie needs its extra `kafka`: {installing('kafka')}"
         ) from error
     callback = {} if on_error is None else {"error_cb": on_error}
     try:

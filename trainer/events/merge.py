@@ -39,6 +39,8 @@ from trainer.events.share import Share
 ORDER = "order_us"
 """The key that the merger adds to a source's position: the arrival time of the last event released."""
 
+SORT_BYTES = 256 << 20
+"""Of the events of files that are out of order, if they are to be sorted."""
 _POLL_BYTES = 8 << 20
 _GATHER_S = 0.05
 _CLOSE_S = 10.0
@@ -56,7 +58,8 @@ class Merger:
 
     positions: those of the checkpoint that the sources were opened with. read_ahead: bytes of events kept in memory.
     share: the partition whose events are released; None for all. on_note: called from any thread. marks: give every row
-    a column MARK, the first of the marks of its impression in its chunk.
+    a column MARK, the first of the marks of its impression in its chunk. lateness_us: with `once`, a source of files
+    whose events are out of order by more is sorted by time if it fits SORT_BYTES; None: files are read as they are.
 
     `has_stepped_back`: a source's clock has; whoever sets the limit resets it. `limit_us` holds back all events from
     that time on; a run of several partitions sets it to the end of a round.
@@ -75,6 +78,7 @@ class Merger:
         share: Share | None = None,
         on_note: Callable[[str], None] = lambda _: None,
         marks: bool = False,
+        lateness_us: int | None = None,
     ) -> None:
         self.limit_us = NEVER_US
         self._marks = marks
@@ -92,6 +96,8 @@ class Merger:
                 idle_s=idle_s,
                 once=once,
                 limit=read_ahead // len(self._sources),
+                sort_bytes=0 if lateness_us is None else SORT_BYTES // len(self._sources),
+                lateness_us=lateness_us or 0,
             )
             for source, position in zip(self._sources, self._starts, strict=True)
         ]

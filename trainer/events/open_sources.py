@@ -23,6 +23,7 @@ from trainer.events.kafka import SCHEME, kafka_name
 from trainer.events.redis import StreamSource
 from trainer.events.rows import RowSource, format_of
 from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.jsonl import columns_of
 from trainer.logs.open_files import Listing
 from trainer.logs.reader import format_by_name
@@ -293,5 +294,7 @@ def open_rows(
         once=once,
         objects=frozenset(column for column, field in fields if field.kind == "set"),
         optional=frozenset(column for column, field in fields if field.optional or field.is_derived),
-        header=Header(spec.input.columns, known=frozenset([spec.input.label])),
+        header=Header(
+            spec.input.columns, known=frozenset([spec.input.label]), dialect=Dialect.of(spec.input)
+        ),
     )

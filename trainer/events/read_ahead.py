@@ -5,10 +5,11 @@ Chunks stay in the source's order; `merge` orders several sources.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from threading import Condition, Thread
@@ -16,6 +17,7 @@ from threading import Condition, Thread
 import numpy as np
 
 from model_store.errors import SourceUnavailable, StoreUnavailable, UnreadableValue
+from trainer.events.columns import Wanted
 from trainer.events.events import (
     BACKFILL_US,
     BAD,
@@ -23,11 +25,13 @@ from trainer.events.events import (
     IMPRESSION,
     NEVER_US,
     OTHER,
+    READ_BYTES,
     Chunk,
     Events,
     Int64s,
     Lag,
     Source,
+    lines_of,
 )
 from trainer.events.parse import Parser
 
@@ -74,7 +78,10 @@ class Reader:
         idle_s: float,
         once: bool,
         limit: int,
+        sort_bytes: int = 0,
+        lateness_us: int = 0,
     ) -> None:
+        """sort_bytes, lateness_us: see `Merger`."""
         self.source = source
         self.queue: deque[Parsed] = deque()
         self.watermark_us = order_us
@@ -83,6 +90,8 @@ class Reader:
         self.lag = Lag()
         self._changed, self._on_note = changed, on_note
         self._parser, self._idle_s, self._once, self._limit = parser, idle_s, once, limit
+        self._sort_bytes, self._lateness_us = sort_bytes, lateness_us
+        self._unsorted = deque[Chunk]()
         self._last_us, self._has_clock = order_us, True
         self._idle = _Idle(idle_s)
         self._skew = _Skew()
@@ -129,8 +138,10 @@ class Reader:
 
     def _run(self) -> None:
         try:
+            if self._sort_bytes:
+                self._sort()
             while self._wait_for_room() and not self.ended:
-                chunk = self._read()
+                chunk = self._unsorted.popleft() if self._unsorted else self._read()
                 if not self._stopping:
                     self._take(chunk)
                     self._update_lag()  # a stream knows its lag only after a read
@@ -143,6 +154,21 @@ class Reader:
                 self._changed.notify_all()
         finally:
             self.source.close()
+
+    def _sort(self) -> None:
+        """Read ahead what fits `sort_bytes`; if that is all, and out of order, its lines are sorted by time."""
+        size = 0
+        while not self._stopping and (chunk := self._read()) is not None:
+            self._unsorted.append(chunk)
+            size += len(chunk.data)
+            if chunk.arrived_us is not None or size > self._sort_bytes:  # arrivals are in order
+                return
+        sorted_, late_us = by_time(self._unsorted, self._lateness_us)
+        if late_us:
+            self._unsorted = deque(sorted_)
+            self._on_note(
+                f"{self.source.name}: events are out of order, by {late_us / 1e6:,.0f} s at most: sorted by their ts"
+            )
 
     def _wait_for_room(self) -> bool:
         while True:
@@ -210,7 +236,7 @@ class Reader:
 
     def _watermark(self, dry: bool) -> int:
         """The watermark after a read; NEVER_US if the source has ended or is idle."""
-        watermark_us = self.source.watermark_us()
+        watermark_us = 0 if self._unsorted else self.source.watermark_us()
         if watermark_us == NEVER_US or (dry and self._once):
             return NEVER_US
         watermark_us = max(watermark_us, self._last_us) if self._has_clock else self._last_us
@@ -247,6 +273,37 @@ class Reader:
     def _pause(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping, seconds)
+
+
+def by_time(chunks: Sequence[Chunk], lateness_us: int) -> tuple[list[Chunk], int]:
+    """All events of a source in the order of their times, and by how many microseconds one was late at most.
+
+    The chunks as given, and 0, if that is no more than `lateness_us`: so much the join evens out by itself.
+    """
+    parser, times = Parser(Wanted(())), list[Int64s]()
+    for chunk in chunks:
+        events = parser.parse(chunk.data, chunk.starts)
+        times.append(np.where((events.kind == BAD) | (events.kind == OTHER), BEFORE_ALL_US, events.time_us))
+    all_us = np.concatenate([np.empty(0, np.int64), *times])
+    timed = all_us != BEFORE_ALL_US
+    late_us = int((np.maximum.accumulate(all_us[timed]) - all_us[timed]).max(initial=0))
+    if late_us <= lateness_us:
+        return list(chunks), 0
+    order = np.argsort(all_us, kind="stable")
+    lines = [
+        chunk.data[first:stop]
+        for chunk in chunks
+        for first, stop in itertools.pairwise(chunk.starts.tolist())
+    ]
+    marks, ends = (
+        np.concatenate([chunk.marks for chunk in chunks])[order],
+        np.cumsum([len(lines[i]) for i in order]),
+    )
+    found, last = list[Chunk](), chunks[-1]
+    for part in np.split(np.arange(order.size), np.flatnonzero(np.diff(ends // READ_BYTES)) + 1):
+        data, starts = lines_of([lines[i].rstrip(b"\r\n") for i in order[part]])
+        found.append(Chunk(data, starts, None, marks[part], last.before))  # of all files, as the marks are
+    return found, late_us
 
 
 class _Skew:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from trainer.events.events import Lag, SourcePosition
 from trainer.events.files import FileChain, held_in
 from trainer.logs.batch import HEAD_BYTES, RowBatch
 from trainer.logs.csv import DelimitedFile, Header
+from trainer.logs.dialect import UNKNOWN, Dialect
 from trainer.logs.jsonl import JsonLinesFile, columns_of
 from trainer.logs.open_files import Opened, Record, without_rotation
 from trainer.logs.reader import format_by_name, misnamed
@@ -153,7 +154,8 @@ class RowSource:
         missing = [name for name in wanted if name not in there and name not in self._optional]
         if missing:
             raise SpecError(
-                f"{record.path} has no column {', '.join(map(repr, missing))}; it has {', '.join(format.columns)}"
+                f"{record.path} has no column {', '.join(map(repr, missing))}; "
+                f"it has {listed(format.columns, missing[0])}"
             )
         return there
 
@@ -176,6 +178,7 @@ class RowFormat:
     names: tuple[str, ...]
     objects: frozenset[str]
     has_header: bool = False
+    dialect: Dialect = UNKNOWN
     notes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -190,11 +193,13 @@ class RowFormat:
         if name == "jsonl":
             return cls(name, b"", 1, tuple(columns_of(head)), (), objects)
         feed = _Window(path, head, is_all=False)
-        file = _delimited(feed, name, header)
+        file = DelimitedFile(feed, name, header)
         notes = {"format": misnamed(without_rotation(path), name), f"header {file.has_header}": file.note}
+        notes["dialect"] = file.dialect_note
         return cls(
             *(name, head[: feed.offset], feed.line, file.columns, file.names, objects),
             has_header=file.has_header,
+            dialect=file.dialect,
             notes=notes,
         )
 
@@ -215,7 +220,7 @@ class RowFormat:
             return next(JsonLinesFile(feed, self.objects).batches(wanted), None)
         if offset == 0:
             feed.drop(len(self.header) - feed.offset, self.first_line - 1)
-        file = _delimited(feed, self.name, Header(self.names, is_absent=True))
+        file = DelimitedFile(feed, self.name, Header(self.names, is_absent=True, dialect=self.dialect))
         return next(file.batches(wanted), None)
 
 
@@ -223,10 +228,6 @@ def format_of(path: str, head: bytes) -> str:
     """The format of a file that starts with `head`. Raises InputError if neither name nor content tells it."""
     name = without_rotation(path)
     return _format_of(path if format_by_name(name) is None else name, np.frombuffer(head, np.uint8))
-
-
-def _delimited(feed: Feed, name: str, header: Header) -> DelimitedFile:
-    return DelimitedFile(feed, "\t" if name == "tsv" else ",", name == "csv", header)
 
 
 class _Window(Feed):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from os.path import getsize
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +130,9 @@ class EventLog:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="ftrie-join-")))
             segments = Segments(folder, MEMORY_BYTES)
             columns = Wanted.of_columns(wanted, *self._specs)
-            merger = Merger(self._sources, columns, segments, once=True, on_note=self._on_note, marks=True)
+            lateness_us = self._specs[0].join.lateness_us
+            options: dict[str, Any] = {"once": True, "marks": True, "lateness_us": lateness_us}
+            merger = Merger(self._sources, columns, segments, on_note=self._on_note, **options)
             stack.callback(merger.close)
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
@@ -142,6 +145,7 @@ class EventLog:
                     yield from self._rejected(merged.bad, wanted)
                     yield from self._rows(requests.of(joined), segments, wanted)
                     self.join = join.counts
+                    self.join.check_order(", ".join(self.names))
                     segments.relieve(join.segments)
             yield from self._rows(requests.of(join.finish()), segments, wanted)
             self.join = join.counts
@@ -213,12 +217,13 @@ class EventLog:
         counts = self.join
         if not counts.rows:
             self._on_note(f"{', '.join(self.names)}: no impression shows an item, so there is no row")
-        lost = counts.late + counts.orphans + counts.unknown_item
+        lost = counts.late + counts.orphans + counts.out_of_order + counts.unknown_item
         if lost:
             self._on_note(
                 f"{counted(lost, 'click')} or conversions of {counts.clicks + counts.conversions:,} are not of a row: "
                 f"{counts.late:,} came after the window of {self._specs[0].join.window} ([join] window), "
                 f"{counts.orphans:,} have no impression, {counts.unknown_item:,} are of an item not shown"
+                + (f", {counts.out_of_order:,} are out of order in time" if counts.out_of_order else "")
             )
         if counts.late_impressions:
             self._on_note(

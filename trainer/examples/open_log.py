@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.log_files import holds_events
@@ -32,6 +32,7 @@ from trainer.examples.side_tables import SideTable, joined
 from trainer.logs.batch import Position, ReadFile, RowBatch
 from trainer.logs.cache import PIECE_ROWS, CachedLog
 from trainer.logs.csv import Header
+from trainer.logs.dialect import UNKNOWN, Dialect
 from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
 from trainer.logs.tables import Table, TableReader
@@ -51,8 +52,8 @@ class Log:
 
     inputs: files, globs, or - for standard input; format: one of FORMATS, or EVENTS, None to detect it; tables: the
     files of items and users to join; on_note: receives remarks for the user. About `batch_bytes` bytes of text make a
-    batch. no_header: the first line of a CSV or TSV file is a row. since, until: only rows from this time on, and
-    before that one, become examples; the others still enter the histories of users.
+    batch. no_header: the first line of a CSV or TSV file is a row; dialect: of such files, if no spec says it. since,
+    until: only rows from this time on, and before that one, become examples; the others still enter histories.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
     cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`); same_batches: in the same
@@ -68,6 +69,7 @@ class Log:
     reader: int = 0
     readers: int = 1
     no_header: bool = False
+    dialect: Dialect = UNKNOWN
     since: str | None = None
     until: str | None = None
     table: Table | None = None
@@ -186,6 +188,7 @@ def _opened(
         "turns": turns,
         "open_file": open_file,
         "header": _header(log, [start.resolved] if start is not None else specs),
+        "unlabelled": log.unlabelled,
     }
     with _reader(log, options) as reader:
         starts = [start] if start else [_resolve(spec, reader, log) for spec in specs]
@@ -201,7 +204,8 @@ def _reader(log: Log, options: dict[str, Any]) -> LogReader:
         return LogReader(log.inputs, **options)
     what = {
         "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
-        "label": sorted(options["header"].known),
+        "label": [*sorted(options["header"].known), *(["any"] if options["header"].any_label else [])],
+        "dialect": repr(options["header"].dialect),
     }
     return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
 
@@ -270,7 +274,8 @@ class OpenLog:
         more_columns = [*more_columns, *self._period.columns]
         more = [name for name in more_columns if name in self.columns or self._reader.may_have(name)]
         wanted = _each_once([*(spec.wanted_columns() for spec in self.specs), more_columns])
-        return joined(self._reader.batches(_each_once([self._in_log, more])), self._log.tables, wanted)
+        batches = self._reader.batches(_each_once([self._in_log, more]))
+        return joined(batches, self._log.tables, wanted, self._log.on_note)
 
     def learned(self) -> tuple[ModelSpec, ...]:
         """The specs, with what their fields learn from the first rows. Consumes rows."""
@@ -367,7 +372,8 @@ def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
             "input.columns: the specs name different columns for one log; expected the same in all"
         )
     known = frozenset(each.input.label for each in specs)
-    return Header(next(iter(named), None), log.no_header, known)
+    any_label = any(each.input.positive is not None for each in specs)
+    return Header(next(iter(named), None), log.no_header, known, any_label, Dialect.of(specs[0].input))
 
 
 def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunStart:
@@ -376,7 +382,7 @@ def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunS
     names = dict.fromkeys(in_log)
     for table in log.tables:
         if table.key not in in_log:
-            raise SpecError(f"input: no column {table.key!r} in the log; it has: {', '.join(in_log)}")
+            raise SpecError(f"input: no column {table.key!r} in the log; it has: {listed(in_log, table.key)}")
         names |= dict.fromkeys(table.columns)
     if log.unlabelled:
         _check_fields(spec, names)
@@ -393,7 +399,9 @@ def _check_fields(spec: ModelSpec, columns: Mapping[str, None]) -> None:
     for name, field in spec.fields.items():
         if not (field.optional or field.is_derived or (field.column or name) in columns):
             column = field.column or name
-            raise SpecError(f"fields.{name}: no column {column!r} in the log; it has: {', '.join(columns)}")
+            raise SpecError(
+                f"fields.{name}: no column {column!r} in the log; it has: {listed(columns, column)}"
+            )
 
 
 def _only_learned_from(spec: ModelSpec) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ The file is read as `ftrie store load` reads it, so that training sees what will
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,42 @@ import pyarrow.compute as pc
 
 from model_store.errors import InputError, SpecError
 from model_store.features.cells import column_text
+from model_store.features.values import category_text
 from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
 from model_store.spec.sections import InputSection
 from trainer.logs.batch import RowBatch
+
+_LOOKED_AT = 1000
+"""Ids without a record, of which one is sought in another spelling."""
+
+
+@dataclass
+class Misses:
+    """Rows joined, how many of them found no record, and some of their ids, as keys in order of appearance."""
+
+    rows: int = 0
+    count: int = 0
+    ids: dict[bytes, None] = field(default_factory=dict)
+
+    def remark(self, table: SideTable) -> str:
+        """How many rows found no record, with an id, in both spellings if the table has another one of it."""
+        other = {_bare(each): each for each in reversed(table.ids.to_pylist())}
+        found = next((each for each in self.ids if each and _bare(each) in other), next(iter(self.ids)))
+        shown = other.get(_bare(found)) if found else None
+        text = f"{table.path}: {self.count:,} of {self.rows:,} rows found no record by their {table.key}"
+        if shown is None:
+            return f"{text}, for example {_quoted(found)}"
+        spellings = f"the log has {_quoted(found)}, the table {_quoted(shown)}"
+        return f"{text}: {spellings}; ids are compared by their exact text"
+
+
+def _bare(text: bytes) -> bytes:
+    """An id without what its spellings differ by: 102.0, 0102, " 102" and 102 are one."""
+    return category_text(text.strip()).lower().lstrip(b"0")
+
+
+def _quoted(text: bytes) -> str:
+    return repr(text.decode(errors="replace"))
 
 
 @dataclass(frozen=True)
@@ -46,12 +79,18 @@ class SideTable:
         """The users of a file or table, joined by the log's `input.cookie`. Raises SpecError, InputError."""
         return _load(source, "users", section.cookie, USER_IDS)
 
-    def join(self, batch: RowBatch, wanted: Iterable[str]) -> RowBatch:
-        """The batch with the `wanted` columns that it lacks and this table has."""
+    def join(self, batch: RowBatch, wanted: Iterable[str], misses: Misses | None = None) -> RowBatch:
+        """The batch with the `wanted` columns that it lacks and this table has. misses: counts rows without one."""
         missing = [name for name in wanted if name in self.columns and name not in batch.columns]
         if not missing:
             return batch
-        records = pc.index_in(column_text(batch.columns[self.key]), value_set=self.ids)
+        ids = column_text(batch.columns[self.key])
+        records = pc.index_in(ids, value_set=self.ids)
+        if misses is not None:
+            misses.rows += batch.rows
+            misses.count += records.null_count
+            if records.null_count and len(misses.ids) < _LOOKED_AT:
+                misses.ids |= dict.fromkeys(ids.filter(records.is_null())[:_LOOKED_AT].to_pylist())
         joined = {name: self.columns[name].take(records) for name in missing}
         return replace(batch, columns={**batch.columns, **joined})
 
@@ -65,14 +104,24 @@ def side_tables(
 
 
 def joined(
-    batches: Iterable[RowBatch], tables: Sequence[SideTable], wanted: Sequence[str]
+    batches: Iterable[RowBatch],
+    tables: Sequence[SideTable],
+    wanted: Sequence[str],
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[RowBatch]:
-    """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty."""
+    """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty.
+
+    After the last one, on_note says how many rows found no record of a table.
+    """
+    found = [(table, Misses()) for table in tables]
     for batch in batches:
-        for table in tables:
-            batch = table.join(batch, wanted)
+        for table, misses in found:
+            batch = table.join(batch, wanted, misses)
         absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
         yield replace(batch, columns={**batch.columns, **absent}) if absent else batch
+    for table, misses in found:
+        if misses.count:
+            on_note(misses.remark(table))
 
 
 def _load(source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:

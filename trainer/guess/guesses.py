@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, shown_names
 from model_store.features.cells import EXPECTED_LABELS
 from model_store.spec.spec import WEIGHT
 from trainer.guess.profiles import Profile, Sample, can_be_label
@@ -71,6 +71,13 @@ _QUANTITY_WORDS = frozenset(
         income budget quantity qty seconds minutes days hours"""
     )
 )
+_ENTITY_WORDS = frozenset(
+    _names(
+        """user cookie visitor member customer client buyer viewer device account profile person item ad product
+        campaign creative advertiser article movie video hotel listing offer seller shop"""
+    )
+)
+"""A whole number under such a name is an id."""
 _IDENTITY_WORDS = frozenset(_names("id uuid guid key hash index idx ip code"))
 
 Role = Literal["label", "views", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
@@ -100,7 +107,7 @@ class Guess:
     """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields.
 
     positive: of a label, the value that is a click, None if the values are 1, 0, -1, true or false. warning: what a
-    person must decide, "" for nothing.
+    person must decide, "" for nothing. optional: a server's events may lack it.
     """
 
     profile: Profile
@@ -112,6 +119,7 @@ class Guess:
     format: str | None = None
     positive: str | None = None
     warning: str = ""
+    optional: bool = False
 
     @property
     def name(self) -> str:
@@ -124,7 +132,7 @@ def guess_all(sample: Sample, label: str | None = None) -> tuple[Guess, ...]:
     profiles = sample.profiles
     counts = _counts(profiles, label)
     chosen = counts[0] if counts else _label(sample, label)
-    clicked = _clicked(chosen)
+    clicked = clicked_rows(chosen)
     found = {each.name: each for each in (chosen, *counts)}
     guesses = [found.get(p.name) or _guess(p, clicked) for p in profiles]
     for role in ROLES_WITH_ONE_COLUMN:
@@ -166,6 +174,8 @@ def _label(sample: Sample, wanted: str | None) -> Guess:
             return Guess(profile, "label", f"its name, and {_click_rate(profile)}")
         if profile.pair:
             return _of_two_values(profile, "its name; ")
+        if profile.odd_labels:
+            return _with_odd(profile, "its name, and ")
     varied = [profile for profile in profiles if profile.is_label and profile.distinct > 1]
     if len(varied) == 1:
         return Guess(varied[0], "label", f"the only column of 0 and 1: {_click_rate(varied[0])}")
@@ -194,6 +204,8 @@ def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
             return Guess(profile, "label", _click_rate(profile))
         if profile.name == wanted and profile.pair:
             return _of_two_values(profile, "")
+        if profile.name == wanted and profile.odd_labels:
+            return _with_odd(profile, "")
         if profile.name == wanted:
             odd = [text for text in profile.counts if not can_be_label(text)]
             got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
@@ -201,6 +213,15 @@ def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
                 f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
             )
     raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
+
+
+def _with_odd(profile: Profile, why: str) -> Guess:
+    """The label that a few rows lack, or have something else in."""
+    odd = profile.odd_labels
+    shown = ", ".join(repr(text) if text else "empty" for text, _ in odd.most_common(3))
+    rows = f"{odd.total():,} of {len(profile.texts):,} rows have no label in {profile.name}: {shown}"
+    warning = f"{rows}; training rejects them; [input] positive would make them no click"
+    return Guess(profile, "label", f"{why}{_click_rate(profile)}; {rows}", warning=warning)
 
 
 def _of_two_values(profile: Profile, why: str) -> Guess:
@@ -237,9 +258,9 @@ def _spoken(pair: Sequence[str], yes: frozenset[str] = _CLICKED, no: frozenset[s
     return ""
 
 
-def _clicked(label: Guess) -> list[bool]:
+def clicked_rows(label: Guess) -> list[bool]:
     """Which rows have a click."""
-    if label.profile.is_label or label.positive is not None:
+    if label.profile.is_label or label.positive is not None or label.profile.odd_labels:
         return [each == 1 for each in label.profile.labels(label.positive)]
     return [float(text) > 0.0 for text in label.profile.texts]
 
@@ -320,7 +341,10 @@ def _time(profile: Profile) -> Guess | None:
     # A number may mean anything, unless the name suggests a time; text such as 2024-05-01 is unambiguous.
     if form is None or (profile.numbers is not None and not hinted):
         return None
-    return Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
+    guess = Guess(profile, "timestamp", f"times like {profile.examples(1)[0]}", kind="time", format=form)
+    other = profile.other_time_format
+    asks = f'{profile.name}: day or month first? If the other way round, format = "{other}"'
+    return guess if other is None else replace(guess, warning=asks)
 
 
 def guess_field(profile: Profile) -> Guess:
@@ -343,7 +367,10 @@ def guess_field(profile: Profile) -> Guess:
 
 
 def _is_quantity(profile: Profile) -> bool:
-    if profile.numbers is None or _IDENTITY_WORDS & set(name_words(profile.name)):
+    words = name_words(profile.name)
+    if profile.numbers is None or _IDENTITY_WORDS & set(words):
+        return False
+    if profile.is_whole and words and words[-1] in _ENTITY_WORDS and not _QUANTITY_WORDS & set(words):
         return False
     if not profile.is_whole:
         return profile.distinct > _MANY_FRACTIONS
@@ -390,7 +417,7 @@ def _cut(text: str) -> str:
 
 
 def _list(profiles: Sequence[Profile]) -> str:
-    return ", ".join(profile.name for profile in profiles)
+    return shown_names(profile.name for profile in profiles)
 
 
 def name_words(name: str) -> list[str]:

@@ -8,37 +8,36 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from model_store.bounded import json_value
-from model_store.errors import FieldValueError, InputError
+from model_store.errors import FieldValueError
 from model_store.features.cells import LABELS
-from model_store.features.values import text_of
+from model_store.features.values import EPOCHS, iso_time, text_of
 from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
+from trainer.logs.rejects import Reject, no_readable_row
 from trainer.logs.tables import TableReader
 
 SAMPLE_ROWS = 10_000
 _BATCH_BYTES = 1024 * 1024
+_DATES = ("%Y/%m/%d", "%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_HOURS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 _TIME_FORMATS = (
-    "%Y%m%d%H%M%S",
-    "%Y%m%d%H%M",
-    "%Y%m%d%H",
-    "%Y%m%d",
-    "%y%m%d%H",
-    "%Y/%m/%d %H:%M:%S",
-    "%d/%b/%Y:%H:%M:%S %z",
-    "%d/%m/%Y %H:%M:%S",
-    "%d/%m/%Y %H:%M",
-    "%m/%d/%Y %H:%M:%S",
-    "%m/%d/%Y %H:%M",
+    "iso",
+    "%d/%b/%Y:%H:%M:%S %z",  # Apache's
+    "[%d/%b/%Y:%H:%M:%S %z]",
+    "%a, %d %b %Y %H:%M:%S %z",  # of RFC 2822
+    "%a, %d %b %Y %H:%M:%S GMT",
+    *(f"{date}{hour}" for date in _DATES for hour in _HOURS),
 )
 _DIGITS = {"%Y%m%d%H%M%S": 14, "%Y%m%d%H%M": 12, "%Y%m%d%H": 10, "%Y%m%d": 8, "%y%m%d%H": 8}
-_EPOCHS = (("epoch_s", 1), ("epoch_ms", 1000))
+_NO_DATE = "0000-00-00"  # as MySQL writes a date that is missing
 _YEARS = range(1990, 2101)
 _SEPARATORS = ("|", ";", ",")
 
@@ -95,11 +94,18 @@ class Profile:
         """True if every row has a value and all values can be labels."""
         return self.filled == len(self.texts) > 0 and all(map(can_be_label, self.counts))
 
+    @cached_property
+    def odd_labels(self) -> Counter[str]:
+        """What cannot be a label, if at most a tenth of the rows are so and the others are labels of both kinds."""
+        odd = Counter(text for text in self.texts if not can_be_label(text))
+        few = 10 * odd.total() <= len(self.texts)
+        return odd if few and len(set(self.labels(None))) == 2 else Counter()
+
     def labels(self, positive: str | None) -> list[int]:
-        """The values as 1 and 0: `positive` is 1; None for values that can be labels, defined if `is_label`."""
+        """The values as 1 and 0: `positive` is 1; None for values that can be labels, the others are 0."""
         if positive is not None:
             return [int(text == positive) for text in self.texts]
-        return [int(LABELS[text.lower().encode()] > 0.0) for text in self.texts]
+        return [int(LABELS.get(text.lower().encode(), 0.0) > 0.0) for text in self.texts]
 
     @property
     def pair(self) -> tuple[str, ...]:
@@ -141,8 +147,18 @@ class Profile:
 
     @cached_property
     def time_format(self) -> str | None:
-        """The format of the times: "iso", "epoch_s", "epoch_ms" or a strptime format; None if these are not times."""
+        """The format of the times: "iso", one of EPOCHS, or a strptime format; None if these are not times."""
         return _time_format(list(self.counts))
+
+    @property
+    def other_time_format(self) -> str | None:
+        """The format that fits as well as `time_format`, with day and month the other way round; None without one."""
+        texts, form = list(self.counts), self.time_format or ""
+        other = form.translate(str.maketrans("md", "dm"))
+        if "%d" not in form or form not in _TIME_FORMATS or other not in _TIME_FORMATS or other == form:
+            return None
+        one, two = _moments(texts, form), _moments(texts, other)
+        return other if one and two and one != two and _disorder(one) == _disorder(two) else None
 
     @cached_property
     def separator(self) -> str | None:
@@ -174,10 +190,16 @@ def can_be_label(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Sample:
-    """The columns in the first rows of a log. has_header: False if the log does not name them."""
+    """The columns in the first rows of a log. has_header: False if the log does not name them.
+
+    objects: parents of nested columns that may be read as one set, as objects of numbers may. dialect: what is unusual
+    in how a delimited file is written, as `[input]` names it.
+    """
 
     profiles: tuple[Profile, ...]
     has_header: bool = True
+    objects: frozenset[str] = frozenset()
+    dialect: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_sample(
@@ -191,6 +213,7 @@ def take_sample(
     """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
     given = header or Header()
     with LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given) as reader:
+        reader.note_left_out()
         return sample_of(reader, name, rows)
 
 
@@ -198,17 +221,22 @@ def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROW
     """Profile every column in the first rows that a reader delivers. Raises InputError if there are none."""
     values: dict[str, list[Any]] = {}
     columns, kinds = reader.columns(), reader.kinds()
-    taken = 0
+    parents = {name.rpartition(".")[0] for name in columns} - {""}
+    objects = frozenset(name for name in parents if reader.may_have(name))  # before it is read to its end
+    taken, rejects = 0, list[Reject]()
     for batch in reader.batches(columns):
+        rejects += batch.rejects
         for column in columns:
             values.setdefault(column, []).extend(batch.columns[column].slice(0, rows - taken).to_pylist())
         taken = len(values[columns[0]])
         if taken >= rows:
             break
     if not values or not taken:
-        raise InputError(f"{name} has no readable row")
+        raise no_readable_row(name, rejects)
     profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
-    return Sample(tuple(profiles), reader.columns_without_header is None)
+    return Sample(
+        tuple(profiles), reader.columns_without_header is None, objects, getattr(reader, "dialect", {})
+    )
 
 
 def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:
@@ -250,10 +278,19 @@ def _time_format(texts: Sequence[str]) -> str | None:
         return None
     if _are_numbers(texts):
         candidates = [form for form, digits in _DIGITS.items() if all(len(text) == digits for text in texts)]
-        candidates += [form for form, _ in _EPOCHS]
-    else:
-        candidates = ["iso", *(form for form in _TIME_FORMATS if form not in _DIGITS)]
-    return next((form for form in candidates if _moments(texts, form)), None)
+        candidates += EPOCHS
+        return next((form for form in candidates if _moments(texts, form)), None)
+    written = [text for text in texts if not text.startswith(_NO_DATE)]
+    if 2 * len(written) < len(texts):
+        return None
+    # Where day and month may be either, the log's times run forward, and together, by the right one.
+    found = {form: moments for form in _TIME_FORMATS if (moments := _moments(written, form))}
+    return min(found, key=lambda form: _disorder(found[form]), default=None)
+
+
+def _disorder(moments: Sequence[datetime]) -> tuple[int, timedelta]:
+    """How often times step back, and how long they last."""
+    return sum(late < early for early, late in pairwise(moments)), max(moments) - min(moments)
 
 
 def _are_numbers(texts: Sequence[str]) -> bool:
@@ -261,9 +298,10 @@ def _are_numbers(texts: Sequence[str]) -> bool:
 
 
 def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
-    """`texts` parsed by `form`; None if one does not parse or has an implausible year."""
+    """`texts` parsed by `form`, in UTC if they name no zone; None if one does not parse or has an implausible year."""
     try:
-        moments = [_moment(text, form) for text in texts]
+        found = [_moment(text, form) for text in texts]
+        moments = [each.replace(tzinfo=each.tzinfo or UTC) for each in found]
     except (ValueError, OverflowError, OSError):
         return None
     return moments if all(moment.year in _YEARS for moment in moments) else None
@@ -272,15 +310,14 @@ def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
 def moments_of(profile: Profile) -> list[datetime] | None:
     """The time of each row in UTC, as those without a zone are; None unless every row has one in that format."""
     found = _moments(profile.texts, profile.time_format) if profile.filled == len(profile.texts) else None
-    return found and [each.replace(tzinfo=each.tzinfo or UTC).astimezone(UTC) for each in found]
+    return found and [each.astimezone(UTC) for each in found]
 
 
 def _moment(text: str, form: str | None) -> datetime:
     if form is None:
         raise ValueError
     if form == "iso":
-        return datetime.fromisoformat(text)
-    for name, per_second in _EPOCHS:
-        if form == name:
-            return datetime.fromtimestamp(float(text) / per_second, UTC)
+        return iso_time(text)
+    if form in EPOCHS:
+        return datetime.fromtimestamp(float(text) / EPOCHS[form], UTC)
     return datetime.strptime(text, form)

@@ -6,11 +6,12 @@ with a warning where a person must decide.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from trainer.guess.guesses import Guess, guess_all, name_words
+from trainer.guess.guesses import Guess, clicked_rows, guess_all, guess_field, name_words
 from trainer.guess.profiles import Profile, Sample, moments_of
 
 POSITION_WORDS = frozenset(["pos", "position", "rank", "slot", "place", "ordinal"])
@@ -19,22 +20,46 @@ _FEWEST_REPEATS = 50
 """Rows whose item was seen before; with fewer, a column that never changes for an item may do so by chance."""
 _MOST_POSITIONS, _FEWEST_SHOWN = 200, 50
 _SIGNIFICANT = 3.0
+_FEWEST_MEMBERS = 3
+_CHANGES = 0.1
+"""At this share of changes a column is not a user's attribute, which may change now and then."""
 
 
 def guess_log(sample: Sample, label: str | None = None) -> tuple[Guess, ...]:
     """Guess every column by itself, then by the others. Raises SpecError as `guess_all`."""
-    guesses = [*guess_all(sample, label)]
-    clicks = _clicks(guesses)
+    guesses = _with_maps([*guess_all(sample, label)], sample.objects)
+    clicks = clicked_rows(next(guess for guess in guesses if guess.role == "label"))
     guesses = _without_equals(guesses)
-    guesses = _with_sides(guesses)
+    for role, side in (("cookie", "user"), ("item", "item")):
+        guesses = _with_sides(guesses, role, side)
     return tuple(_with_position(guess, clicks) for guess in guesses)
 
 
-def _clicks(guesses: Sequence[Guess]) -> list[bool]:
-    label = next(guess for guess in guesses if guess.role == "label")
-    if label.profile.is_label or label.positive is not None:
-        return [each == 1 for each in label.profile.labels(label.positive)]
-    return [float(text) > 0.0 for text in label.profile.texts]
+# --- Maps ---
+
+
+def _with_maps(guesses: Sequence[Guess], objects: Collection[str]) -> list[Guess]:
+    """One set for the members of an object of numbers, each of which most rows lack: a map, not a record."""
+    for parent in sorted(objects):
+        members = {each.name: each for each in guesses if each.name.rpartition(".")[0] == parent}
+        profiles = [each.profile for each in members.values()]
+        rows = len(profiles[0].texts)
+        if (
+            len(members) < _FEWEST_MEMBERS
+            or any(each.numbers is None or each.filled == rows for each in profiles)
+            or sum(each.filled for each in profiles) > rows * len(profiles) / 2
+        ):
+            continue
+        names = [name.removeprefix(f"{parent}.") for name in members]
+        texts = [
+            json.dumps({name: float(text) for name, text in zip(names, row, strict=True) if text})
+            for row in zip(*(each.texts for each in profiles), strict=True)
+        ]
+        profile = Profile(parent, tuple("" if text == "{}" else text for text in texts), lists=True)
+        first, place = guess_field(profile), guesses.index(next(iter(members.values())))
+        kept = [each for each in guesses if each.name not in members]
+        guesses = [*kept[:place], replace(first, why=f"a map to numbers; {first.why}"), *kept[place:]]
+    return [*guesses]
 
 
 # --- Equal columns ---
@@ -71,30 +96,35 @@ def _are_same_times(first: Profile, second: Profile) -> bool:
 # --- Sides ---
 
 
-def _with_sides(guesses: Sequence[Guess]) -> list[Guess]:
-    """Give the item's side to fields whose value never changes for an item."""
-    item = next((guess.profile for guess in guesses if guess.role == "item"), None)
-    if item is None or len(item.texts) - item.distinct < _FEWEST_REPEATS or item.distinct < 2:
+def _with_sides(guesses: Sequence[Guess], role: str, side: str) -> list[Guess]:
+    """Give the side of a user or an item to fields whose value never changes for one; a user's keep it only then."""
+    owner = next((guess.profile for guess in guesses if guess.role == role), None)
+    if owner is None or len(owner.texts) - owner.distinct < _FEWEST_REPEATS or owner.distinct < 2:
         return [*guesses]
-    return [
-        replace(guess, side="item", why=f"{guess.why}; one value for each {item.name}")
-        if guess.role == "field" and guess.side != "item" and _is_of(item, guess.profile)
-        else guess
-        for guess in guesses
-    ]
+    return [_with_side(guess, owner, side) if guess.role == "field" else guess for guess in guesses]
 
 
-def _is_of(item: Profile, profile: Profile) -> bool:
-    """True if the column varies, but not for an item, in enough rows whose item was seen before."""
+def _with_side(guess: Guess, owner: Profile, side: str) -> Guess:
+    share = _changes(owner, guess.profile)
+    if share == 0.0 and guess.side != side:
+        return replace(guess, side=side, why=f"{guess.why}; one value for each {owner.name}")
+    if side == guess.side == "user" and share is not None and share > _CHANGES:
+        return replace(guess, side="context", why=f"{guess.why}; changes for a {owner.name}")
+    return guess
+
+
+def _changes(owner: Profile, profile: Profile) -> float | None:
+    """The share of the rows whose owner was seen before with another value; None if too few were, or all are alike."""
     found: dict[str, str] = {}
-    repeats = 0
-    for name, text in zip(item.texts, profile.texts, strict=True):
-        if not name or not text:
-            continue
-        if found.setdefault(name, text) != text:
-            return False
-        repeats += 1
-    return len(set(found.values())) > 1 and repeats - len(found) >= _FEWEST_REPEATS
+    values: set[str] = set()
+    repeats = changes = 0
+    for name, text in zip(owner.texts, profile.texts, strict=True):
+        if name and text:
+            repeats += name in found
+            changes += found.get(name, text) != text
+            found[name] = text
+            values.add(text)
+    return changes / repeats if len(values) > 1 and repeats >= _FEWEST_REPEATS else None
 
 
 # --- Position bias ---
@@ -107,6 +137,9 @@ def _with_position(guess: Guess, clicks: Sequence[bool]) -> Guess:
         return guess
     if profile.numbers is None or not profile.is_whole or not 2 <= profile.distinct <= _MOST_POSITIONS:
         return guess
+    guess = replace(
+        guess, side="context", optional=True
+    )  # a server cannot know it, and its trainer must go on
     counts: dict[int, list[int]] = {}
     for text, clicked in zip(profile.texts, clicks, strict=True):
         if text:
@@ -124,7 +157,6 @@ def _with_position(guess: Guess, clicks: Sequence[bool]) -> Guess:
     fall = f"{100 * high:.3g} % are clicked at {first[0]}, {100 * low:.3g} % at {last[0]}"
     return replace(
         guess,
-        side="context",
         why=f"position bias: {fall}; learn it as a field, and send none when ranking",
         warning=f"position bias: of {profile.name}, {fall}. As a field it takes this effect off the others; leave it "
         "out of requests, and evaluate with --without, since a server does not know where an item will stand",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import PurePath
+from typing import Any
 
 from trainer.guess.guesses import ROLES_WITH_ONE_COLUMN, Guess
 from trainer.logs.batch import STDIN
@@ -39,12 +40,19 @@ def model_name(path: str) -> str:
     return plain if plain and path != STDIN else "model"
 
 
-def spec_text(path: str, guesses: Sequence[Guess], has_header: bool = True, *, joins: bool = False) -> str:
+def spec_text(
+    path: str,
+    guesses: Sequence[Guess],
+    has_header: bool = True,
+    *,
+    joins: bool = False,
+    dialect: Mapping[str, Any] | None = None,
+) -> str:
     """The spec as TOML, valid for `parse_spec` and for training on the log at `path`; joins: of events."""
     names = field_names(guesses)
     parts = [
         _opening(path, guesses),
-        "\n".join(_input(guesses, has_header)),
+        "\n".join(_input(guesses, has_header, dialect or {})),
         "\n".join(_fields(guesses, names)),
         "\n".join(_crosses(guesses, names)),
         "\n".join(_variants(guesses, names)),
@@ -74,8 +82,10 @@ def _opening(path: str, guesses: Sequence[Guess]) -> str:
     )
 
 
-def _input(guesses: Sequence[Guess], has_header: bool) -> Iterator[str]:
+def _input(guesses: Sequence[Guess], has_header: bool, dialect: Mapping[str, Any]) -> Iterator[str]:
     yield "[input]"
+    for name, value in dialect.items():
+        yield _line(f"{name} = {json.dumps(value, ensure_ascii=False)}", "how the log's cells are written")
     if not has_header:
         yield _line("columns = [", "the log has no header: rename the columns here and below")
         names = [f"{_quote(guess.name)}," for guess in guesses]
@@ -130,6 +140,8 @@ def _field(guess: Guess, name: str, part: str | None = None) -> str:
         options.append(f"format = {_quote(str(guess.format))}")
     if guess.separator is not None:
         options.append(f"separator = {_quote(guess.separator)}")
+    if guess.optional:
+        options.append("optional = true")
     if name != guess.name:
         options.append(f"column = {_quote(guess.name)}")
     return f"{_key(name)} = {{ {', '.join(options)} }}"

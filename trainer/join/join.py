@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import InputError
 from model_store.spec.sections import JoinSection
 from trainer.events.events import IMPRESSION, Merged
 from trainer.join import join_kernels, join_state
@@ -19,6 +20,8 @@ from trainer.join.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
 from trainer.join.join_state import CLOSING, COUNTED, Arrays, Arriving, Room, Rules
 
 _LEAST_ROOM = 4096
+_FEWEST_LOST, _MOST_LOST = 100, 0.01
+"""So many events, and this share of them, may come behind their window."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class JoinCounts:
     """The outcomes of all events so far; docs/join.md defines each count.
 
     impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
-    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + waiting.
+    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
     """
 
     impressions: int = 0
@@ -48,6 +51,7 @@ class JoinCounts:
     early: int = 0
     waiting: int = 0
     orphans: int = 0
+    out_of_order: int = 0
     late: int = 0
     duplicate_feedback: int = 0
     unknown_item: int = 0
@@ -55,6 +59,17 @@ class JoinCounts:
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
         return dict(vars(self))
+
+    def check_order(self, names: str) -> None:
+        """Raises InputError if so many events come behind their window that the labels are wrong."""
+        lost = self.out_of_order + self.late_impressions
+        events = self.impressions + self.clicks + self.conversions
+        if lost > max(_FEWEST_LOST, _MOST_LOST * events):
+            raise InputError(
+                f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
+                "impression and its clicks are joined, so clicks would be lost; they are more than can be sorted in "
+                "memory: sort the file by ts, or raise [join] lateness"
+            )
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time:
         return
     counts.early += 1
     if since + rules.window < memory.head[0].watermark:
-        counts.orphans += 1
+        counts.out_of_order += 1
     else:
         _hold(memory, rules, slot, request, item, what, since)
 

@@ -89,6 +89,7 @@ COUNTED = (
     "early",
     "waiting",
     "orphans",
+    "out_of_order",
     "late",
     "duplicate_feedback",
     "unknown_item",
@@ -246,12 +247,16 @@ def restored(arrays: Arrays) -> Memory:
     """The inverse of `state`. Raises CheckpointError for other arrays."""
     fresh = empty()
     for name in _SAVED:
-        if name not in arrays or arrays[name].dtype != getattr(fresh, name).dtype:
+        older = name == "counts" and name in arrays and set(arrays[name].dtype.names or ()) <= set(COUNTED)
+        if name not in arrays or (arrays[name].dtype != getattr(fresh, name).dtype and not older):
             raise CheckpointError(
                 f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that "
                 "wrote it, or begin anew with another folder"
             )
-    memory = fresh._replace(**{name: np.array(arrays[name], getattr(fresh, name).dtype) for name in _SAVED})
+    same = [name for name in _SAVED if name != "counts"]
+    memory = fresh._replace(**{name: np.array(arrays[name], getattr(fresh, name).dtype) for name in same})
+    for name in arrays["counts"].dtype.names or ():  # an earlier release has fewer of them
+        memory.counts[name] = arrays["counts"][name]
     head = memory.head[0]
     for name, used in _USED.items():
         if getattr(memory, name).size != head[used]:

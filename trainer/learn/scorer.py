@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.hash_kernels import hash_keys
 from model_store.normal_kernels import normal_cdfs
 from model_store.spec.sections import Variant
@@ -133,9 +133,10 @@ def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
     """
     for name in without:
         if name not in spec.fields and cross_called(name, spec.crosses) is None:
-            crosses = ", ".join("*".join(cross.fields) for cross in spec.crosses) or "none"
+            crosses = ["*".join(cross.fields) for cross in spec.crosses]
             raise SpecError(
-                f"--without {name}: no such field or cross; fields: {', '.join(spec.fields)}; crosses: {crosses}"
+                f"--without {name}: no such field or cross; "
+                f"fields and crosses: {listed([*spec.fields, *crosses], name)}"
             )
     fields = {
         name: field.model_copy(update={"optional": True}) if name in without else field

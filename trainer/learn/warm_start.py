@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import SortedKeys
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.spec.keys import BIAS
 from trainer.examples.hashing import ExampleMaker, key_prefixes
 from trainer.learn.coordinates import Coordinates, Numbers
@@ -97,5 +97,7 @@ def _repeated(column: npt.NDArray[np.float32], times: int) -> Numbers:
 
 def _column(name: str, names: tuple[str, ...]) -> int:
     if name not in names:
-        raise SpecError(f"variants.{name}: the initial model has no such variant; it has {', '.join(names)}")
+        raise SpecError(
+            f"variants.{name}: the initial model has no such variant; it has {listed(names, name)}"
+        )
     return names.index(name)

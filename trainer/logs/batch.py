@@ -6,6 +6,7 @@ whole numbers to double.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,8 +116,12 @@ class NotPlain(Exception):
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The array as a plain type; times become ISO-8601 text. Raises NotPlain."""
+    """The array as a plain type; times become ISO-8601 text, UUIDs theirs. Raises NotPlain."""
     kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.uuid":
+            return pa.array([None if each is None else str(each) for each in array.to_pylist()], pa.string())
+        return plain(array.storage)
     if types.is_dictionary(kind):
         if types.is_null(kind.value_type):  # which Arrow cannot decode
             return pa.nulls(len(array))
@@ -157,10 +162,27 @@ def is_several(kind: pa.DataType) -> bool:
     )
 
 
+def steps_to(name: str, fields: pa.Schema | pa.StructType) -> list[int]:
+    """The places of the members that lead to column `name`, outermost first. Raises KeyError.
+
+    A member's own name may have dots: `a.b` is the field `a.b`, else the member `b` of a struct `a`.
+    """
+    places = {field.name: place for place, field in reversed(list(enumerate(fields)))}
+    if name in places:
+        return [places[name]]
+    for top, place in places.items():
+        if name.startswith(f"{top}.") and types.is_struct(fields.field(place).type):
+            with contextlib.suppress(KeyError):
+                return [place, *steps_to(name[len(top) + 1 :], fields.field(place).type)]
+    raise KeyError(name)
+
+
 def is_usable(kind: pa.DataType) -> bool:
     """True if `plain` takes arrays of this type."""
     if types.is_dictionary(kind):
         return is_usable(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return is_usable(kind.storage_type)
     try:
         plain(pa.array([], kind))
     except (NotPlain, pa.ArrowNotImplementedError):  # Arrow makes no arrays of some nested types

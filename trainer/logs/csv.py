@@ -1,8 +1,8 @@
 """CSV and TSV: blocks of whole rows, parsed by Arrow, each row with the line it begins on.
 
-Cells stay the raw bytes that stand in the file; CSV quoting is undone, TSV has none. Arrow parses a block
-that is whole rows of the right arity without being told of lines; `find_rows` is called only where that is
-not so plain.
+Cells stay the raw bytes that stand in the file; quoting, and what else the `Dialect` says, is undone. Arrow
+parses a block that is whole rows of the right arity without being told of lines; `find_rows` is called only
+where that is not so plain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import pyarrow.csv
 from model_store.errors import InputError
 from model_store.features.cells import Block, CellText
 from trainer.logs.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
+from trainer.logs.dialect import CSV, TSV, UNKNOWN, Dialect
 from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import find_rows, survey
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
@@ -38,11 +39,14 @@ class Header:
     columns: the names of the columns of a file without a header. Its first line is a row all the same, unless it holds
     these names, in any order. is_absent: the first line is a row, whatever it holds; the columns are c1, c2, … where
     `columns` does not name them. known: names of columns that a header has: a first line with one of them is a header.
+    any_label: of sparse text, the label may be any word, as `[input] positive` names one. dialect: what is known of it.
     """
 
     columns: tuple[str, ...] | None = None
     is_absent: bool = False
     known: frozenset[str] = frozenset()
+    any_label: bool = False
+    dialect: Dialect = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -58,26 +62,51 @@ class _Rows:
 
 
 class DelimitedFile:
-    """One CSV (`quoting`) or TSV file, its header already read.
+    """One file of the format csv or tsv in any dialect, its header already read.
 
-    names: of all columns, "" for one without a name; columns: each name once. has_header: False if the first line is a
-    row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a row.
+    names: of all columns, "" for one without a name; columns: the names that occur once. has_header: False if the first
+    line is a row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a
+    row.
     """
 
-    def __init__(self, feed: Feed, delimiter: str, quoting: bool, header: Header | None = None) -> None:
+    def __init__(self, feed: Feed, format: str, header: Header | None = None) -> None:
         self._feed = feed
-        self._delimiter = delimiter
-        self._quote = '"' if quoting else None
-        self._quote_byte = ord('"') if quoting else _NO_QUOTE
+        given, self._usual = header or Header(), CSV if format == "csv" else TSV
+        known = given.dialect
+        self.dialect = known if known.is_recognised else known.with_shape(feed.head, self._usual)
+        self._delimiter = str(self.dialect.separator)
+        self._quote = self.dialect.quote or None
+        self._quote_byte = ord(self._quote) if self._quote else _NO_QUOTE
         self.has_header = True
         self.note = ""
-        self.names = self._read_header(header or Header())
-        self.columns = tuple(name for name in dict.fromkeys(self.names) if name)
+        self.names = self._read_header(given)
+        if not known.is_recognised:
+            rows = [row for row in self._sample() if len(row) == len(self.names)]
+            self.dialect = self.dialect.with_values(self.names, rows[self.has_header :])
+        self.columns = tuple(name for name, count in Counter(self.names).items() if name and count == 1)
         self.kinds: Mapping[str, str | None] = {}
 
+    @property
+    def own_dialect(self) -> dict[str, Any]:
+        """What is not as usual in the format, as `[input]` names it."""
+        return self.dialect.differs_from(self._usual)
+
+    @property
+    def dialect_note(self) -> str:
+        """A remark on a dialect that is not the format's usual one, "" for that."""
+        found = self.own_dialect
+        if self.dialect.numbers:
+            found["numbers in"] = self.dialect.numbers
+        said = ", ".join(f"{name} {value!r}" for name, value in found.items())
+        return (
+            f"{self._feed.name}: read with {said}, as its first lines tell; [input] can name it"
+            if said
+            else ""
+        )
+
     def may_have(self, column: str) -> bool:
-        """True if the header names the column."""
-        return column in self.columns
+        """True if the header names the column, even twice, which `batches` refuses."""
+        return column in self.names
 
     def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
@@ -100,6 +129,7 @@ class DelimitedFile:
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of the unread bytes; None if there are none yet."""
+        self.dialect.hide(self._feed.unread)
         feed, data = self._feed, self._whole_lines()
         # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
         is_cut_here = (feed.unread[data.size :] != ord("\r")).all()
@@ -116,6 +146,7 @@ class DelimitedFile:
     def _skip_block(self) -> bool:
         """Skip what `_next_batch` would take; False if no row is whole yet."""
         feed = self._feed
+        self.dialect.hide(feed.unread)
         feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
         if not quotes and not lone_returns:
             data = self._whole_lines()
@@ -139,8 +170,10 @@ class DelimitedFile:
         block = Block.of(feed.room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
         if block is None:
             return None
+        texts = {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
+        own = self.dialect.has_own_values
         cells = LazyColumns(
-            {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
+            {name: self._values(name, text.to_arrow()) for name, text in texts.items()} if own else texts
         )
         lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
         return RowBatch(
@@ -162,7 +195,16 @@ class DelimitedFile:
         if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
             return None
         lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
-        return RowBatch(_columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds))
+        return RowBatch(
+            self._columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds)
+        )
+
+    def _columns(self, table: pa.Table, wanted: Sequence[str]) -> dict[str, pa.Array]:
+        columns = {name: one_array(column) for name, column in zip(wanted, table.columns, strict=True)}
+        return {name: self._values(name, column) for name, column in columns.items()}
+
+    def _values(self, name: str, cells: pa.Array) -> pa.Array:
+        return self.dialect.values_of(name, cells) if self.dialect.has_own_values else cells
 
     def _whole_lines(self) -> Bytes:
         return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
@@ -184,7 +226,7 @@ class DelimitedFile:
         if table is None or table.num_rows != np.count_nonzero(good):
             raise InputError(f"{feed.name}:{feed.line}: the rows from here on cannot be told apart")
         return RowBatch(
-            columns=_columns(table, wanted),
+            columns=self._columns(table, wanted),
             lines=rows.line[good] + feed.line,
             file=feed.name,
             rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
@@ -263,6 +305,15 @@ class DelimitedFile:
         rows = self._first_rows()
         text, size, lines = _first_row(feed.unread, rows)
         cells = tuple(self._split(text.decode(errors="replace"))[0])
+        others = self._sample()
+        titles = 0 if given.columns is not None or given.is_absent else _titles(others)
+        if titles:
+            self.note = f"{feed.name}: {shown(self._delimiter.join(cells))} is a title or comment: skipped"
+        for _ in range(titles):
+            feed.drop(size, lines)
+            rows, others = self._first_rows(), others[1:]
+            text, size, lines = _first_row(feed.unread, rows)
+            cells = tuple(self._split(text.decode(errors="replace"))[0])
         if given.columns is not None:
             if sorted(cells) == sorted(given.columns):
                 self.note = f"{feed.name}: its first line names the columns: read as a header"
@@ -270,26 +321,28 @@ class DelimitedFile:
                 return self._without_header(given.columns, rows)
         elif given.is_absent:
             return self._without_header(numbered(len(cells)), rows)
-        elif not given.known.intersection(cells):
-            others = self._sample()
-            if _are_values(cells, others):
-                names = numbered(Counter(map(len, others)).most_common(1)[0][0])
-                shown = self._delimiter.join(cells)
-                shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-                self.note = (
-                    f"{feed.name}: its first line holds values, not names: {shown!r}; read as a file without a "
-                    f"header, with columns {names[0]} to {names[-1]}, which [input] columns can name"
-                )
-                return self._without_header(names, rows)
+        elif not given.known.intersection(cells) and _are_values(cells, others):
+            names = numbered(Counter(map(len, others)).most_common(1)[0][0])
+            self.note = (
+                f"{feed.name}: its first line holds values, not names: {shown(self._delimiter.join(cells))}; read "
+                f"as a file without a header, with columns {names[0]} to {names[-1]}, which [input] columns can "
+                "name"
+            )
+            return self._without_header(names, rows)
         feed.drop(size, lines)
-        return self._names(text)
+        names = self._names(text)
+        # Some writers end each row, but not the header, with a separator.
+        ended = all(len(row) == len(names) + 1 and not row[-1] for row in others[1:])
+        return (*names, "") if ended and len(others) > 1 else names
 
     def _first_rows(self) -> _Rows:
         """The rows read ahead, at least one."""
         feed = self._feed
         while True:
-            feeds, _, lone_returns = survey(feed.unread, self._quote_byte)
-            rows = self._find_rows(feed.unread, feeds + lone_returns)
+            data = feed.unread.copy() if self.dialect.escape else feed.unread
+            self.dialect.hide(data)
+            feeds, _, lone_returns = survey(data, self._quote_byte)
+            rows = self._find_rows(data, feeds + lone_returns)
             if len(rows.start):
                 return rows
             if feed.ended:
@@ -312,13 +365,13 @@ class DelimitedFile:
         """The rows in the first 64 KiB, the first line's among them."""
         head = self._feed.head
         whole = head[: head.rfind(b"\n") + 1] if len(head) >= HEAD_BYTES else head
-        return self._split((whole or head).decode("utf-8-sig", errors="replace"))
+        text = (whole or head).decode("utf-8-sig", errors="replace")
+        return self._split(text.replace("\\N", "") if self.dialect.escape else text)
 
     def _split(self, text: str) -> list[list[str]]:
         """The cells of all rows that are not blank. Raises InputError."""
-        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter, quoting=quoting)
+            reader = csv.reader(io.StringIO(text, newline=""), **self.dialect.csv_options)
             return [cells for cells in reader if cells] or [[""]]
         except csv.Error as error:
             raise InputError(f"{self._feed.name}: the header line cannot be read: {error}") from error
@@ -341,6 +394,18 @@ def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
     if len(rows.start) > 1:
         size, lines = int(rows.start[1]), int(rows.line[1])
     return data[rows.start[0] : size].tobytes().strip(b"\r\n"), size, lines
+
+
+def shown(text: str) -> str:
+    """A text of a log for a message, cut."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def _titles(rows: Sequence[Sequence[str]]) -> int:
+    """How many rows of one cell come before two rows of several: `sep=,`, comments, a report's title."""
+    filled = [sum(map(bool, row)) for row in rows]
+    first = next((place for place, count in enumerate(filled) if count > 1), 0)
+    return first if len(rows) > first + 1 and filled[first + 1] > 1 else 0
 
 
 def _are_values(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
@@ -383,7 +448,3 @@ def _pieces(data: Bytes, start: npt.NDArray[np.int64], good: npt.NDArray[np.bool
     bounds = np.append(start, data.size)[edges]
     runs = [data[first:last] for first, last in bounds.reshape(-1, 2)]
     return np.concatenate(runs) if runs else data[:0]
-
-
-def _columns(table: pa.Table, wanted: Sequence[str]) -> dict[str, pa.Array]:
-    return {name: one_array(column) for name, column in zip(wanted, table.columns, strict=True)}

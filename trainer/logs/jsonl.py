@@ -6,8 +6,10 @@ of events.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,12 +24,14 @@ from model_store.features.cells import Block, CellText, padded_lines
 from model_store.features.cells_kernels import BOOLEAN, LF, NOT_CANONICAL, STRING
 from trainer.logs.batch import (
     EXACT,
+    HEAD_BYTES,
     LazyColumns,
     NotPlain,
     Position,
     RowBatch,
     is_exact,
     plain,
+    steps_to,
     without_timestamps,
 )
 from trainer.logs.json_kernels import ODD, find_marks, find_values
@@ -35,19 +39,23 @@ from trainer.logs.rejects import Reject
 from trainer.logs.rows_kernels import survey_json
 from trainer.logs.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
 
+ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
+"""How an array of objects starts: no row, but a file of them."""
+
 
 class JsonLinesFile:
     """One file of JSON objects, one a line.
 
-    columns: the keys met in the first block, in order. An object is a weighted set (see `kinds`) and becomes a column
-    only if wanted. Raises InputError for a file without an object. If `objects` names the columns that hold objects,
-    the first block is not inspected, and `columns` is empty.
+    columns: the keys met in the first block, in order; left_out: of its first lines, the keys of lists of objects. An
+    object is a weighted set (see `kinds`) and becomes a column only if wanted. Raises InputError for a file without an
+    object. If `objects` names the columns that hold objects, the first block is not inspected, and `columns` is empty.
     """
 
     def __init__(self, feed: Feed, objects: frozenset[str] | None = None) -> None:
         self._feed = feed
         self._schema: pa.Schema | None = None
         self._objects = objects or frozenset()
+        self.left_out: tuple[str, ...] = ()
         self.columns = self._first_columns() if objects is None else ()
         self.kinds: Mapping[str, str | None] = dict.fromkeys(self._objects, "set")
         self._wanted_objects: frozenset[str] = frozenset()
@@ -121,17 +129,25 @@ class JsonLinesFile:
             return None
         schema = _schema_of(table.schema, wanted)
         # A schema makes Arrow ignore other columns, so it must not hide one that only later blocks have.
-        self._schema = schema if all(_has(table.schema, name) for name in wanted) else None
+        self._schema = schema if all(_has(name, table.schema) for name in wanted) else None
         return table if _has_texts(table.schema, schema) else read_block(data, schema)
 
     def _first_columns(self) -> tuple[str, ...]:
         while not self._lines().size and not self._feed.ended:
             self._feed.fetch()
-        data = self._lines()
+        name, data = self._feed.name, self._lines()
+        if ARRAY.match(data[:HEAD_BYTES].tobytes()):
+            raise InputError(
+                f"{name} is a JSON array; expected one object on each line, as jq -c '.[]' writes them"
+            )
         columns, self._objects = tuple(columns_of(data.tobytes())), objects_of(data.tobytes())
         if not columns:
             self._feed.check()
-            raise InputError(f"{self._feed.name}: found no JSON object; expected one on each line")
+            raise InputError(
+                f"{name}: found no JSON object; expected one on each line, with values other than objects; jq -c . "
+                "writes one a line of objects that share a line or take several, jq -c '.rows[]' those in a list `rows`"
+            )
+        self.left_out = tuple(name for name in dict.fromkeys(_nested(data.tobytes())) if name not in columns)
         return columns
 
 
@@ -177,20 +193,15 @@ def read_block(data: Bytes, schema: pa.Schema | None) -> pa.Table | None:
 
 def _schema_of(schema: pa.Schema, wanted: Sequence[str]) -> pa.Schema:
     """The schema of the wanted columns, with text where Arrow inferred a time."""
-    tops = {name if name in schema.names else name.partition(".")[0] for name in wanted}
-    return pa.schema([(field.name, without_timestamps(field.type)) for field in schema if field.name in tops])
+    asked = [field for field in schema if any(f"{name}.".startswith(f"{field.name}.") for name in wanted)]
+    return pa.schema([(field.name, without_timestamps(field.type)) for field in asked])
 
 
-def _has(schema: pa.Schema, name: str) -> bool:
-    if name in schema.names:
-        return True
-    fields: pa.Schema | pa.DataType = schema
-    for part in name.split("."):
-        place = fields.get_field_index(part) if isinstance(fields, pa.Schema | pa.StructType) else -1
-        if place < 0:
-            return False
-        fields = fields.field(place).type
-    return True
+def _has(name: str, schema: pa.Schema) -> bool:
+    try:
+        return bool(steps_to(name, schema))
+    except KeyError:
+        return False
 
 
 def _has_texts(schema: pa.Schema, asked: pa.Schema) -> bool:
@@ -200,17 +211,12 @@ def _has_texts(schema: pa.Schema, asked: pa.Schema) -> bool:
 
 def _column_at(table: pa.Table, name: str) -> pa.Array:
     """Column `name`, or the nested field it is a path to, or nulls."""
-    if name in table.column_names:
-        return one_array(table.column(name))
-    top, *path = name.split(".")
-    if top not in table.column_names or not path:
+    try:
+        top, *path = steps_to(name, table.schema)
+    except KeyError:
         return pa.nulls(table.num_rows)
     array = one_array(table.column(top))
-    for part in path:
-        if not pa.types.is_struct(array.type) or array.type.get_field_index(part) < 0:
-            return pa.nulls(table.num_rows)
-        array = pa.compute.struct_field(array, part)
-    return array
+    return pa.compute.struct_field(array, path) if path else array
 
 
 def _exact(array: pa.Array) -> pa.Array:
@@ -231,6 +237,7 @@ def is_utf8(data: Bytes) -> bool:
 
 
 _INT64 = 2**63
+_LOOKED_AT = 100  # lines, for what is left out
 _KEYS = 1024  # so many keys of a row are remembered
 _LARGEST = int(sys.float_info.max)
 _NAMES = {dict: "an object", list: "a list", str: "a string", type(None): "null", bool: "a boolean"}
@@ -274,6 +281,17 @@ def columns_of(data: bytes) -> Iterator[str]:
         except BadRow:
             continue
     return iter(seen)
+
+
+def _nested(data: bytes) -> Iterator[str]:
+    """The paths of lists of objects or lists in the first lines."""
+    for text in _split(data)[:_LOOKED_AT]:
+        with contextlib.suppress(BadRow):
+            yield from (path for path, value in _values(load(text)) if _is_nested(value))
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
 
 
 def objects_of(data: bytes) -> frozenset[str]:
@@ -367,12 +385,12 @@ def _pick(row: dict[str, Any], wanted: Sequence[str], objects: Container[str]) -
 def _value_at(row: dict[str, Any], name: str) -> Any:
     if name in row:
         return row[name]
-    value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value
+    for key, inner in row.items():  # a member's own name may have dots
+        if isinstance(inner, dict) and name.startswith(f"{key}."):
+            value = _value_at(inner, name[len(key) + 1 :])
+            if value is not None:
+                return value
+    return None
 
 
 def _check(name: str, value: Any) -> None:
@@ -403,8 +421,7 @@ def _check_weighted(name: str, members: dict[str, Any]) -> None:
 def _paths(row: dict[str, Any]) -> Iterator[str]:
     """The paths of values that can be columns: not of objects, nor of lists of nested values."""
     for path, value in _values(row):
-        nested = isinstance(value, list) and any(isinstance(each, dict | list) for each in value)
-        if not nested and not isinstance(value, dict):
+        if not _is_nested(value) and not isinstance(value, dict):
             yield path
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from model_store.errors import InputError
 from trainer.logs.batch import HEAD_BYTES
-from trainer.logs.streams import ByteStream
+from trainer.logs.streams import ByteStream, is_plain, matches
 
 _PACKED = (".gz", ".zst")
 _NUMBERED_DIGITS = 5
@@ -81,7 +81,7 @@ class Listing:
 
     def _paths(self) -> Iterator[str]:
         if glob.has_magic(self.name) and not os.path.lexists(self.name):
-            found: Iterator[str] = iter(glob.glob(self.name, recursive=True))
+            found = matches(self.name)
         elif self._is_one_file():
             folder, base = os.path.split(self.name)
             found = (path for path in _inside(folder or ".") if _belongs(os.path.basename(path), base))
@@ -275,7 +275,7 @@ def begin_alike(records: Sequence[Record], head: bytes) -> list[Record]:
     return [each for each in records if digests.get(each.head_bytes) == each.head_sha256]
 
 
-_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
+_KIND_BYTES = 512
 
 
 class Opened(Protocol):
@@ -309,7 +309,7 @@ def open_file(path: str, inode: int) -> Opened | None:
     if os.fstat(fd).st_ino != inode:
         os.close(fd)
         return None
-    return (PackedFile if os.pread(fd, 6, 0).startswith(_MAGIC) else PlainFile)(path, fd)
+    return (PlainFile if is_plain(os.pread(fd, _KIND_BYTES, 0)) else PackedFile)(path, fd)
 
 
 class PlainFile:

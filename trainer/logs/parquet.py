@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from model_store.errors import InputError
-from trainer.logs.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable
+from trainer.logs.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable, steps_to
 from trainer.logs.streams import ALL, ByteStream, Turns, too_short
 
 FEWEST_ROWS = 1024
@@ -22,7 +22,8 @@ _READ_AHEAD_BYTES = 256 * 1024
 class ParquetInput:
     """One Parquet file; `ahead` is what was read of its stream.
 
-    `columns` are those whose values can become features. A field `b` of a struct `a` is the column `a.b`.
+    `columns` are those whose values can become features, `left_out` the others. A field `b` of a struct `a`
+    is the column `a.b`.
     """
 
     def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
@@ -34,6 +35,7 @@ class ParquetInput:
         self._batch_rows = min(max(batch_bytes * self._rows // max(text, 1), FEWEST_ROWS), MOST_ROWS)
         found = dict(paths(self._file.schema_arrow))
         self.columns = tuple(found)
+        self.left_out = left_out(self._file.schema_arrow)
         self.kinds: Mapping[str, str | None] = {
             name: "set" for name, kind in found.items() if is_several(kind)
         }
@@ -136,9 +138,12 @@ def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, p
             yield prefix + field.name, field.type
 
 
+def left_out(fields: Iterable[pa.Field]) -> tuple[str, ...]:
+    """The columns of which nothing can become a feature, such as lists of structs."""
+    return tuple(field.name for field in fields if not any(paths([field])))
+
+
 def find(table: pa.RecordBatch, name: str) -> pa.Array:
     """The column that `paths` names. Raises KeyError if the batch lacks it."""
-    if name in table.schema.names:
-        return table.column(name)
-    top, *path = name.split(".")
-    return pc.struct_field(table.column(top), path)
+    top, *path = steps_to(name, table.schema)
+    return pc.struct_field(table.column(top), path) if path else table.column(top)

@@ -11,15 +11,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import unquote
 
-from model_store.errors import InputError, SpecError
-from trainer.logs.batch import STDIN, Position, ReadFile, RowBatch, sha256_of
+import pyarrow as pa
+
+from model_store.errors import InputError, SpecError, listed
+from trainer.logs.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, sha256_of
 from trainer.logs.csv import DelimitedFile, Header
-from trainer.logs.jsonl import JsonLinesFile
+from trainer.logs.jsonl import ARRAY, JsonLinesFile
 from trainer.logs.parquet import ParquetInput
-from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile
-from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, open_input
+from trainer.logs.sparse import GRAMMARS, LateNames, SparseFile, to_be_scored
+from trainer.logs.streams import ALL, Bytes, ByteStream, Feed, Turns, matches, open_input
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 """The formats of labelled rows."""
@@ -40,6 +43,8 @@ EXTENSIONS = {
     ".libffm": "libffm",
     ".ffm": "libffm",
 }
+_PARTITION = re.compile(r"[^\W\d]\w*=")  # as Hive, Spark and DuckDB write folders
+_NO_VALUE = b"__HIVE_DEFAULT_PARTITION__"
 _COMPRESSED = (".gz", ".zst")
 _LOOK_BYTES = 64 * 1024
 _NUMBER = rb"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?"
@@ -67,7 +72,7 @@ def format_by_content(name: str, data: Bytes) -> str:
     if head.startswith(b"PAR1"):
         return "parquet"
     text = head.lstrip()
-    if text.startswith(b"{"):
+    if text.startswith(b"{") or ARRAY.match(text):
         return "jsonl"
     line = text.partition(b"\n")[0]
     for format, pattern in _SPARSE.items():
@@ -77,7 +82,7 @@ def format_by_content(name: str, data: Bytes) -> str:
         return "libsvm"
     if b"\t" in line:
         return "tsv"
-    if b"," in line:
+    if any(mark in line for mark in (b",", b";", b"|", b"\x01")):
         return "csv"
     raise InputError(
         f"{name}: cannot tell its format from its name or first line; expected one of {', '.join(FORMATS)}, "
@@ -88,10 +93,11 @@ def format_by_content(name: str, data: Bytes) -> str:
 def format_of(name: str, data: Bytes) -> str:
     """The format by the file's extension, else by its first bytes. Raises InputError if neither tells it.
 
-    A file called .csv whose cells are separated by tabs is TSV, and the reverse; `misnamed` says so.
+    A file called .csv whose cells are separated by tabs is TSV, and the reverse; one that holds Parquet or JSON objects
+    is that. `misnamed` says so.
     """
     format = format_by_name(name)
-    if format is None:
+    if format is None or (format in _OTHER_DELIMITED and data[:4].tobytes().startswith((b"PAR1", b'{"'))):
         return format_by_content(name, data)
     other = _OTHER_DELIMITED.get(format)
     return other if other is not None and _is_separated_by(other, format, data) else format
@@ -102,14 +108,16 @@ def misnamed(name: str, format: str) -> str:
     by_name = format_by_name(name)
     if by_name not in _OTHER_DELIMITED or by_name == format:
         return ""
-    return (
-        f"{name}: its cells are separated by {_SEPARATORS[format]}: read as {format}; --format {by_name} reads it as "
-        f"its name says"
-    )
+    return f"{name}: {_HOLDS[format]}: read as {format}; --format {by_name} reads it as its name says"
 
 
 _OTHER_DELIMITED = {"csv": "tsv", "tsv": "csv"}
-_SEPARATORS = {"csv": "commas", "tsv": "tabs"}
+_HOLDS = {
+    "csv": "its cells are separated by commas",
+    "tsv": "its cells are separated by tabs",
+    "jsonl": "its lines are JSON objects",
+    "parquet": "it is Parquet",
+}
 _BYTES = {"csv": b",", "tsv": b"\t"}
 
 
@@ -129,7 +137,9 @@ def _is_separated_by(other: str, format: str, data: Bytes) -> bool:
 def check_format(format: str | None) -> str | None:
     """Return `format` if it is known or None, else raise InputError."""
     if format not in (None, EVENTS, *FORMATS):
-        raise InputError(f"format {format!r} is not known; expected one of {', '.join([*FORMATS, EVENTS])}")
+        raise InputError(
+            f"format {format!r} is not known; expected one of {listed([*FORMATS, EVENTS], format)}"
+        )
     return format
 
 
@@ -166,8 +176,9 @@ class LogReader:
     Raises InputError for an input that does not exist.
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
-    receives remarks on suspicious files and on columns met too late to become fields. turns: which blocks of rows are
-    parsed; the others are read and skipped. open_file: opens each file.
+    receives remarks on suspicious files and on columns met too late to become fields. dialect: what is unusual of the
+    last delimited file opened, as `[input]` names it. turns: which blocks of rows are parsed; the others are read and
+    skipped. open_file: opens each file. unlabelled: rows need no label.
     """
 
     def __init__(
@@ -181,6 +192,7 @@ class LogReader:
         turns: Turns = ALL,
         open_file: Callable[[str], BinaryIO] = open_input,
         header: Header = _NO_KNOWLEDGE,
+        unlabelled: bool = False,
     ) -> None:
         self.files = expand(inputs)
         self._open_file = open_file
@@ -189,8 +201,11 @@ class LogReader:
         self._late = LateNames(on_note)
         self._format = check_format(format)
         self._header = header
+        self._unlabelled = unlabelled
         self._on_note = on_note
         self._noted: set[str] = set()
+        self._found = False  # a file that is not empty
+        self.dialect: dict[str, Any] = {}
         self._batch_bytes = batch_bytes
         self._finished_bytes = 0
         self._next = 0
@@ -210,12 +225,23 @@ class LogReader:
         return self._finished_bytes + (stream.consumed if stream is not None else 0)
 
     def columns(self) -> tuple[str, ...]:
-        """The first file's columns; where rows name their own, those of its first block. Consumes no row."""
-        return self._open()[0].columns
+        """The first file's columns, and those of its path; where rows name their own, those of its first block.
+
+        Consumes no row.
+        """
+        source, stream = self._open()
+        return (*source.columns, *_in_path(stream.name, source))
 
     def may_have(self, column: str) -> bool:
-        """True if the first file has the column, or its later rows may have it."""
-        return self._open()[0].may_have(column)
+        """True if the first file or its path has the column, or its later rows may have it."""
+        source, stream = self._open()
+        return source.may_have(column) or column in _in_path(stream.name, source)
+
+    def note_left_out(self) -> None:
+        """A remark on the first file's columns of which nothing can become a feature, for who looks at a log."""
+        source, stream = self._open()
+        if names := ", ".join(getattr(source, "left_out", ())):
+            self._note_once("left out", f"{stream.name}: left out, as lists of objects or the like: {names}")
 
     @property
     def columns_without_header(self) -> tuple[str, ...] | None:
@@ -231,8 +257,8 @@ class LogReader:
 
         Raises SpecError for a file that lacks a column; InputError where a file is damaged, after the rows before.
         """
-        while self._next < len(self.files):
-            yield from self._batches(self._open(), wanted)
+        while self._next < len(self.files) and (opened := self._open_next()) is not None:
+            yield from self._batches(opened, wanted)
 
     def close(self) -> None:
         """Close the open file. May be called twice."""
@@ -246,26 +272,52 @@ class LogReader:
         self.close()
 
     def _open(self) -> tuple[Source, ByteStream]:
-        if self._source is None or self._stream is None:
+        opened = self._open_next()
+        if opened is None:
+            raise InputError(f"{self.files[-1]} is empty; expected rows")
+        return opened
+
+    def _open_next(self) -> tuple[Source, ByteStream] | None:
+        """The next file that is not empty: where a job writes a folder, some of its parts may be. None without one.
+
+        A log of empty files is an error.
+        """
+        while self._source is None and self._next < len(self.files):
             name = self.files[self._next]
-            self._stream = ByteStream(name, self._open_file(name))
-            self._source = self._source_of(self._stream)
-        return self._source, self._stream
+            self._stream = stream = ByteStream(name, self._open_file(name))
+            if (
+                stream.head
+                or stream.failure is not None
+                or (self._next + 1 == len(self.files) and not self._found)
+            ):
+                self._source = self._source_of(stream)
+                self._found = True
+                if path := _in_path(name, self._source):
+                    self._note_once("path", f"{name}: {', '.join(path)} read from its path")
+            else:
+                self._note_once("empty", f"{name} is empty: skipped, as others like it are")
+                stream.close()
+                self._next += 1
+        return None if self._source is None or self._stream is None else (self._source, self._stream)
 
     def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the open file, each batch with the file's number."""
         source, stream = opened
-        self._check(source, wanted)
+        path = _in_path(stream.name, source)
+        self._check(source, wanted, path)
         read = self.bookmarks.begin(self._next, stream.head)
         stop = read.position
         if read.disk_bytes == stream.size:
             stream.report(stream.size)
         else:
             source.go_on(stop)
-            for batch in source.batches(wanted, self._turns):
+            # A source is asked for at least one column, by which it counts its rows.
+            inside = [name for name in wanted if name not in path] or list(source.columns[:1])
+            for batch in source.batches(inside, self._turns):
                 before = len(stream.head) if isinstance(source, ParquetInput) else batch.stop.offset
                 start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
-                yield _from_line(replace(batch, start=start, stop=stop), read.position.first_line)
+                batch = replace(batch, columns=_with(path, batch, wanted), start=start, stop=stop)
+                yield _from_line(batch, read.position.first_line)
         self._finish(stop, stream)
 
     def _source_of(self, stream: ByteStream) -> Source:
@@ -277,19 +329,30 @@ class LogReader:
             feed.check()
             raise InputError(f"{stream.name} is empty; expected rows")
         format = self._format or format_of(stream.name, feed.unread)
+        if self._format is None:
+            self._note_once("format", misnamed(stream.name, format))
         if format == "parquet":
             return ParquetInput(stream, self._batch_bytes, ahead=feed.unread.tobytes())
         if format == "jsonl":
             return JsonLinesFile(feed)
         if format in GRAMMARS:
-            return SparseFile(feed, GRAMMARS[format], self._late)
-        if self._format is None:
-            self._note_once("format", misnamed(stream.name, format))
+            grammar = to_be_scored(GRAMMARS[format]) if self._unlabelled else GRAMMARS[format]
+            return SparseFile(feed, grammar, self._late, self._header.any_label)
         return self._delimited(feed, format)
 
     def _delimited(self, feed: Feed, format: str) -> DelimitedFile:
-        source = DelimitedFile(feed, "\t" if format == "tsv" else ",", format == "csv", self._header)
+        source = DelimitedFile(feed, format, self._header)
         self._note_once(f"header {source.has_header}", source.note)
+        if twice := sorted({name for name in source.names if name and name not in source.columns}):
+            self._note_once(
+                "twice", f"{feed.name}: left out, as columns that share a name: {', '.join(twice)}"
+            )
+        self._note_once("dialect", source.dialect_note)
+        # A later file may lack the words and numbers by which the first lines of this one told them.
+        told, values = source.dialect, ("nulls", "decimal", "grouping", "numbers")
+        known = replace(self._header.dialect, **{name: getattr(told, name) for name in values})
+        self._header = replace(self._header, dialect=known)
+        self.dialect = source.own_dialect
         if not source.has_header:
             self._header = replace(self._header, columns=source.columns)
         return source
@@ -300,12 +363,12 @@ class LogReader:
             self._noted.add(kind)
             self._on_note(text)
 
-    def _check(self, source: Source, wanted: Sequence[str]) -> None:
-        missing = [name for name in wanted if not source.may_have(name)]
+    def _check(self, source: Source, wanted: Sequence[str], path: Mapping[str, bytes]) -> None:
+        missing = [name for name in wanted if name not in path and not source.may_have(name)]
         if missing:
             raise SpecError(
                 f"{self.files[self._next]} has no column {', '.join(map(repr, missing))}; "
-                f"it has {', '.join(source.columns)}"
+                f"it has {listed((*source.columns, *path), missing[0])}"
             )
 
     def _finish(self, stop: Position, stream: ByteStream) -> None:
@@ -314,6 +377,23 @@ class LogReader:
         self._stream = self._source = None
         self._finished_bytes += stream.consumed
         self._next += 1
+
+
+def _in_path(name: str, source: Source) -> Mapping[str, bytes]:
+    """The columns that stand in a file's path, as `day=2026-11-01/`, and not in the file."""
+    found = dict(part.split("=", 1) for part in PurePath(name).parts[:-1] if _PARTITION.match(part))
+    values = {
+        column: unquote(value).encode() for column, value in found.items() if column not in source.columns
+    }
+    return {column: b"" if value == _NO_VALUE else value for column, value in values.items()}
+
+
+def _with(path: Mapping[str, bytes], batch: RowBatch, wanted: Sequence[str]) -> Mapping[str, pa.Array]:
+    if not path.keys() & set(wanted):
+        return batch.columns
+    rows = {name: pa.repeat(pa.scalar(value, pa.binary()), batch.rows) for name, value in path.items()}
+    as_it_is = batch.columns.as_it_is if isinstance(batch.columns, LazyColumns) else batch.columns.__getitem__
+    return LazyColumns({name: rows[name] if name in rows else as_it_is(name) for name in wanted})
 
 
 def _from_line(batch: RowBatch, line: int) -> RowBatch:
@@ -431,7 +511,10 @@ def _expand_one(name: str) -> Iterator[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    files = sorted(name for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+    files = [name for name in matches(pattern) if Path(name).is_file()]
     if not files:
         raise InputError(f"{pattern} matches no file (from the folder {Path.cwd()})")
-    return files
+    # A file that links lead to as well is read once, by its own path, which stays when a link moves on.
+    own = sorted(files, key=lambda name: (os.path.realpath(name) != os.path.abspath(name), name))
+    once = {(status.st_dev, status.st_ino): name for name in reversed(own) for status in [os.stat(name)]}
+    return sorted(once.values())

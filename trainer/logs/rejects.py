@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from model_store.errors import InputError, OutputError
+from model_store.errors import InputError, OutputError, counted
 
 MOST_REJECTED = 0.1
 """A model is not published where a larger part of its rows was rejected."""
@@ -76,6 +76,11 @@ class RejectLog:
         return dict(self._counts.most_common())
 
     @property
+    def reasons(self) -> list[str]:
+        """The first rejects, for a message; the categories if only their numbers are known."""
+        return [str(each) for each in self.first] or list(self._counts)
+
+    @property
     def counts_as_met(self) -> Mapping[str, int]:
         """The same in order of first occurrence, which two runs over the same rows agree on."""
         return dict(self._counts)
@@ -131,6 +136,21 @@ class RejectLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def no_readable_row(names: str, rejects: Iterable[Reject]) -> InputError:
+    """The error for a log without a row, with the reasons."""
+    log = RejectLog()
+    for reject in rejects:
+        log.add(reject)
+    why = f": {counted(log.count, 'row')} rejected, such as {'; '.join(log.reasons)}" if log.count else ""
+    return InputError(f"{names} has no readable row{why}")
+
+
+def no_usable_row(use: str, rejected: int, reasons: Iterable[str], more: str = "") -> str:
+    """What is said where not one row was good for its `use`: "learned from", "judged"."""
+    why = "; ".join(reasons)
+    return f"no row could be {use} ({rejected:,} rejected{more}{f': {why}' if why else ''})"
 
 
 def rejected_share(rows_read: int, subsampled: int, good: int, rejected: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
+from model_store.features.cells import OTHER_LABELS, CellSets, CellText, padded_lines
 from model_store.features.cells import Block as Cells
-from model_store.features.cells import CellSets, CellText, padded_lines
 from model_store.spec.spec import WEIGHT
 from trainer.logs.batch import LazyColumns, Position, RowBatch
 from trainer.logs.rejects import Reject
 from trainer.logs.sparse_kernels import (
+    ANY_LABEL,
     AT_ONCE,
     BAD_BASE,
     BAD_FEATURE,
@@ -80,8 +81,9 @@ class SparseFile:
     reports those that are not wanted. Raises InputError for a file whose first block has no good row.
     """
 
-    def __init__(self, feed: Feed, grammar: Grammar, late: LateNames) -> None:
-        self._feed = feed
+    def __init__(self, feed: Feed, grammar: Grammar, late: LateNames, any_label: bool = False) -> None:
+        """any_label: labels are texts, as `positive` compares them; else 1, 0 or -1."""
+        self._feed, self._any_label = feed, any_label
         self._grammar = grammar
         self._late = late
         self._known = self._first_names()
@@ -124,7 +126,7 @@ class SparseFile:
 
     def _batch(self, data: Bytes, wanted: Sequence[str], maps: Sequence[str], names: Names) -> RowBatch:
         feed = self._feed
-        block = read_block(data, self._grammar, names)
+        block = read_block(data, self._grammar, names, self._any_label)
         columns: dict[str, Any] = dict(zip(maps, block.sets(len(maps)), strict=True))
         columns |= {name: block.row_column(name) for name in wanted if name not in columns}
         rejects = tuple(Reject(feed.name, feed.line + line, reason) for line, reason in block.rejects())
@@ -151,7 +153,7 @@ class SparseFile:
         while not self._lines().size and not self._feed.ended:
             self._feed.fetch()
         data = self._lines()
-        block = read_block(data, self._grammar, name_table([], []))
+        block = read_block(data, self._grammar, name_table([], []), self._any_label)
         if not block.size:
             self._feed.check()
             rejects = block.rejects()
@@ -189,6 +191,7 @@ class Block:
     tokens: Tokens
     notes: Notes
     line_ends: int
+    any_label: bool
 
     @property
     def size(self) -> int:
@@ -209,7 +212,7 @@ class Block:
     def row_column(self, name: str) -> pa.Array:
         """A column with one value a row: the label, the importance, or the text."""
         if name == LABEL:
-            return pa.array(self.rows.label)
+            return _texts(self.data, self.rows.word) if self.any_label else pa.array(self.rows.label)
         if name == IMPORTANCE:
             return pa.array(self.rows.importance, from_pandas=True)  # NaN stands for none
         return _texts(self.data, self.rows.tag)
@@ -239,8 +242,10 @@ class Block:
         return int(before[-1]) + 1 if before.size else 0
 
 
-def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
+def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = False) -> Block:
     """Read whole lines."""
+    if grammar.unlabelled is not None:
+        data = np.frombuffer(grammar.unlabelled.sub(b"0 \\g<0>", data.tobytes()), np.uint8)
     data = padded_lines(data)[0][: data.size] if data.size else data  # a copy, to which the columns refer
     feeds, blanks, bars, escapes, odd = survey_lines(data)
     rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
@@ -250,6 +255,7 @@ def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
         news=np.empty((_MOST_NEWS, 3), np.int64),
     )
     counts = np.zeros(COUNTS, np.int64)
+    counts[ANY_LABEL] = any_label
     read_lines(data, grammar.number, odd, Output(names, tokens, rows, notes, counts))
     rows = Rows(*(part[: counts[ROWS]] for part in rows))
     notes = Notes(
@@ -258,7 +264,7 @@ def read_block(data: Bytes, grammar: Grammar, names: Names) -> Block:
         notes.news[: counts[NEWS]],
     )
     _convert_longs(data, notes.longs, rows, tokens)
-    return Block(data, odd or escapes, rows, tokens, notes, feeds)
+    return Block(data, odd or escapes, rows, tokens, notes, feeds, any_label)
 
 
 def _rows(size: int) -> Rows:
@@ -268,6 +274,7 @@ def _rows(size: int) -> Rows:
         label=np.empty(size, np.int64),
         importance=np.empty(size),
         tag=np.empty((size, 2), np.int32),
+        word=np.empty((size, 2), np.int32),
     )
 
 
@@ -315,7 +322,7 @@ REASONS: dict[int, Callable[[str, int], str]] = {
     NO_LABEL: lambda got, at: (
         f"no label: got {got} before the first |, expected 1, 0 or -1; a word that touches | is the tag"
     ),
-    BAD_LABEL: lambda got, at: f"bad label: got {got}, expected 1, 0 or -1",
+    BAD_LABEL: lambda got, at: f"bad label: got {got}, expected 1, 0 or -1; {OTHER_LABELS}",
     NO_BAR: lambda got, at: f"no namespace: got {got}, expected a | before the features",
     EXTRA_WORDS: lambda got, at: (
         f"too many words: got {got}, expected at most label, importance, base and 'tag before the first |"
@@ -359,7 +366,8 @@ class Grammar:
 
     row_columns: those with one value a row; text_column and weight: which of them is text, and which is the weight.
     names_in: the names of the other columns, as they stand in a text of good lines; name_of and column_of: from what
-    a column is called to its name in the text (None: nothing is called so), and back.
+    a column is called to its name in the text (None: nothing is called so), and back. unlabelled: the start of a line
+    without a label, which is read as if it had one; None where that is a bad row.
     """
 
     format: str
@@ -370,6 +378,7 @@ class Grammar:
     name_of: Callable[[str], bytes | None]
     column_of: Callable[[bytes], str]
     weight: str | None = None
+    unlabelled: re.Pattern[bytes] | None = None
 
 
 def _vw_name(column: str) -> bytes | None:
@@ -422,4 +431,12 @@ LIBFFM_TEXT = Grammar(
     _ffm_name,
     lambda name: name.decode(),
 )
+_NO_LABEL = re.compile(rb"^[ \t]*(?:'[^ \t|\n]*[ \t]*|[^ \t|\n]*)\|", re.MULTILINE)
+
+
+def to_be_scored(grammar: Grammar) -> Grammar:
+    """The grammar whose rows need no label."""
+    return replace(grammar, unlabelled=_NO_LABEL) if grammar is VOWPAL_WABBIT else grammar
+
+
 GRAMMARS = {grammar.format: grammar for grammar in (VOWPAL_WABBIT, LIBSVM_TEXT, LIBFFM_TEXT)}

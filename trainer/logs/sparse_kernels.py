@@ -123,8 +123,10 @@ FAILED = -1
     BAD_TEXT,
 ) = range(11)
 
-# Indices of `counts`: totals so far; then of the current line: the last name, and its fault.
-ROWS, TOKENS, SCALES, LONGS, NEWS, FAULTS, LINES, NAME, FAULT, FAULT_START, FAULT_STOP, COUNTS = range(12)
+# Indices of `counts`: totals so far; then of the current line: the last name, and its fault; then whether any word is a
+# label.
+ROWS, TOKENS, SCALES, LONGS, NEWS, FAULTS, LINES, NAME, FAULT, FAULT_START, FAULT_STOP, ANY_LABEL = range(12)
+COUNTS = ANY_LABEL + 1
 
 
 class Names(NamedTuple):
@@ -155,7 +157,8 @@ class Tokens(NamedTuple):
 class Rows(NamedTuple):
     """line int64[r], from 0; end int64[r], of its tokens; label int64[r]; importance float64[r], NaN where absent.
 
-    tag int32[r, 2], from and to: the tag, or the query's id; equal where absent.
+    tag int32[r, 2], from and to: the tag, or the query's id; equal where absent. word int32[r, 2]: the label's text,
+    with ANY_LABEL, and `label` is not set then.
     """
 
     line: Any
@@ -163,6 +166,7 @@ class Rows(NamedTuple):
     label: Any
     importance: Any
     tag: Any
+    word: Any
 
 
 class Notes(NamedTuple):
@@ -177,7 +181,7 @@ class Notes(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What lines are read into. counts: int64[COUNTS].
+    """What lines are read into. counts: int64[COUNTS], all 0 before but ANY_LABEL.
 
     Invariant between two lines: all counted tokens, scales, longs and news belong to the rows so far.
     """

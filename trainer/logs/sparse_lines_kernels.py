@@ -15,6 +15,7 @@ from model_store.features.numbers_kernels import EXACT, LONG, MALFORMED, read_nu
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
 from trainer.logs.sparse_kernels import (
+    ANY_LABEL,
     BAD_BASE,
     BAD_FEATURE,
     BAD_LABEL,
@@ -86,7 +87,7 @@ def survey_lines(data: Any) -> tuple[int, int, int, bool, bool]:
 def read_lines(text: Any, grammar: Any, odd: Any, out: Any) -> None:
     """Read every line of `text` (uint8), after which BLOCK more bytes may be read.
 
-    grammar: VW, LIBSVM or LIBFFM; odd: a byte is NUL or not ASCII; out: `Output`, its counts all 0.
+    grammar: VW, LIBSVM or LIBFFM; odd: a byte is NUL or not ASCII; out: `Output`, its counts as they begin.
     """
     data, size, start, counts = text.ctypes.data, text.size, 0, out.counts
     out.tokens.scales[NO_SCALE] = 1.0
@@ -177,10 +178,8 @@ def _read_word(data: Any, first: Any, last: Any, word: Any, row: Any, out: Any) 
     """The label, the importance or the initial prediction, by the number of the word."""
     value, kind, end = read_number(data, first, last)
     if word == 0:
-        if kind != EXACT or end != last or not (value == 1.0 or value == 0.0 or value == -1.0):
-            return fail(out, BAD_LABEL, first, last)
-        out.rows.label[row] = value == 1.0
-    elif kind == MALFORMED or end != last:
+        return _take_label(data, first, last, out)
+    if kind == MALFORMED or end != last:
         return fail(out, BAD_NUMBER, first, last)
     elif word == 1:
         out.rows.importance[row] = value
@@ -317,11 +316,23 @@ def _read_label(data: Any, start: Any, stop: Any, out: Any) -> Any:
     first = skip_blanks(data, start, stop)
     if first == stop:
         return fail(out, BLANK, start, stop)
-    last = skip_word(data, first, stop)
+    return _take_label(data, first, skip_word(data, first, stop), out)
+
+
+@bare_inline
+def _take_label(data: Any, first: Any, last: Any, out: Any) -> Any:
+    """1, 0 or -1; with ANY_LABEL any word that is no feature."""
+    row = out.counts[ROWS]
+    if out.counts[ANY_LABEL]:
+        for at in range(first, last):
+            if load_u8(data + at) == _COLON:
+                return fail(out, BAD_LABEL, first, last)
+        out.rows.word[row, 0], out.rows.word[row, 1] = first, last
+        return last
     value, kind, end = read_number(data, first, last)
     if kind != EXACT or end != last or not (value == 1.0 or value == 0.0 or value == -1.0):
         return fail(out, BAD_LABEL, first, last)
-    out.rows.label[out.counts[ROWS]] = value == 1.0
+    out.rows.label[row] = value == 1.0
     return last
 
 

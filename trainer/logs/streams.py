@@ -5,10 +5,13 @@ Compression is detected by the first bytes, not by the name, so a mislabelled fi
 
 from __future__ import annotations
 
+import glob
 import io
 import os
+import re
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -42,7 +45,30 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_OTHERS = {b"PK\x03\x04": "a zip archive", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"Obj\x01": "Avro"}
+_UNPACK = "unpack it first"
+_TABLE = "write it as Parquet, or pass the table to ftrie in Python"
+_OTHERS = (
+    (rb"PK\x03\x04", "a zip archive", _UNPACK),
+    (rb"7z\xbc\xaf", "a 7z archive", _UNPACK),
+    (rb".{257}ustar", "a tar archive", _UNPACK),
+    (rb"BZh[1-9]1AY&SY", "bzip2", _UNPACK),
+    (rb"\xfd7zXZ", "xz", _UNPACK),
+    (rb"\x04\x22\x4d\x18", "lz4", _UNPACK),
+    (rb"\xff\x06\x00\x00sNaPpY", "Snappy", _UNPACK),
+    (rb"Obj\x01", "Avro", _TABLE),
+    (rb"ARROW1|\xff{4}[^\xff]", "Arrow or Feather", _TABLE),
+    (rb"ORC.*\x00", "ORC", _TABLE),
+    (rb"\x80[\x02-\x05]", "a pickle", _TABLE),
+    (rb"SQLite format 3", "an SQLite database", _TABLE),
+    (rb".{8}DUCK", "a DuckDB database", _TABLE),
+    (rb"\x89HDF", "HDF5", _TABLE),
+    (rb"\x93NUMPY", "a NumPy array", _TABLE),
+    (rb"\xd0\xcf\x11\xe0", "an Excel workbook", _TABLE),
+    (rb"%PDF", "PDF", _TABLE),
+    (rb"\xff\xfe|\xfe\xff|[!-~]\x00[!-~]\x00", "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (rb"\s*<(?i:!doctype|html|\?xml)", "a page of HTML or XML", "the log may not be what was downloaded"),
+)
+_OTHER_KINDS = tuple((re.compile(start, re.DOTALL), kind, remedy) for start, kind, remedy in _OTHERS)
 _PROMISED = {".gz": (_GZIP, "gzip"), ".zst": (_ZSTD, "zstd")}
 _MAGIC_BYTES = 6
 _PIECE_BYTES = 64 * 1024
@@ -57,8 +83,8 @@ class ByteStream:
     """Reads one file, or standard input, decompressed. `consumed` may be read from another thread.
 
     head: the first bytes of the stream, up to HEAD_BYTES, which are still to be read. Raises InputError if the input
-    cannot be opened or is of an unsupported kind. Damage found later ends the stream and is kept in `failure`, so that
-    the bytes before it are not lost.
+    cannot be opened or is of an unsupported kind, also inside gzip or zstd. Damage found later ends the stream and is
+    kept in `failure`, so that the bytes before it are not lost.
     """
 
     def __init__(self, name: str, file: BinaryIO | None = None) -> None:
@@ -71,6 +97,7 @@ class ByteStream:
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
         self._ahead = np.empty(0, np.uint8)
         self.head = self._read_head()
+        _refuse_unknown(name, self.head)
 
     @property
     def consumed(self) -> int:
@@ -258,6 +285,26 @@ def open_input(name: str) -> BinaryIO:
         raise InputError(f"{name}: cannot be opened: {error.strerror}") from error
 
 
+def matches(pattern: str) -> Iterator[str]:
+    """The paths that a glob stands for. `**` enters each folder once, as a link may lead back to one above it."""
+    parts = re.split(r"(?:^|(?<=/))\*\*(?:/|$)", pattern, maxsplit=1)
+    if len(parts) == 1:
+        yield from glob.glob(pattern)
+        return
+    top, rest = parts
+    for root in glob.glob(top) if top else [""]:
+        entered: set[tuple[int, int]] = set()
+        for folder, inner, _ in os.walk(root or ".", followlinks=True):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in entered:
+                inner.clear()
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            visible = sorted(name for name in inner if not name.startswith("."))
+            inner[:] = sorted(visible, key=lambda name: os.path.islink(os.path.join(folder, name)))
+            yield from matches(os.path.join(glob.escape(folder if root else folder[2:]), rest or "*"))
+
+
 def is_pipe(name: str) -> bool:
     """True for standard input, and for what has a name and can be read only once: a FIFO, a process substitution."""
     return name == STDIN or (os.path.exists(name) and not (os.path.isfile(name) or os.path.isdir(name)))
@@ -314,6 +361,9 @@ class _KeptBytes(io.RawIOBase):
 
 def _decoder(name: str, file: _Rewound) -> _Decoder:
     _refuse_unknown(name, file.head)
+    magic, kind = _PROMISED.get(Path(name).suffix.lower(), (b"", ""))
+    if file.head and not file.head.startswith(magic):
+        raise InputError(f"{name} is not {kind}, as its name says: it begins with {file.head!r}")
     if file.head.startswith(_GZIP):
         return _Gzip(file)
     if file.head.startswith(_ZSTD):
@@ -323,15 +373,17 @@ def _decoder(name: str, file: _Rewound) -> _Decoder:
 
 
 def _refuse_unknown(name: str, head: bytes) -> None:
-    for magic, kind in _OTHERS.items():
-        if head.startswith(magic):
+    for start, kind, remedy in _OTHER_KINDS:
+        if start.match(head):
             raise InputError(
                 f"{name} is {kind}; expected CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm or libffm text, "
-                "plain or in gzip or zstd"
+                f"plain or in gzip or zstd: {remedy}"
             )
-    magic, kind = _PROMISED.get(Path(name).suffix.lower(), (b"", ""))
-    if head and not head.startswith(magic):
-        raise InputError(f"{name} is not {kind}, as its name says: it begins with {head!r}")
+
+
+def is_plain(head: bytes) -> bool:
+    """True if a file that starts so is neither compressed nor of a kind that a ByteStream refuses."""
+    return not head.startswith((_GZIP, _ZSTD)) and not any(each.match(head) for each, *_ in _OTHER_KINDS)
 
 
 MAX_ROW_BYTES = 64 * 1024 * 1024

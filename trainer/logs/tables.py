@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
+from model_store.features.values import text_of
 from trainer.logs.batch import LazyColumns, NotPlain, Position, RowBatch, coded, is_several
-from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, paths
+from trainer.logs.parquet import FEWEST_ROWS, MOST_ROWS, find, left_out, paths
 from trainer.logs.reader import BATCH_BYTES, Bookmarks
 
 NAME = "table"
 """What stands for a file's name in messages; `table:7` is the seventh row."""
 _ROW_NUMBERS = re.compile(r"__index_level_\d+__")
+_INT64 = 2**63
 EXPECTED = (
     "expected the path of a log, or a table: pyarrow, pandas or polars, a DuckDB relation, a mapping of columns, a "
     "list of rows as dictionaries, or an iterator of such tables"
@@ -70,8 +72,8 @@ class Table:
 class TableReader:
     """A table as a source of batches, with the methods of a LogReader that `OpenLog` uses. Read once.
 
-    `columns` are those whose values can become features; a field `b` of a struct `a` is the column `a.b`. keep: see
-    `Table.batches`. on_note: receives remarks.
+    `columns` are those whose values can become features, `left_out` the others; a field `b` of a struct `a` is the
+    column `a.b`. keep: see `Table.batches`. on_note: receives remarks.
     """
 
     columns_without_header: tuple[str, ...] | None = None
@@ -95,7 +97,7 @@ class TableReader:
             )
         self._batches = itertools.chain([first], self._batches)
         self._fields = dict(paths(first.schema))
-        self._left_out = sorted({*first.schema.names} - {name.partition(".")[0] for name in self._fields})
+        self.left_out = left_out(first.schema)
         self._read = 0
 
     @property
@@ -125,10 +127,11 @@ class TableReader:
         Raises SpecError for a column that the table lacks; InputError for a batch of a stream that cannot be converted.
         """
         if missing := [name for name in wanted if name not in self._fields]:
-            unusable = [name for name in missing if name.partition(".")[0] in self._left_out]
+            unusable = [name for name in missing if name.partition(".")[0] in self.left_out]
             reason = f" ({', '.join(unusable)}: of a type that cannot become a feature)" if unusable else ""
             raise SpecError(
-                f"the table has no column {', '.join(map(repr, missing))}{reason}; it has {', '.join(self._fields)}"
+                f"the table has no column {', '.join(map(repr, missing))}{reason}; "
+                f"it has {listed(self._fields, missing[0])}"
             )
         for batch in self._batches:
             for piece in self._pieces(batch):
@@ -191,7 +194,7 @@ def arrow_table(data: Any) -> pa.Table:
     """A table in memory as an Arrow table; a list of rows by the columns of all of them. Raises InputError."""
     try:
         return _converted(data)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"the {_type_name(data)} cannot be read as a table: {error}; give columns of one type each, for example as "
             "text"
@@ -223,14 +226,17 @@ def _converted(data: Any) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if isinstance(data, Mapping):
-        return pa.table({str(name): python_array(values) for name, values in data.items()})
+        return pa.table({str(name): _named(name, values) for name, values in data.items()})
     if isinstance(data, Sequence):
         names = dict.fromkeys(name for row in data for name in row)
-        return pa.table({str(name): python_array([row.get(name) for row in data]) for name in names})
+        return pa.table({str(name): _named(name, [row.get(name) for row in data]) for name in names})
     if _is_lazy(data) and not _speaks_arrow(data):
         return _converted(data.collect())
     if hasattr(data, "__arrow_c_stream__"):
-        table = pa.RecordBatchReader.from_stream(data).read_all()
+        try:
+            table = pa.RecordBatchReader.from_stream(data).read_all()
+        except OverflowError:  # of pandas, whose columns may hold Python's numbers
+            return pa.table({str(name): _named(name, list(data[name])) for name in data.columns})
         # The numbers of a pandas table's rows are no column; an index with a name is one.
         return table.drop_columns([name for name in table.column_names if _ROW_NUMBERS.fullmatch(name)])
     if hasattr(data, "__arrow_c_array__"):
@@ -240,8 +246,31 @@ def _converted(data: Any) -> pa.Table:
     return interchange.from_dataframe(data)
 
 
+def _named(name: Any, values: Any) -> pa.Array:
+    """`python_array`, whose errors name the column."""
+    try:
+        return python_array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"column {str(name)!r}: {error}") from error
+
+
 def python_array(values: Any) -> pa.Array:
-    """A column of Python values; mappings to numbers are weighted sets, collections are sets."""
+    """A column of Python values; mappings to numbers are weighted sets, collections are sets.
+
+    Whole numbers beyond 64 bits are kept as text, digit for digit, as in JSON.
+    """
+    try:
+        return _array_of(values)
+    except (OverflowError, pa.ArrowInvalid):
+        if not any(isinstance(each, int) and abs(each) >= _INT64 for each in values):
+            raise
+        present = (None if isinstance(each, float) and each != each else each for each in values)
+        return _array_of(
+            [text_of(each).decode() if isinstance(each, int | float) else each for each in present]
+        )
+
+
+def _array_of(values: Any) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
     if _speaks_arrow(values):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features.cells import plain, text_column
-from model_store.features.values import decoded, parse_number, parse_time
+from model_store.features.values import EPOCHS, decoded, parse_number, parse_time
 from model_store.spec.spec import ModelSpec
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import Reject
@@ -32,7 +32,6 @@ _FROM_MILLISECONDS = 1e11  # as seconds, the year 5138; as milliseconds, 1973
 _FROM_MICROSECONDS = 1e14
 _FROM_NANOSECONDS = 1e17
 _LATEST = 9e18
-_EPOCHS = ("epoch_s", "epoch_ms")
 
 Times = npt.NDArray[np.int64]
 Bad = list[tuple[int, str]]
@@ -100,7 +99,7 @@ def time_format(spec: ModelSpec) -> str | None:
 def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
     """Times of a column, NO_TIME where empty, and the (row, reason) of values that are not times.
 
-    form: None, or as in a time field: "epoch_s", "epoch_ms", or strptime's letters.
+    form: None, or as in a time field: one of EPOCHS, or strptime's letters.
     """
     array = plain(array)
     if pa.types.is_timestamp(array.type) or pa.types.is_date(array.type):
@@ -110,7 +109,7 @@ def parse_times(array: Any, form: str | None) -> tuple[Times, Bad]:
         return np.full(len(array), NO_TIME), [
             (row, "got a list, expected a time") for row in range(len(array))
         ]
-    numbers = _all_numbers(array) if form is None or form in _EPOCHS else None
+    numbers = _all_numbers(array) if form is None or form in EPOCHS else None
     if numbers is not None:
         return _of_numbers(numbers, form), []
     return _by_text(text_column(array), form)
@@ -127,7 +126,7 @@ def _all_numbers(array: Any) -> npt.NDArray[np.float64] | None:
 
 def _by_text(text: Any, form: str | None) -> tuple[Times, Bad]:
     """Numbers at once if all values are numbers; else by distinct text."""
-    if form is None or form in _EPOCHS:
+    if form is None or form in EPOCHS:
         empty = pc.equal(pc.binary_length(text), 0)
         try:
             present = pc.if_else(empty, pa.scalar(None, pa.binary()), text)
@@ -156,10 +155,10 @@ def _by_distinct_text(encoded: Any, form: str | None) -> tuple[Times, Bad]:
 def _time_of(text: bytes, form: str | None) -> int:
     if not text:
         return int(NO_TIME)
-    number = _number(text) if form is None or form in _EPOCHS else None
+    number = _number(text) if form is None or form in EPOCHS else None
     if number is not None:
         return int(_of_numbers(np.array([number]), form)[0])
-    if form in _EPOCHS:
+    if form in EPOCHS:
         raise FieldValueError(f"got {decoded(text)!r}, expected a time like {form}")
     return (parse_time(decoded(text), form) - _EPOCH) // _MICROSECOND
 
@@ -180,7 +179,7 @@ def _of_numbers(numbers: npt.NDArray[np.float64], form: str | None) -> Times:
         scale = np.where(size >= _FROM_MICROSECONDS, 1.0, scale)
         scale = np.where(size >= _FROM_NANOSECONDS, 0.001, scale)
     else:
-        scale = np.full(numbers.size, MICROSECONDS if form == "epoch_s" else 1000.0)
+        scale = np.full(numbers.size, MICROSECONDS / EPOCHS[form])
     known = ~np.isnan(numbers)
     microseconds = np.floor(np.where(known, numbers, 0.0) * scale)
     return np.where(known, microseconds, NO_TIME).astype(np.int64)

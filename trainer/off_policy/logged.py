@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from model_store.features.cells import column_text, number_column, parse_labels, parse_weights, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
@@ -232,7 +232,7 @@ class Layout:
         """
         for flag, name in (("--propensity", propensity), ("--position", position)):
             if name is not None and name not in columns:
-                raise SpecError(f"{flag}: no column {name!r} in the log; it has: {', '.join(columns)}")
+                raise SpecError(f"{flag}: no column {name!r} in the log; it has: {listed(columns, name)}")
         return cls(
             propensity or next((name for name in PROPENSITIES if name in columns), None),
             position or next((name for name in POSITIONS if name in columns), None),

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from model_store.normal_kernels import normal_cdfs
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -154,7 +154,7 @@ def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list
     if wanted is None:
         return list(range(len(variants)))
     if wanted not in variants:
-        raise SpecError(f"{name} has no variant {wanted!r}; it has: {', '.join(variants)}")
+        raise SpecError(f"{name} has no variant {wanted!r}; it has: {listed(variants, wanted)}")
     return [variants.index(wanted)]
 
 

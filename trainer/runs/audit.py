@@ -18,7 +18,7 @@ import pyarrow as pa
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration
 from model_store.artefact.key_ranges import OTHER, PrefixRules
-from model_store.errors import FieldValueError, InputError, SpecError
+from model_store.errors import FieldValueError, InputError, SpecError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.normal_kernels import normal_probability
@@ -32,14 +32,14 @@ from trainer.logs.batch import RowBatch
 class KeyAudit:
     """One key of a row: contribution = weight * x. A key that the model lacks has weight None and contributes 0.
 
-    rate: the key's learning rate, or that of an unseen key if the model lacks it; None if unknown.
+    learning_rate: the key's, or that of an unseen key if the model lacks it; None if unknown.
     """
 
     key: str
     x: float
     weight: float | None
     contribution: float
-    rate: float | None
+    learning_rate: float | None
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class FieldAudit:
 class RowAudit:
     """A row's score as the sum of its fields' contributions. predicted: the click rate before calibration.
 
-    link: "logit" or "probit"; for probit a key's rate is the variance of its weight, and uncertainty the standard
-    deviation of the score.
+    link: "logit" or "probit"; for probit a key's learning_rate is the variance of its weight, and uncertainty the
+    standard deviation of the score.
     """
 
     file: str
@@ -81,7 +81,7 @@ def audit(
     names = list(artefact.spec.variants)
     name = names[0] if variant is None else variant
     if name not in names:
-        raise SpecError(f"no variant {name!r}; the model has: {', '.join(names)}")
+        raise SpecError(f"no variant {name!r}; the model has: {listed(names, name)}")
     with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         seen = 0
         for batch in opened.rows():
@@ -138,7 +138,7 @@ class RowAuditor:
             for name, audits in found.items()
         )
         score = sum(each.contribution for each in _all(fields))
-        rates = [(each.rate or 0.0, abs(each.x)) for each in _all(fields)]
+        rates = [(each.learning_rate or 0.0, abs(each.x)) for each in _all(fields)]
         if self._noise is None:
             predicted = float(probability(score))
             uncertainty = sum(rate * size for rate, size in rates)

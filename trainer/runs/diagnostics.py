@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.features.features import FieldPlan
 from model_store.features.numbers import log_buckets
 from model_store.features.values import Value
@@ -408,7 +408,7 @@ def expected_index(first: Floats, later: Floats) -> float:
 
 def _index(variants: Sequence[str], name: str) -> int:
     if name not in variants:
-        raise SpecError(f"--variant: no variant {name!r}; the model has: {', '.join(variants)}")
+        raise SpecError(f"--variant: no variant {name!r}; the model has: {listed(variants, name)}")
     return variants.index(name)
 
 
@@ -416,7 +416,7 @@ def _check_slices(slices: Sequence[str], fields: Sequence[FieldPlan]) -> None:
     by_name = {field.name: field for field in fields}
     for name in slices:
         if name not in by_name:
-            raise SpecError(f"--slice {name!r}: no such field; fields: {', '.join(by_name)}")
+            raise SpecError(f"--slice {name!r}: no such field; fields: {listed(by_name, name)}")
         if by_name[name].spec.is_number:
             raise SpecError(
                 f"--slice {name!r} is a real number and has one key for all its values; "

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import OutputError, SpecError
+from model_store.errors import InputError, OutputError, SpecError, listed
 from model_store.features.cells import column_text, number_column, parse_counts, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
@@ -27,14 +27,14 @@ from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
 from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
 from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import RejectLog
+from trainer.logs.rejects import RejectLog, no_usable_row
 from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
@@ -111,7 +111,7 @@ def evaluate(
                 "--position: the model's spec has no input.request, so there are no requests to order"
             )
         if position is not None and position not in opened.columns:
-            raise SpecError(f"no column {position!r} in the log; it has: {', '.join(opened.columns)}")
+            raise SpecError(f"no column {position!r} in the log; it has: {listed(opened.columns, position)}")
         ids = tuple(predictions.ids.values()) if predictions is not None else ()
         maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None, ids)
         diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
@@ -132,9 +132,18 @@ def evaluate(
                 logloss = totals.metrics.logloss()
                 fields = {"log-loss": logloss} if logloss is not None else {}
                 bar.update(totals.metrics.rows, total=None, **fields)
+    if rejects.count and not totals.metrics.rows:  # a log without rows is reported as such
+        raise InputError(no_usable_row("judged", rejects.count, rejects.reasons))
     report = diagnosing.report(output) if diagnosing is not None else None
     without_shown = may_be_absent and not totals.positions
-    return replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
+    found = replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
+    if found.report is not None:  # one AUC of all rows, that of the finer histogram
+        total = found.report.total
+        own = {name: replace(each, auc=found.variants[name].auc) for name, each in total.variants.items()}
+        found = replace(found, report=replace(found.report, total=replace(total, variants=own)))
+    for warning in leak_warnings(found.variants, found.clicks, found.weight - found.clicks):
+        output.warn(warning)
+    return found
 
 
 class PredictionFile:

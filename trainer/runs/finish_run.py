@@ -13,6 +13,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, LeaseHeld, NotActivated, StaleEpoch, Stopped, StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
+from trainer.logs.rejects import no_usable_row
 from trainer.output import Output
 from trainer.publish.guard import Guard
 from trainer.publish.publisher import Publisher
@@ -33,14 +34,17 @@ def finish_run(
     """Save the model to `save`, and publish it to `store`; what fails becomes the run's `failure`.
 
     If a signal stopped the run, nothing is done: its checkpoint has the state, to be resumed. With a `publisher`, which
-    has published while the run learned, only the last changes are published. Nothing is published if too many rows were
+    has published while the run learned, only the last changes are published. A run that learned from no row, or from
+    rows of one label, has failed. Nothing is published if too many rows were
     rejected. A model that could not be published and is not saved is kept in a file in the working directory.
     """
-    if (save is None and store is None) or isinstance(run.failure, Stopped):
+    if isinstance(run.failure, Stopped):
         return
     if not run.report.rows:
-        run.failure = run.failure or InputError(_nothing_learned(run))
+        run.failure = run.failure or InputError(nothing_learned(run))
         return
+    if isinstance(run, Run) and run.report.of_one_class and run.withheld:
+        run.failure = run.failure or InputError(run.withheld)
     artefact = cache(run.model.artefact)
     if save is not None:
         artefact().write(save)
@@ -62,14 +66,13 @@ def finish_run(
             _keep(versions.model, artefact(), output)
 
 
-def _nothing_learned(run: Run | DistributedRun) -> str:
+def nothing_learned(run: Run | DistributedRun) -> str:
+    """Why a run of no row has failed."""
     subsampled = (
         f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
     )
-    return (
-        f"no row could be learned from ({run.report.rejected:,} rejected{subsampled}); "
-        "nothing is saved or published"
-    )
+    said = no_usable_row("learned from", run.report.rejected, run.rejected, subsampled)
+    return f"{said}; nothing is saved or published"
 
 
 def _publish(

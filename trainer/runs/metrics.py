@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from model_store.errors import InputError
+from model_store.locks import port_taken
 from trainer.runs.status import Status
 
 
@@ -147,7 +148,7 @@ def serve_metrics(host: str, port: int) -> StatusCollector:
     try:
         start_http_server(port, host, registry)
     except OSError as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {error.strerror}") from error
+        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {port_taken(port)}") from error
     return collector
 
 

@@ -45,14 +45,14 @@ ROW = "row"
 
 
 class OnlineModel:
-    """A model of a spec that learns row by row. Thread-safe: one call at a time."""
+    """A model of a spec that learns row by row. Thread-safe: one call at a time. rejects: the bad rows so far."""
 
     def __init__(self, spec: ModelSpec, initial: Artefact | None = None) -> None:
         """initial: the published model to start from. Raises SpecError for a spec that needs the whole log."""
         _check_can_learn_online(spec)
         self._spec, self._initial = spec, initial
         self._lock = threading.RLock()
-        self._rejects = RejectLog()
+        self.rejects = RejectLog()
         self._loop: LearningLoop | None = None
         self._row_learner: OneRowMaker | None = None
         self._row_scorer: OneRowMaker | None = None
@@ -178,7 +178,7 @@ class OnlineModel:
         model._spec, model._initial = spec_from_json(description.spec, str(path)), None
         model._lock = threading.RLock()
         model._row_learner = model._row_scorer = None
-        model._rejects = RejectLog(counts=description.reject_counts)
+        model.rejects = RejectLog(counts=description.reject_counts)
         resolved = spec_from_json(description.resolved, str(path))
         start = start_of(description, model._spec, resolved, description.sides)
         learning = LearningModel(ExampleMaker(start.resolved))
@@ -186,7 +186,7 @@ class OnlineModel:
             learning.restore(arrays)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             raise layout_error(Checkpoint(path, description, arrays), error) from error
-        model._loop = LearningLoop(learning, None, model._rejects, start=start)
+        model._loop = LearningLoop(learning, None, model.rejects, start=start)
         return model
 
     def _begin(self, opened: OpenLog) -> LearningLoop:
@@ -194,7 +194,7 @@ class OnlineModel:
         model = LearningModel(opened.maker)
         first = start_model(model, SILENT, checkpoint=None, initial=self._initial)
         self._initial = None
-        self._loop = LearningLoop(model, opened, self._rejects, start=replace(opened.start, initial=first))
+        self._loop = LearningLoop(model, opened, self.rejects, start=replace(opened.start, initial=first))
         return self._loop
 
     def _start(self) -> RunStart | None:

@@ -123,7 +123,12 @@ def replay_events(
         sources = open_sources(logs, spec, store, (), output.note, once=True)
         folder = stack.enter_context(TemporaryDirectory(prefix="ftrie-replay-"))
         segments = Segments(Path(folder), memory_bytes)
-        merger = Merger(sources, _wanted(resolved, tap), segments, once=True, on_note=output.note)
+        merger = Merger(
+            *(sources, _wanted(resolved, tap), segments),
+            once=True,
+            on_note=output.note,
+            lateness_us=resolved.join.lateness_us,
+        )
         stack.callback(merger.close)
         bar = stack.enter_context(output.progress("replaying", unit="examples"))
         model = LearningModel(ExampleMaker(resolved))
@@ -137,6 +142,7 @@ def replay_events(
         loop = EventLoop(merger, Join(resolved.join), segments, model, dead_letters, on_joined)
         while not loop.ended:
             loop.step(_WAIT_S)
+            loop.join.counts.check_order(", ".join(logs))
             _show(bar, model, None)
         loop.finish()
         _show(bar, model, None)

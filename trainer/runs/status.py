@@ -183,17 +183,23 @@ class LateWatch:
     def __init__(self, joined: Mapping[str, int]) -> None:
         self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
 
-    def look(self, joined: Mapping[str, int]) -> str:
-        """What is to be said of the last full minute. To be called every second or so with the join's counts."""
-        if time.monotonic() - self._since_s >= LATE_EVERY_S:
+    def look(self, joined: Mapping[str, int], at_end: bool = False) -> str:
+        """What is to be said of the last full minute, or at the end of what is left.
+
+        To be called every second or so with the join's counts.
+        """
+        if at_end or time.monotonic() - self._since_s >= LATE_EVERY_S:
             more = {name: count - self._before.get(name, 0) for name, count in joined.items()}
-            late, of = more.get("late", 0), more.get("clicks", 0) + more.get("conversions", 0)
+            late = more.get("late", 0) + more.get("out_of_order", 0)
+            of = more.get("clicks", 0) + more.get("conversions", 0)
+            if at_end and not of:
+                return self._text
             self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
             if late >= LATE_LEAST and late > LATE_SHARE * of:
                 self._text = (
-                    f"{late:,} of {of:,} clicks and conversions in a minute came after their impression's window: "
-                    f"their rows were learned as negatives, {more.get('corrections', 0):,} corrected "
-                    "(docs/join.md, Late clicks)"
+                    f"{late:,} of {of:,} clicks and conversions in a minute or less came after their impression's "
+                    "window or, in a file, out of order: their rows were learned as negatives, "
+                    f"{more.get('corrections', 0):,} corrected (docs/join.md, Late clicks)"
                 )
         return self._text
 

@@ -399,7 +399,7 @@ class StreamRun:
             found[problem] = problem
         self._update_lags()
         found |= skew_warnings(self._lags)
-        if late := self._late.look(self._loop.joined()):
+        if late := self._late.look(self._loop.joined(), at_end=self.ended):
             found["late"] = late
         self._idle.look(counts)
         if self._idle.reason:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, FtrieError, InputError, Stopped
+from model_store.errors import CheckpointError, FtrieError, InputError, Stopped, counted
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
@@ -28,7 +28,7 @@ from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, exampl
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
-from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
+from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics, leak_warnings
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, rejected_share, too_many_rejected
@@ -37,6 +37,8 @@ from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
+
+_FEWEST_OF_ONE = 20
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Report:
     cut_requests: int = 0
     passes: PassesReport = field(default_factory=PassesReport)
     regret: Regret | None = None
+
+    @property
+    def of_one_class(self) -> bool:
+        """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
+        return self.rows >= _FEWEST_OF_ONE and self.labels.get("1") in (0, self.rows)
 
     @property
     def rows_per_second(self) -> float:
@@ -119,7 +126,8 @@ class Run:
     """A run that has ended.
 
     failure: the error that ended it early; absent: optional fields for which there was no column; withheld: why the
-    model must not be published (too many rows were rejected), "" if it may be.
+    model must not be published (too many rows were rejected, or all labels are one), "" if it may be; rejected: the
+    first bad rows, in words.
     """
 
     model: LearningModel
@@ -127,6 +135,7 @@ class Run:
     failure: FtrieError | None
     absent: tuple[str, ...]
     withheld: str = ""
+    rejected: Sequence[str] = ()
 
     def set_version(self, version: int) -> None:
         """Report the version that was published."""
@@ -192,7 +201,10 @@ def train(
             model.metrics.finish(report.collisions, report.regret)
         for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
-    return Run(model, report, failure, opened.absent_fields, loop.withheld)
+    withheld = loop.withheld
+    if report.of_one_class and initial is None and not force:
+        withheld = withheld or f"{report.warnings[0]}; nothing is published, unless with --force"
+    return Run(model, report, failure, opened.absent_fields, withheld, rejects.reasons)
 
 
 @contextmanager
@@ -252,12 +264,17 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
     rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.minus_labels
     labels = {"1": clicked, "0": rows - clicked - minus, "-1": minus}
+    variants = model.metrics.summary()
     return Report(
         rows=rows,
         rejected=rejects.count,
         reasons=dict(rejects.counts),
         labels=labels,
-        warnings=(*_label_warnings(labels, model.spec.input), *model.warnings.finish()),
+        warnings=(
+            *_label_warnings(labels, model.spec.input),
+            *leak_warnings(variants, clicked, rows - clicked),
+            *model.warnings.finish(),
+        ),
         subsampled=loop.subsampled,
         resumed_requests=loop.opened.requests.resumed if loop.opened is not None else 0,
         cut_requests=loop.opened.requests.cut if loop.opened is not None else 0,
@@ -265,7 +282,7 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         keys=model.table.count,
         nonzero=model.nonzero(),
         evicted=model.evicted,
-        variants=model.metrics.summary(),
+        variants=variants,
         slices=model.metrics.slices(),
         calibration=model.calibrator.report() if model.calibrator is not None else {},
         memory=model.memory(),
@@ -282,6 +299,13 @@ def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[s
         return (
             f"no row is a click: input.positive = {section.positive!r} occurs in none of {labels['0']:,} rows of "
             f"column {section.label!r}",
+        )
+    rows = sum(labels.values())
+    if rows >= _FEWEST_OF_ONE and labels["1"] in (0, rows):
+        each = "every row is a click" if labels["1"] else "no row is a click"
+        return (
+            f"{each} by column {section.label!r}, of {rows:,}: nothing can be learned of what makes one; check that it "
+            "is the label, and that views without a click are in the log",
         )
     if not (labels["-1"] and labels["0"]):
         return ()
@@ -342,9 +366,8 @@ class LearningLoop:
         """Why nothing may be published: too many rows were rejected. "" if it may be."""
         if self._force:
             return ""
-        reasons = [str(each) for each in self.rejects.first] or list(self.rejects.counts)
         remedy = "--rejects FILE lists the rows"
-        return too_many_rejected(self._rejected_share, self.rejects.count, reasons, remedy)
+        return too_many_rejected(self._rejected_share, self.rejects.count, self.rejects.reasons, remedy)
 
     def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         """Learn from the stream of one pass to its end, or to the error that ends it, which is returned.
@@ -353,7 +376,11 @@ class LearningLoop:
         --strict is not.
         """
         if self.checkpoints is None:
-            return self._run(stream, on_batch)
+            try:
+                return self._run(stream, on_batch)
+            except KeyboardInterrupt:
+                where = f"stopped by Ctrl-C after {self.model.rows:,} rows were learned"
+                raise KeyboardInterrupt(f"{where}; {self._published()}") from None
         with StopSignals() as signals:
             failure = self._run(signals.until_stopped(stream, lambda: self._resumable), on_batch)
         return self._explained(failure) if isinstance(failure, Stopped) else failure
@@ -474,10 +501,17 @@ class LearningLoop:
         file.sync()
         return Written.to(file.path, file.offset)
 
+    def _published(self) -> str:
+        counts = self._publisher.counts if self._publisher is not None else PublishCounts()
+        versions = counts.snapshots + counts.deltas
+        return f"{counted(versions, 'version')} had been published" if versions else "nothing was published"
+
     def _explained(self, stopped: Stopped) -> FtrieError:
         learned = f"{stopped} after {self.model.rows:,} rows were learned"
         if self.checkpoints is not None and self.checkpoints.unsaved:
             return CheckpointError(
                 f"{learned}, which could not be saved; --resume continues from an earlier checkpoint"
             )
-        return Stopped(f"{learned}; --resume continues from there", stopped.exit_code - 128)
+        return Stopped(
+            f"{learned}; --resume continues from there; {self._published()}", stopped.exit_code - 128
+        )

@@ -262,6 +262,7 @@ class DistributedRun:
     report: DistributedReport
     failure: FtrieError | None = None
     withheld: str = ""
+    rejected: Sequence[str] = ()
 
     def set_version(self, version: int) -> None:
         """Report the version that was published."""
@@ -509,7 +510,8 @@ class _Driver:
             peak_bytes=tuple(peaks),
         )
         model = DistributedModel(self._spec, artefact, by)
-        return DistributedRun(model, report, withheld="" if force else self._withheld())
+        withheld = "" if force else self._withheld()
+        return DistributedRun(model, report, withheld=withheld, rejected=self._rejects.reasons)
 
     def _artefact(self, keys: Sequence[Any], metrics: Mapping[str, VariantMetrics]) -> Artefact:
         """The artefact of the workers' keys, as `LearningModel.artefact` makes it."""
@@ -567,5 +569,5 @@ class _Driver:
         bad = self._rejects.count
         read = bad + sum(each.rows + each.held_rows + each.log.subsampled for each in self._shards)
         read -= sum(each.log.doubled + each.held_files.doubled for each in self._shards)
-        reasons = [str(each) for each in self._rejects.first] or list(self._rejects.counts)
-        return too_many_rejected(bad / read if read else 0.0, bad, reasons, "--rejects FILE lists the rows")
+        share = bad / read if read else 0.0
+        return too_many_rejected(share, bad, self._rejects.reasons, "--rejects FILE lists the rows")

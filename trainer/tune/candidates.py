@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_store.bounded import toml_document
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import MAX_VARIANTS, ModelSpec, spec_from_json
 
@@ -145,7 +145,7 @@ def rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:
 def _parsed(text: str) -> tuple[str, list[Value]]:
     name, equals, values = text.partition("=")
     if not equals or name not in TUNABLE:
-        raise SpecError(f"--try {text}: expected NAME=VALUE,VALUE… with a NAME of {', '.join(TUNABLE)}")
+        raise SpecError(f"--try {text}: expected NAME=VALUE,VALUE… with a NAME of {listed(TUNABLE, name)}")
     return name, [_value(each.strip(), text) for each in values.split(",")]
 
 

@@ -6,9 +6,10 @@ that the cross would have had. A cross without effect costs a little: its expect
 
 Of P pairs some look good by chance. A pair is proposed only if a one-sided t test of its gain, over blocks of rows
 (`paired.py`), passes at 5 % / P (Bonferroni): at most one search in twenty proposes anything where no pair has an
-effect. The first round tries all pairs. The pair with the largest gain of those that pass joins the spec; the others
-that passed are tried again beside it, and so on until none passes. The first round alone decides who may pass, so
-the later rounds add no chance of an error.
+effect. A pair that has no more keys than one of its fields alone says nothing new, and is not proposed. The
+first round tries all pairs. The pair with the largest gain of those that pass joins the spec; the others that passed
+are tried again beside it, and so on until none passes. The first round alone decides who may pass, so the later rounds
+add no chance of an error.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from model_store.spec.sections import Cross, FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.tune.candidates import Candidate, Group, learner_with, rebuilt
 from trainer.tune.paired import Difference
-from trainer.tune.passes import Pass, Repeated
+from trainer.tune.passes import Outcome, Pass, Repeated
 
 ERROR_RATE = 0.05
 PAIRS_PER_PASS = 15
@@ -33,16 +34,22 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Tried:
-    """A pair of fields, what it gained beside the crosses proposed before it, and its keys in the table."""
+    """A pair of fields, what it gained beside the crosses proposed before it, and its keys in the table.
+
+    same_as: the field that has a key for each of the cross's, as an item has for it and its brand, "" for none:
+    what the cross gains is a faster rate for that field, nothing new.
+    """
 
     pair: Pair
     gain: Difference
     keys: int
     passes_test: bool
+    same_as: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
-        return {"fields": list(self.pair), "gain": self.gain.as_dict(), "keys": self.keys}
+        own = {"fields": list(self.pair), "gain": self.gain.as_dict(), "keys": self.keys}
+        return own | ({"same_as": self.same_as} if self.same_as else {})
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,13 @@ class _Search:
         own = [
             keys for name, keys in having.crosses.items() if name in ("*".join(pair), "*".join(pair[::-1]))
         ]
-        return Tried(pair, gain, sum(own), gain.is_above_zero(self._error_rate))
+        same_as = self._same_as(pair, having, sum(own))
+        return Tried(pair, gain, sum(own), gain.is_above_zero(self._error_rate) and not same_as, same_as)
+
+    def _same_as(self, pair: Pair, having: Outcome, keys: int) -> str:
+        if any(self._spec.fields[name].is_number for name in pair):
+            return ""  # one key, whatever the number
+        return next((name for name in pair if 0 < keys <= having.fields.get(name, 0)), "")
 
     def _group(self, chosen: Sequence[Pair], pairs: Sequence[Pair]) -> Group:
         """A model whose first variant has none of the pairs, and each other one of them."""

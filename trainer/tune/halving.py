@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
@@ -203,7 +203,7 @@ def compared_variant(spec: ModelSpec, name: str | None) -> str:
     """The variant of this name, by default the first; it must use the parameters of `[learner]`."""
     variant = name if name is not None else next(iter(spec.variants))
     if variant not in spec.variants:
-        raise SpecError(f"no variant {variant!r}; variants: {', '.join(spec.variants)}")
+        raise SpecError(f"no variant {variant!r}; variants: {listed(spec.variants, variant)}")
     if of := spec.variants[variant].average:
         raise SpecError(
             f"variants.{variant} is an average and learns nothing; `tune` compares with --variant {of}"

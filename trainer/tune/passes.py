@@ -77,7 +77,7 @@ class Outcome:
     """What a candidate did over the compared rows.
 
     sums: the sum of weight x log-loss of each block of rows, or of a measure of each block of judged requests; measure:
-    its mean over them; nonzero: non-zero weights at the end of the pass; crosses: keys of each cross in the table.
+    its mean over them; nonzero: non-zero weights at the end of the pass; crosses, fields: keys of each in the table.
     """
 
     metrics: VariantMetrics
@@ -85,6 +85,7 @@ class Outcome:
     sums: Floats
     measure: float | None = None
     crosses: Mapping[str, int] = field(default_factory=dict)
+    fields: Mapping[str, int] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float | None]:
         """Log-loss, AUC, non-zero weights, and the measure if there is one, as JSON."""
@@ -114,6 +115,7 @@ class Pass:
                 "sums": each.sums.tolist(),
                 "measure": each.measure,
                 "crosses": dict(each.crosses),
+                "fields": dict(each.fields),
             }
             for index, each in self.outcomes.items()
         }
@@ -130,6 +132,7 @@ class Pass:
                 np.array(each["sums"], np.float64),
                 each["measure"],
                 each["crosses"],
+                each.get("fields", {}),
             )
             for index, each in document["outcomes"].items()
         }
@@ -247,7 +250,8 @@ def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
         crosses = {cross.name: keys for cross, keys in zip(plan.crosses, of_crosses, strict=True) if keys}
         alone = metrics[variant].model_copy(update={"difference": None})
         nonzero = int(np.count_nonzero(own[used]))
-        found[index] = Outcome(alone, nonzero, sums[:, variant], measures[variant], crosses)
+        fields = dict(zip((each.name for each in plan.fields), by_owner[1:].tolist(), strict=False))
+        found[index] = Outcome(alone, nonzero, sums[:, variant], measures[variant], crosses, fields)
     return found
 
 

@@ -18,7 +18,7 @@ from trainer.examples.open_log import open_log
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import expand
-from trainer.logs.rejects import MOST_REJECTED
+from trainer.logs.rejects import MOST_REJECTED, no_usable_row
 from trainer.tune.candidates import Candidate, as_variants, groups_of, learns_alone
 from trainer.tune.crosses import Pair, Proposal, propose, with_crosses
 from trainer.tune.extent import Extent, HeldOut, measure
@@ -141,10 +141,9 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
     passes = 0 if extent is None else 1
     tuning = tune(spec, candidates, log, comparison)
     passes += tuning.passes
-    if not tuning.ranking:
-        raise InputError(
-            f"no row could be learned from ({tuning.rejected:,} rejected); nothing can be ranked"
-        )
+    if not tuning.ranking or tuning.ranking[0].outcome.metrics.logloss is None:
+        said = no_usable_row("learned from", tuning.rejected, ())
+        raise InputError(f"{said}; nothing can be ranked; `ftrie doctor` says why")
     if RequestMeasure.parse(comparison.by) and tuning.ranking[0].outcome.measure is None:
         raise InputError(
             f"no request has both a clicked and an unclicked row, so there is no {comparison.by} to compare by; does "

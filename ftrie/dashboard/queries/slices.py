@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ftrie.dashboard.feed import ModelState
 from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
-from model_store.errors import UsageError
+from model_store.errors import UsageError, listed
 from model_store.spec.keys import escape
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import Log
@@ -100,7 +100,7 @@ class Slices:
     def grid(self, state: ModelState, query: SliceQuery, metric: str) -> Grid:
         """The grid of the active version. Raises FtrieError."""
         if metric not in METRICS:
-            raise UsageError(f"got the metric {metric!r}, expected one of {', '.join(METRICS)}")
+            raise UsageError(f"got the metric {metric!r}, expected one of {listed(METRICS, metric)}")
         found, source = self._evaluated(state, query.slice)
         return grid_of(found, query, metric, source)
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import listed
 from server.errors import ObjectiveError
 from server.ranking.limits import (
     MAX_FUNCTION_ARGUMENTS,
@@ -257,7 +258,7 @@ class _Parser:
         function = FUNCTIONS.get(name.text)
         if function is None:
             raise ObjectiveError(
-                f"at character {name.at}: got {name}, expected one of the functions {', '.join(FUNCTIONS)}"
+                f"at character {name.at}: got {name}, expected one of the functions {listed(FUNCTIONS, name.text)}"
             )
         self._expect("(", "(")
         count = 1

@@ -105,7 +105,9 @@ def test_charts_are_valid_vega_lite() -> None:
     altair = pytest.importorskip("altair")
     for make in KINDS.values():
         altair.LayerChart.from_dict(make(), validate=True)
-        altair.LayerChart.from_dict(for_notebook(make(), "a title").to_dict(), validate=True)
+        chart = for_notebook(make(), "a title")
+        altair.LayerChart.from_dict(chart.to_dict(), validate=True)
+    assert chart._repr_mimebundle_()["image/png"].startswith(b"\x89PNG"), "without scripts from a network"
 
 
 def test_a_mark_is_drawn_once_however_many_rows_there_are_up_to_a_limit() -> None:

@@ -44,7 +44,7 @@ def test_an_error_ends_with_9_and_a_table_is_examined_as_its_file_is(tmp_path: P
     code, out, _ = say("doctor", path)
     assert code == 9
     assert re.search(r"^error     label-leak +[0-9]+ of [0-9]+ clicks$", out, re.M)
-    assert 'do        [input] ignore = ["reve<nue"]' in out.splitlines()
+    assert 'do        [input] ignore = ["reve<nue"], or no entry in [fields]' in out.splitlines()
     assert all(len(line) <= 80 for line in out.replace(str(path), "log.csv").splitlines())
     code, out, err = say("doctor", path, "--json")
     assert (code, err) == (9, "")
@@ -85,7 +85,7 @@ def test_a_spec_says_what_is_learned(tmp_path: Path, ask: Ask) -> None:
     spec.write_text(SPEC.replace("[fields]", 'item = "item_id"\n[fields]'))
     found = ask(*words, "--items", items)["findings"]
     assert [(each["check"], each["severity"]) for each in found] == [("label-leak", "note")]
-    used = ftrie.Spec(SPEC).replace(fields={"brand": None, "reve<nue": {}})
+    used = ftrie.Spec(SPEC).merge(fields={"brand": None, "reve<nue": {}})
     assert [each.severity for each in ftrie.doctor(leaking(), used, progress=False)] == ["error"]
 
 
@@ -118,6 +118,7 @@ def test_refusals_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for words, expected, message in (
         ("absent.csv", 3, "absent.csv"),
         ("log.csv --spec spec.toml --label click", 2, "--label belongs to a log without --spec"),
+        ("spec.toml log.csv", 2, "spec.toml is a spec, not a log: give it as --spec"),
         ("log.csv --items items.csv", 2, "--items and --users need --spec"),
         ("log.csv --label clicked", 2, "no column 'clicked'"),
         ("log.csv --spec other.toml", 2, "no column 'bought'"),
@@ -129,7 +130,7 @@ def test_refusals_name_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ftrie.doctor(clean(400), SPEC, "click", progress=False)
     with pytest.raises(UsageError, match="need a spec"):
         ftrie.doctor(clean(400), items={"item": ["a"]}, progress=False)
-    with pytest.raises(SpecError, match="name it with --label"):
+    with pytest.raises(SpecError, match="name it with label"):
         ftrie.doctor({"size": ["x", "y", "z"]}, progress=False)
 
 

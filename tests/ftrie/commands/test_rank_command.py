@@ -105,7 +105,11 @@ def test_a_table_names_version_and_variant_and_has_what_was_asked(rank: list[str
         ([*ASKED, "--objective", "ctr +"], 6, "INVALID_ARGUMENT: objective: at character 6: got the end"),
         # As Python hands on the byte 0xff:
         ([*ASKED, "--variant", "\udcff"], FieldValueError.exit_code, "which is not Unicode text"),
-        ([*ASKED, "--address", "127.0.0.1:1", "--timeout", "5"], 6, "127.0.0.1:1: UNAVAILABLE"),
+        (
+            [*ASKED, "--address", "127.0.0.1:1", "--timeout", "5"],
+            6,
+            "no server at 127.0.0.1:1: Connection refused",
+        ),
     ],
 )
 def test_errors_go_to_stderr_with_a_code_and_say_what_is_expected(

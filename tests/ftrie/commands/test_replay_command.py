@@ -307,7 +307,7 @@ def test_a_log_without_an_event_or_a_label_is_refused_and_a_model_of_nothing_not
     assert "no line is an event (got neither items nor item" in said
     assert "none is a row with the label 'click'" in said
     write_rows(log, [{**row, "click": "maybe"} for row in rows_of(5, seed=1)])
-    assert "nothing was learned" in refusal(spec, log, "--save", model)
+    assert "no row could be learned from (5 rejected" in refusal(spec, log, "--save", model)
     assert not model.exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -63,6 +64,15 @@ def learned(data: Any, spec: ftrie.Spec = SPEC) -> str:
     return ftrie.train(spec, data, progress=False).model.artefact.sha256
 
 
+def test_numbers_beyond_64_bits_are_text_digit_for_digit() -> None:
+    assert arrow_table({"a": [2**70, 3, None]})["a"].to_pylist() == [str(2**70), "3", None]
+    assert arrow_table([{"a": 2**70}, {"a": 0.5}])["a"].to_pylist() == [str(2**70), "0.5"]
+    with pytest.raises(
+        InputError, match="the dict cannot be read as a table: column 'b': .*; give columns of one"
+    ):
+        arrow_table({"b": [[2**70], [1], []]})
+
+
 def pieces(rows: pa.Table, size: int) -> Iterator[pa.Table]:
     return (rows.slice(first, size) for first in range(0, rows.num_rows, size))
 
@@ -74,7 +84,7 @@ def test_arrow_tables_and_python_columns_and_rows(rows: pa.Table, expected: str)
     assert learned(rows.to_pylist()) == expected
     for size in (1, 7, 64, 65, ROWS - 1, ROWS, ROWS + 1):
         assert learned(pieces(rows, size)) == expected
-    spec = SPEC.replace(fields={"price": {"bucket": "quantile:8"}})  # which learns from the first rows
+    spec = SPEC.merge(fields={"price": {"bucket": "quantile:8"}})  # which learns from the first rows
     assert learned(pieces(rows, 70), spec) == learned(rows, spec)
     table = table_of(pieces(rows, 100))
     assert sum(batch.num_rows for batch in table.batches()) == ROWS
@@ -92,7 +102,7 @@ def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
     }
     assert learned(pa.table(other)) == expected
     assert learned({name: OnlyStream(rows[name]) for name in rows.column_names}) == expected
-    plain, fewer = rows.drop_columns(["tags"]), SPEC.replace(fields={"tags": None})
+    plain, fewer = rows.drop_columns(["tags"]), SPEC.merge(fields={"tags": None})
     assert learned(OnlyInterchange(plain), fewer) == learned(plain, fewer)
     nothing, user = pa.nulls(len(rows)), rows.column_names.index("user")
     coded = rows.set_column(user, "user", nothing.dictionary_encode())  # a dictionary of nothing
@@ -101,7 +111,7 @@ def test_encodings_of_other_libraries(rows: pa.Table, expected: str) -> None:
     both = [rows[name].combine_chunks() for name in ("user", "hour")]
     nested = {name: rows[name] for name in ("click", "price", "tags")}
     nested["u"] = pa.StructArray.from_arrays(both, ["user", "hour"])
-    spec = SPEC.replace(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
+    spec = SPEC.merge(fields={"user": {"column": "u.user"}, "hour": {"column": "u.hour"}})
     keys = [ftrie.train(*each, progress=False).report.keys for each in ((spec, nested), (SPEC, rows))]
     assert keys[0] == keys[1]
 
@@ -154,6 +164,32 @@ def test_weighted_sets_sets_times_and_decimals(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text("".join('{"t":"2026-01-02 00:00:00.000000Z",' + each + "}\n" for each in rest))
     assert learned(data, spec) == learned(log, spec)
+
+
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_a_csv_with_the_spellings_of_pandas_is_the_typed_table(tmp_path: Path, quoting: int) -> None:
+    fields = {"vip": {"side": "user"}, "age": {}, "ad": {"side": "item"}, "s": {"kind": "set"}}
+    spec = bare(fields=fields)
+    data: dict[str, list[Any]] = {
+        "y": [1, 0, 1, 0] * 3,
+        "vip": [True, False, None] * 4,
+        "age": [30.0, -0.0, None, 1.5] * 3,
+        "ad": ["a", "b"] * 6,
+        "s": [["True", "7"], ["30.0"], None] * 4,
+    }
+    with (tmp_path / "log.csv").open("w", newline="") as file:
+        writer = csv.writer(file, quoting=quoting)
+        writer.writerow(data)
+        for row in zip(*data.values(), strict=True):
+            writer.writerow([",".join(each) if isinstance(each, list) else each for each in row])
+    model = ftrie.train(spec, tmp_path / "log.csv", progress=False).model
+    assert model.artefact.sha256 == learned(data, spec)
+    ranker = model.ranker(items={"a": {"ad": "a"}})
+    typed, text = (
+        ranker.rank({"vip": vip}, {"age": age}, ["a"]).items[0].ctr
+        for vip, age in ((True, 30.0), ("True", "30.0"))
+    )
+    assert typed == text != ranker.rank({}, {}, ["a"]).items[0].ctr
 
 
 def test_items_and_users_from_tables_and_files(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ QUICK = ("as it is", "one variant", "averages", "times to live", "buckets")
 
 @pytest.mark.parametrize("name", slow_except(QUICK, SPECS))
 def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path) -> None:
-    spec = ready(rows, ALL_KINDS.replace(**SPECS[name]))
+    spec = ready(rows, ALL_KINDS.merge(**SPECS[name]))
     whole = ftrie.train(spec, rows, progress=False)
     learner = ftrie.Learner(spec)
     random, first = np.random.default_rng(1), 0
@@ -94,7 +94,7 @@ def test_batches_and_rows_are_one_run(name: str, rows: pa.Table, tmp_path: Path)
     ],
 )
 def test_whole_requests_in_each_call(change: dict[str, Any], rows: pa.Table) -> None:
-    spec = ready(rows, ALL_KINDS.replace(**change))
+    spec = ready(rows, ALL_KINDS.merge(**change))
     learner = ftrie.Learner(spec)
     for first in range(0, ROWS, 40):
         learner.learn(rows.slice(first, 40))
@@ -140,7 +140,7 @@ def test_bad_rows_and_what_needs_the_whole_log_are_refused(spec: ftrie.Spec, row
         ftrie.Learner(ALL_KINDS)
     seen = {"side": "user", "history": "seen", "of": "ad", "measure": "count", "within": "1h"}
     with pytest.raises(SpecError):
-        ftrie.Learner(ALL_KINDS.replace(fields={"seen": {**seen, "kind": "number"}, "quality": None}))
+        ftrie.Learner(ALL_KINDS.merge(fields={"seen": {**seen, "kind": "number"}, "quality": None}))
 
 
 def test_damaged_states(spec: ftrie.Spec, rows: pa.Table, tmp_path: Path) -> None:
@@ -175,7 +175,19 @@ def test_what_the_command_would_not_publish_is_published_only_by_force(
     rows = {"y": pa.array(map(str, labels), pa.string()), "user": pa.array(["u"] * len(labels), pa.string())}
     table = pa.table(rows)
     with ftrie.Store(f"embedded:{tmp_path}") as store:
-        for trained in (ftrie.train(bare(), table, progress=False), ftrie.Learner(bare()).learn(table)):
+        if any(label in (0, 1) for label in labels):
+            said = r"^1 row rejected: table:9: y: got '\?'"
+            with pytest.warns(ftrie.FtrieWarning, match=said):
+                trains = [ftrie.train(bare(), table, progress=False)]
+            with pytest.warns(ftrie.FtrieWarning, match=said):
+                trains.append(ftrie.Learner(bare()).learn(table))
+            with pytest.warns(ftrie.FtrieWarning, match=said):
+                trains[0].model.evaluate(table, progress=False)
+        else:
+            with pytest.raises(InputError, match="no row could be learned from"):
+                ftrie.train(bare(), table, progress=False)
+            trains = [ftrie.Learner(bare()).learn(table)]
+        for trained in trains:
             for publish in (trained.model.publish, store.publish):
                 with pytest.raises(InputError, match=why) as error:
                     publish(*([trained.model] if publish == store.publish else [store]))

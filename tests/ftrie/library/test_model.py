@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import ftrie
+from ftrie.library.html import show_tables
+from ftrie.library.output import in_python
 from ftrie.library.weights import heaviest
 from model_store.errors import ArtefactError, SpecError, UsageError
 from tests.ftrie.conftest import Ask
@@ -55,7 +57,7 @@ def test_predict_is_what_evaluate_scores(model: ftrie.Model, rows: pa.Table, tmp
 @pytest.mark.parametrize("algorithm", slow_except(["adpredictor"], ["adpredictor", "ogd"]))
 def test_other_learners(algorithm: str, rows: pa.Table) -> None:
     learner = {"algorithm": algorithm, "values": None, "l1": None}
-    spec = ALL_KINDS.replace(learner=learner, calibration=None, variants={"plain": {"alpha": None}})
+    spec = ALL_KINDS.merge(learner=learner, calibration=None, variants={"plain": {"alpha": None}})
     model = ftrie.train(spec, rows, progress=False).model
     found = model.predict(rows.slice(0, 30), uncertainty=True).to_pylist()
     for line, row in zip(found, features_of(rows).slice(0, 30).to_pylist(), strict=True):
@@ -108,8 +110,40 @@ def test_weights_name_fields_and_users_of_keys(model: ftrie.Model) -> None:
     assert crossed["field"] == "age*ad" and crossed["variants"] == "base" and crossed["weight.plain"] is None
     assert model.keys == len(lines)
     shared = ftrie.train(bare(), {"y": [1, 0] * 20, "f": ["ä", "b"] * 20}, progress=False).model.weights()
-    assert shared.column_names == ["key", "field", "weight", "rate", "variants"]
+    assert shared.column_names == ["key", "field", "weight", "learning_rate", "variants"]
     assert [key for key in shared["key"].to_pylist() if key.startswith("f=")] == ["f=b", "f=ä"]
+
+
+def test_errors_name_arguments_as_python_has_them(model: ftrie.Model, rows: pa.Table) -> None:
+    for asked, said in (
+        ({"without": ["agee"]}, r"^without agee: no such field or cross; .*; did you mean age\?$"),
+        ({"slices": ["agee"]}, r"^slices 'agee': no such field; .*; did you mean age\?$"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            model.evaluate(rows, progress=False, **asked)
+    assert in_python("give --no-header, or `ftrie init a.csv --no-header`") == (
+        "give no_header, or `ftrie init a.csv --no-header`"
+    )
+
+
+def test_a_prediction_has_the_type_of_what_it_is_of(model: ftrie.Model, rows: pa.Table) -> None:
+    pandas, features = pytest.importorskip("pandas"), features_of(rows).slice(0, 20)
+    frame = features.to_pandas().set_index(pandas.Index(range(100, 120)))
+    found = model.predict(frame)
+    assert isinstance(found, pandas.DataFrame) and list(found.index) == list(frame.index)
+    assert found["base"].tolist() == model.predict(features)["base"].to_pylist()
+    polars = pytest.importorskip("polars")
+    assert isinstance(model.predict(polars.from_arrow(features)), polars.DataFrame)
+
+
+def test_a_notebook_shows_the_weights_as_a_table(model: ftrie.Model) -> None:
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    try:
+        formatter = shell.instance().display_formatter
+        show_tables()
+        assert "<table><thead>" in formatter.format(model.weights())[0]["text/html"]
+    finally:
+        shell.clear_instance()
 
 
 def test_evaluate_judges_variants_and_requests(model: ftrie.Model, rows: pa.Table, tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from tests.server import shop
 from tests.server.one_process import Server
 
 QUALITY = {"quality": {"side": "item", "kind": "number", "scale": "standard"}}
-SPEC = ftrie.Spec(shop.SPEC).replace(fields=QUALITY, learner={"alpha": 0.2})
+SPEC = ftrie.Spec(shop.SPEC).merge(fields=QUALITY, learner={"alpha": 0.2})
 SPECS = {
     "one weight": SPEC,
-    "weights of each variant": SPEC.replace(learner={"values": "per_variant"}),
-    "isotonic": SPEC.replace(calibration={"kind": "isotonic", "by": "age"}),
-    "power": SPEC.replace(calibration={"kind": "power"}),
-    "adpredictor": SPEC.replace(learner={"algorithm": "adpredictor", "alpha": None}),
+    "weights of each variant": SPEC.merge(learner={"values": "per_variant"}),
+    "isotonic": SPEC.merge(calibration={"kind": "isotonic", "by": "age"}),
+    "power": SPEC.merge(calibration={"kind": "power"}),
+    "adpredictor": SPEC.merge(learner={"algorithm": "adpredictor", "alpha": None}),
 }
 USER, CONTEXT, ITEM = ("age", "device", "likes"), ("hour", "distance"), ("brand", "tags", "price", "quality")
 ROWS, ASKED = 1_500, 40
@@ -82,7 +82,9 @@ def test_a_server_scores_the_same(kind: str, store: Store, start: Callable[[], S
                 continue
             for row, bound, each in list(zip(rows, uncertainty, served, strict=True))[:5]:
                 lines = model.explain(row, variant).table.to_pylist()
-                known = sum(line["rate"] * abs(line["x"]) for line in lines if line["weight"] is not None)
+                known = sum(
+                    line["learning_rate"] * abs(line["x"]) for line in lines if line["weight"] is not None
+                )
                 assert each.objective == pytest.approx(known, rel=1e-12)
                 assert bound >= each.objective * (1 - 1e-12)
 

@@ -231,8 +231,14 @@ def test_wrong_arguments_are_refused_by_name(of_shop: Ranker) -> None:
     wrong: Any = 7
     for call, message in (
         (lambda: of_shop.rank("u1", **asked(cookie="u2")), "user='u1' and cookie='u2'; give one"),
-        (lambda: of_shop.rank("u1", **asked(filter=[])), "keyword 'filter'; did you mean 'filters'"),
-        (lambda: of_shop.explain("u1", **asked(topk=1)), "keyword 'topk'; did you mean 'top_k'"),
+        (
+            lambda: of_shop.rank("u1", **asked(filter=[])),
+            "keyword 'filter'; a ranking takes .*; did you mean filters?",
+        ),
+        (
+            lambda: of_shop.explain("u1", **asked(topk=1)),
+            "keyword 'topk'; a ranking takes .*; did you mean top_k?",
+        ),
         (lambda: of_shop.rank(wrong, **asked()), "user: got 7, expected features by name, or the user's"),
         (lambda: Ranker(shop.artefact(), {7: {}}), "got the id 7, expected a text, such as '7'"),
         (lambda: Ranker(shop.artefact(), {}, {7: {}}), "got the id 7, expected a text, such as '7'"),

@@ -48,18 +48,20 @@ def test_every_name_survives_the_toml_form() -> None:
     for name in NAMES:
         fields = {name: {"column": name}}
         spec = ftrie.Spec({"model": {"name": "t"}, "input": {"label": "y"}, "fields": fields})
-        assert ftrie.Spec(spec.replace(learner={"alpha": 0.5}).text).fields == (name,)
+        assert ftrie.Spec(spec.merge(learner={"alpha": 0.5}).text).fields == (name,)
 
 
 def test_replace_merges_sections_and_removes_members() -> None:
     spec = ftrie.Spec(TEXT)
-    changed = spec.replace(learner={"alpha": 0.3}, fields={"age": None}, crosses=None, variants=None)
+    changed = spec.merge(learner={"alpha": 0.3}, fields={"age": None}, crosses=None, variants=None)
     assert changed.fields == ("url path",)
     assert changed.model_spec.learner.alpha == 0.3
     assert changed.variants == ("base",)
     assert spec == ftrie.Spec(TEXT)
-    with pytest.raises(SpecError, match=r"learner\.alfa: no such key; allowed here: "):
-        spec.replace(learner={"alfa": 1})
+    with pytest.raises(
+        SpecError, match=r"learner\.alfa: no such key; allowed here: .*; did you mean alpha\?"
+    ):
+        spec.merge(learner={"alfa": 1})
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_urls(model: ftrie.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_activating_past_a_guard_is_a_warning(store: ftrie.Store) -> None:
-    guarded = ftrie.train(ALL_KINDS.replace(guard={}), all_kinds_rows(400), progress=False).model
+    guarded = ftrie.train(ALL_KINDS.merge(guard={}), all_kinds_rows(400), progress=False).model
     warning = "the guard of 'kinds' does not judge what is published from Python"
     with pytest.warns(ftrie.FtrieWarning, match=warning):
         assert guarded.publish(store, activate=True) == 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.features.cells import Block, CellText, CodedText, padded_lines, text_places
+from model_store.features.cells import Block, CellText, CodedText, canonical_texts, padded_lines, text_places
 from model_store.features.cells_kernels import digest_texts
+from model_store.features.values import category_text
 from tests.model_store.features.documented_hash import digest, whole_key
 
 TEXT = st.binary(max_size=20).map(lambda text: text.translate(None, b'\t\n\r"'))
@@ -37,6 +40,28 @@ def test_cells_are_those_of_the_lines_whatever_follows(rows: list[list[bytes]], 
     assert block.longest == max(len(text) for row in rows for text in row)
     odd = [b"".join(row[place] for row in rows) for place in columns]
     assert block.are_plain == [text.isascii() and not set(text) & set(b"%*=") for text in odd]
+
+
+SPELLED = st.sampled_from(
+    [b"True", b"FALSE", b"30.0", b"-0", b"-0.000", b"7." + b"0" * 70, b"1.50", b"100", b"-3", b"The"]
+)
+CELLS = st.one_of(SPELLED, st.text("0.-TrueFals", max_size=70).map(str.encode))
+
+
+@given(st.lists(st.lists(CELLS, min_size=3, max_size=3), min_size=1, max_size=30))
+def test_columns_with_other_spellings_of_a_value_are_found(rows: list[list[bytes]]) -> None:
+    block, found = block_of(rows), []
+    assert block is not None and block.spelled is not None
+    for place in range(3):
+        texts = pa.array([row[place] for row in rows], pa.binary())
+        spelled = [category_text(row[place]) for row in rows]
+        assert canonical_texts(texts).to_pylist() == spelled
+        found.append(spelled != texts.to_pylist())
+    # What only may be one is looked at again, which takes time, so that it must be rare.
+    at_once, one_by_one = block.has_spellings(range(3)), replace(block, spelled=None).has_spellings(range(3))
+    for each in (at_once, one_by_one):
+        assert not any(is_one and not said for is_one, said in zip(found, each, strict=True))
+    assert not block_of([[b"100", b"1.50", b"-3"], [b"The", b"0.05", b"t"]] * 40).spelled.any()
 
 
 @pytest.mark.parametrize("line", [b"a", b"a\tb\tc", b"a\tb\rc", b"", b"a\tb\nc", b"a\tb\tc\nd"])

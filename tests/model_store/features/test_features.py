@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.values import LARGEST_REAL, log_bucket, text_of
+from model_store.features.values import LARGEST_REAL, category_text, log_bucket, text_of
 from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import escape, parse_key, prefix_of, unescape
 from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
@@ -88,6 +88,39 @@ def test_text_of_a_value_does_not_depend_on_its_type():
         assert column.text.to_pylist() == [b"7", b"", b"12"]
 
 
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        (30.0, ["30.0", "30.00", "30"]),
+        (-0.0, ["-0.0", "-0", "0", "0.0"]),
+        (True, ["True", "TRUE", "true"]),
+        (False, ["False", "FALSE", "false"]),
+        (2.0**53 - 1, ["9007199254740991.0", "9007199254740991"]),
+        (-1.5, ["-1.5"]),
+    ],
+)
+def test_a_text_is_the_category_of_the_value_that_it_spells(value, texts):
+    for options in ('kind = "category"', 'kind = "set", separator = "|"'):
+        field = field_of(options)
+        typed = field.tokens(value)
+        assert [field.tokens(text) for text in texts] == [typed] * len(texts)
+        several = [pa.array(texts), pa.array(texts).dictionary_encode(), pa.array([value])]
+        several += [pa.array([[text] for text in texts])] * ("set" in options)
+        for array in several:
+            column = column_of(field, array)
+            assert [tokens_of(column, row) for row in range(len(array))] == [typed] * len(array)
+    assert field.tokens(["True", True, "x"]) == field.tokens("True|true|x") == field.tokens(["true", "x"])
+    assert tokens_of(column_of(field, pa.array([["True", "true", "x"]])), 0) == field.tokens(["true", "x"])
+
+
+@pytest.mark.parametrize(
+    "text", ["007", "1.50", "1.10", "+1", ".0", "1e16", "00.0", "9007199254740993.0", "tRue", "5-0", "Style"]
+)
+def test_another_text_stays_as_it_is_written(text):
+    assert category_text(text.encode()) == text.encode()
+    assert column_of(field_of('kind = "category"'), pa.array([text])).text.to_pylist() == [text.encode()]
+
+
 def test_a_value_that_does_not_fit_is_named():
     for options, value, message in [
         ('kind = "number"', "abc", "f: got 'abc', expected a number"),
@@ -107,7 +140,8 @@ def test_a_value_that_does_not_fit_is_named():
         column_of(field_of('kind = "number"'), pa.array([{"a": 1}]))
 
 
-TEXTS = st.one_of(st.just(""), st.text(alphabet="ab*=%ü|\x00", max_size=12), st.text(max_size=5))
+SPELLINGS = st.sampled_from(["True", "FALSE", "30.0", "-0", "-0.0", "a|True|true|7.00|7"])
+TEXTS = st.one_of(st.just(""), st.text(alphabet="ab*=%ü|\x00", max_size=12), st.text(max_size=5), SPELLINGS)
 NUMBERS = st.one_of(
     st.just(""),
     st.floats(allow_nan=False, allow_infinity=False).map(repr),

@@ -84,7 +84,7 @@ def test_a_spec_survives_json():
         ("[variants]\n" + "".join(f"v{i} = {{}}\n" for i in range(33)), "from 1 to 32 are allowed, got 33"),
         (
             AGE + '{}\n[variants]\na = { share = 1, without = ["ages"] }\n',
-            "variants.a.without: 'ages' is neither a field nor a cross; fields: age",
+            "variants.a.without: 'ages' is neither a field nor a cross; fields and crosses: age; did you mean age?",
         ),
         ('[calibration]\nby = "age"\n', 'by = "age" needs kind = "power" or "isotonic"'),
         (BY_AGE.replace('"age"', '"ages"'), "calibration.by: no field 'ages'; fields: age"),

@@ -196,7 +196,7 @@ def test_health_over_http_tells_the_present(store: Store, store_url: str) -> Non
         (["--shadow-log", "no folder/shadows.jsonl"], "cannot write the shadow log"),
         (["--log-level", "loud"], "got 'loud', expected one of debug, info, warning, error"),
         (["my model"], "got the model name 'my model'"),
-        (["--port", "TAKEN"], "is the port taken? --port 0 chooses a free one"),
+        (["--port", "TAKEN"], "has the port; --port 0 chooses a free one"),
     ],
 )
 def test_what_cannot_work_ends_the_command_at_once(

@@ -33,7 +33,10 @@ def test_a_folder_has_one_supervisor_at_a_time(tmp_path: Path) -> None:
     first = StateFolder(folder)
     assert folder.stat().st_mode & 0o077 == 0, "open to its owner only"
     assert has_supervisor(str(folder))
-    with pytest.raises(ServerError, match="name another folder with --state"):
+    with pytest.raises(
+        ServerError,
+        match=rf"process {os.getpid()} \(.*python.*\) has the state folder .*or another folder with --state",
+    ):
         StateFolder(folder)
     first.close()
     StateFolder(folder).close()
@@ -85,9 +88,9 @@ def test_a_port_is_reserved_and_shared_by_who_knows_of_it() -> None:
     port.close()
     Port("127.0.0.1", port.number, shared=False).close()
     listener = socket.create_server(("127.0.0.1", 0), reuse_port=True)
-    with listener, pytest.raises(ServerError, match="is the port taken"):
+    with listener, pytest.raises(ServerError, match=rf"process {os.getpid()} \(.*python.*\) has the port"):
         Port("127.0.0.1", listener.getsockname()[1], shared=False)
-    with pytest.raises(ServerError, match="or is the host not an address of this machine"):
+    with pytest.raises(ServerError, match="or the host not one of this machine's"):
         Port("192.0.2.1", 0, shared=False)
 
 

@@ -348,7 +348,7 @@ def test_an_address_without_a_port_and_a_missing_ray_are_errors(monkeypatch: pyt
     ):
         crew_of(1, 1, address="head.example")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"needs Ray: pip install 'ftrie\[distributed\]'$"):
+    with pytest.raises(UsageError, match=r"needs Ray: .*python.* -m pip install 'ftrie\[distributed\]'$"):
         crew_of(1, 1)
 
 

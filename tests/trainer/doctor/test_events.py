@@ -105,7 +105,8 @@ def test_times_of_events_that_run_backwards(tmp_path: Path) -> None:
     order = np.random.default_rng(3).permutation(REQUESTS)
     bad = only(diagnosis([impressions[each] for each in order], clicks, tmp_path), "time-backwards")
     assert (bad.severity, bad.columns, bad.unit) == ("warning", ("ts",), "events")
-    assert "impressions.jsonl:" in bad.where
+    assert "impressions.jsonl:" in bad.where and "5 s, [join] lateness" in bad.message
+    assert "`ftrie trainer` loses the clicks" in bad.remedy
 
 
 def test_beyond_a_bound_requests_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

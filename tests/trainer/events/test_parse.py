@@ -362,6 +362,7 @@ def test_dotted_paths_are_looked_for_as_written() -> None:
     far = {"deep": {"x": "far"}}
     events = parsed(event(context=far), event(context={"context.deep.x": "near"} | far))
     assert events.columns["context.deep.x"].to_pylist() == [b"far", b"near"]
+    assert parsed(event(context={"deep.x": "own"})).columns["context.deep.x"].to_pylist() == [b"own"]
 
 
 def test_the_items_column_is_its_id_unless_it_was_served_with_another_value() -> None:

@@ -28,6 +28,7 @@ from trainer.examples.side_tables import side_tables
 from trainer.join.join import Closed, Joined
 from trainer.join.rows import Segments
 from trainer.logs.batch import RowBatch
+from trainer.runs.replay import replay_events
 
 TEXT = """
 [model]
@@ -113,8 +114,10 @@ EVENTS = st.lists(
 @given(EVENTS, st.booleans())
 def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join(events, packed):
     oracle = OracleJoin(SPEC.join)
-    shown = [event for event in events if event.shows is not None]
-    for event in events:
+    late_by = max((max(each.time for each in events[: n + 1]) - event.time for n, event in enumerate(events)))
+    in_order = sorted(events, key=lambda event: event.time) if late_by > SPEC.join.lateness_us else events
+    shown = [event for event in in_order if event.shows is not None]
+    for event in in_order:
         oracle.take(event)
     oracle.finish()
     positive = {(row.impression, row.row) for row in oracle.rows if row.label}
@@ -267,6 +270,55 @@ def test_feedback_that_is_of_no_row_is_noted(log: str, tmp_path: Path) -> None:
     assert "3 clicks or conversions of 3 are not of a row: 1 came after the window of 10s" in note
     assert "1 have no impression, 1 are of an item not shown" in note
     assert "so there is no row" in notes_of(SHOWN | {"items": []})[-1]
+
+
+def hours(seconds: Sequence[int]) -> list[dict[str, Any]]:
+    """Impressions of these seconds, all of whose first items are clicked: first all impressions, then the clicks."""
+    shown = [SHOWN | {"request_id": f"r{second}", "ts": 1000 + second} for second in seconds]
+    return shown + [{"request_id": f"r{each}", "ts": 1002 + each, "item": "a"} for each in seconds]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz"])
+def test_events_out_of_order_are_sorted_if_they_fit_in_memory_and_refused_if_not(
+    tmp_path, monkeypatch, suffix
+):
+    """Given the clicks behind all impressions and the second hour first, when read, every click is of its row."""
+    events = [*hours(range(3600, 7200, 5)), "{broken", *hours(range(0, 3600, 5))]
+    notes: list[str] = []
+    log = written(tmp_path / f"log.{suffix}", events)
+    found = read([log], on_note=notes.append)
+    assert rows(found, "request_id", "click") == [
+        (f"r{second}", label) for second in range(0, 7200, 5) for label in (1, 0)
+    ]
+    assert notes == [f"{log}: events are out of order, by 7,197 s at most: sorted by their ts"]
+    ((file, line),) = [(each.file, each.line) for batch in found for each in batch.rejects]
+    assert (file, line) == (log, 1441) and {batch.file for batch in found if batch.rows} == {log}
+    lines = dict(
+        zip(
+            (row[0] for row in rows(found, "request_id")),
+            np.concatenate([b.lines for b in found]),
+            strict=True,
+        )
+    )
+    replayed = replay_events(SPEC, [log]).join
+    assert (replayed["joined"], replayed["orphans"], replayed["out_of_order"]) == (1440, 0, 0)
+    assert (lines["r3600"], lines["r0"]) == (1, 1442)
+    monkeypatch.setattr("trainer.events.merge.SORT_BYTES", 1 << 10)
+    with pytest.raises(
+        InputError, match=r"events are out of order: [\d,]+ of [\d,]+ came after .*sort the file by ts"
+    ):
+        read([log])
+    with pytest.raises(InputError, match="events are out of order"):
+        replay_events(SPEC, [log])
+    notes.clear()
+    few = [*hours(range(0, 36000, 5)), CLICK | {"ts": 1000}]
+    few = [*sorted(few[:-1], key=lambda event: event["ts"]), few[-1]]  # one click, hours late, in a large log
+    read([written(tmp_path / f"few.{suffix}", few)], on_note=notes.append)
+    assert (
+        "1 click or" in notes[0]
+        and "0 have no impression" in notes[0]
+        and "1 are out of order in time" in notes[0]
+    )
 
 
 def test_bytes_read_grow_to_the_size_of_the_files(tmp_path: Path) -> None:

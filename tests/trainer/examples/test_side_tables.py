@@ -63,6 +63,25 @@ def test_a_joined_log_learns_the_model_of_the_whole_log(files):
     assert b"age*brand=20*nike" in {short.key(row) for row in range(short.rows)}
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("7.0", "the log has '7', the table '7.0'; ids are compared by their exact text"),
+        ("007", "the log has '7', the table '007'; ids are compared by their exact text"),
+        ("x", "for example '7'"),
+    ],
+)
+def test_rows_that_find_no_record_are_counted_and_both_spellings_shown(files, written, said):
+    table = files / "items.csv"
+    table.write_text(f"item_id,brand\n{written},nike\n8,\n9,\n")
+    notes = []
+    log = Log([str(files / "short.csv")], tables=[items(table)], on_note=notes.append)
+    spec = SPEC.replace('side = "user" }', 'side = "user", optional = true }')
+    train(parse_spec(spec), log, rejects=RejectLog())
+    [note] = [note for note in notes if "items.csv" in note]
+    assert "items.csv: 2 of 4 rows found no record by their item" in note and note.endswith(said)
+
+
 def test_the_log_wins_over_the_table(files):
     (files / "items.csv").write_text("item_id,brand\n7,adidas\n")
     with_table, without = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from ftrie.cli import run
+from model_store.spec.spec import load_spec, parse_spec
+from trainer.events.fields import resolve_fields
 from trainer.guess.guesses import Guess
 from trainer.guess.profiles import Sample, profile_of
 from trainer.guess.relations import guess_log
+from trainer.guess.spec_writer import spec_text
 
 ROWS = 400
 
@@ -107,3 +111,71 @@ def test_init_warns_and_the_spec_trains(tmp_path: Path, capsys: pytest.CaptureFi
     written = spec.read_text()
     assert 'colour = { side = "item" }' in written and "send none when ranking" in written
     assert 'fields = ["position"' not in written and run(["train", str(spec), str(log)]) == 0
+
+
+def test_an_attribute_is_the_user_s_if_it_never_changes_for_one_and_the_request_s_if_it_often_does() -> None:
+    draw = random.Random(4)
+    users = [str(10_000 + draw.randrange(40)) for _ in range(ROWS)]
+    found = guessed(
+        click=labels(),
+        user_id=users,
+        plan=[("gold", "free")[int(user) % 2] for user in users],
+        device_age=[str(draw.randrange(5)) for _ in users],
+        user_city=[f"c{int(user) % 7}" if row != 9 else "moved" for row, user in enumerate(users)],
+        buyer=[str(draw.randrange(200)) for _ in users],  # a number, and an id all the same
+        buyer_age=[str(draw.randrange(200)) for _ in users],
+    )
+    sides = {name: each.side for name, each in found.items() if each.role == "field"}
+    assert sides == {
+        "plan": "user",
+        "device_age": "context",
+        "user_city": "user",
+        "buyer": "context",
+        "buyer_age": "context",
+    }
+    assert found["plan"].why.endswith("one value for each user_id")
+    assert found["device_age"].why.endswith("changes for a user_id")
+    assert (found["buyer"].kind, found["buyer_age"].kind) == ("category", "number")
+
+
+def test_a_map_to_numbers_is_one_set_and_a_record_of_numbers_is_not(tmp_path: Path, capsys) -> None:
+    log, spec = tmp_path / "log.jsonl", tmp_path / "log.toml"
+    rows = [
+        {
+            "click": row % 2,
+            "interests": {f"t{(row + k) % 10}": k + 1 for k in range(3)},
+            "at": {"x": row % 9, "y": 1},
+        }
+        for row in range(200)
+    ]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run(["init", str(log), "-o", str(spec)]) == 0
+    fields = load_spec(spec).fields
+    assert fields["interests"].kind == "set" and set(fields) == {"interests", "x"}
+    assert run(["train", str(spec), str(log), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rejected"] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--label", "click"]])
+def test_a_label_with_a_few_odd_cells_is_one_and_they_are_named(
+    flags: list[str], tmp_path: Path, capsys
+) -> None:
+    log = tmp_path / "log.csv"
+    cells = ["" if row == 50 else "maybe" if row == 70 else str(row % 2) for row in range(200)]
+    log.write_text("click,a\n" + "".join(f"{cell},k{row % 3}\n" for row, cell in enumerate(cells)))
+    assert run(["init", str(log), *flags]) == 0
+    out, err = capsys.readouterr()
+    assert "2 of 200 rows have no label in click: empty, 'maybe'; training rejects them" in err
+    assert parse_spec(out).input.label == "click"
+
+
+def test_the_trainer_of_a_server_that_sends_no_position_goes_on(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    slots = [str(1 + row % 4) for row in range(ROWS)]
+    found = guessed(
+        click=[str(int(draw.random() < 0.2)) for _ in slots], slot=slots, brand=["a", "b"] * (ROWS // 2)
+    )
+    assert found["slot"].optional and not found["brand"].optional
+    shown = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "a"}}]}
+    spec = parse_spec(spec_text("log.csv", list(found.values())))
+    assert resolve_fields(spec, json.dumps(shown).encode()).fields["slot"].optional

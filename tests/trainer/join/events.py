@@ -61,4 +61,6 @@ def assert_alike(join: Join, oracle: OracleJoin) -> None:
     assert counts.impressions == counts.closed + counts.pending + counts.duplicate_impressions
     assert counts.rows == counts.positives + counts.negatives + counts.pending_rows
     feedback = counts.joined + counts.duplicate_feedback + counts.unknown_item + counts.late
-    assert counts.clicks + counts.conversions == feedback + counts.orphans + counts.waiting
+    assert counts.clicks + counts.conversions == (
+        feedback + counts.orphans + counts.out_of_order + counts.waiting
+    )

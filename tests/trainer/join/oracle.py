@@ -115,7 +115,7 @@ class OracleJoin:
             return
         self.counts["early"] += 1
         if self.is_over(since):
-            self.counts["orphans"] += 1
+            self.counts["out_of_order"] += 1
             return
         self.early.append(event._replace(time=since))
         if len(self.early) > self.section.max_pending:

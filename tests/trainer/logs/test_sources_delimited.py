@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import Everything, read, write
+from trainer.logs.csv import Header
+from trainer.logs.dialect import Dialect
 from trainer.logs.reader import LogReader
 
 CELL = st.text(st.sampled_from('ab1,;"\n\r\té\0 '), max_size=6)
@@ -48,9 +50,12 @@ def quoted(cell: str) -> str:
 
 @st.composite
 def csv_texts(draw: st.DrawFn) -> str:
-    """Rows of one to three cells under a header of two, blank lines between, any mix of line ends."""
+    """Rows of one to three cells under a header of two, blank lines between, any mix of line ends.
+
+    The first one has two, so that rows of three do not all end with a separator.
+    """
     end = draw(LINE_END)
-    text = "x,y" + end
+    text = f"x,y{end}1,2{end}"
     for cells in draw(st.lists(st.lists(CELL, min_size=0, max_size=3), max_size=12)):
         always = draw(st.booleans())
         plain = [quoted(cell) if always or set(cell) & set(',"\n\r') else cell for cell in cells]
@@ -67,16 +72,17 @@ def test_csv_reads_like_the_csv_module(scratch: Path, text: str, batch_bytes: in
 @given(body=st.text(st.sampled_from('a",\n\r'), max_size=40), batch_bytes=BATCH_BYTES)
 @example(body='"a"b,"c\r"\r\n\n\ra,"b""\n",c\r\r', batch_bytes=1)
 def test_stray_quotes_mean_what_they_mean_to_the_csv_module(scratch, body, batch_bytes):
-    text = "x,y\n" + body
+    text = "x,y\n1,2\n" + body  # the row tells that rows do not end with a separator
     assume(oracle(text + "\nlast,row\n").rows[-1:] == [(b"last", b"row")])
     path = write(scratch / "stray.csv", text)
     assert read(path, ["x", "y"], batch_bytes=batch_bytes) == oracle(text)
 
 
 @given(body=st.text(st.sampled_from('ab"\t\n\r\0é'), max_size=40), batch_bytes=BATCH_BYTES)
-def test_tsv_knows_no_quoting(scratch: Path, body: str, batch_bytes: int) -> None:
-    path = write(scratch / "log.tsv", "x\ty\n" + body)
-    assert read(path, ["x", "y"], batch_bytes=batch_bytes) == oracle("x\ty\n" + body, "\t", quoting=False)
+def test_tsv_without_quoting(scratch: Path, body: str, batch_bytes: int) -> None:
+    text = "x\ty\n1\t2\n" + body  # the row tells that rows do not end with a separator
+    path, header = write(scratch / "log.tsv", text), Header(dialect=Dialect(separator="\t", quote=""))
+    assert read(path, ["x", "y"], batch_bytes=batch_bytes, header=header) == oracle(text, "\t", quoting=False)
 
 
 def test_only_wanted_columns_are_delivered_in_the_order_asked(tmp_path: Path) -> None:
@@ -122,6 +128,11 @@ def test_a_wanted_column_named_twice_and_an_empty_file_are_refused(tmp_path: Pat
     ):
         with pytest.raises(InputError, match=said):
             read(write(tmp_path / "log.csv", data), ["a", "b"])
+    write(tmp_path / "log.csv", b"a,b,b\n1,2,3\n")
+    notes: list[str] = []
+    with LogReader([str(tmp_path / "log.csv")], on_note=notes.append) as reader:
+        assert (reader.columns(), reader.may_have("b")) == (("a",), True)
+    assert notes == [f"{tmp_path}/log.csv: left out, as columns that share a name: b"]
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 7, 16, 4096])
@@ -150,3 +161,11 @@ def test_lines_are_int64_and_batches_of_nothing_but_rejects_are_allowed(tmp_path
     (batch,) = LogReader([str(write(tmp_path / "log.csv", b"a,b\nx\ny\n"))]).batches(["a"])
     assert batch.lines.dtype == np.int64
     assert (batch.rows, len(batch.rejects), len(batch.columns["a"])) == (0, 2, 0)
+
+
+def test_invisible_characters_in_a_header_are_shown_in_messages(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv", "click\u200b, ad,x\u00a0y,é\n1,a,b,c\n")
+    with pytest.raises(SpecError) as caught:
+        read(path, ["click"])
+    told = r"no column 'click'; it has 'click\u200b', ' ad', 'x\xa0y', é; did you mean 'click\u200b'?"
+    assert str(caught.value).endswith(told)

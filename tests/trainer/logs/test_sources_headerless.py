@@ -155,3 +155,19 @@ def test_a_file_that_its_name_fits_is_read_by_its_name(tmp_path: Path) -> None:
     ):
         columns, notes = columns_of(write(tmp_path / name, data))
         assert (columns[0], notes) == ("click", []), data
+
+
+@pytest.mark.parametrize(
+    "title", ["# exported by etl", "sep=,", "Click report,,", "by,,\r\n\r\nClick report"]
+)
+@pytest.mark.parametrize("end", ["", ","])
+def test_titles_before_the_header_and_separators_at_the_end_of_rows(
+    tmp_path: Path, title: str, end: str
+) -> None:
+    path = write(tmp_path / "log.csv", f"{title}\nclick,site,x\n1,a,2{end}\n0,b,3{end}\n")
+    notes: list[str] = []
+    lines = title.count("\n") + 3
+    everything = read(path, ["click", "x"], on_note=notes.append)
+    assert (everything.rows, everything.rejects) == ([(b"1", b"2"), (b"0", b"3")], [])
+    assert everything.lines == [lines, lines + 1]
+    assert "is a title or comment: skipped" in notes[0] and len(notes) == 1

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import gzip
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import Everything, read
 from trainer.logs.reader import LogReader
+from trainer.logs.tables import TableReader, table_of
 
 ROWS = 5000
 
@@ -64,6 +66,8 @@ def test_progress_ends_at_the_file_size(log: Path) -> None:
         ([datetime.datetime(2024, 5, 1, 10, 30)], pa.timestamp("ms"), ["2024-05-01 10:30:00.000"]),
         ([datetime.date(2024, 5, 1)], pa.date32(), ["2024-05-01"]),
         ([decimal.Decimal("1.50")], pa.decimal128(5, 2), ["1.50"]),
+        ([bytes(15) + b"\x07", None], pa.uuid(), ["00000000-0000-0000-0000-000000000007", None]),
+        (['{"a": 1}', None], pa.json_(pa.string()), None),
         ([["a", "b"], [], None], pa.list_(pa.string()), None),
         ([[1], [2, 3]], pa.large_list(pa.int32()), None),
         ([None], pa.null(), None),
@@ -79,6 +83,22 @@ def test_fields_of_structs_are_columns_and_one_of_an_unusable_type_is_none(tmp_p
     path = write(tmp_path / "log.parquet", pa.Table.from_pylist(rows))
     assert LogReader([str(path)]).columns() == ("user.age", "user.city")
     assert read(path, ["user.age"]).rows == [(30,), (None,)]
+
+
+def test_a_members_name_may_have_dots_in_parquet_and_json(tmp_path: Path) -> None:
+    """As OpenTelemetry's attributes have."""
+    rows = [
+        {"attrs": {"http.method": verb, "http": {"code": 200}}, "a.b": {"c.d": 1}} for verb in ("GET", None)
+    ]
+    wanted = ["attrs.http.method", "attrs.http.code", "a.b.c.d"]
+    path = write(tmp_path / "log.parquet", pa.Table.from_pylist(rows))
+    lines = [json.dumps(row) for row in rows]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines))
+    (tmp_path / "odd.jsonl").write_text("\n".join([*lines, "{"]))  # an odd line: read line by line
+    for each in (path, tmp_path / "log.jsonl", tmp_path / "odd.jsonl"):
+        assert LogReader([str(each)]).columns() == tuple(wanted)
+        assert read(each, wanted).rows == [("GET", 200, 1), (None, 200, 1)]
+    assert TableReader(table_of(pa.Table.from_pylist(rows))).columns() == tuple(wanted)
 
 
 def test_a_missing_column_and_a_file_cut_off_are_refused(log: Path) -> None:

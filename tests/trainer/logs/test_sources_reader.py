@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import json
 import os
+import pickle
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from model_store.errors import InputError
+from model_store.errors import InputError, SpecError
 from tests.trainer.logs.reading import read, write, zstd
-from trainer.logs.reader import LogReader
+from trainer.logs.reader import LogReader, expand
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -81,6 +87,25 @@ def test_files_are_read_in_the_order_named_and_globs_sorted(tmp_path: Path) -> N
     assert files == [("c", [2]), ("a", [2]), ("b", [2]), ("log[1]", [2])]
 
 
+def test_a_glob_reads_each_file_once_by_its_own_path(tmp_path: Path, monkeypatch) -> None:
+    for name in ("top.csv", "sub/b.csv", "sub/deep/c.csv", "sub/.hidden/d.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, "x\n1\n")
+    for link, target in (("a.csv", "top.csv"), ("sub/up", ".."), ("sub/deep/up", "../.."), ("e", "sub/deep")):
+        (tmp_path / link).symlink_to(target)
+    os.link(tmp_path / "top.csv", tmp_path / "z.csv")
+    monkeypatch.chdir(tmp_path)
+    for pattern, files in (
+        ("*.csv", ["top.csv"]),
+        ("**/*.csv", ["sub/b.csv", "sub/deep/c.csv", "top.csv"]),
+        ("sub/**", ["sub/b.csv", "sub/deep/c.csv", "sub/deep/up/a.csv"]),  # the last by links alone
+        ("e/**/[bc].csv", ["e/c.csv", "e/up/sub/b.csv"]),
+        (f"{tmp_path}/**/deep/**/c.csv", [f"{tmp_path}/sub/deep/c.csv"]),
+    ):
+        assert list(expand([pattern])) == files, pattern
+    assert expand(["top.csv", "a.csv"]) == ("top.csv", "a.csv")  # as named, so as often
+
+
 def test_inputs_that_are_not_there_are_refused_before_reading() -> None:
     for inputs, message in (
         ([], "no input: expected one or more files"),
@@ -93,6 +118,30 @@ def test_inputs_that_are_not_there_are_refused_before_reading() -> None:
             LogReader(inputs)
 
 
+def tar_of(data: bytes) -> bytes:
+    room, member = io.BytesIO(), tarfile.TarInfo("log.csv")
+    member.size = len(data)
+    with tarfile.open(fileobj=room, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(data))
+    return room.getvalue()
+
+
+def arrow_file(new: Callable[..., Any]) -> bytes:
+    table, sink = pa.table({"x": [1]}), pa.BufferOutputStream()
+    with new(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def test_parquet_and_json_lines_named_csv_are_read_as_such(tmp_path: Path) -> None:
+    notes: list[str] = []
+    pq.write_table(pa.table({"x": ["1"]}), tmp_path / "a.csv")
+    write(tmp_path / "b.tsv", '{"x":"1","y":2}\n')
+    for name, said in (("a.csv", "it is Parquet: read as parquet"), ("b.tsv", "its lines are JSON objects")):
+        assert read(tmp_path / name, ["x"], on_note=notes.append).rows == [("1",)]
+        assert said in notes.pop()
+
+
 def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
     for name, data, message in (
         ("log.csv.gz", CSV, "is not gzip, as its name says"),
@@ -100,6 +149,27 @@ def test_files_that_are_no_log_are_refused(tmp_path: Path) -> None:
         ("log", b"word\n", "cannot tell its format"),
         ("log.tsv", b"", "is empty"),
         ("log.jsonl.gz", gzip.compress(b"", mtime=0), "is empty"),
+        ("log.tar.gz", gzip.compress(tar_of(CSV)), r"is a tar archive; .*: unpack it first"),
+        ("log.tar", tar_of(CSV), "is a tar archive"),
+        ("log.feather", arrow_file(pa.ipc.new_file), "is Arrow or Feather; .*: write it as Parquet, or pass"),
+        ("log.csv", arrow_file(pa.ipc.new_stream), "is Arrow or Feather"),
+        ("log.pkl", pickle.dumps({"x": 1}), "is a pickle"),
+        ("log.db", b"SQLite format 3\0", "is an SQLite database"),
+        ("log.orc", b"ORC\x0a\x00", "is ORC"),
+        ("log.csv.lz4", bytes(pa.Codec("lz4").compress(CSV, asbytes=True)), "is lz4"),
+        ("log.csv.bz2", bz2.compress(CSV), "is bzip2"),
+        ("log.csv", b"<!DOCTYPE html>\n<html>", "is a page of HTML or XML"),
+        (
+            "log.csv",
+            CSV.decode().encode("utf-16"),
+            "is UTF-16 text; .*: convert it: iconv -f UTF-16 -t UTF-8",
+        ),
+        ("log.csv", CSV.decode().encode("utf-16-le"), "is UTF-16 text"),
+        ("log.json", b'[\n\t{"x":1},\n\t{"x":2}\n]\n', r"is a JSON array; .* as jq -c '\.\[\]' writes"),
+        ("log", b'[{"x":1},{"x":2}]', "is a JSON array"),
+        ("log.jsonl", b'{"x":1}{"x":2}', "found no JSON object; .*jq -c . writes"),
+        ("log.json", b'{\n"x": 1\n}\n', "found no JSON object; .*jq -c . writes"),
+        ("log.json", b'{"rows":[{"x":1}]}', "found no JSON object; .*jq -c '.rows"),
     ):
         with pytest.raises(InputError, match=message):
             read(write(tmp_path / name, data), ["x"])
@@ -155,7 +225,7 @@ def test_progress_grows_from_file_to_file_and_closing_in_the_middle_is_allowed(t
 _PEAK = r"""
 import re, sys
 from pathlib import Path
-from trainer.logs.reader import LogReader
+from trainer.logs.reader import LogReader, expand
 reader = LogReader(sys.argv[1:], batch_bytes=1 << 20)
 rows = sum(batch.rows for batch in reader.batches(["click", "site"]))
 print(rows, re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
@@ -189,3 +259,51 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, kind: str) -> None:
     rows, peak = peak_memory(make(100_000))
     more_rows, more_peak = peak_memory(make(500_000))
     assert (rows, more_rows) == (100_000, 500_000) and more_peak < 1.1 * peak
+
+
+def test_columns_in_the_path_are_read_unless_the_file_has_them(tmp_path: Path) -> None:
+    for day, click, text in (("1", "0", "site,click\na,1\nb,1\n"), ("2%2F3", "0", "site,click\nc,0\n")):
+        (tmp_path / f"day={day}" / f"click={click}").mkdir(parents=True)
+        write(tmp_path / f"day={day}" / f"click={click}" / "p.csv", text)
+    (tmp_path / "day=__HIVE_DEFAULT_PARTITION__" / "click=1").mkdir(parents=True)
+    table = pa.table({"site": ["d"], "click": [True]})
+    pq.write_table(table, tmp_path / "day=__HIVE_DEFAULT_PARTITION__" / "click=1" / "p.parquet")
+    files = str(tmp_path / "**" / "p.*")
+    notes: list[str] = []
+    assert LogReader([files], on_note=notes.append).columns() == ("site", "click", "day")
+    assert notes == [f"{tmp_path}/day=1/click=0/p.csv: day read from its path"]
+    assert read(files, ["day", "click"]).rows == [(b"1", b"1"), (b"1", b"1"), (b"2/3", b"0"), (b"", True)]
+    assert read(files, ["day"]).lines == [2, 3, 2, 1]
+    with pytest.raises(SpecError, match="no column 'x'; it has site, click, day"):
+        read(files, ["x"])
+
+
+def test_columns_of_lists_of_objects_are_said_to_be_left_out(tmp_path: Path) -> None:
+    rows = [
+        {"x": 1, "event_params": [{"key": "k"}], "deep": {"l": [[1]]}, "late": late} for late in ([], [[2]])
+    ]
+    write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    for name, said in (("a.jsonl", "event_params, deep.l"), ("b.parquet", "event_params, deep, late")):
+        notes: list[str] = []
+        with LogReader([str(tmp_path / name)], on_note=notes.append) as reader:
+            reader.note_left_out()
+        assert notes == [f"{tmp_path}/{name}: left out, as lists of objects or the like: {said}"]
+
+
+def test_empty_files_among_others_are_skipped_with_a_remark(tmp_path: Path) -> None:
+    for name, text in (
+        ("_SUCCESS", ""),
+        ("a.csv", ""),
+        ("b.csv", "x\n1\n"),
+        ("c.jsonl", ""),
+        ("d.parquet", ""),
+    ):
+        write(tmp_path / name, text)
+    write(tmp_path / "e.csv.gz", gzip.compress(b"x\n2\n"))
+    write(tmp_path / "f.csv.gz", gzip.compress(b""))
+    notes: list[str] = []
+    assert read(tmp_path / "*", ["x"], on_note=notes.append).rows == [(b"1",), (b"2",)]
+    assert notes == [f"{tmp_path}/_SUCCESS is empty: skipped, as others like it are"]
+    with pytest.raises(InputError, match=r"c\.jsonl is empty; expected rows"):
+        read(tmp_path / "[ac].*", ["x"])

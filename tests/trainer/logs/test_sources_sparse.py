@@ -12,9 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
+from model_store.features.cells import parse_labels
 from model_store.spec.spec import parse_spec
 from tests.trainer.logs import sparse_text
 from tests.trainer.logs.reading import Everything, read, write
+from trainer.examples.open_log import Log, open_log
+from trainer.guess.profiles import take_sample
+from trainer.guess.relations import guess_log
+from trainer.logs.csv import Header
 from trainer.logs.reader import LogReader
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "label"\n'
@@ -58,10 +63,14 @@ def test_a_namespace_called_like_another_column_keeps_its_bar(tmp_path: Path) ->
     assert row == (b"id", [(b"a", 1.0)], [(b"b", 1.0)], [(b"c", 1.0)], [(b"d", 1.0)])
 
 
+POSITIVE = "; input.positive names other values that are a click"
 NO_LABEL = "before the first |, expected 1, 0 or -1; a word that touches | is the tag"
 TOO_MANY = "too many words: got '4', expected at most label, importance, base and 'tag before the first |"
 BAD_VW: list[tuple[str | bytes, str]] = [
-    *((f"{label} |a x", f"bad label: got '{label}', expected 1, 0 or -1") for label in ("2", "yes", "nan")),
+    *(
+        (f"{label} |a x", f"bad label: got '{label}', expected 1, 0 or -1{POSITIVE}")
+        for label in ("2", "yes", "nan")
+    ),
     *(
         (f"1 |a {each}", f"not a number: got '{each}'")
         for each in ["x:", "x:nan", "x:-inf", "x:1_000", "x:0x1p3", "x:1e", "x:1:2"]
@@ -283,3 +292,33 @@ def test_an_initial_prediction_of_zero_is_one_however_it_is_written(tmp_path: Pa
     others = ["1", "1e-400", "0.000000000000000000000000001", "-2e3"]
     path = write(tmp_path / "log.vw", "".join(f"1 1 {base} |a f\n" for base in (*zeros, *others)))
     assert [line for line, _ in read(path, ["label"]).rejects] == [7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("suffix", "rest"), [("vw", "|a x"), ("svm", "1:1"), ("ffm", "1:1:1")])
+def test_positive_names_the_labels_of_sparse_text_that_are_clicks(
+    tmp_path: Path, suffix: str, rest: str
+) -> None:
+    labels = ["2", "skipped", "+1", "1", "2.0"]
+    path = write(tmp_path / f"log.{suffix}", "".join(f"{label} {rest}\n" for label in [*labels, "1:2"]))
+    spec = parse_spec(HEAD + 'positive = ["2", "+1"]\n')
+    with open_log(Log([str(path)]), spec) as opened:
+        (batch,) = opened.batches()
+    labels, bad = parse_labels(batch.columns["label"], list(spec.input.positive))
+    assert (labels.tolist(), bad) == ([1, 0, 1, 0, 1], [])  # 2.0 spells 2
+    assert [(each.line, each.category) for each in batch.rejects] == [(6, "bad label")]
+    path = write(tmp_path / f"log.{suffix}", "".join(f"{1 + (row % 3 == 0)} {rest}\n" for row in range(30)))
+    sample = take_sample(str(path), header=Header(any_label=True))
+    (label,) = (guess for guess in guess_log(sample) if guess.role == "label")
+    assert label.positive == "2"
+
+
+def test_a_vw_line_to_be_scored_needs_no_label(tmp_path: Path) -> None:
+    text = "|a x y\n| z\n'tag |a x\ntag|a y\n  |a q\n1 |a w\n1 2 'kept|a v\nbad |a u\n\n|a s\n"
+    path = write(tmp_path / "log.vw", text)
+    everything = read(path, ["a", "tag"], unlabelled=True)
+    assert ["".join(name.decode() for name, _ in members) for members, _ in everything.rows] == [
+        *("xy", "", "x", "y", "q", "w", "v", "s")
+    ]
+    assert [tag for _, tag in everything.rows if tag] == [b"tag", b"tag", b"kept"]
+    assert (everything.lines, everything.rejects[0][0]) == ([1, 2, 3, 4, 5, 6, 7, 10], 8)
+    assert len(read(path, ["a"]).rejects) == 7

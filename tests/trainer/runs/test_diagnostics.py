@@ -89,6 +89,7 @@ class Reported(NamedTuple):
     rows: Rows
     log: Path
     report: Any
+    variants: Any
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +109,8 @@ def reported(request, timed: Artefact, tmp_path_factory) -> Reported:
     flags = ["--repeats", "2", "--worst", "7", "--report", str(folder / "page.html"), "--json"]
     with contextlib.redirect_stdout(said):
         assert run(["evaluate", str(model), str(log), *flags]) == 0
-    return Reported(artefact, rows, log, json.loads(said.getvalue())["report"])
+    answer = json.loads(said.getvalue())
+    return Reported(artefact, rows, log, answer["report"], answer["variants"])
 
 
 def same_reliability(found: Any, rows: Sequence[Row]) -> None:
@@ -132,7 +134,10 @@ def test_reliability_of_all_rows_and_of_each_value_is_that_of_its_definition(rep
     assert report["variants"] == ["base", "plain"]
     for variant in report["variants"]:
         scored = Scored(reported.artefact, variant).rows(rows)
-        same_reliability(report["total"]["variants"][variant], scored)
+        total = report["total"]["variants"][variant]
+        same_reliability(total, scored)
+        assert total["auc"] == reported.variants[variant]["auc"]  # the page's is the command's
+        assert total["logloss"] == pytest.approx(reported.variants[variant]["logloss"])
         for field in report["slices"]:
             for value in field["values"]:
                 mine = [

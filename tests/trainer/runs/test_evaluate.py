@@ -207,7 +207,7 @@ def test_a_json_model_scores_by_the_spec_given_and_knows_no_rates(single, log, j
 def test_what_cannot_be_done_is_said_before_anything_is_read(single, log, judge):
     model = judge.model(single)
     for flag, value, message in (
-        ("--without", "brands", "--without brands: no such field or cross; fields: age, likes"),
+        ("--without", "brands", "--without brands: no such field or cross; fields and crosses: age, likes"),
         ("--variant", "other", "no variant 'other'; the model has: base, plain"),
         ("--position", "rank", "no column 'rank' in the log; it has: click"),
         ("--predictions", log, "is an input of this run"),

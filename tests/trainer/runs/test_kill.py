@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -138,6 +139,27 @@ def test_a_stop_whose_checkpoint_cannot_be_written_says_so_and_the_exit_code_tel
 
 
 @pytest.mark.slow
+def test_ctrl_c_without_a_checkpoint_says_where_it_stopped_and_that_nothing_was_published(shop: Shop) -> None:
+    training = shop.training()
+    command = [sys.executable, "-m", "ftrie", *training.arguments([Path("-")], "--batch-bytes=9000")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(shop.log(2000).read_bytes())
+        process.stdin.flush()
+        metrics = training.folder / "metrics.jsonl"
+        eventually(
+            lambda: metrics.exists() and len(metrics.read_bytes().splitlines()) > 2, "two windows", 120
+        )
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+        assert process.wait(60) == 128 + signal.SIGINT
+    assert re.search(
+        r"^ftrie: stopped by Ctrl-C after [\d,]{3,} rows were learned; nothing was published$", said, re.M
+    )
+    assert not (training.folder / "save.arrow").exists()
+
+
+@pytest.mark.slow
 def test_a_stop_does_not_wait_for_the_pipe_and_says_what_was_learned(shop: Shop) -> None:
     log, training = shop.log(2000), shop.training()
     command = [sys.executable, "-m", "ftrie", *training.keeping([Path("-")])]
@@ -153,6 +175,7 @@ def test_a_stop_does_not_wait_for_the_pipe_and_says_what_was_learned(shop: Shop)
     learned = json.loads((training.folder / "report.json").read_text())["rows"]
     assert read_description(checkpoints_in(training.checkpoints)[0])["rows"] == learned
     assert f"stopped by SIGTERM after {learned:,} rows were learned; --resume continues" in said
+    assert "; nothing was published" in said
     assert not (training.folder / "save.arrow").exists()
     subprocess.run(command, cwd=ROOT, input=data, check=True, capture_output=True)
     outcome, expected = training.outcome(), shop.expected([log])

@@ -86,6 +86,34 @@ def test_a_model_most_of_whose_rows_were_rejected_is_not_published(
     assert len(versions.versions()) > before
 
 
+@pytest.mark.parametrize(("labels", "rejected"), [(["no"] * 30, 30), ([], 0)], ids=["rejected", "empty"])
+def test_a_log_without_a_good_row_is_a_failure_that_says_why(
+    labels, rejected, spec, tmp_path, capsys
+) -> None:
+    log, model = write_log(tmp_path / "log.csv", labels), tmp_path / "m.arrow"
+    assert run(["train", spec, write_log(tmp_path / "good.csv", ["1", "0"] * 20), "--save", str(model)]) == 0
+    why = f"{log}:2: click: got 'no', expected" if labels else ""
+    for command in (["train", spec], ["evaluate", str(model)], ["tune", spec, "--try", "alpha=0.1,1"]):
+        capsys.readouterr()
+        assert run([*command[:2], log, *command[2:]]) == (3 if labels or command[0] != "evaluate" else 0)
+        if command[0] == "evaluate" and not labels:
+            continue
+        err = capsys.readouterr().err
+        assert f"({rejected} rejected" in err and (why in err or command[0] == "tune")
+
+
+@pytest.mark.parametrize(("label", "each"), [("0", "no row is a click"), ("1", "every row is a click")])
+def test_a_log_of_one_label_is_a_failure_unless_forced_or_a_model_goes_on(
+    label, each, spec, tmp_path, capsys
+) -> None:
+    log, model = write_log(tmp_path / "log.csv", [label] * 30), tmp_path / "m.arrow"
+    assert run(["train", spec, log, "--save", str(model)]) == 3 and model.exists()
+    assert f"{each} by column 'click', of 30: nothing can be learned" in capsys.readouterr().err
+    assert run(["train", spec, log, "--force"]) == 0
+    assert run(["train", spec, log, "--init-from", str(model)]) == 0
+    assert each in capsys.readouterr().err
+
+
 def test_tune_warns_where_most_rows_were_rejected(spec: str, tmp_path: Path, capsys) -> None:
     log = write_log(tmp_path / "log.csv", ["no"] * 180 + ["1", "0"] * 10)
     assert run(["tune", spec, log, "--try", "alpha=0.1,1", "--json"]) == 0

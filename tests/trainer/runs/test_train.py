@@ -159,7 +159,7 @@ def test_a_log_of_which_no_row_is_good_or_drawn_is_never_published(
     tmp_path: Path, spec_file: Path, learn: Callable[..., int], store: Store, store_url: str, capsys: Any
 ) -> None:
     assert learn(BAD, "--store", store_url, "--activate") == 3
-    assert "no row could be learned from (20 rejected)" in capsys.readouterr().err
+    assert "no row could be learned from (20 rejected: " in capsys.readouterr().err
     spec_file.write_text(SPEC + "subsample = { unclicked = 1e-9 }\n")
     assert learn(UNCLICKED, "--store", store_url, "--activate") == 3
     assert "(0 rejected, 20 not drawn by learner.subsample)" in capsys.readouterr().err

@@ -57,6 +57,23 @@ def write_rows(path: Path, labels: list[str]) -> str:
     return f"rows={path}"
 
 
+def test_clicks_of_a_file_that_are_out_of_order_are_counted_and_warned_of_at_its_end(tmp_path, trained):
+    """Given impressions of three hours before their clicks, when trained once, the lost clicks are said to be."""
+    lines = [
+        event.replace(b'"r"', b'"r%d"' % at).replace(
+            b"1700000", b"%d" % (1_700_000 + at)
+        )  # a thousand seconds each
+        for event in (SHOWN, CLICKED)
+        for at in range(60)
+    ]
+    (tmp_path / "log.jsonl").write_bytes(b"\n".join([*lines, b""]))
+    code, status, _ = trained(str(tmp_path / "log.jsonl"), "--no-publish")
+    lost, late = status["join"]["out_of_order"], status["join"]["late"]
+    assert code == 0 and lost > 40 and status["join"]["orphans"] == 0
+    (warning,) = status["warnings"]
+    assert warning.startswith(f"{lost + late} of 60 clicks and conversions in a minute or less came after")
+
+
 def test_a_trainer_publishes_nothing_while_too_many_rows_are_rejected(tmp_path, trained, store):
     source = write_rows(tmp_path / "a.csv", ["no"] * 8 + ["1"] * 2)
     code, _, err = trained(source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from model_store.errors import SpecError
@@ -60,6 +62,18 @@ def test_a_cross_over_the_budget_of_keys_is_named_and_left_out(tmp_path):
     assert {each.keys for each in sparse.tried} == {9}  # whatever the parameters chosen later
     found = proposed(log, budget=8)
     assert (found.crosses, [each.pair for each in found.too_large]) == ((), [("a", "b")])
+
+
+def test_a_cross_of_an_item_with_its_own_attribute_is_named_and_not_proposed(tmp_path):
+    """Given an e that is constant for each a, when crosses are tried, a*e is none, whatever it would gain."""
+    log = Path(write_log(tmp_path / "log.csv", 4000, 1, effect=1.0))
+    head, *lines = log.read_text().splitlines()
+    log.write_text("\n".join([f"{head},e", *(f"{line},e{'a2' in line:d}" for line in lines)]) + "\n")
+    spec = parse_spec(SPEC.replace("d = {}", "d = {}\ne = {}"))
+    found = propose(spec, {"alpha": 0.01}, Repeated(Log([str(log)])), variant="base")
+    assert {each.pair: each.same_as for each in found.tried if each.same_as} == {("a", "e"): "a"}
+    assert next(each for each in found.tried if each.pair == ("a", "e")).gain.mean > 0.0
+    assert ("a", "b") in found.crosses and ("a", "e") not in found.crosses
 
 
 def test_pairs_that_cannot_gain_are_not_tried():

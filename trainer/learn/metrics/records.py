@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,6 +62,20 @@ class VariantMetrics(Record):
         """The defined metrics of the variant itself, as an artefact stores them."""
         own = self.model_dump(exclude={"difference"})
         return {name: value for name, value in own.items() if value is not None}
+
+
+_TOO_GOOD, _FEWEST_JUDGED = 0.999, 50
+
+
+def leak_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
+    """A warning where an AUC is better than a click can be foreseen; clicked, others: rows with and without one."""
+    name = next((name for name, each in variants.items() if (each.auc or 0.0) > _TOO_GOOD), None)
+    if name is None or min(clicked, others) < _FEWEST_JUDGED:
+        return ()
+    return (
+        f"{name} has an AUC of {variants[name].auc:.5f}: a field probably tells the label, and is not known before the "
+        "click; `ftrie doctor --spec SPEC LOG` looks for it",
+    )
 
 
 class GroupMetrics(Record):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.errors import SpecError
+from model_store.errors import SpecError, listed
 from model_store.features.cells import text_places
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
@@ -57,7 +57,7 @@ class Slice:
             return cls(name, (raw[0],), head=name.encode())
         raise SpecError(
             f"--slice {name!r} is neither a field nor a key prefix such as 'device*os='; "
-            f"fields: {', '.join(by_name)}"
+            f"fields: {listed(by_name, name)}"
         )
 
 
