@@ -223,9 +223,10 @@ class LogFlags:
         from trainer.examples.side_tables import side_tables
         from trainer.logs.reader import BATCH_BYTES
 
-        tables = side_tables(self.items, self.users, section)
+        note = note_once()
+        tables = side_tables(self.items, self.users, section, note)
         size = batch_bytes or BATCH_BYTES
-        return Log(inputs, self.format, tables, note_once(), size, no_header=self.no_header)
+        return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table, progress
+from ftrie.terminal import (
+    DEFAULT_STORE,
+    JsonOption,
+    StoreOption,
+    note_once,
+    print_json,
+    print_table,
+    progress,
+)
 
 if TYPE_CHECKING:
     from model_store.streams.dead_letters import Letter
@@ -73,8 +81,8 @@ def candidates(
     as_json: JsonOption = False,
 ) -> None:
     """Replace a named candidate set with the ids of a file, in order."""
-    from model_store.records.tables import read_ids
     from model_store.store import Store
+    from trainer.logs.record_files import read_ids
 
     ids = list(read_ids(file))
     with Store.open(store) as opened:
@@ -88,10 +96,10 @@ def candidates(
 def _load(
     kind: str, file: Path, id_column: str | None, store: str, as_json: bool, *, only: bool = False
 ) -> None:
-    from model_store.records.tables import ITEM_IDS, USER_IDS, read_records
     from model_store.store import Store
+    from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records
 
-    records = read_records(file, USER_IDS if kind == "users" else ITEM_IDS, id_column)
+    records = read_records(file, USER_IDS if kind == "users" else ITEM_IDS, id_column, note_once())
     with Store.open(store) as opened, progress(f"load {kind}", unit="rows") as bar:
         put = opened.records.put_users if kind == "users" else opened.records.put_items
         rows = put(records, bar.update)

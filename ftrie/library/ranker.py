@@ -32,7 +32,6 @@ from model_store.errors import FieldValueError, UnreadableValue, UsageError
 from model_store.features.features import FeaturePlan
 from model_store.records.lookups import HashFields, Record
 from model_store.records.records import Records as StoreRecords
-from model_store.records.tables import ITEM_IDS, USER_IDS, cell_text, read_records, records_of
 from model_store.redis.redis_keys import ITEM, USER, record_key
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
@@ -51,6 +50,7 @@ from server.ranking.resolve import Call, Resolver
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import Holder, Source, StoredReads, no_holder
 from server.ranking.users import Users
+from trainer.logs.record_files import ITEM_IDS, USER_IDS, cell_text, read_records, records_of
 from trainer.logs.tables import arrow_table
 
 __all__ = ["Ranker"]

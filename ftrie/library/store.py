@@ -12,10 +12,10 @@ from ftrie.library.model import DEFAULT_STORE, Model, opened_engine
 from ftrie.library.output import names_arguments, warn
 from model_store.errors import UsageError
 from model_store.model_files import read_named
-from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
 from model_store.store import Store as StoreEngine
 from model_store.versions.model_versions import ModelVersions
 from model_store.versions.published_versions import VersionInfo
+from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
 
 _SCHEME = "store://"
 TOOL = "python"

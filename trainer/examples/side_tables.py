@@ -17,12 +17,18 @@ import pyarrow.compute as pc
 from model_store.errors import InputError, SpecError
 from model_store.features.cells import column_text
 from model_store.features.values import category_text
-from model_store.records.tables import ITEM_IDS, USER_IDS, read_records, records_of
 from model_store.spec.sections import InputSection
 from trainer.logs.batch import RowBatch
+from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
+
+Note = Callable[[str], None]
 
 _LOOKED_AT = 1000
 """Ids without a record, of which one is sought in another spelling."""
+
+
+def _ignore(text: str) -> None:
+    """Remarks that nobody asked for."""
 
 
 @dataclass
@@ -70,14 +76,14 @@ class SideTable:
     columns: dict[str, Any]
 
     @classmethod
-    def of_items(cls, source: Path | pa.Table, section: InputSection) -> SideTable:
+    def of_items(cls, source: Path | pa.Table, section: InputSection, on_note: Note = _ignore) -> SideTable:
         """The items of a file or table, joined by the log's `input.item`. Raises SpecError, InputError."""
-        return _load(source, "items", section.item, ITEM_IDS)
+        return _load(source, "items", section.item, ITEM_IDS, on_note)
 
     @classmethod
-    def of_users(cls, source: Path | pa.Table, section: InputSection) -> SideTable:
+    def of_users(cls, source: Path | pa.Table, section: InputSection, on_note: Note = _ignore) -> SideTable:
         """The users of a file or table, joined by the log's `input.cookie`. Raises SpecError, InputError."""
-        return _load(source, "users", section.cookie, USER_IDS)
+        return _load(source, "users", section.cookie, USER_IDS, on_note)
 
     def join(self, batch: RowBatch, wanted: Iterable[str], misses: Misses | None = None) -> RowBatch:
         """The batch with the `wanted` columns that it lacks and this table has. misses: counts rows without one."""
@@ -96,18 +102,21 @@ class SideTable:
 
 
 def side_tables(
-    items: Path | pa.Table | None, users: Path | pa.Table | None, section: InputSection
+    items: Path | pa.Table | None,
+    users: Path | pa.Table | None,
+    section: InputSection,
+    on_note: Note = _ignore,
 ) -> list[SideTable]:
     """The tables of the files and Arrow tables given. Raises SpecError, InputError."""
-    tables = [SideTable.of_items(items, section)] if items is not None else []
-    return [*tables, SideTable.of_users(users, section)] if users is not None else tables
+    tables = [SideTable.of_items(items, section, on_note)] if items is not None else []
+    return [*tables, SideTable.of_users(users, section, on_note)] if users is not None else tables
 
 
 def joined(
     batches: Iterable[RowBatch],
     tables: Sequence[SideTable],
     wanted: Sequence[str],
-    on_note: Callable[[str], None] = lambda text: None,
+    on_note: Note = _ignore,
 ) -> Iterator[RowBatch]:
     """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty.
 
@@ -124,7 +133,9 @@ def joined(
             on_note(misses.remark(table))
 
 
-def _load(source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequence[str]) -> SideTable:
+def _load(
+    source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequence[str], on_note: Note
+) -> SideTable:
     if key is None:
         member = "item" if what == "items" else "cookie"
         raise SpecError(
@@ -133,7 +144,7 @@ def _load(source: Path | pa.Table, what: str, key: str | None, usual_ids: Sequen
     ids: dict[bytes, int] = {}
     columns: dict[str, list[bytes | None]] = {}
     if isinstance(source, Path):
-        path, digest, records = source, _sha256(source), read_records(source, usual_ids)
+        path, digest, records = source, _sha256(source), read_records(source, usual_ids, None, on_note)
     else:
         path, digest, records = Path(what), "", records_of(source, what, usual_ids)
     for row, (record_id, record) in enumerate(records):

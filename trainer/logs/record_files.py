@@ -5,7 +5,6 @@ A row becomes an id and a mapping of column to text, without empty cells.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import os
@@ -19,7 +18,10 @@ import pyarrow as pa
 
 from model_store import bounded
 from model_store.errors import FieldValueError, InputError, SpecError, shown_names
+from model_store.features.cells import column_text
 from model_store.features.values import set_members, text_of
+from trainer.logs.csv import Header
+from trainer.logs.reader import LogReader
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 USER_IDS = ("cookie", "user", "user_id")
@@ -38,14 +40,18 @@ class Table:
 
 
 def read_records(
-    path: Path, usual_ids: Sequence[str], id_column: str | None = None
+    path: Path,
+    usual_ids: Sequence[str],
+    id_column: str | None = None,
+    on_note: Callable[[str], None] = lambda text: None,
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Each row's id and record; lists become JSON arrays, weighted sets JSON objects; unnamed columns are skipped.
 
     The id is in `id_column`, by default the first of `usual_ids` that the file has. Raises SpecError without such a
-    column, InputError naming a line that cannot be read.
+    column, InputError naming a line that cannot be read. on_note: receives remarks, as on an unusual dialect.
     """
-    return _records_by_id(open_table(path), usual_ids, id_column)
+    known = frozenset([id_column] if id_column else usual_ids)
+    return _records_by_id(_open_table(path, known, on_note), usual_ids, id_column)
 
 
 def records_of(
@@ -63,14 +69,18 @@ def read_ids(path: Path) -> Iterator[str]:
         yield from (line.strip() for line in _decoded(path, lines) if line.strip())
 
 
-def open_table(path: Path) -> Table:
-    """Open a file by its extensions. Raises InputError if it is missing, empty, or of an unknown format."""
-    plain = path.with_suffix("") if path.suffix in COMPRESSIONS else path
-    opener = _OPENERS.get(plain.suffix)
-    if opener is None:
-        known = ", ".join(_OPENERS)
-        raise InputError(f"{path}: expected a name that ends in {known} (then .gz or .zst, if compressed)")
-    return opener(path)
+def _open_table(path: Path, known: frozenset[str], on_note: Callable[[str], None]) -> Table:
+    """Open a file by its extensions. known: names that tell a header. Raises InputError for one that cannot be read."""
+    suffix = (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
+    if suffix in (".csv", ".tsv"):
+        return _open_delimited(path, suffix[1:], known, on_note)
+    if suffix in (".jsonl", ".ndjson"):
+        return _open_json_lines(path)
+    if suffix == ".parquet":
+        return _open_parquet(path)
+    raise InputError(
+        f"{path}: expected a name that ends in .csv, .tsv, .jsonl, .ndjson, .parquet (then .gz or .zst, if compressed)"
+    )
 
 
 def cell_text(value: Any) -> str | None:
@@ -126,35 +136,31 @@ def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]
 # -- delimited text
 
 
-def _open_delimited(path: Path, dialect: Mapping[str, Any]) -> Table:
-    reader = csv.reader(_decoded(path, _text(path)), strict=True, **dialect)
-    rows = _delimited_rows(path, reader)
-    header = next(rows, (1, []))[1]
-    columns = tuple(name for name in header if name)
-    if not columns:
-        raise InputError(f"{path}: expected a header line with the columns' names")
-    if len(set(columns)) < len(columns):
-        raise InputError(f"{path}: a column's name occurs twice in the header: {', '.join(columns)}")
-    return Table(path, columns, _named(path, header, rows))
+def _open_delimited(path: Path, format: str, known: frozenset[str], on_note: Callable[[str], None]) -> Table:
+    """A file in any dialect, read as a log is, so that a value has the key that it has there."""
+    reader = LogReader([str(path)], format=format, header=Header(known=known), on_note=on_note)
+    columns = reader.columns()
+    return Table(path, columns, _delimited_rows(path, reader, columns))
 
 
-def _delimited_rows(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise InputError(f"{path}:{reader.line_num}: {error}") from error
-        if row is None:
-            return
-        if row:
-            yield reader.line_num, row
+def _delimited_rows(path: Path, reader: LogReader, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
+    with reader:
+        for batch in reader.batches(columns):
+            cells = [column_text(batch.columns[name]).to_pylist() for name in columns]
+            first = batch.rejects[0] if batch.rejects else None
+            for line, *row in zip(batch.lines.tolist(), *cells, strict=True):
+                if first is not None and line > first.line:
+                    break
+                yield line, dict(zip(columns, (_decoded_cell(path, line, cell) for cell in row), strict=True))
+            if first is not None:
+                raise InputError(str(first))
 
 
-def _named(path: Path, header: list[str], rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, Row]]:
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise InputError(f"{path}:{line}: {len(cells)} cells; the header has {len(header)}")
-        yield line, {name: cell for name, cell in zip(header, cells, strict=True) if name}
+def _decoded_cell(path: Path, line: int, cell: bytes | None) -> str | None:
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{line}: the text is not UTF-8 ({error.reason})") from error
 
 
 def _text(path: Path) -> TextIO:
@@ -235,14 +241,3 @@ def _parquet_rows(path: Path, file: Any, columns: tuple[str, ...]) -> Iterator[t
                 yield number, row
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: damaged after row {number}: {error}") from error
-
-
-_CSV: Mapping[str, Any] = {"delimiter": ","}
-_TSV: Mapping[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-_OPENERS: dict[str, Callable[[Path], Table]] = {
-    ".csv": lambda path: _open_delimited(path, _CSV),
-    ".tsv": lambda path: _open_delimited(path, _TSV),
-    ".jsonl": _open_json_lines,
-    ".ndjson": _open_json_lines,
-    ".parquet": _open_parquet,
-}
