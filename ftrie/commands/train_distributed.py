@@ -247,7 +247,7 @@ def train_distributed(
     if run.failure is not None:
         raise run.failure
     print_report(run.report, as_json)
-    for warning in run.report.not_converged:
+    for warning in run.report.warnings:
         warn(warning)
     if run.report.not_converged:
         raise typer.Exit(NOT_CONVERGED)

@@ -35,15 +35,15 @@ def finish_run(
 
     If a signal stopped the run, nothing is done: its checkpoint has the state, to be resumed. With a `publisher`, which
     has published while the run learned, only the last changes are published. A run that learned from no row, or from
-    rows of one label, has failed. Nothing is published if too many rows were
-    rejected. A model that could not be published and is not saved is kept in a file in the working directory.
+    rows of one label, has failed. Nothing is published if too many rows were rejected. A model that could not be
+    published and is not saved is kept in a file in the working directory.
     """
     if isinstance(run.failure, Stopped):
         return
     if not run.report.rows:
         run.failure = run.failure or InputError(nothing_learned(run))
         return
-    if isinstance(run, Run) and run.report.of_one_class and run.withheld:
+    if run.report.of_one_class and run.withheld:
         run.failure = run.failure or InputError(run.withheld)
     artefact = cache(run.model.artefact)
     if save is not None:

@@ -28,7 +28,14 @@ from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, exampl
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
-from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics, leak_warnings
+from trainer.learn.metrics.records import (
+    Regret,
+    SliceMetrics,
+    VariantMetrics,
+    is_one_class,
+    leak_warnings,
+    one_class_warnings,
+)
 from trainer.learn.model import LearningModel, Memory
 from trainer.logs.batch import Position, ReadFile
 from trainer.logs.rejects import RejectLog, rejected_share, too_many_rejected
@@ -37,8 +44,6 @@ from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
-
-_FEWEST_OF_ONE = 20
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,8 @@ class Report:
 
     @property
     def of_one_class(self) -> bool:
-        """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
-        return self.rows >= _FEWEST_OF_ONE and self.labels.get("1") in (0, self.rows)
+        """See `is_one_class`."""
+        return is_one_class(self.rows, self.labels.get("1", -1))
 
     @property
     def rows_per_second(self) -> float:
@@ -300,13 +305,8 @@ def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[s
             f"no row is a click: input.positive = {section.positive!r} occurs in none of {labels['0']:,} rows of "
             f"column {section.label!r}",
         )
-    rows = sum(labels.values())
-    if rows >= _FEWEST_OF_ONE and labels["1"] in (0, rows):
-        each = "every row is a click" if labels["1"] else "no row is a click"
-        return (
-            f"{each} by column {section.label!r}, of {rows:,}: nothing can be learned of what makes one; check that it "
-            "is the label, and that views without a click are in the log",
-        )
+    if of_one := one_class_warnings(sum(labels.values()), labels["1"], section.label):
+        return of_one
     if not (labels["-1"] and labels["0"]):
         return ()
     return (

@@ -53,7 +53,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, default_threads
 from trainer.learn.metrics.figures import Group
 from trainer.learn.metrics.recent import figures_of, weights_are_views
-from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
 from trainer.logs.reader import expand
 from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output
@@ -103,13 +103,16 @@ class DistributedOptions:
 class DistributedReport:
     """What a run did.
 
-    rows: learned from; held_out: rows that were not, by which the model is judged; judged: by which rows `variants` is;
-    problems: the iterations of each, one problem for each variant with own values; workers: the shard of each;
-    recoveries: iterations that were repeated since a member was lost. Otherwise as in `trainer.runs.train.Report`.
+    rows: learned from; clicks: those with a click by the column `label`; held_out: rows that were not, by which the
+    model is judged; judged: by which rows `variants` is; problems: the iterations of each, one problem for each variant
+    with own values; workers: the shard of each; recoveries: iterations that were repeated since a member was lost.
+    Otherwise as in `trainer.runs.train.Report`.
     """
 
     method: str
     rows: int = 0
+    clicks: int = 0
+    label: str = ""
     held_out: int = 0
     rejected: int = 0
     subsampled: int = 0
@@ -140,7 +143,17 @@ class DistributedReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the user should look into."""
-        return (*filter(None, map(_overfit, self.problems)), *self.not_converged)
+        return (
+            *one_class_warnings(self.rows, self.clicks, self.label),
+            *leak_warnings(self.variants, self.clicks, self.rows - self.clicks),
+            *filter(None, map(_overfit, self.problems)),
+            *self.not_converged,
+        )
+
+    @property
+    def of_one_class(self) -> bool:
+        """See `is_one_class`."""
+        return is_one_class(self.rows, self.clicks)
 
     @property
     def not_converged(self) -> tuple[str, ...]:
@@ -164,6 +177,7 @@ class DistributedReport:
         return {
             "method": self.method,
             "rows": self.rows,
+            "clicks": self.clicks,
             "held_out": self.held_out,
             "rejected": self.rejected,
             "reasons": dict(self.reasons),
@@ -423,8 +437,6 @@ class _Driver:
                 self._state.problems[-1], objective=minimiser.finish(), converged=minimiser.progress.converged
             )
         self._state = replace(self._state, problems=(*self._state.problems[:-1], last))
-        if warning := _overfit(last):
-            self._output.warn(warning)
         return False
 
     def _ends(self, minimiser: Minimiser) -> bool:
@@ -510,7 +522,7 @@ class _Driver:
             peak_bytes=tuple(peaks),
         )
         model = DistributedModel(self._spec, artefact, by)
-        withheld = "" if force else self._withheld()
+        withheld = "" if force else self._withheld(report)
         return DistributedRun(model, report, withheld=withheld, rejected=self._rejects.reasons)
 
     def _artefact(self, keys: Sequence[Any], metrics: Mapping[str, VariantMetrics]) -> Artefact:
@@ -550,6 +562,8 @@ class _Driver:
         return DistributedReport(
             method=self._options.method.method,
             rows=sum(each.rows for each in self._shards),
+            clicks=sum(each.clicks for each in self._shards),
+            label=self._spec.input.label,
             held_out=sum(each.held_rows for each in self._shards),
             rejected=self._rejects.count,
             reasons=dict(self._rejects.counts),
@@ -564,8 +578,10 @@ class _Driver:
             damaged_checkpoints=self._checkpoints.damaged if self._checkpoints is not None else 0,
         )
 
-    def _withheld(self) -> str:
-        """Why nothing may be published: too many rows were rejected. "" if it may be."""
+    def _withheld(self, report: DistributedReport) -> str:
+        """Why nothing may be published: too many rows were rejected, or all are of one class. "" if it may be."""
+        if report.of_one_class:
+            return f"{report.warnings[0]}; nothing is published, unless with --force"
         bad = self._rejects.count
         read = bad + sum(each.rows + each.held_rows + each.log.subsampled for each in self._shards)
         read -= sum(each.log.doubled + each.held_files.doubled for each in self._shards)

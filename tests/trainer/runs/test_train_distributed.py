@@ -19,7 +19,7 @@ import pytest
 
 from ftrie.cli import run as cli
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, SpecError, Stopped, UsageError
+from model_store.errors import CheckpointError, InputError, SpecError, Stopped, UsageError
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.oracles.duality import Sparse, bounds, matrix_of
@@ -35,7 +35,9 @@ from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
 from trainer.learn.model import LearningModel
 from trainer.logs.rejects import RejectLog
+from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
+from trainer.runs.finish_run import finish_run
 from trainer.runs.train_distributed import DistributedOptions, DistributedRun, train_distributed
 
 SPEC = """
@@ -300,7 +302,9 @@ def test_a_trainer_starts_with_the_published_weights_and_rates(of_two, text):
     assert (artefact.rate < np.float32(0.3)).any(), "what was seen often has a lower rate than a new key"
 
 
-def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the_model(log, tmp_path):
+def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_or_one_class_withhold_the_model(
+    log, tmp_path
+):
     spec = parse_spec(SPEC)
     with RejectLog(tmp_path / "bad.jsonl") as rejects:
         run = trained(spec, log, rejects=rejects)
@@ -311,6 +315,11 @@ def test_bad_rows_are_reported_in_the_order_of_the_log_and_too_many_withhold_the
     worse = Log([str(write_log(tmp_path / "worse.csv", bad))])
     assert "nothing is published where more than 10 % are" in trained(spec, worse).withheld
     assert trained(spec, worse, force=True).withheld == ""
+    same = Log([str(write_log(tmp_path / "same.csv", [row | {"click": b"0"} for row in rows(300, 4)]))])
+    run = trained(spec, same)
+    assert "no row is a click by column 'click', of 300" in run.withheld and run.report.of_one_class
+    finish_run(run, None, None, False, None, SILENT)
+    assert isinstance(run.failure, InputError)
 
 
 def test_a_guard_needs_rows_that_were_not_learned_and_a_time_to_live_is_refused(log: Log) -> None:

@@ -65,6 +65,23 @@ class VariantMetrics(Record):
 
 
 _TOO_GOOD, _FEWEST_JUDGED = 0.999, 50
+_FEWEST_OF_ONE = 20
+
+
+def is_one_class(rows: float, clicked: float) -> bool:
+    """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
+    return rows >= _FEWEST_OF_ONE and clicked in (0, rows)
+
+
+def one_class_warnings(rows: int, clicked: int, label: str) -> tuple[str, ...]:
+    """A warning where all rows are of one class; label: the column."""
+    if not is_one_class(rows, clicked):
+        return ()
+    each = "every row is a click" if clicked else "no row is a click"
+    return (
+        f"{each} by column {label!r}, of {rows:,}: nothing can be learned of what makes one; check that it is the "
+        "label, and that views without a click are in the log",
+    )
 
 
 def leak_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
