@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from trainer.logs.csv import DelimitedFile, Header
 from trainer.logs.dialect import UNKNOWN, Dialect
 from trainer.logs.jsonl import JsonLinesFile, columns_of
 from trainer.logs.open_files import Opened, Record, without_rotation
-from trainer.logs.reader import format_by_name, misnamed
+from trainer.logs.reader import columns_in_path, format_by_name, misnamed
 from trainer.logs.reader import format_of as _format_of
 from trainer.logs.streams import Bytes, Feed
 
@@ -86,7 +86,10 @@ class RowSource:
     def columns(self) -> tuple[str, ...] | None:
         """The first file's columns, for JSON lines those in its first 64 KiB; None while there is no file."""
         found = self._chain.first()
-        return None if found is None else self._format(*found).columns
+        if found is None:
+            return None
+        own = self._format(*found).columns
+        return (*own, *columns_in_path(found[0].path, own))
 
     def read(self, wanted: Sequence[str]) -> Rows | None:
         """The next rows of one file, about READ_BYTES, with the `wanted` columns; None if there are none now.
@@ -120,12 +123,14 @@ class RowSource:
         if not window:
             return None
         format = self._format(record, opened)
-        there = self._there(record, format, wanted)
+        path = columns_in_path(record.path, format.columns)
+        there = self._there(record, format, wanted, path)
         batch = format.parse(record.path, window, record.offset, record.line, is_all, there)
         if batch is None:
             return None
-        absent = {name: pa.nulls(batch.rows) for name in wanted if name not in batch.columns}
-        batch = replace(batch, columns={**batch.columns, **absent}) if absent else batch
+        if others := set(wanted) - batch.columns.keys():
+            rest = {name: _repeated(path.get(name), batch.rows) for name in others}
+            batch = replace(batch, columns={**batch.columns, **rest})
         stop = batch.stop
         parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
         if not batch.rows and not batch.rejects:
@@ -146,8 +151,11 @@ class RowSource:
             self._formats = {record: format}
         return self._formats[record]
 
-    def _there(self, record: Record, format: RowFormat, wanted: Sequence[str]) -> Sequence[str]:
-        """The wanted columns that the file has. Raises SpecError."""
+    def _there(
+        self, record: Record, format: RowFormat, wanted: Sequence[str], path: Iterable[str]
+    ) -> Sequence[str]:
+        """The wanted columns that the file has, and its path has not. Raises SpecError."""
+        wanted = [name for name in wanted if name not in path]
         if not format.is_delimited:
             return wanted
         there = [name for name in wanted if name in format.columns]
@@ -155,9 +163,13 @@ class RowSource:
         if missing:
             raise SpecError(
                 f"{record.path} has no column {', '.join(map(repr, missing))}; "
-                f"it has {listed(format.columns, missing[0])}"
+                f"it has {listed((*format.columns, *path), missing[0])}"
             )
         return there
+
+
+def _repeated(value: bytes | None, rows: int) -> pa.Array:
+    return pa.nulls(rows) if value is None else pa.repeat(pa.scalar(value, pa.binary()), rows)
 
 
 _GROWING = ("csv", "tsv", "jsonl")

@@ -230,12 +230,12 @@ class LogReader:
         Consumes no row.
         """
         source, stream = self._open()
-        return (*source.columns, *_in_path(stream.name, source))
+        return (*source.columns, *columns_in_path(stream.name, source.columns))
 
     def may_have(self, column: str) -> bool:
         """True if the first file or its path has the column, or its later rows may have it."""
         source, stream = self._open()
-        return source.may_have(column) or column in _in_path(stream.name, source)
+        return source.may_have(column) or column in columns_in_path(stream.name, source.columns)
 
     def note_left_out(self) -> None:
         """A remark on the first file's columns of which nothing can become a feature, for who looks at a log."""
@@ -292,7 +292,7 @@ class LogReader:
             ):
                 self._source = self._source_of(stream)
                 self._found = True
-                if path := _in_path(name, self._source):
+                if path := columns_in_path(name, self._source.columns):
                     self._note_once("path", f"{name}: {', '.join(path)} read from its path")
             else:
                 self._note_once("empty", f"{name} is empty: skipped, as others like it are")
@@ -303,7 +303,7 @@ class LogReader:
     def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the open file, each batch with the file's number."""
         source, stream = opened
-        path = _in_path(stream.name, source)
+        path = columns_in_path(stream.name, source.columns)
         self._check(source, wanted, path)
         read = self.bookmarks.begin(self._next, stream.head)
         stop = read.position
@@ -379,12 +379,10 @@ class LogReader:
         self._next += 1
 
 
-def _in_path(name: str, source: Source) -> Mapping[str, bytes]:
-    """The columns that stand in a file's path, as `day=2026-11-01/`, and not in the file."""
+def columns_in_path(name: str, own: Sequence[str]) -> Mapping[str, bytes]:
+    """The columns that stand in a file's path, as `day=2026-11-01/`, and are not the file's own."""
     found = dict(part.split("=", 1) for part in PurePath(name).parts[:-1] if _PARTITION.match(part))
-    values = {
-        column: unquote(value).encode() for column, value in found.items() if column not in source.columns
-    }
+    values = {column: unquote(value).encode() for column, value in found.items() if column not in own}
     return {column: b"" if value == _NO_VALUE else value for column, value in values.items()}
 
 

@@ -159,6 +159,18 @@ def test_a_file_may_lack_an_optional_column(tmp_path: Path) -> None:
     assert [row[-1] for row in rows] == ["b'x'", "None"]
 
 
+def test_a_column_that_stands_in_the_path_is_read_from_there(tmp_path: Path) -> None:
+    for tag, name, data in (
+        ("a%20b", "1.csv", b"click,age\n1,2\n"),
+        ("c", "2.jsonl", b'{"click": 0, "age": 3}\n'),
+    ):
+        (tmp_path / f"tags={tag}").mkdir()
+        (tmp_path / f"tags={tag}" / name).write_bytes(data)
+    reading = Reading(tmp_path / "*" / "*")
+    assert reading.source.columns() == WANTED
+    assert [row[1:] for row in reading.all()[0]] == [("1.0", "2.0", "b'a b'"), ("0.0", "3.0", "b'c'")]
+
+
 BARE = b"\xef\xbb\xbf1\t25\ta b\n0\t\tx\n\n1\t7\n0\t9\t\xff\n1\t25\ta b\n"
 
 
