@@ -414,6 +414,29 @@ def test_logs_whose_rows_name_their_features_are_understood_and_train(tmp_path, 
     assert (code, json.loads(out)["rows"]) == (0, ROWS)
 
 
+def test_flags_say_how_cells_are_written_and_the_spec_keeps_it(tmp_path: Path, capsys) -> None:
+    log, spec = tmp_path / "log.csv", tmp_path / "spec.toml"
+    log.write_text(
+        "y~name~price\n" + "".join(f"{n % 2}~'a~b'~{n % 7},5\n{n % 3 // 2}~'c'~nix\n" for n in range(20))
+    )
+    flags = ["--separator", "~", "--quote", "'", "--escape", "", "--decimal", ",", "--null", "nix"]
+    code, _, err = ftrie(capsys, "init", str(log), "--output", str(spec), *flags)
+    assert code == 0, err
+    found = load_spec(spec)
+    given = (
+        found.input.separator,
+        found.input.quote,
+        found.input.escape,
+        found.input.nulls,
+        found.input.decimal,
+    )
+    assert given == ("~", "'", None, ("nix",), ",") and "price" in found.fields
+    code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
+    assert (code, json.loads(out)["rows"], json.loads(out)["rejected"]) == (0, 40, 0)
+    code, out, _ = ftrie(capsys, "doctor", str(log), *flags, "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 40)
+
+
 def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, capsys) -> None:
     assert len(take_sample(str(log), rows=7).profiles[0].texts) == 7
     empty = tmp_path / "empty.csv"
