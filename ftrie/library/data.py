@@ -85,7 +85,9 @@ def as_given(table: pa.Table, data: Data) -> Any:
     """An answer with a line for each row of `data`, in its type: pandas, with its index, polars, else Arrow."""
     library = type(data).__module__.partition(".")[0]
     if library == "pandas":
-        return table.to_pandas().set_index(data.index)
+        frame = table.to_pandas().set_index(data.index)
+        object.__setattr__(frame, "column", frame.__getitem__)  # as an Arrow table's, so that either can be read alike
+        return frame
     if library == "polars":
         return sys.modules[library].from_arrow(table)
     return table

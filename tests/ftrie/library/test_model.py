@@ -131,6 +131,7 @@ def test_a_prediction_has_the_type_of_what_it_is_of(model: ftrie.Model, rows: pa
     frame = features.to_pandas().set_index(pandas.Index(range(100, 120)))
     found = model.predict(frame)
     assert isinstance(found, pandas.DataFrame) and list(found.index) == list(frame.index)
+    assert found.column("base").equals(found["base"])
     assert found["base"].tolist() == model.predict(features)["base"].to_pylist()
     polars = pytest.importorskip("polars")
     assert isinstance(model.predict(polars.from_arrow(features)), polars.DataFrame)
