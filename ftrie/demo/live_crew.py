@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ftrie.demo.market import MODEL, SPEC, Market, load_records, write_first_day
-from ftrie.demo.processes import OnLine, Process, free_port, run_ftrie
+from ftrie.demo.processes import OnLine, Process, free_ports, run_ftrie
 from model_store.errors import StoreError
 from model_store.redis.embedded import PID
 from model_store.store import Store
@@ -118,8 +118,7 @@ class Crew:
     def __init__(self, options: LiveOptions, on_window: OnLine) -> None:
         """`on_window` gets each JSON line of the traffic, on a thread of its own."""
         self._options = options
-        self._ports = [free_port() for _ in range(2 * SERVERS)]
-        self._trainer_port, self._dashboard_port = free_port(), free_port()
+        self._trainer_port, self._dashboard_port, *self._ports = free_ports(2 + 2 * SERVERS)
         self._opened: float | None = None
         self.store = StoreProcess(options.store)
         self.servers = [

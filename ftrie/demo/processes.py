@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,26 @@ def run_ftrie(
         raise FtrieError(f"ftrie {arguments[0]} failed with exit code {finished.returncode}{why}")
 
 
-def free_port() -> int:
-    """A loopback TCP port on which nothing listens.
+def free_ports(count: int) -> list[int]:
+    """Different loopback TCP ports on which nothing listens.
 
-    It is below the range of outgoing connections and of port 0, so that no other process is given it before its use.
+    They are below the range of outgoing connections and of port 0, so that no other process is given one before its
+    use.
     """
-    choice = random.SystemRandom()
-    while True:
-        with socket.socket() as probe, suppress(OSError):
-            port = choice.randrange(10_000, 32_000)
-            probe.bind(("127.0.0.1", port))
-            return port
+    choice, ports = random.SystemRandom(), list[int]()
+    with ExitStack() as probes:  # open until all are found, so that none is found twice
+        while len(ports) < count:
+            probe = probes.enter_context(socket.socket())
+            with suppress(OSError):
+                port = choice.randrange(10_000, 32_000)
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+def free_port() -> int:
+    """One of `free_ports`."""
+    return free_ports(1)[0]
 
 
 class Process:

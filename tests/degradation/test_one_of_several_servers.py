@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ftrie.client.balance import BALANCES
-from ftrie.demo.processes import free_port
+from ftrie.demo.processes import free_ports
 from model_store.store import Store
 from tests.degradation.load import BalancedLoad
 from tests.degradation.recovered import Recovered
@@ -30,7 +30,7 @@ class Servers:
 
     def __init__(self, store: str, folder: Path) -> None:
         self._store, self._folder = store, folder
-        self.ports = [free_port() for _ in range(SERVERS)]
+        self.ports = free_ports(SERVERS)
         self.addresses = [f"127.0.0.1:{port}" for port in self.ports]
         self.running: dict[int, Running] = {}
         self._open: dict[int, ExitStack] = {}

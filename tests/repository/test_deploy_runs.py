@@ -27,7 +27,7 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
-from ftrie.demo.processes import free_port
+from ftrie.demo.processes import free_port, free_ports
 from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.matrix import slow_except
@@ -61,7 +61,7 @@ class Machine:
         for name in ("etc", "logs", "lib"):
             (folder / name).mkdir()
         (folder / "lib/ftrie-train").symlink_to(folder)  # its logs/ are the same logs
-        self.ports = {port: str(free_port()) for port in ("50051", "9464", "9465")}
+        self.ports = dict(zip(("50051", "9464", "9465"), map(str, free_ports(3)), strict=True))
         self.replaced = {
             r"/etc/ftrie\b": str(folder / "etc"),
             r"/var/lib/ftrie\b": str(folder / "lib/ftrie"),

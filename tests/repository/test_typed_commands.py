@@ -21,7 +21,7 @@ import pytest
 from ftrie.cli import run
 from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
-from ftrie.demo.processes import free_port
+from ftrie.demo.processes import free_port, free_ports
 from model_store.store import Store
 from tests.repository.forked import forking
 from tests.repository.typed import Block, OneShell, Shell, blocks_of, differences
@@ -122,7 +122,7 @@ def shell_in(demo_folder: Path, tmp_path: Path, ftrie: str, kind: type[AnyShell]
     (folder / "tokens.toml").write_text(f'rank = ["{TOKEN}"]\n')
     (folder / "tokens.toml").chmod(0o600)
     port = str(free_port())
-    ports = [free_port() for _ in range(5)]
+    ports = free_ports(5)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")} | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",

@@ -233,7 +233,7 @@ def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their
         command += ["--state", str(tmp_path / "state")]
         second = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert second.returncode == 6
-        assert "name another folder with --state" in second.stderr
+        assert "or another folder with --state" in second.stderr
         workers = [Process.of(pid) for pid in pids]
         running.process.send_signal(signal.SIGHUP)
         assert running.process.wait(30) == 0
