@@ -195,7 +195,11 @@ def nothing_left_running() -> Iterator[None]:
     """Ends the processes that a test or a fixture started and, because it failed half way, did not end."""
     yield
     for task in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, task.read_text().split()):
+        try:
+            children = task.read_text().split()
+        except OSError:  # a thread that has ended meanwhile
+            continue
+        for pid in map(int, children):
             with suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
                 if not command or "multiprocessing" in command:

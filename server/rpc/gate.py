@@ -200,7 +200,7 @@ class PatientPool(ThreadPoolExecutor):
         def on_message(event: Any) -> Any:
             ended = arrived(event)
             waiting.pop(id(state), None)
-            self._begins()
+            call.begins()
             ready.put(call)
             return ended
 
@@ -274,7 +274,10 @@ _ENDED.set_result(None)
 class UnaryCall:
     """The arguments that grpc submits for a unary call; `deserializer` reads its message. For one thread at a time."""
 
-    __slots__ = ("_answer", "_behaviour", "_enter", "_pool", "_serializer", "deserializer", "event", "state")
+    __slots__ = (
+        *("_answer", "_behaviour", "_counts", "_enter", "_pool", "_serializer"),
+        *("deserializer", "event", "state"),
+    )
 
     def __init__(
         self,
@@ -291,6 +294,13 @@ class UnaryCall:
         self._pool = pool
         self._enter, self._answer, self._behaviour, self._serializer = enter, answer, behaviour, serializer
         self.event, self.state, self.deserializer = event, state, deserializer
+        self._counts = False
+
+    def begins(self) -> None:
+        """The call waits for a thread from now on: for a place too, unless it has ended without a message."""
+        self._counts = self.state.request is not None
+        if self._counts:
+            self._pool._begins()
 
     @property
     def method(self) -> str:
@@ -314,7 +324,8 @@ class UnaryCall:
         try:
             self._enter(self._answer, self.event, self.state, *functions)
         finally:
-            self._pool._ended()
+            if self._counts:
+                self._pool._ended()
 
     def _message(self) -> Any:
         """What grpc's `unary_request` returns once it has waited: the message, None if the call is over."""
