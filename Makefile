@@ -5,6 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 RUNTIME := .venv/installed
+TEST := .venv/installed-test
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PEERS := .venv/installed-peers
@@ -54,7 +55,7 @@ live: $(DASHBOARD)
 # some seconds before its first test. docs/testing.md has the durations.
 CORES := $$($(BIN)/python -c 'import os; print(os.cpu_count())')
 
-test: $(DEV)
+test: $(TEST)
 	@$(BIN)/pytest --numprocesses $$(( $(CORES) + 1 )) -m "not slow"
 
 test-all: $(DEV)
@@ -122,7 +123,7 @@ EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
-$(RUNTIME) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS) $(DASHBOARD): pyproject.toml | .venv/bin/python
+$(RUNTIME) $(TEST) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS) $(DASHBOARD): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv"
 	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO)
 	@touch $@

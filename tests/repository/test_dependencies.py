@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PACKAGES = ("ftrie", "server", "trainer", "model_store", "proto/ctr")
 # The last one is known to type checkers only.
 OURS = {"ftrie", "server", "trainer", "model_store", "ctr", "benchmarks", "_typeshed"}
-FOR_DEVELOPERS = {"dev", "docs"}
+FOR_DEVELOPERS = {"test", "dev", "docs"}
 # Imported only in a process that a notebook has started, which has it.
 OF_A_NOTEBOOK = {"ipython"}
 # Nothing outside imports this folder before it has asked for the extra.
