@@ -151,6 +151,12 @@ class Merger:
             return all(reader.ended and not reader.queue for reader in self._readers)
 
     @property
+    def has_read(self) -> bool:
+        """True once every source was read; before that, `next_us` is what an earlier run knew."""
+        with self._changed:
+            return all(reader.has_read for reader in self._readers)
+
+    @property
     def has_released(self) -> bool:
         """True if there was any event since it was opened, of whichever partition."""
         return any(taken is not None for taken in self._taken)

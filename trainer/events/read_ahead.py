@@ -64,7 +64,7 @@ class Reader:
     """What a thread has read ahead of one source. `changed` guards all public members and is notified of each change.
 
     queue: chunks not yet released, in order. watermark_us: unread events came no earlier; NEVER_US also while the
-    source is idle. error: what ended the thread.
+    source is idle. has_read: true after the first read. error: what ended the thread.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Reader:
         self.source = source
         self.queue: deque[Parsed] = deque()
         self.watermark_us = order_us
-        self.ended = False
+        self.ended = self.has_read = False
         self.error: Exception | None = None
         self.lag = Lag()
         self._changed, self._on_note = changed, on_note
@@ -215,7 +215,7 @@ class Reader:
             if parsed is not None:
                 self.queue.append(parsed)
             self.ended = watermark_us == NEVER_US and (self._once or self.source.watermark_us() == NEVER_US)
-            self.watermark_us = watermark_us
+            self.watermark_us, self.has_read = watermark_us, True
             self._changed.notify_all()
         if chunk is None and not self.ended:
             self._pause(min(_PAUSE_S, self._idle_s))

@@ -389,9 +389,13 @@ class RoundLoop(EventLoop):
                 return True
             if not self.merger.at_limit:
                 return False
-            if self._had_ended and self.merger.ended and not self.merger.has_released:
-                self._all_ended = True  # as it had when it was killed: the others need not be there any more
-                return False
+            if self._had_ended and not self.merger.has_released:
+                if self.merger.ended:  # as it had when it was killed: the others need not be there any more
+                    self._all_ended = True
+                    return False
+                if not self.merger.has_read:  # there may be nothing to begin another round with
+                    self._pause.wait(min(wait_s, POLL_S))
+                    return False
             self._mine = self._close()
             self._complete_s = time.monotonic()
         return self._exchange(wait_s)

@@ -22,6 +22,8 @@ from tests.trainer.runs.running import COMPILE_S, NAME, SPEC, Trainer, command_o
 from tests.waiting import eventually
 from tests.worlds import event_logs
 from trainer.checkpoint import Description
+from trainer.events.events import Chunk
+from trainer.events.redis import StreamSource
 from trainer.events.share import Share
 from trainer.output import SILENT
 from trainer.runs.rounds import MODEL_WAIT_S, Partners, WaitsForPartner
@@ -107,10 +109,21 @@ def test_killed_again_and_again_both_end_with_the_model_of_a_run_in_peace(
 
 @pytest.mark.slow
 def test_a_pair_that_has_ended_ends_again_one_by_one_and_what_it_cannot_merge_is_refused_by_name(
-    tmp_path: Path, store: Store, store_url: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    store: Store,
+    store_url: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(store, 100)
     both = [partition(tmp_path, store_url, f"{n}/2", state=str(n)) for n in (1, 2)]
+    read = StreamSource.read
+
+    def late(source: StreamSource) -> Chunk | None:  # it began another round before it had read
+        time.sleep(0.2)
+        return read(source)
+
+    monkeypatch.setattr(StreamSource, "read", late)
     for number, before in enumerate([each.last() for each in both], 1):
         again = once(tmp_path, store_url, *ONCE[1:], "--partition", f"{number}/2", state=str(number))
         assert (again["round"], again["counts"]) == (before["round"], before["counts"])
