@@ -370,15 +370,17 @@ def _across(x: str, title: str, axis: Axis, values: Sequence[Any]) -> Spec:
             "type": "temporal",
             "title": None,
             "scale": {"type": "utc"},
-            "axis": {"format": form, "tickCount": 6},
+            "axis": {"format": form, "tickCount": 6, "labelFlush": _FLUSH},
         }
     if axis == "category":
         return _text(x, title=title, sort=None)
     short = {"format": "~s"} if max(values, default=0) >= 1_000 else {}
     scale = {"type": "log", "nice": False} if axis == "log" else {"nice": False, "zero": False}
-    return _number(x, title, scale=scale, axis=short | {"tickCount": 6})
+    return _number(x, title, scale=scale, axis=short | {"tickCount": 6, "labelFlush": _FLUSH})
 
 
+_FLUSH = 24
+"""Pixels: an axis label so near to the end of the axis does not stand out beyond it, where a narrow picture ends."""
 _TIMES = (
     (600.0, "%H:%M:%S"),
     (86_400.0, "%H:%M"),

@@ -200,3 +200,10 @@ def test_without_the_extra_a_run_says_so_before_it_begins(monkeypatch: pytest.Mo
         svg(curves())
     code, _, err = say("live", "--seconds", "600", "--picture", "loop.svg")
     assert (code, "pip install 'ftrie[charts]'" in err) == (UsageError.exit_code, True)
+
+
+def test_a_label_near_the_end_of_an_axis_ends_there() -> None:
+    rows = [{"t": 1.7e12 + 1000.0 * s, "v": s / 3600, "series": "base"} for s in range(0, 3721, 60)]
+    chart = lines(rows, x="t", y="v", x_title="time", y_title="v", series=["base"], x_axis="time")
+    times = re.findall(r'text-anchor="(\w+)"[^>]*>(\d\d:\d\d)<', svg(chart, 358))
+    assert times[0] == ("start", "22:15") and times[-1] == ("end", "23:15")
