@@ -82,13 +82,14 @@ def one_table(data: Data) -> pa.Table:
 
 
 def as_given(table: pa.Table, data: Data) -> Any:
-    """An answer with a line for each row of `data`, in its type: pandas, with its index, polars, else Arrow."""
+    """An answer with a line for each row of `data`, in its type: pandas, with its index, polars, else Arrow.
+
+    A pandas DataFrame has `column(name)` too, so that code which reads Arrow tables reads it alike.
+    """
     library = type(data).__module__.partition(".")[0]
     if library == "pandas":
         frame = table.to_pandas().set_index(data.index)
-        object.__setattr__(
-            frame, "column", frame.__getitem__
-        )  # as an Arrow table's, so that either can be read alike
+        object.__setattr__(frame, "column", frame.__getitem__)
         return frame
     if library == "polars":
         return sys.modules[library].from_arrow(table)

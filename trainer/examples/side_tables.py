@@ -27,10 +27,6 @@ _LOOKED_AT = 1000
 """Ids without a record, of which one is sought in another spelling."""
 
 
-def _ignore(text: str) -> None:
-    """Remarks that nobody asked for."""
-
-
 @dataclass
 class Misses:
     """Rows joined, how many of them found no record, and some of their ids, as keys in order of appearance."""
@@ -76,12 +72,16 @@ class SideTable:
     columns: dict[str, Any]
 
     @classmethod
-    def of_items(cls, source: Path | pa.Table, section: InputSection, on_note: Note = _ignore) -> SideTable:
+    def of_items(
+        cls, source: Path | pa.Table, section: InputSection, on_note: Note = lambda text: None
+    ) -> SideTable:
         """The items of a file or table, joined by the log's `input.item`. Raises SpecError, InputError."""
         return _load(source, "items", section.item, ITEM_IDS, on_note)
 
     @classmethod
-    def of_users(cls, source: Path | pa.Table, section: InputSection, on_note: Note = _ignore) -> SideTable:
+    def of_users(
+        cls, source: Path | pa.Table, section: InputSection, on_note: Note = lambda text: None
+    ) -> SideTable:
         """The users of a file or table, joined by the log's `input.cookie`. Raises SpecError, InputError."""
         return _load(source, "users", section.cookie, USER_IDS, on_note)
 
@@ -105,7 +105,7 @@ def side_tables(
     items: Path | pa.Table | None,
     users: Path | pa.Table | None,
     section: InputSection,
-    on_note: Note = _ignore,
+    on_note: Note = lambda text: None,
 ) -> list[SideTable]:
     """The tables of the files and Arrow tables given. Raises SpecError, InputError."""
     tables = [SideTable.of_items(items, section, on_note)] if items is not None else []
@@ -116,7 +116,7 @@ def joined(
     batches: Iterable[RowBatch],
     tables: Sequence[SideTable],
     wanted: Sequence[str],
-    on_note: Note = _ignore,
+    on_note: Note = lambda text: None,
 ) -> Iterator[RowBatch]:
     """Every batch with all `wanted` columns: from the log, else from a table, else (optional fields) empty.
 

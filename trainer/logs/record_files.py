@@ -151,16 +151,13 @@ def _delimited_rows(path: Path, reader: LogReader, columns: Sequence[str]) -> It
             for line, *row in zip(batch.lines.tolist(), *cells, strict=True):
                 if first is not None and line > first.line:
                     break
-                yield line, dict(zip(columns, (_decoded_cell(path, line, cell) for cell in row), strict=True))
+                try:
+                    texts = [None if cell is None else cell.decode() for cell in row]
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{path}:{line}: the text is not UTF-8 ({error.reason})") from error
+                yield line, dict(zip(columns, texts, strict=True))
             if first is not None:
                 raise InputError(str(first))
-
-
-def _decoded_cell(path: Path, line: int, cell: bytes | None) -> str | None:
-    try:
-        return None if cell is None else cell.decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}:{line}: the text is not UTF-8 ({error.reason})") from error
 
 
 def _text(path: Path) -> TextIO:
