@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError, EncodeError, Message
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -181,13 +181,13 @@ def check_deadline(until_s: float) -> None:
 
 def is_own_fault(error: Exception) -> bool:
     """Whether the log must have the error: one that no caller has caused."""
-    return isinstance(error, MemoryError) or _answer_of(error) is INTERNAL
+    return _is_short_of_memory(error) or _answer_of(error) is INTERNAL
 
 
 def unreadable(kind: type[Message], error: DecodeError) -> InvalidRequest:
-    """The error for bytes that are not a message of this kind. Raises MemoryError if that is why."""
-    if "alloc" in str(error):  # "Arena alloc failed": protobuf has no exception of its own for it
-        raise MemoryError(str(error)) from error
+    """The error for bytes that are not a message of this kind. Raises `error` if want of memory is why."""
+    if _is_short_of_memory(error):
+        raise error
     return InvalidRequest(f"request: not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
 
 
@@ -219,7 +219,7 @@ def abort(
     text = without_address(str(error)) if isinstance(error, StoreError) else str(error)
     answer, message = _answer_of(error), _shortened(text)
     metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
-    if isinstance(error, MemoryError):
+    if _is_short_of_memory(error):
         named = (
             f" (request_id {request_id})" if request_id else ""
         )  # it may be what there was no memory to read
@@ -274,7 +274,19 @@ def ended(
     return Ended(code, message, (*rpc_status.to_status(status).trailing_metadata, pushback))
 
 
+def _is_short_of_memory(error: Exception) -> bool:
+    """Whether memory was short. Protobuf has no exception of its own for it.
+
+    It says "Arena alloc failed" of what it reads, and fails to write a message only for want of memory: ours have no
+    required fields, and no depth.
+    """
+    in_protobuf = isinstance(error, EncodeError) or (isinstance(error, DecodeError) and "alloc" in str(error))
+    return in_protobuf or isinstance(error, MemoryError)
+
+
 def _answer_of(error: Exception) -> _Answer:
+    if _is_short_of_memory(error):
+        return ANSWER_OF[MemoryError]
     return next((ANSWER_OF[kind] for kind in type(error).__mro__ if kind in ANSWER_OF), INTERNAL)
 
 

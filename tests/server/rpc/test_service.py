@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 import structlog
+from google.protobuf.message import DecodeError, EncodeError
 
 from ftrie.client.access import CallFailed, FieldViolation
 from ftrie.client.client import Client, RankFailed
@@ -22,7 +23,7 @@ from ftrie.demo.processes import free_port
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
 from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
-from server.errors import MAX_MESSAGE_BYTES, Degradation, NotReady, ObjectiveError, abort
+from server.errors import MAX_MESSAGE_BYTES, Degradation, NotReady, ObjectiveError, abort, is_own_fault
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -343,6 +344,10 @@ def test_each_error_has_its_reason_the_fields_at_fault_and_when_to_try_again() -
     told = failed(StoreUnavailable("away"), retry=True)
     assert told.retry_after_s is not None and 0.2 <= told.retry_after_s <= 1.0
     assert failed(StoreError("damaged"), retry=True).retry_after_s is None
+    for short in (MemoryError("a secret"), EncodeError("a secret"), DecodeError("Arena alloc failed")):
+        told = failed(short)
+        assert (told.reason, told.retry_after_s is None) == ("OUT_OF_MEMORY", False)
+        assert "secret" not in str(told) and "alloc" not in str(told) and is_own_fault(short)
 
 
 def test_callers_are_not_told_where_the_store_is_or_what_numpy_says(tmp_path: Path) -> None:
