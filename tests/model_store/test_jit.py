@@ -114,6 +114,16 @@ def test_an_inlined_function_refuses_to_be_called_from_python():
         digest(0, 0)
 
 
+def test_no_machine_code_is_made_of_an_inlined_function_and_the_kernel_has_its_own():
+    half = jit.inline(lambda x: 0.5 * x)
+    code = jit.kernel(lambda x: half(x) + 1.0)
+    assert code(3.0) == 2.5
+    (inlined,), (called,) = (each.overloads.values() for each in (half, code))
+    engine = called.library.codegen._engine
+    assert engine.is_symbol_defined(called.fndesc.mangled_name)
+    assert not engine.is_symbol_defined(inlined.fndesc.mangled_name)
+
+
 def test_caches_that_are_in_use_stay_and_of_the_others_the_last(tmp_path, monkeypatch):
     monkeypatch.setattr(jit, "CACHE_FOLDER", tmp_path / "kernels-own")
     hours = {"own": 0, "a": 1, "b": 2, "c": 3, "d": 4, "e": 30, "f": 40}

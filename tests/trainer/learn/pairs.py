@@ -1,7 +1,7 @@
 """The learners under test: parameters, rows, comparisons, and the few kernels that the fast tests share.
 
 Numba compiles a loop for each learner with its rate, slot layout and number of variants (docs/adr/0003): 2 to 5 seconds
-each. So the fast tests of all learners use the pairs of FAST alone, which have every learner and every layout once.
+each. So the fast tests of all learners use the pairs of FAST alone, which have every algorithm and most layouts once.
 FTRL with one variant and with several that share values is compiled for most other tests anyway.
 """
 
@@ -32,33 +32,39 @@ FTRL_OWN_COARSE = FTRL | OWN | COARSE | {"rate": "counts"}
 TRUNCATION_COARSE = {"algorithm": "truncation", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.05} | COARSE
 FOBOS = {"algorithm": "fobos", "rate": "global", "alpha": 0.3, "l1": 0.01, "l2": 0.05}
 RDA = {"algorithm": "rda", "alpha": 0.3, "l1": 0.02, "l2": 0.1}
-OGD_OWN = {"algorithm": "ogd", "rate": "counts", "alpha": 0.3, "beta": 0.7} | OWN
+OGD = {"algorithm": "ogd", "rate": "counts", "alpha": 0.3, "beta": 0.7}
 TRUNCATED = {"algorithm": "truncated_gradient", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.3, "l1": 0.05}
 FIXED = TRUNCATED | {"l1": 0.02, "shrink": "fixed"}
 
+Pairs = dict[str, tuple[Section, int]]
 # Name: the learner, and the number of variants. The layout of each is in the comment.
-FAST: dict[str, tuple[Section, int]] = {
+FAST: Pairs = {
     "ftrl": (FTRL, 1),  # Full
     "ftrl of variants": (FTRL, 3),  # Full
     "ftrl of own values": (FTRL | OWN, 3),  # Own
     "ftrl of own coarse values": (FTRL_OWN_COARSE, 3),  # OwnCompactCounts
-    "ogd of own values": (OGD_OWN, 3),  # OwnCounts
-    "penalized ogd of own coarse values": (
-        {"algorithm": "ogd", "rate": "constant", "alpha": 0.3, "beta": 0.7, "l1": 0.0213, "l2": 0.3} | OWN | COARSE,
-        3,
-    ),  # OwnCompact
+    "ogd": (OGD, 1),  # FullCounts
     "truncation of coarse values": (TRUNCATION_COARSE, 1),  # Compact
     "truncated gradient": (TRUNCATED | {"rate": "counts"}, 1),  # FullCounts
     "fixed truncated gradient of coarse values": (FIXED | COARSE | {"rate": "counts"}, 1),  # CompactCounts
     "fobos": (FOBOS, 1),  # Full
     "fixed fobos": (FOBOS | {"l2": 0.005, "shrink": "fixed"}, 1),  # Full
-    "touched ogd": (FOBOS | {"algorithm": "ogd", "l1": 0.0213, "shrink": "touched"}, 1),  # Full
     "rda": (RDA, 1),  # Full
     "adpredictor of variants": (
         {"algorithm": "adpredictor", "alpha": 0.3, "beta": 0.7, "forgetting": 0.01, "prior_ctr": 0.1},
         3,
     ),  # Full
 }  # fmt: skip
+
+# The other layouts, and a learner without one of its own, for the slow tests.
+SLOW: Pairs = {
+    "ogd of own values": (OGD | OWN, 3),  # OwnCounts
+    "penalized ogd of own coarse values": (
+        OGD | {"rate": "constant", "l1": 0.0213, "l2": 0.3} | OWN | COARSE,
+        3,
+    ),  # OwnCompact
+    "touched ogd": (FOBOS | {"algorithm": "ogd", "l1": 0.0213, "shrink": "touched"}, 1),  # Full
+}
 
 # Large enough parameters that weights are cut, come back, and are cut again within some hundred rows.
 CASES: dict[str, list[Section]] = {
@@ -133,13 +139,19 @@ def places_at(algorithm: str, rate: str) -> tuple[tuple[int, str], ...]:
     return (SHARED,) if algorithm == "truncation" else (SHARED, EACH)
 
 
+def named() -> Iterator[Any]:
+    """A section and its number of variants: FAST, and, as slow ones, SLOW."""
+    for name, each in (FAST | SLOW).items():
+        yield pytest.param(*each, id=name, marks=pytest.mark.slow if name in SLOW else ())
+
+
 def fast_and_slow() -> Iterator[Any]:
-    """A section and its number of variants: FAST, and, as slow ones, every kind at its `places_at`.
+    """A section and its number of variants: those `named`, and, as slow ones, every kind at its `places_at`.
 
     At its first rate a kind has one variant, too; its further cases are at its first and at a global rate. A learner's
     code is the same at every rate that is each key's own, so "counts" and "constant" are tried with plain ogd alone.
     """
-    yield from (pytest.param(*each, id=name) for name, each in FAST.items())
+    yield from named()
     for algorithm, rate, sections in kinds():
         if rate in ("counts", "constant") and (
             algorithm != "ogd" or sections[0].get("l1") or sections[0].get("l2")
@@ -147,7 +159,7 @@ def fast_and_slow() -> Iterator[Any]:
             continue
         places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
         wanted = [(sections[0], *place) for place in places]
-        if is_first and "shrink" not in sections[0]:  # a fixed and a touched one are among FAST
+        if is_first and "shrink" not in sections[0]:  # a fixed and a touched one are among those
             wanted.append((sections[0], *ALONE))
         if is_first or rate == "global":
             wanted += [(each, *places[number % len(places)]) for number, each in enumerate(sections[1:])]

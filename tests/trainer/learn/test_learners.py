@@ -7,7 +7,6 @@ import pytest
 from model_store.spec.learner_section import LearnerSection, Rule
 from tests.trainer.learn.pairs import (
     CASES,
-    FAST,
     OWN,
     RATES,
     assert_same,
@@ -15,6 +14,7 @@ from tests.trainer.learn.pairs import (
     fast_and_slow,
     gappy_rows,
     learned,
+    named,
     section_of,
     spec_of,
 )
@@ -117,7 +117,7 @@ def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
     assert any(key.startswith(b"brand=") for key in changed)
 
 
-@pytest.mark.parametrize(("section", "variants"), FAST.values(), ids=FAST)
+@pytest.mark.parametrize(("section", "variants"), named())
 def test_a_table_that_grows_in_between_changes_no_bit(section, variants):
     spec, rows = spec_of(section, variants), gappy_rows(120, 12)
     small, large = (model_of(spec, list(rows[0])) for _ in range(2))
