@@ -47,6 +47,7 @@ FIRST = (
     "tests/chaos/",
     "tests/degradation/",
     "tests/integration/",
+    "tests/model_store/",
     "tests/ftrie/test_sklearn.py",
     "tests/ftrie/commands/",
     "tests/ftrie/dashboard/",
@@ -121,7 +122,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file's tests to one process, but APART, TOGETHER, and the fast ones of tests/degradation."""
+    """Give a file's tests to one process, but APART, TOGETHER, tests/model_store, and the fast tests/degradation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
@@ -129,6 +130,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if nodeid.startswith(APART):
                 return nodeid
             path = nodeid.partition("::")[0]
+            if path.startswith("tests/model_store/"):  # they share the stores of several servers
+                return "tests/model_store"
             if path.startswith("tests/degradation/"):
                 if config.option.markexpr == "not slow":
                     return "tests/degradation"  # they share a shop

@@ -129,13 +129,13 @@ def places_at(algorithm: str, rate: str) -> tuple[tuple[int, str], ...]:
     """The numbers of variants and the values with which the slow tests have a learner at this rate.
 
     A learner's formulas know its rate, and no loop or layout; a loop knows no learner (docs/adr/0003). So each learner
-    is at every rate and in both loops of several variants, not in all combinations. At a global rate learners keep
-    running totals, of each variant or of all: these are in both.
+    is at every rate. At a global one it keeps running totals, of each variant or of all: there it is in both loops of
+    several variants.
     """
     if (algorithm, rate) == ("ftrl", "counts"):  # FAST has FTRL with own and with shared values
         return (SHARED,)
     if rate != "global":
-        return (EACH,)
+        return (ALONE,)
     return (SHARED,) if algorithm == "truncation" else (SHARED, EACH)
 
 
@@ -148,8 +148,8 @@ def named() -> Iterator[Any]:
 def fast_and_slow() -> Iterator[Any]:
     """A section and its number of variants: those `named`, and, as slow ones, every kind at its `places_at`.
 
-    At its first rate a kind has one variant, too; its further cases are at its first and at a global rate. A learner's
-    code is the same at every rate that is each key's own, so "counts" and "constant" are tried with plain ogd alone.
+    A kind's further cases are at its first and at a global rate. A learner's code is the same at every rate that is
+    each key's own, so "counts" and "constant" are tried with plain ogd alone.
     """
     yield from named()
     for algorithm, rate, sections in kinds():
@@ -159,8 +159,6 @@ def fast_and_slow() -> Iterator[Any]:
             continue
         places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
         wanted = [(sections[0], *place) for place in places]
-        if is_first and "shrink" not in sections[0]:  # a fixed and a touched one are among those
-            wanted.append((sections[0], *ALONE))
         if is_first or rate == "global":
             wanted += [(each, *places[number % len(places)]) for number, each in enumerate(sections[1:])]
         for number, (section, variants, values) in enumerate(wanted):

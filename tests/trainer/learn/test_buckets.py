@@ -84,7 +84,7 @@ def many_keys(rows, seed):
             if name.startswith(("ftrl", "adpredictor")) and "coarse" not in name
         ),
         *(
-            pytest.param(sections[0] | OWN, 3, marks=pytest.mark.slow)
+            pytest.param(sections[0], 1, marks=pytest.mark.slow)
             for algorithm, rate, sections in kinds()
             if rate == RATES.get(algorithm, EVERY)[0] and algorithm not in ("ftrl", "adpredictor")
         ),
@@ -93,6 +93,7 @@ def many_keys(rows, seed):
             for section in (
                 section_of("ftrl", "counts", CASES["ftrl"][0]),
                 section_of("truncated_gradient", "global", CASES["truncated_gradient"][0]),
+                section_of("fobos", "global", CASES["fobos"][0]) | OWN,
             )
         ),
     ],

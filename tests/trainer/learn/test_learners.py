@@ -6,9 +6,12 @@ import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
 from tests.trainer.learn.pairs import (
+    ALONE,
     CASES,
+    EACH,
     OWN,
     RATES,
+    SHARED,
     assert_same,
     assert_same_bits,
     fast_and_slow,
@@ -70,54 +73,55 @@ def test_the_cases_above_cut_weights_and_keep_others(algorithm):
 def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_says(
     algorithm, parameters, rate
 ):
-    section = {"algorithm": algorithm, "rate": rate, "alpha": 0.5, "beta": 1.0} | parameters | OWN
+    section = {"algorithm": algorithm, "rate": rate, "alpha": 0.5, "beta": 1.0} | parameters
+    section, variants = (section | OWN, 3) if rate == "global" else (section, 1)
     rows = [row | {"tags": b"", "hashes": b"", "hour": b""} for row in shop_rows(2000, 5)]
     for row in (*rows[:10], *rows[-10:]):
         row["tags"] = b"rare"
-    assert b"tags=rare" in assert_same(spec_of(section, 3), rows)
+    assert b"tags=rare" in assert_same(spec_of(section, variants), rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("learner", "values"),
+    ("learner", "variants", "values"),
     [
-        ({"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0}, "per_variant"),
-        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, "single"),
-        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, "per_variant"),
-        ({"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0}, "per_variant"),
-        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, "single"),
-        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, "per_variant"),
+        ({"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0}, *ALONE),
+        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, *SHARED),
+        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, *EACH),
+        ({"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0}, *ALONE),
+        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, *SHARED),
+        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, *EACH),
     ],
 )
-def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner, values):
+def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner, variants, values):
     rows = [row | {"tags": b"", "hashes": b"", "hour": b"", "price": b""} for row in shop_rows(2000, 8)]
     for row in (rows[0], rows[1000], rows[-1]):
         row["tags"] = b"rare"
-    assert_same(spec_of({"alpha": 0.9, "beta": 1.0, "values": values} | learner, 3), rows)
+    assert_same(spec_of({"alpha": 0.9, "beta": 1.0, "values": values} | learner, variants), rows)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "values"),
+    ("algorithm", "variants", "values"),
     [
-        ("ftrl", "single"),
-        ("ftrl", "per_variant"),
+        ("ftrl", *SHARED),
+        ("ftrl", *EACH),
         *(
-            pytest.param(algorithm, "per_variant", marks=pytest.mark.slow)
+            pytest.param(algorithm, *ALONE, marks=pytest.mark.slow)
             for algorithm in ("ogd", "truncated_gradient", "fobos", "rda")
         ),
     ],
 )
-def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, values):
+def test_l1_of_a_prefix_holds_for_its_keys_alone(algorithm, variants, values):
     section = {"algorithm": algorithm, "alpha": 0.3, "beta": 0.7} | CASES[algorithm][0] | {"l1": 0.001}
     rules = {"brand=": Rule(l1=0.05), "brand=nike": Rule(l1=0.0), "age*brand=": Rule(l1=0.2)}
     section["values"], rows = values, gappy_rows(200, 2)
-    weights = assert_same(spec_of(section, 3, rules), rows)
-    without = by_textbook(spec_of(section, 3), rows)[1]
+    weights = assert_same(spec_of(section, variants, rules), rows)
+    without = by_textbook(spec_of(section, variants), rows)[1]
     changed = {key for key, weight in weights.items() if weight != pytest.approx(without[key], abs=1e-6)}
     assert any(key.startswith(b"brand=") for key in changed)
 
 
-@pytest.mark.parametrize(("section", "variants"), named())
+@pytest.mark.parametrize(("section", "variants"), list(named()))
 def test_a_table_that_grows_in_between_changes_no_bit(section, variants):
     spec, rows = spec_of(section, variants), gappy_rows(120, 12)
     small, large = (model_of(spec, list(rows[0])) for _ in range(2))

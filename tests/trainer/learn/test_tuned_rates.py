@@ -35,10 +35,9 @@ RULED = [
     (FTRL, *ONE),
     (FTRL | WARM, *ONE),
     (FTRL, *SHARED),
-    (FTRL, *EACH),
     (FTRL | {"rate": "counts"}, *EACH),
-    (FTRL | {"rate": "constant"}, *SHARED),
-    (OGD | {"l1": 0.01, "l2": 0.1}, *SHARED),
+    (FTRL | {"rate": "constant"}, *ONE),
+    (OGD | {"l1": 0.01, "l2": 0.1}, *ONE),
     (TRUNCATION, *SHARED),
     (FOBOS, *EACH),
 ]
@@ -47,9 +46,8 @@ WARMING = [
     (FTRL | WARM, *ONE),
     (FTRL | {"l1": 1.0, "l2": 0.0, "warmup": 400}, *ONE),
     (FTRL | WARM, *SHARED),
-    (FTRL | WARM, *EACH),
     (FTRL | WARM | {"rate": "counts"}, *EACH),
-    (FTRL | WARM | {"rate": "constant"}, *SHARED),
+    (FTRL | WARM | {"rate": "constant"}, *ONE),
     (FOBOS | WARM | {"rate": "global"}, *EACH),
     (TRUNCATION | WARM, *SHARED),
     (TRUNCATED | WARM | {"l1": 0.02, "shrink": "fixed"}, *EACH),
@@ -60,7 +58,8 @@ def quick(cases):
     """The cases of one variant of FTRL are fast."""
     for section, variants, values in cases:
         name = f"{section['algorithm']}-{section.get('rate', '')}-{section.get('warmup', '')}-{variants}-{values}"
-        marks = () if (section["algorithm"], variants) == ("ftrl", 1) else pytest.mark.slow
+        quick = (section["algorithm"], variants) == ("ftrl", 1) and "rate" not in section
+        marks = () if quick else pytest.mark.slow
         yield pytest.param(section | {"values": values}, variants, id=name, marks=marks)
 
 
