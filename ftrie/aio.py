@@ -2,7 +2,7 @@
 
 async with Client("127.0.0.1:50051") as client:
     ranking = await client.rank("ads", cookie="u1", candidates=["a", "b"], context={"device": "mobile"}, top_k=1)
-    await client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
+    await client.feedback("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
 """
 
 from __future__ import annotations
@@ -70,12 +70,14 @@ class Client:
         keywords = calls.keywords(timeout_s, request.request.cookie)
         return Explanation.of(await self._call(calls.explain, request, keywords))
 
-    async def report(
+    async def feedback(
         self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None
     ) -> Report:
-        """Report 1 to 1,000 clicks and conversions. Errors as for `ftrie.client.client.Client.report`."""
+        """Report 1 to 1,000 clicks and conversions. Errors as for `ftrie.client.client.Client.feedback`."""
         request, calls = report_of(model, events), self._calls
         return Report.of(await self._call(calls.report, request, calls.keywords(timeout_s), ReportFailed))
+
+    report = feedback  # its name before
 
     async def close(self) -> None:
         """Close the connection; calls that are under way end with RankFailed or ReportFailed."""

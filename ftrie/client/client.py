@@ -3,7 +3,7 @@
 with Client("127.0.0.1:50051") as client:
     ranking = client.rank("ads", cookie="u1", candidates=["a", "b"], context={"device": "mobile"}, top_k=1)
     print(ranking.items[0].id, ranking.items[0].ctr)
-    client.report("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
+    client.feedback("ads", [Feedback(ranking.request_id, ranking.items[0].id)])  # once it was clicked
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Client:
         keywords = calls.keywords(timeout_s, request.request.cookie)
         return Explanation.of(self._call(calls.explain, request, keywords))
 
-    def report(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
+    def feedback(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
         """Report 1 to 1,000 clicks and conversions. The accepted ones are in the store when this returns.
 
         Raises ReportFailed with the server's message and status; the same events may be reported again. Raises
@@ -87,6 +87,8 @@ class Client:
         """
         request, calls = report_of(model, events), self._calls
         return Report.of(self._call(calls.report, request, calls.keywords(timeout_s), ReportFailed))
+
+    report = feedback  # its name before
 
     def close(self) -> None:
         """Close the connection."""

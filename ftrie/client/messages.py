@@ -233,15 +233,16 @@ class RankOptions(TypedDict, total=False):
 class Options(RankOptions, total=False):
     """The keywords of a ranking; all are optional, but there must be candidates.
 
-    candidates: ids of items in the store; items: features by id, for items with features of their own. user, context:
-    features; None is no value, a list is a set, a mapping to numbers a weighted set, and a list under `raw_keys` whole
-    keys of a model that was trained elsewhere. no_log: for load tests. With it, or a forced variant, no impression is
+    candidates: ids of items in the store; items: features by id, for items with features of their own. user: features,
+    or the user's id, whose stored features are used; with both, give the id as `cookie`. context: features. None is no
+    value, a list is a set, a mapping to numbers a weighted set, and a list under `raw_keys` whole keys of a model that
+    was trained elsewhere. no_log: for load tests. With it, or a forced variant, no impression is
     logged (docs/impressions.md).
     """
 
     candidates: Sequence[str]
     items: Mapping[str, FeatureValues] | None
-    user: FeatureValues | None
+    user: FeatureValues | str | None
     context: FeatureValues | None
     no_log: bool
 
@@ -255,11 +256,18 @@ def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
         raise TypeError(_unknown(options))
     if isinstance(options.get("candidates"), str):
         raise TypeError(f"candidates: got the text {options['candidates']!r}, expected a list of ids")
+    cookie, user = options.get("cookie", ""), options.get("user")
+    if isinstance(user, str):
+        if cookie not in ("", user):
+            raise TypeError(f"got user={user!r} and cookie={cookie!r}; give one id of the user")
+        cookie, user = user, None
+    elif not isinstance(user, Mapping | None):
+        raise TypeError(f"user: got {user!r}, expected features by name, or the user's id as a text")
     try:
         request = RankRequest(
             model=model,
             request_id=options.get("request_id", ""),
-            cookie=options.get("cookie", ""),
+            cookie=cookie,
             item_ids=options.get("candidates", ()),
             candidate_set=options.get("candidate_set", ""),
             top_k=options.get("top_k"),
@@ -267,7 +275,7 @@ def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
             objective=options.get("objective", ""),
             no_log=options.get("no_log", False),
         )
-        _add_features(request.user, options.get("user"))
+        _add_features(request.user, user)
         _add_features(request.context, options.get("context"))
         for item_id, features in (options.get("items") or {}).items():
             _add_features(request.items.add(id=item_id).features, features)
@@ -291,7 +299,9 @@ def _no_texts(options: Options) -> Iterator[tuple[str, object]]:
     found: list[tuple[str, object]] = [(name, given[name]) for name in texts if name in given]
     found += [(f"candidates[{at}]", item) for at, item in enumerate(given.get("candidates", ()))]
     found += [("items", item) for item in given.get("items", ())]
-    sides: dict[str, Any] = {name: given[name] for name in ("user", "context") if name in given}
+    sides: dict[str, Any] = {
+        name: given[name] for name in ("user", "context") if isinstance(given.get(name), Mapping)
+    }
     sides |= {f"items[{item!r}]": features for item, features in given.get("items", {}).items()}
     for side, features in sides.items():
         for name, value in (features or {}).items():

@@ -28,7 +28,7 @@ from ftrie.terminal import (
     print_table,
     warn,
 )
-from model_store.errors import SpecError, counted, listed
+from model_store.errors import InputError, SpecError, counted, listed
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -150,6 +150,8 @@ def evaluate(
     (_print_json if as_json else _print_tables)(named.name, found)
     if found.requests is not None:
         _warn_of_requests(found.requests, request)
+    if not found.rows:
+        raise InputError("the log has no row, so that nothing was judged")
 
 
 def _variant(artefact: Artefact, name: str | None) -> int:

@@ -85,7 +85,7 @@ class Outcome:
         from ftrie.client.feedback import MOST_EVENTS
 
         for start in range(0, len(events), MOST_EVENTS):
-            answer = client.report(model, events[start : start + MOST_EVENTS])
+            answer = client.feedback(model, events[start : start + MOST_EVENTS])
             self.accepted += answer.accepted
             self.duplicates += answer.duplicates
             for each in answer.rejected:

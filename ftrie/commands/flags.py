@@ -370,7 +370,7 @@ _FILTER = re.compile(r"(?P<field>.+?)(?P<test>!=|>=|<=|=)(?P<value>.*)", re.DOTA
 class RankFlags:
     """One ranking request."""
 
-    cookie: Annotated[str, typer.Option(help="The user; may be left out.")] = ""
+    cookie: Annotated[str, typer.Option(help="The user's id, as --user ID.")] = ""
     candidates: Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")] = ""
     candidate_set: Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")] = ""
     context: Annotated[
@@ -379,7 +379,10 @@ class RankFlags:
     ] = None
     user: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help="A feature of the user; overrides the stored one."),
+        typer.Option(
+            metavar="ID|FIELD=VALUE",
+            help="The user's id, or a feature of the user, which overrides the stored one.",
+        ),
     ] = None
     top_k: Annotated[
         int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
@@ -413,12 +416,15 @@ class RankFlags:
         """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""
         if bool(self.candidates) == bool(self.candidate_set):
             raise typer.BadParameter("give either --candidates A,B,C or --candidate-set NAME")
+        ids = sorted({self.cookie, *(text for text in self.user or () if "=" not in text)} - {""})
+        if len(ids) > 1:
+            raise typer.BadParameter(f"got the user ids {', '.join(ids)}; give one", param_hint="--user")
         return {
-            "cookie": self.cookie,
+            "cookie": ids[0] if ids else "",
             "candidates": _listed(self.candidates) if self.candidates else (),
             "candidate_set": self.candidate_set,
             "context": _features("--context", self.context),
-            "user": _features("--user", self.user),
+            "user": _features("--user", [text for text in self.user or () if "=" in text]),
             "top_k": self.top_k,
             "variant": self.variant,
             "request_id": self.request_id,

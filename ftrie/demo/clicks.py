@@ -204,7 +204,7 @@ class Service:
         client = self._clients[self._turn % len(self._clients)]
         self._turn += 1
         try:
-            report = client.report(model, [event.reported() for event in events])
+            report = client.feedback(model, [event.reported() for event in events])
         except ReportFailed as error:
             raise NotTaken(error.code.name) from error
         return Receipt(report.accepted, report.duplicates, len(report.rejected))

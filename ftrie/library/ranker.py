@@ -139,10 +139,9 @@ class Ranker:
     ) -> Ranking:
         """The best `top_k` of the candidates, best first; all without it.
 
-        user: features, or the user's id, whose stored features are used; with both, give the id as `cookie`. candidates
-        name stored items; items have their features here, over those stored. `ftrie.client.messages.Options` describes
-        these and `RankOptions` all others: cookie, candidate_set, top_k, variant, request_id, objective, filters, caps,
-        exploration.
+        Candidates name stored items; items have their features here, over those stored. `ftrie.client.messages.Options`
+        describes these and `RankOptions` all others: cookie, candidate_set, top_k, variant, request_id, objective,
+        filters, caps, exploration.
 
         Raises what a server answers with as a status, with the same text: server.errors.InvalidRequest for a broken
         rule or limit, FieldValueError for a value that does not fit its field, CandidateSetNotFound, and
@@ -202,14 +201,6 @@ class Ranker:
         options: RankOptions,
     ) -> tuple[Query, Ranked, ServedVersion]:
         """The query, what it got, and the version that ranked it."""
-        if user is not None and not isinstance(user, Mapping):
-            if not isinstance(user, str):
-                raise TypeError(f"user: got {user!r}, expected features by name, or the user's id as a text")
-            if options.get("cookie", user) != user:
-                raise TypeError(
-                    f"got user={user!r} and cookie={options['cookie']!r}; give one id of the user"
-                )
-            options["cookie"], user = user, None
         ids = None
         if isinstance(candidates, list | tuple) and len(candidates) > FEW_IDS:
             ids = ItemIds.of(candidates)

@@ -71,7 +71,7 @@ class Clicks:
     def _report(self, batch: Sequence[Feedback]) -> None:
         while True:
             try:
-                self._client.report(MODEL, batch)
+                self._client.feedback(MODEL, batch)
             except ReportFailed:
                 self.failures += 1
                 time.sleep(0.2)

@@ -25,7 +25,7 @@ def clicks(whole: WholeShop) -> list[Feedback]:
 
 def refusal(whole: WholeShop, events: list[Feedback]) -> ReportFailed:
     with pytest.raises(ReportFailed) as failed:
-        whole.client.report(shop.NAME, events)
+        whole.client.feedback(shop.NAME, events)
     return failed.value
 
 
@@ -51,7 +51,7 @@ def taken_once(whole: WholeShop, recovered: Recovered, events: list[Feedback]) -
 
 def is_taken(whole: WholeShop, events: list[Feedback]) -> bool:
     try:
-        report = whole.client.report(shop.NAME, events)
+        report = whole.client.feedback(shop.NAME, events)
     except ReportFailed:
         return False
     return report.accepted + report.duplicates == len(events)

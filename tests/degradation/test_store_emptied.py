@@ -87,7 +87,7 @@ class Load(threading.Thread):
         if best != LIKED or answer.unknown_items:
             self.wrong.append(answer)
         try:
-            client.report(shop.NAME, [Feedback(answer.request_id, item) for item in LIKED])
+            client.feedback(shop.NAME, [Feedback(answer.request_id, item) for item in LIKED])
         except ReportFailed:
             return  # the store is being restored: a caller would repeat it
 

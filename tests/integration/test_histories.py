@@ -131,7 +131,7 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(store, st
             if clicks and number % 4 == 0:
                 events += events[:1]  # reported twice
             if events:
-                client.report("shop", events)
+                client.feedback("shop", events)
             return answer.request_id
 
         def has_settled() -> bool:

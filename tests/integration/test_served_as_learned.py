@@ -213,7 +213,7 @@ class Visitors:
         if draw.random() < 0.5:
             liked = [answer.request_id, answer.items[0].id]
             events = [Feedback(*liked), Feedback(*liked, event="conversion")]
-            client.report("shop", events[: draw.randint(1, 2)])
+            client.feedback("shop", events[: draw.randint(1, 2)])
         if draw.random() < 0.3:
             explained = client.explain("shop", **asked)
             self.explained.append(explained)

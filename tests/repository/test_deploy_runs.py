@@ -141,7 +141,7 @@ def _a_click_is_learned(machine: Machine, store: Store) -> None:
         assert health.Check(asked).status == health_pb2.HealthCheckResponse.SERVING
         ranking = client.rank("ads", cookie="c1", candidates=["books-1", "games-1"])
         assert len(ranking.items) == 2
-        client.report("ads", [Feedback(ranking.request_id, "books-1")])
+        client.feedback("ads", [Feedback(ranking.request_id, "books-1")])
         eventually(lambda: (published.active() or 0) > before, "a version that has learned the click", 60)
 
 

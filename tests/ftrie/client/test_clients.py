@@ -92,8 +92,8 @@ def test_reports_count_once(server: Server) -> None:
     async def report() -> list[Any]:
         async with aio.Client(server.address, timeout_s=20.0) as connected:
             with pytest.raises(ReportFailed, match="model: this server serves 'shop', not 'mall'"):
-                await connected.report("mall", events)
-            return [await connected.report("shop", events) for _ in range(2)]
+                await connected.feedback("mall", events)
+            return [await connected.feedback("shop", events) for _ in range(2)]
 
     first, second = asyncio.run(report())
     assert (first.accepted, first.duplicates, len(first.rejected)) == (2, 0, 1)
@@ -200,6 +200,13 @@ def test_an_unknown_keyword_is_refused_and_the_known_ones_are_listed() -> None:
         assert sorted(listed) == sorted(Options.__optional_keys__)
 
 
+def test_a_user_is_an_id_or_features() -> None:
+    assert request_of("shop", user="u1") == request_of("shop", cookie="u1")
+    assert request_of("shop", user="u1", cookie="u1", candidates=["a"]).cookie == "u1"
+    both = request_of("shop", user={"age": 20}, cookie="u1")
+    assert (both.cookie, [*both.user.values]) == ("u1", ["age"])
+
+
 def test_a_filter_by_field_is_one_text_or_several_or_two_bounds() -> None:
     tests: Any = {"brand": "b1", "seller": {"s1"}, "tags": ["a", "", "a"], "bid": (np.float64(2), None)}
     tests |= {"age": (None, -5), "x": (None, None), "y": (-0.5, 5)}
@@ -242,6 +249,9 @@ def test_times_decimals_and_uuids_are_the_texts_that_a_table_s_columns_have() ->
         ({"candidates": ["a", 7]}, r"candidates\[1\]: got 7, expected a text"),
         ({"items": {7: {}}}, "items: got 7, expected a text"),
         ({"cookie": 7}, "cookie: got 7, expected a text"),
+        ({"user": 7}, "user: got 7, expected features by name, or the user's id as a text"),
+        ({"user": "u1", "cookie": "u2"}, "got user='u1' and cookie='u2'; give one id of the user"),
+        ({"user": "u1", "context": {7: "a"}}, "context: got 7, expected a text"),
         ({"user": {"likes": ["a", 7]}}, r"user\['likes'\]: got 7, expected a text"),
         ({"items": {"a": {"tags": [None]}}}, r"items\['a'\]\['tags'\]: got None, expected a text"),
         ({"context": {7: "a"}}, "context: got 7, expected a text"),

@@ -1,4 +1,4 @@
-"""`ftrie feedback` and `Client.report`, as users have them, against a running server."""
+"""`ftrie feedback` and `Client.feedback`, as users have them, against a running server."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ def test_what_a_client_reports_goes_to_the_stream_with_the_request_it_belongs_to
         Feedback(ranking.request_id, ranking.items[0].id),
         Feedback(ranking.request_id, ranking.items[1].id, "conversion", "sale-7", when, 49.5),
     ]
-    assert client.report(shop.NAME, events) == Report(2, 0)
-    assert client.report(shop.NAME, events) == Report(0, 2)
+    assert client.feedback(shop.NAME, events) == Report(2, 0)
+    assert client.feedback(shop.NAME, events) == Report(0, 2)
     click, sale = stream(store)
     assert (click["request_id"], click["item"]) == (ranking.request_id, ranking.items[0].id)
     assert (sale["ts"], sale["value"]) == (datetime(2024, 5, 1, 8, tzinfo=UTC).timestamp(), 49.5)
-    report = client.report("", [Feedback("r", "a"), Feedback("r", "")])
+    report = client.feedback("", [Feedback("r", "a"), Feedback("r", "")])
     assert report == Report(1, 0, (Rejected(1, "item_id: got 0 bytes, expected 1 to 4,096"),))
 
 
 def test_a_failed_report_says_when_to_come_back_if_that_would_help(client: Client, store: Store) -> None:
     with pytest.raises(ReportFailed, match="NOT_FOUND: model: this server serves 'shop'") as wrong:
-        client.report("other", [Feedback("r", "a")])
+        client.feedback("other", [Feedback("r", "a")])
     assert (wrong.value.code, wrong.value.retry_after_s) == (grpc.StatusCode.NOT_FOUND, None)
     store.client.config_set("maxmemory", "1")
     try:
         with pytest.raises(ReportFailed, match="UNAVAILABLE") as full:
-            client.report("", [Feedback("r", "a")])
+            client.feedback("", [Feedback("r", "a")])
     finally:
         store.client.config_set("maxmemory", "0")
     assert full.value.retry_after_s is not None and 0.2 <= full.value.retry_after_s <= 1.0
@@ -147,4 +147,4 @@ def test_what_is_wrong_is_said(shared_server: Server, shared_client: Client, say
     unknown: Any = "view"
     for bad in (Feedback("\udcff", "a"), Feedback("r", "a", unknown)):
         with pytest.raises(FieldValueError):  # and it is not sent
-            shared_client.report("", [bad])
+            shared_client.feedback("", [bad])

@@ -43,6 +43,13 @@ def test_json_has_an_object_for_each_item_and_what_a_script_needs_of_the_answer(
     }
 
 
+def test_a_user_is_an_id_or_features(rank: list[str], ask: Ask) -> None:
+    same = ["--candidates", ",".join(ITEMS), "--user", "likes=red", "--request-id", "r1"]
+    by_name = [ask(*rank, *same, *flags) for flags in (["--user", "u1"], ["--cookie", "u1"])]
+    assert by_name[0] == by_name[1] and by_name[0]["cookie"] == "u1"
+    assert ask(*rank, *same, "--cookie", "a=b")["cookie"] == "a=b"
+
+
 def test_flags_ask_what_the_client_asks(rank: list[str], shared_client: Client, ask: Ask) -> None:
     tests = ["brand=b1,b2,b3", "tags!=red", "price>=2", "price<=100"]
     flags = [word for test in tests for word in ("--filter", test)]
@@ -95,6 +102,7 @@ def test_a_table_names_version_and_variant_and_has_what_was_asked(rank: list[str
         ([*ASKED, "--candidate-set", "b"], 2, "give either --candidates A,B,C or --candidate-set"),
         ([], 2, "give either --candidates A,B,C or --candidate-set NAME"),
         (["--candidates", "a", "--context", "hour"], 2, "got 'hour', expected FIELD=VALUE"),
+        ([*ASKED, "--user", "u2"], 2, "got the user ids u1, u2; give one"),
         ([*ASKED, "--filter", "price>=dear"], 2, "expected a number where 'dear' stands"),
         ([*ASKED, "--filter", "price"], 2, "expected FIELD=A,B, FIELD!=A,B, FIELD>=N or FIELD<=N"),
         ([*ASKED, "--cap", "brand=0"], 2, "got 'brand=0', expected FIELD=N with a whole number from 1 on"),

@@ -73,7 +73,7 @@ def test_a_server_follows_and_ranks_by_its_rules_and_can_change_nothing(store: S
         eventually(lambda: not client.rank(candidates=["item-99"]).unknown_items)
         store.model(shop.NAME).experiments.write(Experiment(shares={"base": 0.0, "plain": 1.0}))
         eventually(lambda: client.rank(cookie="u1", candidates=["item-1"]).variant == "plain")
-        assert client.report("", [Feedback("r1", "item-1")]).accepted == 1
+        assert client.feedback("", [Feedback("r1", "item-1")]).accepted == 1
     assert refusals(store) == []
     with Store.open(as_role("ftrie-server")) as reading:
         for change in (

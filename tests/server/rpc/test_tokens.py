@@ -100,7 +100,7 @@ def test_each_method_of_a_server_takes_a_role_of_its_own(
             if run([command, *asked, "--token", token]) == 0:
                 may.add((command, role))
         with Client(server.address, 20, Access(token=token)) as client, suppress(ReportFailed):
-            client.report("", [Feedback("r1", "item-1")])
+            client.feedback("", [Feedback("r1", "item-1")])
             may.add(("report", role))
     assert may == {("rank", "rank"), ("explain", "explain"), ("report", "feedback")}
     said = capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_calls_are_counted_by_what_is_asked_and_said(server: Server, client: Cli
     with pytest.raises(RankFailed):
         client.explain(candidates=[])
     with pytest.raises(ReportFailed):
-        client.report("no such", [Feedback("r", "item-1")])
+        client.feedback("no such", [Feedback("r", "item-1")])
     eventually(lambda: count(server, ERRORS) == 5)
     # By method and status, and never under a name from a request.
     assert count(server, ERRORS, method="Rank") == 3
