@@ -148,6 +148,7 @@ class Explanation:
     degraded: tuple[Degradation, ...]
     unknown_items: tuple[str, ...]
     unknown_fields: tuple[str, ...]
+    known_fields: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, response: ExplainResponse) -> Explanation:
@@ -164,6 +165,7 @@ class Explanation:
             degraded=tuple(map(Degradation.of, response.degraded)),
             unknown_items=tuple(response.unknown_items),
             unknown_fields=tuple(response.unknown_fields),
+            known_fields=tuple(response.known_fields),
         )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ftrie.commands.flags import RankFlags, ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, print_table
+from model_store.errors import listed
 
 if TYPE_CHECKING:
     from ftrie.client.messages import Contributions, ExplainedItem, Explanation
@@ -67,9 +68,11 @@ def _show(explanation: Explanation) -> None:
     print(f"{explanation.model} version {explanation.version}, variant {explanation.variant}")
     for problem in explanation.degraded:
         print(f"degraded: {problem}")
-    for names, what in ((explanation.unknown_items, "items"), (explanation.unknown_fields, "fields")):
-        if names:
-            print(f"unknown {what}: {', '.join(names)}")
+    if explanation.unknown_items:
+        print(f"unknown items: {', '.join(explanation.unknown_items)}")
+    if unknown := explanation.unknown_fields:
+        has = listed(explanation.known_fields, unknown[0])
+        print(f"unknown fields: {', '.join(unknown)}; the model has: {has}")
 
 
 def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:

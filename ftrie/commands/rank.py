@@ -78,4 +78,4 @@ def _show(ranking: Ranking) -> None:
     if ranking.unknown_items:
         print(f"unknown items: {', '.join(ranking.unknown_items)}")
     if ranking.unknown_fields:
-        print(f"unknown fields: {', '.join(ranking.unknown_fields)}")
+        print(f"unknown fields: {', '.join(ranking.unknown_fields)}; ftrie explain lists the model's")

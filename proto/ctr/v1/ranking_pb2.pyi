@@ -245,7 +245,7 @@ class ExplainedItem(_message.Message):
     def __init__(self, item: _Optional[_Union[RankedItem, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[Contributions, _Mapping]]] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
-    __slots__ = ("request_id", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields")
+    __slots__ = ("request_id", "model", "version", "variant", "items", "degraded", "unknown_items", "unknown_fields", "known_fields")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,7 @@ class ExplainResponse(_message.Message):
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_ITEMS_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     version: int
@@ -262,4 +263,5 @@ class ExplainResponse(_message.Message):
     degraded: _containers.RepeatedCompositeFieldContainer[Degradation]
     unknown_items: _containers.RepeatedScalarFieldContainer[str]
     unknown_fields: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ExplainedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[_Union[Degradation, _Mapping]]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+    known_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., items: _Optional[_Iterable[_Union[ExplainedItem, _Mapping]]] = ..., degraded: _Optional[_Iterable[_Union[Degradation, _Mapping]]] = ..., unknown_items: _Optional[_Iterable[str]] = ..., unknown_fields: _Optional[_Iterable[str]] = ..., known_fields: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -87,7 +87,7 @@ def test_a_table_names_version_and_variant_and_has_what_was_asked(rank: list[str
     assert (code, lines[0].split()) == (0, ["rank", "item", "ctr", "score"])
     assert {*ITEMS} <= {word for line in lines for word in line.split()}
     assert re.fullmatch(r"shop version 1, variant plain, request [0-9a-f]{32}", lines[-2])  # for feedback
-    assert lines[-1] == "unknown fields: moon"
+    assert lines[-1] == "unknown fields: moon; ftrie explain lists the model's"
     flags = ["--explore", "ucb:1", "--objective", "score + no_such_field"]
     lines = say(*rank, *ASKED, *flags)[1].splitlines()
     assert lines[0].split() == ["rank", "item", "ctr", "score", "uncertainty", "propensity"]
@@ -140,6 +140,10 @@ def test_an_explanation_is_a_table_of_bars_an_item_and_as_json_adds_up(
     assert bars[0] == max(bars) == 24
     assert any("bias" in line for line in lines)
     assert lines[-1] == "shop version 1, variant base"
+    said = say(*explain, "--context", "likess=red")[1].splitlines()[-1]
+    assert said.startswith("unknown fields: likess; the model has: age, ") and said.endswith(
+        "did you mean likes?"
+    )
 
     printed = ask(*explain)
     assert printed["variant"] == "base"
