@@ -62,6 +62,8 @@ APART = (
     "tests/repository/test_typed_commands.py::",
 )
 """Tests of files that one process would run for longer than a share of the whole: each goes to any process."""
+SHARING = ("tests/model_store/", "tests/ftrie/dashboard/")
+"""Folders whose tests share stores of several servers, or a market and its dashboard: each in one process."""
 TOGETHER = {
     "tests/degradation shop": ("feedback_not_taken", "short_of_memory", "store_away"),
     "tests/degradation trainers": ("trainer_and_sources", "trainer_and_store"),
@@ -122,7 +124,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file's tests to one process, but APART, TOGETHER, tests/model_store, and the fast tests/degradation."""
+    """Give a file's tests to one process, but APART, SHARING, TOGETHER, and the fast tests/degradation."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
@@ -130,8 +132,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if nodeid.startswith(APART):
                 return nodeid
             path = nodeid.partition("::")[0]
-            if path.startswith("tests/model_store/"):  # they share the stores of several servers
-                return "tests/model_store"
+            if shared := next(filter(path.startswith, SHARING), None):
+                return shared
             if path.startswith("tests/degradation/"):
                 if config.option.markexpr == "not slow":
                     return "tests/degradation"  # they share a shop
