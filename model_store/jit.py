@@ -172,7 +172,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 
 class _InlinedCode(JITCodeLibrary):
-    """What LLVM has made of an inlined function. Machine code, a fifth of the time to compile, would never run."""
+    """What LLVM has made of an inlined function. Machine code, 7 % of the time to compile, would never run."""
 
     @property
     def codegen(self) -> _InlinedCode:

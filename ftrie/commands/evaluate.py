@@ -114,7 +114,7 @@ def evaluate(
     clicks, which are joined, and judged beside the order shown. The model does not change.
     """
     from model_store.model_files import read_named
-    from trainer.logs.rejects import RejectLog
+    from trainer.logs.rejects import RejectLog, no_usable_row
     from trainer.runs.diagnostics import DiagnosticsOptions
     from trainer.runs.evaluate import PredictionFile, evaluate
     from trainer.runs.warmup import compiling_scorer
@@ -151,7 +151,7 @@ def evaluate(
     if found.requests is not None:
         _warn_of_requests(found.requests, request)
     if not found.rows:
-        raise InputError("the log has no row, so that nothing was judged")
+        raise InputError(no_usable_row("judged", 0, ()))
 
 
 def _variant(artefact: Artefact, name: str | None) -> int:

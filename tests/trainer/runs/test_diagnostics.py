@@ -316,16 +316,19 @@ def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(timed, judge, monk
 
 
 def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(timed, judge):
-    model = judge.model(timed)
-    for rows in ([row | {"click": "0"} for row in log_rows(100, seed=10)], []):
-        log = judge.log(rows, names=COLUMNS)
-        report = judge.reported(model, log, "--repeats", 1)
-        own = report["total"]["variants"]["base"]
-        assert (own["auc"], own["normalized_entropy"], own["calibration"]) == (None, None, None)
-        assert [field["values"] for field in report["slices"]] == [[] for _ in report["slices"]]
-        assert (report["total"]["rows"], report["importance"]["rows"]) == (len(rows), len(rows))
-        Page((judge.folder / "page.html").read_text())
-        judge.said("evaluate", model, log, "--report", judge.folder / "page.svg")
+    model, page = judge.model(timed), judge.folder / "page.html"
+    log = judge.log([row | {"click": "0"} for row in log_rows(100, seed=10)], names=COLUMNS)
+    report = judge.reported(model, log, "--repeats", 1)
+    own = report["total"]["variants"]["base"]
+    assert (own["auc"], own["normalized_entropy"], own["calibration"]) == (None, None, None)
+    assert [field["values"] for field in report["slices"]] == [[] for _ in report["slices"]]
+    assert (report["total"]["rows"], report["importance"]["rows"]) == (100, 100)
+    Page(page.read_text())
+    judge.said("evaluate", model, log, "--report", judge.folder / "page.svg")
+    page.unlink()
+    said = judge.refused("evaluate", model, judge.log([], names=COLUMNS), "--report", page)
+    assert "no row could be judged (0 rejected)" in said
+    Page(page.read_text())
 
 
 def test_events_are_reported_on_as_the_rows_that_they_are_joined_to(judge: Judge) -> None:

@@ -169,14 +169,6 @@ def test_calibrated_click_rates_are_judged_beside_those_before_calibration(artef
         assert answer["requests"] == plain["requests"]
 
 
-def test_a_log_without_rows_is_an_error_after_its_figures(single, log, judge):
-    empty = log.with_name("empty.csv")
-    empty.write_text(log.read_text().splitlines()[0] + "\n")
-    assert "the log has no row, so that nothing was judged" in judge.refused(
-        "evaluate", judge.model(single), empty
-    )
-
-
 def test_an_audit_shows_what_the_model_lacks_and_how_many_rows_there_are(artefact, log, judge):
     model = judge.model(artefact)
     lines = judge.said("audit", model, log, "--row", 6)[0].splitlines()
