@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
@@ -141,6 +141,17 @@ def _overload(places: int) -> Ended:
     return ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", message, retry_after_ms=after_ms)
 
 
+@contextmanager
+def _without_thread(pool: str) -> Iterator[None]:
+    """Go on, and log it, where no thread can start."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
+        log.error("a thread cannot be started", pool=pool, error=str(error))
+
+
 class PatientPool(ThreadPoolExecutor):
     """Threads for the calls of one service. Cancels calls whose message does not arrive.
 
@@ -165,35 +176,43 @@ class PatientPool(ThreadPoolExecutor):
         self._waiting: dict[int, tuple[float, Any, Any]] = {}
         """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
         on it is one atomic dict operation."""
+        self._name = name
+        self._in_turn = in_turn
         self._ready: SimpleQueue[UnaryCall | None] = SimpleQueue()
-        # All threads start now: later there may be no memory for one, and an exception ends grpc's one thread.
-        works: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [
-            (f"{name} calls", _watch, (weakref.ref(self),))
-        ]
-        idle: deque[None] = deque()
-        for number in range(threads if _ASKS else 0):
-            works.append((f"{name}_{number}", _answer_calls, (self._ready, idle, in_turn)))
-            weakref.finalize(self, self._ready.put, None)
-        for thread, work, args in works:
-            threading.Thread(target=work, args=args, name=thread, daemon=True).start()
+        self._idle: deque[None] = deque()
+        self._callers = 0
+        self._watcher: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Same as in ThreadPoolExecutor; of a unary call that grpc submits, the Future says nothing."""
+        # No exception may leave here, where grpc's one thread would end with it: without memory for a thread, what is
+        # submitted waits for the threads there are, or for the next call.
+        with _without_thread(self._name):
+            if self._watcher is None:
+                self._start_watcher()
         if _ASKS and len(args) == _UNARY_ARGUMENTS and getattr(args[4], "__name__", "") == _WAITS_FOR_MESSAGE:
             self._ask_for_message(UnaryCall(self, fn, *args))
             return _ENDED
         self._begins()
-        try:
+        with _without_thread(self._name):
             return super().submit(self._run, fn, args, kwargs)
-        except RuntimeError as error:  # no memory for a thread: the call waits for another one
-            if self._shutdown:
-                raise
-            log.error("a thread cannot be started", pool=self._thread_name_prefix, error=str(error))
-            return _ENDED
+        return _ENDED
+
+    def _start_watcher(self) -> None:
+        with self._starting:
+            if self._watcher is None:
+                here, name = weakref.ref(self), f"{self._name} calls"
+                watcher = threading.Thread(target=_watch, args=(here,), name=name, daemon=True)
+                watcher.start()
+                self._watcher = watcher
 
     def _ask_for_message(self, call: UnaryCall) -> None:
         """Have the call queued when its message arrives. In grpc's thread, which holds the state's lock."""
         state, waiting, ready = call.state, self._waiting, self._ready
+        if self._callers < self._max_workers:
+            with _without_thread(self._name):
+                self._start_caller()
         arrived = grpc_server._receive_message(state, call.event.call, call.deserializer)
 
         def on_message(event: Any) -> Any:
@@ -210,6 +229,13 @@ class PatientPool(ThreadPoolExecutor):
             self._cancel(event)
         call.event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), on_message)
         state.due.add(_AWAITED)
+
+    def _start_caller(self) -> None:
+        name = f"{self._name}_{self._callers}"
+        answers = self._ready, self._idle, self._in_turn
+        threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
+        weakref.finalize(self, self._ready.put, None)
+        self._callers += 1
 
     def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         thread = threading.get_ident()

@@ -94,6 +94,8 @@ def test_no_memory_in_a_worker(whole: WholeShop, recovered: Recovered) -> None:
 def test_no_memory_to_read_a_request_or_to_answer_it(whole: WholeShop, recovered: Recovered) -> None:
     running = whole.running
     many = ["x" * 1500 + str(n) for n in range(9_900)]  # 15 MiB, and 75 MiB to read and answer them
+    for _ in range(20):  # so that every thread is there which is needed to answer
+        whole.awaits_whole_answer("u1")
     failed = []
     for room in range(2, 66, 4):  # so that each of what is needed is what there is no memory for
         with little_memory(running.workers()[0], room * MIB):
