@@ -30,8 +30,9 @@ def explain_response(
     query: Query, ranking: Ranking, served: ServedVersion, degraded: Sequence[Degradation]
 ) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
-    plan = served.model.plan
-    known = sorted({field.name for field in (*plan.request_fields, *plan.item_fields)})
+    plan, known = served.model.plan, list[str]()
+    if query.unknown_fields:
+        known = sorted({field.name for field in (*plan.request_fields, *plan.item_fields)})
     return ExplainResponse(
         request_id=query.request_id,
         model=served.name,
@@ -41,7 +42,7 @@ def explain_response(
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=query.unknown_items,
         unknown_fields=query.unknown_fields,
-        known_fields=known if query.unknown_fields else (),
+        known_fields=known,
     ).SerializeToString()
 
 
