@@ -24,7 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -178,7 +178,7 @@ class PatientPool(ThreadPoolExecutor):
         on it is one atomic dict operation."""
         self._name = name
         self._in_turn = in_turn
-        self._ready: SimpleQueue[UnaryCall | None] = SimpleQueue()
+        self._ready: SimpleQueue[Any] = SimpleQueue()  # UnaryCalls, _Errands, None
         self._idle: deque[None] = deque()
         self._callers = 0
         self._watcher: threading.Thread | None = None
@@ -199,6 +199,14 @@ class PatientPool(ThreadPoolExecutor):
             return super().submit(self._run, fn, args, kwargs)
         return _ENDED
 
+    def run_soon(self, work: Callable[[], None]) -> None:
+        """Run it where unary requests are answered, in turn with them. From any thread."""
+        if not _ASKS:
+            self.submit(work)
+            return
+        self._start_caller()
+        self._ready.put(_Errand(work))
+
     def _start_watcher(self) -> None:
         with self._starting:
             if self._watcher is None:
@@ -211,8 +219,7 @@ class PatientPool(ThreadPoolExecutor):
         """Have the call queued when its message arrives. In grpc's thread, which holds the state's lock."""
         state, waiting, ready = call.state, self._waiting, self._ready
         if self._callers < self._max_workers:
-            with _without_thread(self._name):
-                self._start_caller()
+            self._start_caller()
         arrived = grpc_server._receive_message(state, call.event.call, call.deserializer)
 
         def on_message(event: Any) -> Any:
@@ -231,11 +238,14 @@ class PatientPool(ThreadPoolExecutor):
         state.due.add(_AWAITED)
 
     def _start_caller(self) -> None:
-        name = f"{self._name}_{self._callers}"
-        answers = self._ready, self._idle, self._in_turn
-        threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
-        weakref.finalize(self, self._ready.put, None)
-        self._callers += 1
+        """Start one more thread, if there may be more."""
+        with self._starting, _without_thread(self._name):
+            if self._callers < self._max_workers:
+                name = f"{self._name}_{self._callers}"
+                answers = self._ready, self._idle, self._in_turn
+                threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
+                weakref.finalize(self, self._ready.put, None)
+                self._callers += 1
 
     def _run(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
         thread = threading.get_ident()
@@ -287,6 +297,12 @@ _WAITS_FOR_MESSAGE = "unary_request"
 """The name of grpc's function that asks for a unary call's message and waits for it."""
 _ENDED: Future[Any] = Future()
 _ENDED.set_result(None)
+
+
+class _Errand(NamedTuple):
+    """Work that waits among the calls."""
+
+    run: Callable[[], None]
 
 
 class UnaryCall:

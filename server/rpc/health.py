@@ -47,7 +47,7 @@ class Health:
         """
         self._serving = serving
         self._served |= dict.fromkeys((f"{RANKING_SERVICE}/{model}" for model in served), True)
-        self._sender.submit(self._tell_all)
+        self._sender.run_soon(self._tell_all)
 
     def drain(self) -> None:
         """NOT_SERVING from now on, whatever is said."""

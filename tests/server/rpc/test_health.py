@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from ftrie.client.client import Client
 from server.rpc import gate
-from server.rpc.health import SERVICES, Health
+from server.rpc.health import SERVICES, Health, _Sender
 from server.settings import DEFAULT_THREADS
 from tests.server import echo
 from tests.server.one_process import Server
@@ -111,6 +111,26 @@ def test_open_reflection_streams_keep_nobody_waiting(shared_server: Server, shar
         closing.set()
         for stream in streams:
             stream.cancel()
+
+
+def test_one_thread_sends_the_first_status_of_a_watch_and_each_change(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grpc takes one message of a call at a time: the end of a second one that it refused never comes."""
+    threads, send = set[int](), _Sender.send
+
+    def noted(sender: _Sender, watch: Any, response: Any) -> None:
+        threads.add(threading.get_ident())
+        send(sender, watch, response)
+
+    monkeypatch.setattr(_Sender, "send", noted)
+    channel, stub = running.stub()
+    with channel:
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == NOT_SERVING
+        running.health.say(serving=True)
+        assert next(watch).status == SERVING
+    assert len(threads) == 1
 
 
 def test_watches_that_begin_while_others_end_and_the_status_changes_stop_nothing(running: Running) -> None:
