@@ -25,22 +25,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# In two processes: kernels of the server, of a trainer of one and of several variants, and of the learners' tests.
-COMPILE = (
-    "from server.ranking.warmup import warm_kernels; warm_kernels()",
-    """if True:
-    from model_store.spec.spec import parse_spec
-    from trainer.runs.warmup import compile_trainer
-    one = '[model]\\nname = "m"\\n[input]\\nlabel = "click"\\nrequest = "r"\\n'
-    for variants in ("", "[variants]\\na = { share = 0.5 }\\nb = { share = 0.5 }\\n"):
-        compile_trainer(parse_spec(one + variants))
-    """,
-)
-COMPILE = tuple(
-    f"{code}\nfrom tests.trainer.learn.pairs import compile_fast; compile_fast({part}, {len(COMPILE)})"
-    for part, code in enumerate(COMPILE)
-)
-
 FIRST = (
     "tests/repository/test_typed_commands.py",
     "tests/repository/test_tutorials.py",
@@ -162,7 +146,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Make once what each of xdist's processes would make: kernels, and test files with rewritten assertions."""
     if getattr(session.config.option, "numprocesses", None) and not hasattr(session.config, "workerinput"):
         environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}"}
-        commands = [["-c", code] for code in COMPILE]
+        kernels = ["-m", "tests.kernels"]
+        commands = [kernels]
         if not _are_rewritten():
             commands.append(["-m", "pytest", "--collect-only", "-q", "tests"])
         preparing = [
@@ -178,7 +163,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         for command, process in zip(commands, preparing, strict=True):
             _, errors = process.communicate()
             if (
-                process.returncode and command[0] == "-c"
+                process.returncode and command is kernels
             ):  # what cannot be collected is told when it is to run
                 raise pytest.UsageError(f"the kernels could not be compiled:\n{errors.decode()}")
 

@@ -47,7 +47,11 @@ def write_vw(path: Path, seed: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "write"), [("tsv", write_tsv), ("vw", write_vw)])
+@pytest.mark.parametrize(
+    ("name", "write"),
+    # Its kernel takes 10 s to compile, and no other fast test needs it.
+    [("tsv", write_tsv), pytest.param("vw", write_vw, marks=pytest.mark.slow)],
+)
 def test_four_commands_lead_from_a_log_to_an_evaluated_model(
     name: str, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:

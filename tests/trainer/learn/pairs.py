@@ -1,9 +1,4 @@
-"""The learners under test: parameters, rows, comparisons, and the few kernels that the fast tests share.
-
-Numba compiles a loop for each learner with its rate, slot layout and number of variants (docs/adr/0003): 2 to 5 seconds
-each. So the fast tests of all learners use the pairs of FAST alone, which have every algorithm and most layouts once.
-FTRL with one variant and with several that share values is compiled for most other tests anyway.
-"""
+"""The learners under test: parameters, rows, and comparisons. Those of the fast tests are in tests/kernels.py."""
 
 from __future__ import annotations
 
@@ -15,46 +10,13 @@ import numpy as np
 import pytest
 
 from model_store.hash_kernels import hash_keys
-from model_store.spec.learner_section import LearnerSection, Rule
-from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec
+from tests.kernels import COARSE, FAST, FOBOS, OGD, OWN, SEED, Pairs, Section, learned
 from tests.trainer.oracles.trial import Weights, by_kernel, by_textbook
-from tests.worlds import learn, model_of, shop_rows, shop_spec
+from tests.worlds import learn, model_of, shop_rows
 from trainer.learn.model import LearningModel
 
 TOLERANCE = 1e-9
-SEED = 5
-Section = dict[str, Any]
-
-FTRL: Section = {"algorithm": "ftrl", "alpha": 0.3, "beta": 0.7, "l1": 0.3, "l2": 0.1}
-OWN, COARSE = {"values": "per_variant"}, {"precision": "q2.13", "seed": SEED}
-FTRL_OWN_COARSE = FTRL | OWN | COARSE | {"rate": "counts"}
-TRUNCATION_COARSE = {"algorithm": "truncation", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.05} | COARSE
-FOBOS = {"algorithm": "fobos", "rate": "global", "alpha": 0.3, "l1": 0.01, "l2": 0.05}
-RDA = {"algorithm": "rda", "alpha": 0.3, "l1": 0.02, "l2": 0.1}
-OGD = {"algorithm": "ogd", "rate": "counts", "alpha": 0.3, "beta": 0.7}
-TRUNCATED = {"algorithm": "truncated_gradient", "alpha": 0.3, "beta": 0.7, "k": 3, "theta": 0.3, "l1": 0.05}
-FIXED = TRUNCATED | {"l1": 0.02, "shrink": "fixed"}
-
-Pairs = dict[str, tuple[Section, int]]
-# Name: the learner, and the number of variants. The layout of each is in the comment.
-FAST: Pairs = {
-    "ftrl": (FTRL, 1),  # Full
-    "ftrl of variants": (FTRL, 3),  # Full
-    "ftrl of own values": (FTRL | OWN, 3),  # Own
-    "ftrl of own coarse values": (FTRL_OWN_COARSE, 3),  # OwnCompactCounts
-    "ogd": (OGD, 1),  # FullCounts
-    "truncation of coarse values": (TRUNCATION_COARSE, 1),  # Compact
-    "truncated gradient": (TRUNCATED | {"rate": "counts"}, 1),  # FullCounts
-    "fixed truncated gradient of coarse values": (FIXED | COARSE | {"rate": "counts"}, 1),  # CompactCounts
-    "fobos": (FOBOS, 1),  # Full
-    "fixed fobos": (FOBOS | {"l2": 0.005, "shrink": "fixed"}, 1),  # Full
-    "rda": (RDA, 1),  # Full
-    "adpredictor of variants": (
-        {"algorithm": "adpredictor", "alpha": 0.3, "beta": 0.7, "forgetting": 0.01, "prior_ctr": 0.1},
-        3,
-    ),  # Full
-}  # fmt: skip
 
 # The other layouts, and a learner without one of its own, for the slow tests.
 SLOW: Pairs = {
@@ -166,40 +128,12 @@ def fast_and_slow() -> Iterator[Any]:
             yield pytest.param(section | {"values": values}, variants, id=name, marks=pytest.mark.slow)
 
 
-def spec_of(
-    section: Mapping[str, Any], variants: int = 3, rules: Mapping[str, Rule] | None = None
-) -> ModelSpec:
-    """The shop's spec with this learner."""
-    learner = LearnerSection.model_validate(dict(section))
-    return shop_spec(variants).model_copy(update={"learner": learner, "rules": dict(rules or {})})
-
-
-def learned(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], size: int = 10**9) -> LearningModel:
-    """A model of these rows, learned in batches of `size`."""
-    model: LearningModel = learn(model_of(spec, list(rows[0])), rows, size)
-    return model
-
-
 def resumed(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], at: int) -> LearningModel:
     """A model of these rows that goes on from the state of one of the first `at`."""
     first, second = learned(spec, rows[:at]), model_of(spec, list(rows[0]))
     second.restore({name: array.copy() for name, array in first.state().items()})
     learn(second, rows[at:])
     return second
-
-
-def compile_fast(part: int, parts: int) -> None:
-    """Compile the loops of every `parts`-th pair from `part` on; beside FAST: a warm-up, an admission, an average."""
-    specs = [spec_of(*each) for each in FAST.values()]
-    specs += [
-        spec_of(FTRL | {"warmup": 9}, 1),
-        spec_of(FTRL | {"inclusion": {"kind": "bloom", "count": 2}}, 1),
-    ]
-    average = {"base": Variant(share=0.5), "mean": Variant(share=0.5, average="base")}
-    specs.append(spec_of(FTRL | OWN).model_copy(update={"variants": average}))
-    for spec in specs[part::parts]:
-        model = learned(spec, shop_rows(20, 1))
-        model.coordinates.weights(model.table.keys())
 
 
 def gappy_rows(rows: int, seed: int) -> list[dict[str, bytes]]:

@@ -11,7 +11,8 @@ import pytest
 from model_store.errors import FtrieError, SpecError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
-from tests.trainer.learn.pairs import learned, resumed
+from tests.kernels import learned
+from tests.trainer.learn.pairs import resumed
 from tests.trainer.learn.test_model_warnings import write_log
 from tests.worlds import SPEC, shop_rows, state_of
 from trainer.examples.open_log import Log

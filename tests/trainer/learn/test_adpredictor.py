@@ -11,8 +11,9 @@ import pytest
 from model_store.errors import SpecError
 from model_store.normal_kernels import normal_cdfs
 from model_store.spec.spec import parse_spec
+from tests.kernels import learned
 from tests.matrix import slow_except
-from tests.trainer.learn.pairs import assert_same, learned
+from tests.trainer.learn.pairs import assert_same
 from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 from tests.worlds import batch_of, model_of, shop_rows, shop_spec
 from trainer.examples.hashing import ExampleMaker

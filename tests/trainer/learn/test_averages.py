@@ -8,8 +8,9 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.learner_section import Rule
 from model_store.spec.spec import parse_spec, spec_from_json
+from tests.kernels import learned
 from tests.matrix import slow_except
-from tests.trainer.learn.pairs import assert_same, gappy_rows, learned, resumed
+from tests.trainer.learn.pairs import assert_same, gappy_rows, resumed
 from tests.worlds import SPEC, learn, model_of
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.scorer import first_rates

@@ -10,22 +10,18 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import MOST_HASH_BITS, Rule
+from tests.kernels import FAST, FTRL, OWN, learned, spec_of
 from tests.trainer.learn.pairs import (
     CASES,
     EVERY,
-    FAST,
-    FTRL,
-    OWN,
     RATES,
     assert_equal,
     assert_same_bits,
     gappy_rows,
     hash_of,
     kinds,
-    learned,
     resumed,
     section_of,
-    spec_of,
 )
 from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
 from tests.worlds import batch_of, learn, model_of, shop_rows

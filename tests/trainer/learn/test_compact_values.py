@@ -5,18 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.trainer.learn.pairs import (
-    CASES,
-    COARSE,
-    FTRL_OWN_COARSE,
-    TRUNCATION_COARSE,
-    assert_same,
-    assert_same_bits,
-    gappy_rows,
-    learned,
-    section_of,
-    spec_of,
-)
+from tests.kernels import COARSE, FTRL_OWN_COARSE, TRUNCATION_COARSE, learned, spec_of
+from tests.trainer.learn.pairs import CASES, assert_same, assert_same_bits, gappy_rows, section_of
 from tests.trainer.oracles.trial import by_textbook, weights_of
 from tests.worlds import shop_rows
 

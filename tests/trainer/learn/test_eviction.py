@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from model_store.spec.spec import parse_spec
-from tests.trainer.learn.pairs import learned, resumed
+from tests.kernels import learned
+from tests.trainer.learn.pairs import resumed
 from tests.worlds import batch_of, learn, model_of, state_of
 from trainer.learn.eviction import SWEEP_ROWS, TimeToLive
 from trainer.logs.times import NO_TIME, parse_times, time_format

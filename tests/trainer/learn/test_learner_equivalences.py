@@ -7,16 +7,8 @@ import pytest
 
 from model_store.spec.sections import FieldSpec, Variant
 from model_store.spec.spec import ModelSpec
-from tests.trainer.learn.pairs import (
-    OWN,
-    TRUNCATED,
-    Section,
-    assert_equal,
-    gappy_rows,
-    kinds,
-    places_at,
-    spec_of,
-)
+from tests.kernels import OWN, TRUNCATED, Section, spec_of
+from tests.trainer.learn.pairs import assert_equal, gappy_rows, kinds, places_at
 from tests.trainer.oracles.dense import Learner
 from tests.trainer.oracles.trial import by_kernel, by_textbook
 from tests.worlds import shop_rows, shop_spec

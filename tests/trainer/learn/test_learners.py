@@ -5,21 +5,19 @@ from __future__ import annotations
 import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
+from tests.kernels import OWN, learned, spec_of
 from tests.trainer.learn.pairs import (
     ALONE,
     CASES,
     EACH,
-    OWN,
     RATES,
     SHARED,
     assert_same,
     assert_same_bits,
     fast_and_slow,
     gappy_rows,
-    learned,
     named,
     section_of,
-    spec_of,
 )
 from tests.trainer.oracles.trial import by_textbook, weights_of
 from tests.worlds import batch_of, learn, model_of, shop_rows, shop_spec

@@ -11,8 +11,9 @@ import pytest
 from model_store.errors import InputError
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import parse_spec
+from tests.kernels import FTRL, FTRL_OWN_COARSE, learned
 from tests.matrix import slow_except
-from tests.trainer.learn.pairs import FTRL, FTRL_OWN_COARSE, assert_same, learned
+from tests.trainer.learn.pairs import assert_same
 from tests.trainer.oracles.trial import by_kernel, weights_of
 from tests.worlds import SPEC, batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import ExampleMaker

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from model_store.errors import SpecError
+from tests.kernels import FAST, spec_of
 from tests.trainer.learn import naive_metrics
-from tests.trainer.learn.pairs import FAST, assert_same_bits, spec_of
+from tests.trainer.learn.pairs import assert_same_bits
 from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import Examples
 from trainer.examples.requests import MOST_ROWS

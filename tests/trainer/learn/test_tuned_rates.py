@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from model_store.spec.learner_section import Rule
-from tests.trainer.learn.pairs import FTRL, assert_equal, assert_same, gappy_rows, learned, spec_of
+from tests.kernels import FTRL, learned, spec_of
+from tests.trainer.learn.pairs import assert_equal, assert_same, gappy_rows
 from tests.trainer.oracles.trial import by_kernel
 from tests.worlds import model_of, shop_rows
 from trainer.learn.learners.rates import powers_of

@@ -8,16 +8,8 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.sections import Variant
 from model_store.spec.spec import parse_spec
-from tests.trainer.learn.pairs import (
-    CASES,
-    FTRL,
-    FTRL_OWN_COARSE,
-    OWN,
-    TRUNCATED,
-    learned,
-    section_of,
-    spec_of,
-)
+from tests.kernels import FTRL, FTRL_OWN_COARSE, OWN, TRUNCATED, learned, spec_of
+from tests.trainer.learn.pairs import CASES, section_of
 from tests.worlds import SPEC, model_of, shop_rows
 
 ROWS = shop_rows(400, 3)
