@@ -123,13 +123,14 @@ EXTRA = $(patsubst .venv/installed-%,[%],$(@:.venv/installed=))
 $(TORCH): ALSO = 'torch==2.13.0'
 $(DISTRIBUTED): ALSO = 'ray==2.60.0'
 
-# While that installs what tests need, their kernels are compiled; pytest compiles what is not, and says why.
+# What pytest would do before the first test is done beside that: kernels are compiled, then assertions are rewritten too.
 $(TEST): private BESIDE = PYTHONPATH=.:proto $(BIN)/python -m tests.kernels 2>/dev/null &
+$(TEST): private AFTER = $(BIN)/pytest --collect-only -qq >/dev/null;
 $(TEST): | $(RUNTIME)
 
 $(RUNTIME) $(TEST) $(DEV) $(BENCH) $(PEERS) $(TORCH) $(DISTRIBUTED) $(DOCS) $(DASHBOARD): pyproject.toml | .venv/bin/python
 	@echo "Installing ftrie$(EXTRA) into .venv"
-	@$(BESIDE) $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO) && touch $@ && wait
+	@$(BESIDE) $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --editable '.$(EXTRA)' $(ALSO) && touch $@ && { $(AFTER) wait; }
 
 # What a tutorial calls a server with from JavaScript. Without npm its page says that it was not run.
 $(NODE): $(DOCS)

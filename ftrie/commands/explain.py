@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,9 +71,13 @@ def _show(explanation: Explanation) -> None:
         print(f"degraded: {problem}")
     if explanation.unknown_items:
         print(f"unknown items: {', '.join(explanation.unknown_items)}")
-    if unknown := explanation.unknown_fields:
-        has = listed(explanation.known_fields, unknown[0])
-        print(f"unknown fields: {', '.join(unknown)}; the model has: {has}")
+    print_unknown(explanation.unknown_fields, explanation.known_fields)
+
+
+def print_unknown(fields: Sequence[str], known: Sequence[str]) -> None:
+    """Say which fields of the request the model does not have, and what the first of them may have meant."""
+    if fields:
+        print(f"unknown fields: {', '.join(fields)}; the model has: {listed(known, fields[0])}")
 
 
 def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftrie.commands.explain import print_unknown
 from ftrie.commands.flags import RankFlags, ServerFlags, grouped
 from ftrie.terminal import JsonOption, print_json, print_table
 
@@ -34,12 +35,19 @@ def rank(
     """Rank candidates on a server; prints a table, best first."""
     from ftrie.client.client import Client
 
+    options = request.options()
     with Client(server.address, server.timeout, server.access()) as client:
-        ranking = client.rank(model, **request.options())
-    if as_json:
-        print_json(_as_json(ranking))
-    else:
+        ranking = client.rank(model, **options)
+        if as_json:
+            print_json(_as_json(ranking))
+            return
         _show(ranking)
+        if ranking.unknown_fields:
+            # An answer does not list the model's fields; an explanation does, of whatever item.
+            asked = client.explain(
+                model, candidates=["any"], user=options.get("user"), context=options.get("context")
+            )
+            print_unknown(ranking.unknown_fields, asked.known_fields)
 
 
 def _more(ranking: Ranking) -> list[str]:
@@ -77,5 +85,3 @@ def _show(ranking: Ranking) -> None:
         print(f"degraded: {problem}")
     if ranking.unknown_items:
         print(f"unknown items: {', '.join(ranking.unknown_items)}")
-    if ranking.unknown_fields:
-        print(f"unknown fields: {', '.join(ranking.unknown_fields)}; ftrie explain lists the model's")

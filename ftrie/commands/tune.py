@@ -159,6 +159,7 @@ def tune(
     from trainer.tune.passes import Repeated
     from trainer.tune.search import Options, search
 
+    by = by.replace("log-loss", "logloss")  # as texts write it
     if by not in ("logloss", "auc") and RequestMeasure.parse(by) is None:
         raise typer.BadParameter(f"--by {by}: expected logloss, auc, {', '.join(BY_REQUEST)} or ndcg@K")
     if judge_last == 0.0:

@@ -43,7 +43,7 @@ def plot_learning(metrics: pa.Table, figure: str = "logloss") -> alt.LayerChart:
         for number, row in enumerate(columns.rename_columns(names).to_pylist())
         if (windows - 1 - number // len(variants)) % step == 0
     ]
-    words = figure.replace("_", " ")
+    words = figure.replace("_", " ").replace("logloss", "log-loss")
     chart = lines(kept, x="rows", y="value", x_title="rows", y_title=words, series=variants, mean="mean")
     return for_notebook(chart, f"Progressive {words}; thick: all rows so far")
 

@@ -58,7 +58,9 @@ def test_pages_and_pictures(run: ftrie.Run, tmp_path: Path) -> None:
     assert "How kinds learned" in (tmp_path / "run.html").read_text()
     assert (tmp_path / "run.svg").read_text().startswith("<svg")
     pytest.importorskip("altair")
-    drawn = run.plot_learning().to_dict()["datasets"]["rows"]
+    curve = run.plot_learning().to_dict()
+    drawn = curve["datasets"]["rows"]
+    assert "Progressive log-loss" in curve["title"]
     assert [row["mean"] for row in drawn] == run.metrics["total_logloss"].to_pylist()
     assert {row["series"] for row in drawn} == {"base", "plain"}
     assert "Progressive auc" in run.plot_learning("auc").to_dict()["title"]

@@ -328,6 +328,7 @@ def test_the_report_draws_candidates_parameters_and_pairs(log, tmp_path):
         (["--hold-out", "1"], "expected a share"),
         (["--hold-out", "soon"], "expected a time"),
         (["--by", "clicks"], "expected logloss"),
+        (["--by", "log-loss", "--judge-last", "0"], "--judge-last 0"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(flags, message, log, tmp_path, capsys):
