@@ -128,6 +128,13 @@ class MethodFlags:
             "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
         ),
     ] = None
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="With --held-out: best (the iteration that predicts those rows best) or last (the minimum).",
+        ),
+    ] = "best"
 
 
 @dataclass(frozen=True)
@@ -268,13 +275,14 @@ def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
     for flag, value, expected in (
         ("--consensus", how.consensus, ("general", "plain")),
         ("--loss", how.loss, ("rows", "workers")),
+        ("--keep", how.keep, ("best", "last")),
     ):
         if value not in expected:
             raise typer.BadParameter(f"{flag} {value}: expected {' or '.join(expected)}")
     if how.consensus == "plain" and how.method != "admm":
         raise typer.BadParameter(f"--consensus plain belongs to --method admm, not to {how.method}")
     rho = 1.0 if how.rho is None else how.rho
-    method = MethodOptions(how.method, how.iterations, how.tolerance, rho, how.consensus, how.loss)
+    method = MethodOptions(how.method, how.iterations, how.tolerance, rho, how.consensus, how.loss, how.keep)
     share, file = _held_out(how.held_out)
     return DistributedOptions(
         workers=cluster.workers,
@@ -320,15 +328,25 @@ def print_report(report: DistributedReport, as_json: bool) -> None:
     if report.reasons:
         print(rejected_for(report.reasons))
     print_table(
-        ["problem", "iterations", "objective", "converged", "non-zeros", "held-out log-loss", "sent, MB"],
+        [
+            "problem",
+            "iterations",
+            "kept",
+            "objective",
+            "converged",
+            "non-zeros",
+            "held-out log-loss",
+            "sent, MB",
+        ],
         [
             [
                 each.name,
                 each.iterations[-1].number,
+                each.solution.number,
                 each.objective,
                 each.converged,
-                each.iterations[-1].nonzero,
-                each.iterations[-1].held_out,
+                each.solution.nonzero,
+                each.solution.held_out,
                 round(sum(iteration.bytes for iteration in each.iterations) / 1e6, 1),
             ]
             for each in report.problems

@@ -75,12 +75,26 @@ _FLAGS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """A problem that is solved, or how far one is: its name, its iterations, whether it has converged."""
+    """A problem that is solved, or how far one is: its name, its iterations, whether it has converged.
+
+    kept: the number of the iteration that is the solution, -1 for the last; objective: there.
+    """
 
     name: str
     iterations: tuple[Iteration, ...] = ()
     converged: bool = False
     objective: float = math.inf
+    kept: int = -1
+
+    @property
+    def is_last(self) -> bool:
+        """True if the last iteration is the solution."""
+        return self.solution is self.iterations[-1]
+
+    @property
+    def solution(self) -> Iteration:
+        """The iteration that is the solution."""
+        return self.iterations[self.kept]
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class MethodOptions:
     """iterations: the most; tolerance: two iterations in a row that lower the objective by less than this share end it.
 
     rho, consensus: of ADMM: the "general" form, in which a key's weight is agreed by the workers that hold it, or the
-    "plain" one, by all. loss: the mean over all "rows", or over the "workers" of the mean over each one's rows.
+    "plain" one, by all. loss: the mean over all "rows", or over the "workers" of the mean over each one's rows. keep:
+    the "best" iteration by the held-out rows, or the "last".
     """
 
     method: str = "surrogate"
@@ -95,6 +96,7 @@ class MethodOptions:
     rho: float = 1.0
     consensus: str = "general"
     loss: str = "rows"
+    keep: str = "best"
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,14 @@ class Progress:
     head: tuple[int, ...] = ()
     anchored: float = math.inf
     converged: bool = False
+    least: float = math.inf
+    best: int = -1
+
+    def judged(self, held_out: float | None) -> Progress:
+        """With the iteration that predicts the held-out rows best so far: `best`, and `least`, its log-loss."""
+        if held_out is None or held_out >= self.least:
+            return self
+        return replace(self, least=held_out, best=self.iteration)
 
 
 @dataclass
@@ -177,7 +187,7 @@ class Minimiser:
             except MemberLost:
                 self.recover()
                 continue
-            self.progress = progress
+            self.progress = progress.judged(iteration.held_out)
             self.on_iteration(replace(iteration, seconds=time.perf_counter() - began, bytes=self._bytes))
             return
 
@@ -185,6 +195,9 @@ class Minimiser:
         """Keep the solution as the problem's result, at reducers and workers; returns the objective there."""
         while True:
             try:
+                if self.kept != self.progress.iteration:
+                    self._reducers("step_back")
+                    self._workers("step_back")
                 squares = self._reducers("squares", inbox=self._workers("squares"))
                 self._workers("keep", inbox=squares)
                 losses = self._workers("gradient")
@@ -192,6 +205,16 @@ class Minimiser:
                 return self._objective(losses, screened)
             except MemberLost:
                 self.recover()
+
+    @property
+    def kept(self) -> int:
+        """The number of the iteration that is the solution."""
+        best, last = self.progress.best, self.progress.iteration
+        return best if best >= 0 and self.options.keep == "best" else last
+
+    @property
+    def _is_best(self) -> bool:
+        return self.progress.best == self.progress.iteration
 
     def resume(self, load: Callable[[Crew], None]) -> None:
         """Go on from a checkpoint: `load` fills the reducers with the state of `progress.iteration`."""
@@ -253,8 +276,8 @@ class Minimiser:
         lower = self._per_row(float(values[best]))
         improves = lower < objective
         size, again = (float(each) for each in STEPS[best]) if improves else (0.0, 0.0)
-        figures = self._reducers("accept", size, again, renewed).summaries
-        held = self._workers("accept", size, again, renewed)
+        figures = self._reducers("accept", size, again, renewed, self._is_best).summaries
+        held = self._workers("accept", size, again, renewed, self._is_best)
         if not improves:
             damping, lower = before.damping * 4.0, objective
         else:
@@ -287,10 +310,10 @@ class Minimiser:
         )
 
     def _admm(self) -> tuple[Progress, Iteration]:
-        before = self.progress
+        before, plain = self.progress, self.options.consensus == "plain"
         solved = self._workers("solve", before.rho)
-        agreed = self._reducers("agree", before.rho, self.options.consensus == "plain", inbox=solved)
-        answers = self._workers("agree", before.rho, inbox=agreed)
+        agreed = self._reducers("agree", before.rho, plain, self._is_best, inbox=solved)
+        answers = self._workers("agree", before.rho, self._is_best, inbox=agreed)
         penalties, nonzeros, residuals = zip(*agreed.summaries, strict=True)
         primal, dual, weights, forces = (math.sqrt(sum(each)) for each in zip(*residuals, strict=True))
         objective = self._per_row(sum(loss for loss, _ in answers.summaries) + sum(penalties))

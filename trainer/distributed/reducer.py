@@ -14,7 +14,17 @@ import numpy.typing as npt
 
 from trainer.distributed.messages import Sparse, sparse, triangle
 from trainer.distributed.problem import Numbers, Problem
-from trainer.distributed.worker import Inbox, Outbox, State, can_have_weight, moved, pull_after, to_float32
+from trainer.distributed.worker import (
+    Inbox,
+    Outbox,
+    State,
+    best_of,
+    can_have_weight,
+    moved,
+    pull_after,
+    stepped_back,
+    to_float32,
+)
 
 TINY = float(np.finfo(np.float64).tiny)
 SCREEN = 0.9
@@ -89,7 +99,7 @@ class Reducer:
         theta = to_float32(self._mean(inbox))
         nothing = np.zeros(theta.size)
         alphas = [np.zeros(at.size) for at in self._at]
-        self._states = [State(0, theta, nothing, theta, nothing)]
+        self._states = [State(0, theta, nothing, theta, nothing, nothing)]
         self._pulls = {0: alphas}
         return self._figures(theta), [sparse(theta[at]) for at in self._at]
 
@@ -147,23 +157,34 @@ class Reducer:
             found.append(float(l1 @ np.abs(moved_to) + 0.5 * (l2 @ np.square(moved_to))))
         return np.array(found), self._nothing
 
-    def accept(self, size: float, again: float, renewed: bool, *, inbox: Inbox = ()) -> Outbox:
-        """Commit theta + size x the displacement + again x the last step. Returns penalty and non-zeros."""
+    def accept(self, size: float, again: float, renewed: bool, is_best: bool, *, inbox: Inbox = ()) -> Outbox:
+        """Commit theta + size x the displacement + again x the last step. Returns penalty and non-zeros.
+
+        is_best: no theta before this one predicted the held-out rows better.
+        """
         before = self._state
         theta = moved(before.theta, self._displacement, before.step, size, again)
         anchor = before.theta if renewed else before.anchor
         self._commit(
-            State(before.iteration + 1, theta, theta - before.theta, anchor, before.pull),
+            State(
+                before.iteration + 1,
+                theta,
+                theta - before.theta,
+                anchor,
+                before.pull,
+                best_of(before, is_best),
+            ),
             self._pulls[before.iteration],
         )
         return self._figures(theta), self._nothing
 
-    def agree(self, rho: float, plain: bool, *, inbox: Inbox) -> Outbox:
+    def agree(self, rho: float, plain: bool, is_best: bool, *, inbox: Inbox) -> Outbox:
         """ADMM: commit theta, the minimum of the penalty + rho/2 x squared distance from each worker's w + pull / rho.
 
         General-form consensus (Boyd et al. 2011, section 7.2): over the workers that hold the key; plain (section 7.1):
         over all. One that does not hold it minimises pull (w - theta) + rho/2 (w - theta)^2, so its w + pull / rho is
-        theta, and its pull afterwards is -rho x the change of theta. Returns penalty, non-zeros and `Residuals`.
+        theta, and its pull afterwards is -rho x the change of theta. is_best: as in `accept`. Returns penalty,
+        non-zeros and `Residuals`.
         """
         before = self._state
         sums = np.zeros(before.theta.size)
@@ -190,11 +211,19 @@ class Reducer:
         primal += float(absent @ np.square(apart))
         local += float(absent @ np.square(apart + theta))
         forces += float(absent @ np.square(rho * change))
-        self._commit(State(before.iteration + 1, theta, change, before.anchor, before.pull), pulls)
+        self._commit(
+            State(before.iteration + 1, theta, change, before.anchor, before.pull, best_of(before, is_best)),
+            pulls,
+        )
         agreed = self._holders + absent
         common, dual = agreed @ np.square(theta), agreed @ np.square(rho * change)
         residuals = Residuals(primal, float(dual), max(local, float(common)), forces)
         return (*self._figures(theta), residuals), [sparse(change[at]) for at in self._at]
+
+    def step_back(self, *, inbox: Inbox = ()) -> Outbox:
+        """Make the best theta the present one. A second time it changes nothing."""
+        self._states = [stepped_back(self._state)]
+        return None, self._nothing
 
     def squares(self, *, inbox: Inbox) -> Outbox:
         """Keep theta and the sum of the squared gradients as the problem's result; send the sums."""
@@ -231,9 +260,10 @@ class Reducer:
         if not self._states:
             return None, self._nothing
         pulls = self._pulls[self._state.iteration]
-        columns = (self._state.theta, self._state.step, self._state.anchor)
+        theta, step, anchor, best = self._columns(self._state).values()
         return None, [
-            [*(each[at] for each in columns), pull] for at, pull in zip(self._at, pulls, strict=True)
+            [theta[at], step[at], anchor[at], pull, best[at]]
+            for at, pull in zip(self._at, pulls, strict=True)
         ]
 
     def restore(self, iteration: int, *, inbox: Inbox) -> Outbox:
@@ -241,8 +271,8 @@ class Reducer:
         if not self._states:
             if any(part is None for part in inbox):
                 return False, self._nothing
-            theta, step, anchor = (self._merged([state[number] for state in inbox]) for number in range(3))
-            self._set_state(iteration, theta, step, anchor, [state[3] for state in inbox])
+            theta, step, anchor, best = (self._merged([state[n] for state in inbox]) for n in (0, 1, 2, 4))
+            self._set_state(iteration, theta, step, anchor, best, [state[3] for state in inbox])
         return True, self._nothing
 
     def share_results(self, *, inbox: Inbox = ()) -> Outbox:
@@ -266,7 +296,7 @@ class Reducer:
         if index != self._index:
             return None, self._nothing
         state, pulls = self._state, self._pulls[self._state.iteration]
-        columns = {"theta": state.theta, "step": state.step, "anchor": state.anchor}
+        columns = self._columns(state)
         for column, (theta, squares) in self._kept.items():
             columns |= {f"kept.{column}.theta": theta, f"kept.{column}.squares": squares}
         rows = np.flatnonzero(np.column_stack([each != 0.0 for each in columns.values()]).any(axis=1))
@@ -300,17 +330,29 @@ class Reducer:
                 f"pull.{worker}"
             ]
             pulls.append(pull)
-        self._set_state(iteration, columns["theta"], columns["step"], columns["anchor"], pulls)
-        for name, theta in columns.items():
+        theta, step, anchor = columns["theta"], columns["step"], columns["anchor"]
+        self._set_state(iteration, theta, step, anchor, columns.get("best", theta), pulls)
+        for name, weights in columns.items():
             if name.startswith("kept.") and name.endswith(".theta"):
-                self._kept[int(name.split(".")[1])] = theta, columns[name.replace(".theta", ".squares")]
+                self._kept[int(name.split(".")[1])] = weights, columns[name.replace(".theta", ".squares")]
         return True, self._nothing
 
     def _set_state(
-        self, iteration: int, theta: Numbers, step: Numbers, anchor: Numbers, pulls: list[Numbers]
+        self,
+        iteration: int,
+        theta: Numbers,
+        step: Numbers,
+        anchor: Numbers,
+        best: Numbers,
+        pulls: list[Numbers],
     ) -> None:
-        self._states = [State(iteration, theta, step, anchor, np.zeros(theta.size))]
+        self._states = [State(iteration, theta, step, anchor, np.zeros(theta.size), best)]
         self._pulls = {iteration: pulls}
+
+    @staticmethod
+    def _columns(state: State) -> dict[str, Numbers]:
+        """The parts of a state that have a number for each key; pull has one for each key of each worker."""
+        return {"theta": state.theta, "step": state.step, "anchor": state.anchor, "best": state.best}
 
     def _merged(self, parts: Sequence[Numbers]) -> Numbers:
         """One number for each key, from those of each worker's keys, which agree: float64[keys]."""

@@ -37,7 +37,8 @@ class State(NamedTuple):
     """What an iteration ends with, float64[keys] each.
 
     theta: the common weights, which float32 represents; step: the last change of theta; anchor: theta where the head's
-    Hessian was computed; pull: ADMM's dual variables.
+    Hessian was computed; pull: ADMM's dual variables; best: theta after the one of the iterations before that predicted
+    the held-out rows best.
     """
 
     iteration: int
@@ -45,6 +46,7 @@ class State(NamedTuple):
     step: Numbers
     anchor: Numbers
     pull: Numbers
+    best: Numbers
 
 
 def reducer_of(hashes: npt.NDArray[np.uint64], reducers: int) -> npt.NDArray[np.uint64]:
@@ -112,7 +114,7 @@ class Worker:
     def start(self, *, inbox: Inbox) -> Outbox:
         """Commit iteration 0 at the reducers' common weights. Returns the loss of the held-out rows."""
         theta, nothing = self._scattered(inbox), np.zeros(self._problem.keys)
-        self._states = [State(0, theta, nothing, theta, nothing)]
+        self._states = [State(0, theta, nothing, theta, nothing, nothing)]
         return self._problem.held_loss(theta), self._nothing
 
     def gradient(self, *, inbox: Inbox = ()) -> Outbox:
@@ -159,12 +161,24 @@ class Worker:
         second = self._problem.scores(self._state.step)
         return self._problem.losses(self._point, first, second, steps), self._nothing
 
-    def accept(self, size: float, again: float, renewed: bool, *, inbox: Inbox = ()) -> Outbox:
-        """Commit theta + size x the displacement + again x the last step. Returns the loss of the held-out rows."""
+    def accept(self, size: float, again: float, renewed: bool, is_best: bool, *, inbox: Inbox = ()) -> Outbox:
+        """Commit theta + size x the displacement + again x the last step. Returns the loss of the held-out rows.
+
+        is_best: no theta before this one predicted those better.
+        """
         before = self._state
         theta = moved(before.theta, self._displacement, before.step, size, again)
         anchor = before.theta if renewed else before.anchor
-        self._commit(State(before.iteration + 1, theta, theta - before.theta, anchor, before.pull))
+        self._commit(
+            State(
+                before.iteration + 1,
+                theta,
+                theta - before.theta,
+                anchor,
+                before.pull,
+                best_of(before, is_best),
+            )
+        )
         return self._problem.held_loss(theta), self._nothing
 
     def solve(self, rho: float, *, inbox: Inbox = ()) -> Outbox:
@@ -176,8 +190,8 @@ class Worker:
         self._away = to_float32(away)
         return None, [sparse(away[mine]) for mine in self._live]
 
-    def agree(self, rho: float, *, inbox: Inbox) -> Outbox:
-        """ADMM: commit the common weights, whose change is in `inbox`, and the dual variables.
+    def agree(self, rho: float, is_best: bool, *, inbox: Inbox) -> Outbox:
+        """ADMM: commit the common weights, whose change is in `inbox`, and the dual variables. is_best: as in `accept`.
 
         Returns the loss of the shard and that of the held-out rows.
         """
@@ -185,8 +199,15 @@ class Worker:
         change = self._scattered(inbox)
         theta = moved(before.theta, change, change, 1.0, 0.0)
         pull = pull_after(rho, before.theta, self._away, theta, self._problem.used & (self._reach > 0.0))
-        self._commit(State(before.iteration + 1, theta, change, before.anchor, pull))
+        self._commit(
+            State(before.iteration + 1, theta, change, before.anchor, pull, best_of(before, is_best))
+        )
         return (self._problem.at(theta).loss, self._problem.held_loss(theta)), self._nothing
+
+    def step_back(self, *, inbox: Inbox = ()) -> Outbox:
+        """Make the best theta the present one. A second time it changes nothing."""
+        self._states = [stepped_back(self._state)]
+        return None, self._nothing
 
     def squares(self, *, inbox: Inbox = ()) -> Outbox:
         """The sum of the squared gradients at theta by each key with a weight."""
@@ -318,6 +339,16 @@ def can_have_weight(totals: Numbers, l1: Numbers, lanes: int) -> npt.NDArray[np.
     """
     live: npt.NDArray[np.bool_] = totals * lanes > l1
     return live
+
+
+def best_of(before: State, is_best: bool) -> Numbers:
+    """The best theta until and with `before`; is_best: it is that of `before`."""
+    return before.theta if is_best else before.best
+
+
+def stepped_back(state: State) -> State:
+    """The state with the best theta as the present one."""
+    return state._replace(theta=state.best)
 
 
 def moved(theta: Numbers, displacement: Numbers, step: Numbers, size: float, again: float) -> Numbers:

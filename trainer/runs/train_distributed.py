@@ -157,7 +157,10 @@ class DistributedReport:
 
     @property
     def not_converged(self) -> tuple[str, ...]:
-        """Of each problem that ended above its minimum, a warning; `average` has none to reach."""
+        """Of each problem that ended above its minimum, a warning.
+
+        `average` has none to reach, and where an earlier iteration is kept none is wanted.
+        """
         if self.method == "average":
             return ()
         return tuple(
@@ -169,7 +172,7 @@ class DistributedReport:
                 else "raise --iterations"
             )
             for each in self.problems
-            if not each.converged
+            if not each.converged and each.is_last
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -197,6 +200,7 @@ class DistributedReport:
                     "name": each.name,
                     "objective": each.objective if math.isfinite(each.objective) else None,
                     "converged": each.converged,
+                    "kept": each.solution.number,
                     "iterations": [asdict(iteration) for iteration in each.iterations],
                 }
                 for each in self.problems
@@ -219,9 +223,10 @@ def _overfit(problem: Ended) -> str:
     (best, number), (last, _) = min(held), held[-1]
     if last <= best * (1.0 + _OVERFIT):
         return ""
+    which = "the model is that one" if not problem.is_last else "the model is the last one, as --keep says"
     return (
-        f"held-out log-loss of {problem.name} was {best:.5f} after iteration {number} and is {last:.5f} at the end: "
-        "the minimum follows the learned rows too closely; a greater learner.l1 or l2 predicts better"
+        f"held-out log-loss of {problem.name} was {best:.5f} after iteration {number} and {last:.5f} at the end; "
+        f"{which}: the minimum follows the learned rows too closely; a greater learner.l1 or l2 predicts better"
     )
 
 
@@ -434,7 +439,10 @@ class _Driver:
                 if stop and not self._ends(minimiser):
                     return True
             last = replace(
-                self._state.problems[-1], objective=minimiser.finish(), converged=minimiser.progress.converged
+                self._state.problems[-1],
+                objective=minimiser.finish(),
+                converged=minimiser.progress.converged,
+                kept=minimiser.kept,
             )
         self._state = replace(self._state, problems=(*self._state.problems[:-1], last))
         return False

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,6 +236,25 @@ def test_a_member_lost_at_any_step_does_not_change_the_result(log, problem, undi
     assert (found, weights(crew)) == undisturbed(method) and crew.asked["reducer register"] == 1
 
 
+@pytest.mark.parametrize("method", ["surrogate", "admm"])
+@pytest.mark.parametrize("lost", [(), ("reducer", 1, "step_back", 1), ("worker", 0, "squares", 1)])
+def test_the_iteration_that_predicts_held_out_rows_best_is_kept(log, method, lost):
+    weak = SPEC.replace("l1 = 1.5", "l1 = 1.0").replace("l1 = 2.0", "l1 = 1.0").replace("0.2", "0.0")
+    (problem,), _ = problems(weak, log)
+
+    def ended(keep: str, iterations: int, *lost: Any) -> tuple[float, BY_KEY, list[Iteration]]:
+        crew = crew_of(weak, log, 2, held=0.3)
+        crew.asked.clear()
+        crew.fail_at = {lost} - {()}
+        objective, found = minimise(crew, problem, MethodOptions(method, iterations, 0.0, keep=keep))
+        return objective, weights(crew), found
+
+    *best, iterations = ended("best", 20, *lost)
+    number = min((each.held_out, each.number) for each in iterations)[1]
+    assert number == {"surrogate": 0, "admm": 2}[method]
+    assert best == [*ended("last", number)[:2]] != [*ended("last", 20)[:2]]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumed_from_a_checkpoint_gives_the_same_result(log, problem, undisturbed, method):
     first = crew_of(SPEC, log, 2)
@@ -278,7 +298,7 @@ def test_a_key_on_one_worker_only_and_an_empty_shard(tmp_path: Path) -> None:
 
 def test_held_out_rows_are_judged_and_not_learned(log, problem, least):
     alone, several = (
-        minimise(crew_of(SPEC, log, workers, held=0.3), problem, MethodOptions(tolerance=1e-7))
+        minimise(crew_of(SPEC, log, workers, held=0.3), problem, MethodOptions(tolerance=1e-7, keep="last"))
         for workers in (1, 3)
     )
     assert several[0] == pytest.approx(alone[0], rel=1e-4) != pytest.approx(least[1], rel=1e-3)
@@ -355,7 +375,7 @@ def test_a_consensus_is_the_one_of_the_book(log: Log, plain: bool) -> None:
         w = np.where(holds, theta + random.normal(0.0, 2.0, holds.shape), theta - pull / rho)
         away = w + pull / rho - theta
         (_, _, residuals), _ = reducer.agree(
-            rho, plain, inbox=[sparse(each[at]) for each, at in zip(away, kept, strict=True)]
+            rho, plain, False, inbox=[sparse(each[at]) for each, at in zip(away, kept, strict=True)]
         )
         number = counted.sum(axis=0)
         middle = (counted * (w + pull / rho)).sum(axis=0) / number

@@ -276,7 +276,10 @@ def test_the_metrics_are_those_of_the_rows_held_out(log: Log) -> None:
 
 def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_workers(log, of_two):
     spec = parse_spec(SPEC)
-    one, four = (trained(spec, log, workers, held_out=HeldOut(share=0.2)).report for workers in (1, 4))
+    last = replace(TIGHT, keep="last")
+    one, four = (
+        trained(spec, log, workers, method=last, held_out=HeldOut(share=0.2)).report for workers in (1, 4)
+    )
     assert one.held_out == four.held_out > 100
     assert one.rows == four.rows == of_two(SPEC).report.rows - one.held_out
     assert one.variants["base"].logloss == pytest.approx(four.variants["base"].logloss, rel=CLOSE)
@@ -287,6 +290,9 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
         found = [text for text in report.warnings if text not in report.not_converged]
         assert len(found) == warnings
         assert all("a greater learner.l1 or l2 predicts better" in text for text in found)
+        (problem,) = report.problems
+        least = min(each.held_out for each in problem.iterations)
+        assert problem.solution.held_out == least == pytest.approx(report.variants["base"].logloss)
 
 
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
