@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from model_store.errors import counted
 
 if TYPE_CHECKING:
     from trainer.distributed.checkpoint import DistributedCheckpoints
+    from trainer.distributed.methods import Iteration
     from trainer.runs.train_distributed import DistributedOptions, DistributedReport
 
 NOT_CONVERGED = 10
@@ -126,6 +128,14 @@ class MethodFlags:
             metavar="SHARE|FILE",
             help="Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
             "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
+        ),
+    ] = None
+    penalties: Annotated[
+        str | None,
+        typer.Option(
+            metavar="L1,L1,…",
+            help="With --held-out: minimise with each of these instead of the spec's l1, from the greatest to the "
+            "least, each from the minimum before it.",
         ),
     ] = None
     keep: Annotated[
@@ -284,6 +294,11 @@ def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
     rho = 1.0 if how.rho is None else how.rho
     method = MethodOptions(how.method, how.iterations, how.tolerance, rho, how.consensus, how.loss, how.keep)
     share, file = _held_out(how.held_out)
+    penalties = _penalties(how.penalties)
+    if penalties and how.held_out is None:
+        raise typer.BadParameter("--penalties chooses by rows that are not learned: add --held-out 0.1")
+    if penalties and how.method != "surrogate":
+        raise typer.BadParameter(f"--penalties belongs to --method surrogate, not to {how.method}")
     return DistributedOptions(
         workers=cluster.workers,
         reducers=cluster.reducers or min(cluster.workers, _MOST_REDUCERS),
@@ -292,7 +307,19 @@ def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
         held_out=HeldOut(share, (file,) if file is not None else ()),
         shard_bytes=None if cluster.shard_memory is None else cluster.shard_memory * _MIB,
         timeout_s=cluster.worker_timeout,
+        penalties=penalties,
     )
+
+
+def _penalties(text: str | None) -> tuple[float, ...]:
+    """The values of --penalties, falling."""
+    try:
+        found = {float(each) for each in text.split(",")} if text is not None else set()
+    except ValueError:
+        found = {math.nan}
+    if not all(0.0 <= each < math.inf for each in found):
+        raise typer.BadParameter(f"--penalties {text}: expected numbers from 0 on, such as 1,2,4")
+    return tuple(sorted(found, reverse=True))
 
 
 def _held_out(text: str | None) -> tuple[float, str | None]:
@@ -308,6 +335,10 @@ def _held_out(text: str | None) -> tuple[float, str | None]:
             f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file"
         )
     return share, None
+
+
+def _kept(solution: Iteration) -> str:
+    return f"{solution.number}" + (f", l1 {solution.l1:g}" if solution.l1 is not None else "")
 
 
 def print_report(report: DistributedReport, as_json: bool) -> None:
@@ -342,7 +373,9 @@ def print_report(report: DistributedReport, as_json: bool) -> None:
             [
                 each.name,
                 each.iterations[-1].number,
-                each.solution.number,
+                each.solution.number
+                if each.solution.l1 is None
+                else f"{each.solution.number}, l1 {each.solution.l1:g}",
                 each.objective,
                 each.converged,
                 each.solution.nonzero,

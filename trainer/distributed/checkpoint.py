@@ -57,6 +57,7 @@ class Settings:
     format: str | None
     consensus: str = "general"
     loss: str = "rows"
+    penalties: str | None = None
     sides: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +70,7 @@ _FLAGS = {
     "format": "--format",
     "consensus": "--consensus",
     "loss": "--loss",
+    "penalties": "--penalties",
     "sides": "--items or --users",
 }
 

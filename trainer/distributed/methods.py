@@ -105,7 +105,7 @@ class Iteration:
 
     primal: how far the workers' solutions are from the common one; dual: ADMM: how far the common one has moved, times
     rho; else the norm of the objective's least subgradient where the iteration began. Both per row. step: the one that
-    surrogate took; rho: of ADMM.
+    surrogate took; rho: of ADMM; l1: of the penalty on the path, if there is one.
     """
 
     number: int
@@ -118,11 +118,15 @@ class Iteration:
     seconds: float
     step: float | None = None
     rho: float | None = None
+    l1: float | None = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a driver knows between two iterations, and a checkpoint keeps beside the members' states."""
+    """What a driver knows between two iterations, and a checkpoint keeps beside the members' states.
+
+    penalty: the number of the present one on the path, began: the iteration that it began with.
+    """
 
     iteration: int = 0
     objective: float = math.inf
@@ -135,18 +139,37 @@ class Progress:
     converged: bool = False
     least: float = math.inf
     best: int = -1
+    best_penalty: int = 0
+    penalty: int = 0
+    began: int = 0
 
     def judged(self, held_out: float | None) -> Progress:
         """With the iteration that predicts the held-out rows best so far: `best`, and `least`, its log-loss."""
         if held_out is None or held_out >= self.least:
             return self
-        return replace(self, least=held_out, best=self.iteration)
+        return replace(self, least=held_out, best=self.iteration, best_penalty=self.penalty)
+
+    def weakened(self, damping: float) -> Progress:
+        """At the next, weaker penalty, before its first iteration."""
+        return replace(
+            self,
+            penalty=self.penalty + 1,
+            began=self.iteration,
+            quiet=0,
+            failures=0,
+            damping=damping,
+            head=(),
+            anchored=math.inf,
+            converged=False,
+        )
 
 
 @dataclass
 class Minimiser:
     """Minimises one problem with a crew whose shards are built and registered.
 
+    then: the problem with weaker penalties, weaker from one to the next: each is begun at the minimum before it. The
+    keys that may have a weight are among those of the next, so the best weights of all stay known to every member.
     on_iteration is called after each iteration; on_lost with the number of the iteration that is repeated.
     """
 
@@ -156,6 +179,7 @@ class Minimiser:
     on_iteration: Callable[[Iteration], None] = lambda each: None
     on_lost: Callable[[int], None] = lambda number: None
     progress: Progress = field(default_factory=Progress)
+    then: Sequence[Problem] = ()
     _has_heads: bool = False
     _bytes: int = 0
 
@@ -168,16 +192,24 @@ class Minimiser:
     @property
     def ended(self) -> bool:
         """True once there is no iteration to make."""
-        started = self.progress.objective < math.inf
+        return self._has_ended and self.progress.penalty == len(self.then)
+
+    @property
+    def _has_ended(self) -> bool:
+        """True once there is no iteration to make at the present penalty."""
+        progress = self.progress
         most = 0 if self.options.method == "average" else self.options.iterations
-        stuck = self.progress.failures >= _MOST_FAILURES
-        return started and (self.progress.converged or stuck or self.progress.iteration >= most)
+        stuck = progress.failures >= _MOST_FAILURES
+        made = progress.iteration - progress.began
+        return progress.objective < math.inf and (progress.converged or stuck or made >= most)
 
     def iterate(self) -> None:
         """Make the start or one iteration, again if a member is lost meanwhile."""
         while True:
             began, self._bytes = time.perf_counter(), 0
             try:
+                if self._has_ended:
+                    self._go_to(self.progress.weakened(self._first_damping))
                 if self.progress.objective == math.inf:
                     progress, iteration = self._start()
                 elif self.options.method == "surrogate":
@@ -196,6 +228,7 @@ class Minimiser:
         while True:
             try:
                 if self.kept != self.progress.iteration:
+                    self._go_to(replace(self.progress, penalty=self.progress.best_penalty))
                     self._reducers("step_back")
                     self._workers("step_back")
                 squares = self._reducers("squares", inbox=self._workers("squares"))
@@ -226,10 +259,17 @@ class Minimiser:
         ):
             raise FtrieError("a reducer has no state in the checkpoint")
 
+    def _go_to(self, progress: Progress) -> None:
+        """Take the problem with another penalty."""
+        if progress.penalty != self.progress.penalty:
+            self.progress = progress
+            self._begin(fresh=False)
+
     def _begin(self, *, fresh: bool) -> None:
         """Give the problem to the members; fresh: without a state."""
-        totals = self._reducers("begin", self.problem, fresh)
-        weights = self._workers("begin", self.problem, fresh, inbox=totals).summaries
+        problem = (self.problem, *self.then)[self.progress.penalty]
+        totals = self._reducers("begin", problem, fresh)
+        weights = self._workers("begin", problem, fresh, inbox=totals).summaries
         self._weight, self._held = (float(sum(each)) for each in zip(*weights, strict=True))
         self._has_heads = False
 

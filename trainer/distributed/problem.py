@@ -41,25 +41,33 @@ class Problem:
     beta: float
 
 
-def problems_of(spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules) -> Sequence[Problem]:
-    """The problems of a resolved spec. masks: uint32[features], bit v set where variant v uses the feature."""
+def problems_of(
+    spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, l1: float | None = None
+) -> Sequence[Problem]:
+    """The problems of a resolved spec. masks: uint32[features], bit v set where variant v uses the feature.
+
+    l1: instead of the learner's and the variants' own, not of that of rules.
+    """
+    given = {} if l1 is None else {"l1": l1}
     section, several = spec.learner, len(spec.variants)
     if section.values != "per_variant" or several == 1:
         using = np.zeros(masks.size)
         for v in range(several):
             using += masks >> np.uint32(v) & np.uint32(1)
         (name,) = spec.variants if several == 1 else ("all",)
-        l1 = _of_features(rules, section.l1, masks.size) * using
-        return [Problem(name, 0, several, masks, l1, section.l2 * using, section.alpha, section.beta)]
+        of_key = _of_features(rules, given.get("l1", section.l1), masks.size) * using
+        return [Problem(name, 0, several, masks, of_key, section.l2 * using, section.alpha, section.beta)]
     found = []
     for v, (name, variant) in enumerate(spec.variants.items()):
-        own = {each: getattr(section, each) for each in ("alpha", "beta", "l1", "l2")} | dict(
-            variant.own_parameters
+        own = (
+            {each: getattr(section, each) for each in ("alpha", "beta", "l1", "l2")}
+            | dict(variant.own_parameters)
+            | given
         )
         bits = masks >> np.uint32(v) & np.uint32(1)
-        l1 = _of_features(rules, own["l1"], masks.size) * bits
+        of_key = _of_features(rules, own["l1"], masks.size) * bits
         found.append(
-            Problem(name, v, 1, bits, l1, own["l2"] * bits.astype(np.float64), own["alpha"], own["beta"])
+            Problem(name, v, 1, bits, of_key, own["l2"] * bits.astype(np.float64), own["alpha"], own["beta"])
         )
     return found
 

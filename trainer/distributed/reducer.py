@@ -92,6 +92,11 @@ class Reducer:
         self._reach = [counts[self._live[at]] for at, counts in zip(self._all, self._all_reach, strict=True)]
         if fresh:
             self._states = []
+        elif self._states:  # another penalty: other keys may have a weight
+            nothing = [np.zeros(at.size) for at in self._at]
+            for iteration, pulls in self._pulls.items():
+                if [pull.size for pull in pulls] != [pull.size for pull in nothing]:
+                    self._pulls[iteration] = nothing
         return None, [self._totals[at] for at in self._all]
 
     def average(self, *, inbox: Inbox) -> Outbox:

@@ -87,6 +87,7 @@ class CrewOpener(Protocol):
 class DistributedOptions:
     """workers, reducers: how many; address: of a Ray cluster, None to start Ray here.
 
+    penalties: values of l1, falling, of which the best by the held-out rows is kept; empty: that of the spec.
     timeout_s: a member that still works on a step so long after half of its kind have finished is lost; None: never.
     """
 
@@ -97,6 +98,7 @@ class DistributedOptions:
     held_out: HeldOut = field(default_factory=HeldOut)
     shard_bytes: int | None = None
     timeout_s: float | None = None
+    penalties: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,12 @@ def _overfit(problem: Ended) -> str:
     (best, number), (last, _) = min(held), held[-1]
     if last <= best * (1.0 + _OVERFIT):
         return ""
+    strongest, kept = problem.iterations[0].l1, problem.solution.l1
+    if kept is not None:
+        text = (
+            f"the best l1 of {problem.name}, {kept:g}, is the greatest tried: greater ones may predict better"
+        )
+        return text if kept == strongest else ""
     which = "the model is that one" if not problem.is_last else "the model is the last one, as --keep says"
     return (
         f"held-out log-loss of {problem.name} was {best:.5f} after iteration {number} and {last:.5f} at the end; "
@@ -347,6 +355,7 @@ def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptio
         rho=options.method.rho,
         consensus=options.method.consensus,
         loss=options.method.loss,
+        penalties=", ".join(map(str, options.penalties)) or None,
         held_out=str(held.share) if held.share else ", ".join(held.inputs) or None,
         format=log.format,
         sides={table.name: table.sha256 for table in log.tables},
@@ -382,7 +391,11 @@ class _Driver:
         self._seconds_before, self._is_saved = start.seconds, True
         maker = ExampleMaker(spec)
         self._masks = maker.rules.masks
-        self._problems = problems_of(spec, self._masks, maker.feature_rules)
+        # Each problem at every penalty, the strongest first.
+        self._paths = [
+            problems_of(spec, self._masks, maker.feature_rules, l1) for l1 in options.penalties or (None,)
+        ]
+        self._problems = self._paths[0]
         self._shards: Sequence[ShardSummary] = ()
         self._keys = 0
 
@@ -413,6 +426,7 @@ class _Driver:
             self._options.method,
             on_lost=self._lost,
             progress=earlier.state.progress if earlier is not None else Progress(),
+            then=[next(each for each in path if each.column == problem.column) for path in self._paths[1:]],
         )
         if earlier is not None:
             minimiser.resume(lambda crew: self._load(crew, earlier))
@@ -454,6 +468,8 @@ class _Driver:
     def _add(self, minimiser: Minimiser, iteration: Iteration, bar: Bar) -> None:
         """Record an iteration that has ended, and show it."""
         problems = self._state.problems
+        if self._options.penalties:
+            iteration = replace(iteration, l1=self._options.penalties[minimiser.progress.penalty])
         if iteration.number == 0:
             problems = (*problems, Ended(minimiser.problem.name))
         last = replace(problems[-1], iterations=(*problems[-1].iterations, iteration))
@@ -463,6 +479,7 @@ class _Driver:
             "primal": f"{iteration.primal:.2e}",
             "dual": f"{iteration.dual:.2e}",
             "non-zeros": iteration.nonzero,
+            **({"l1": iteration.l1} if iteration.l1 is not None else {}),
             **({"held-out log-loss": iteration.held_out} if iteration.held_out is not None else {}),
             "sent": f"{sum(each.bytes for each in last.iterations) / 1e6:,.1f} MB",
         }

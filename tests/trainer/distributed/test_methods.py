@@ -94,11 +94,11 @@ def undisturbed(log: Log, problem: Problem) -> Callable[[str], tuple[float, BY_K
     return found
 
 
-def problems(spec_text: str, log: Log) -> tuple[list[Problem], Shard]:
+def problems(spec_text: str, log: Log, l1: float | None = None) -> tuple[list[Problem], Shard]:
     """The problems, and all rows as one shard."""
     (plan,) = plan_shards(parse_spec(spec_text), log, 1)
     maker = ExampleMaker(plan.start.resolved)
-    return list(problems_of(maker.spec, maker.rules.masks, maker.feature_rules)), build_shard(plan)
+    return list(problems_of(maker.spec, maker.rules.masks, maker.feature_rules, l1)), build_shard(plan)
 
 
 def optimum(shard: Shard, problem: Problem) -> tuple[BY_KEY, float]:
@@ -253,6 +253,36 @@ def test_the_iteration_that_predicts_held_out_rows_best_is_kept(log, method, los
     number = min((each.held_out, each.number) for each in iterations)[1]
     assert number == {"surrogate": 0, "admm": 2}[method]
     assert best == [*ended("last", number)[:2]] != [*ended("last", 20)[:2]]
+
+
+@pytest.mark.parametrize(
+    "lost", [("worker", 1, "begin", 2), ("reducer", 0, "begin", 3), ("reducer", 1, "squares", 1)]
+)
+def test_a_path_of_penalties_goes_through_the_minimum_of_each_and_keeps_the_best(log, lost):
+    path = [problems(SPEC, log, l1)[0][0] for l1 in (9.0, 3.0, 0.5)]
+    tight = MethodOptions(iterations=200, tolerance=1e-9)
+
+    def followed(*lost: Any) -> tuple[list[float], list[Iteration], int, float, BY_KEY]:
+        crew, found, ends = crew_of(SPEC, log, 2, held=0.3), list[Iteration](), list[float]()
+        crew.asked.clear()
+        crew.fail_at = {lost} - {()}
+        minimiser = Minimiser(crew, path[0], tight, then=path[1:], on_iteration=found.append)
+        while not minimiser.ended:
+            before = minimiser.progress
+            minimiser.iterate()
+            if minimiser.progress.penalty != before.penalty:
+                ends.append(before.objective)
+        ends.append(minimiser.progress.objective)
+        objective = minimiser.finish()
+        return ends, found, minimiser.kept, objective, weights(crew)
+
+    ends, found, number, *kept = followed(*lost)
+    assert kept == [*followed()[3:]]
+    alone = [minimise(crew_of(SPEC, log, 2, held=0.3), each, tight)[1][-1].objective for each in path]
+    assert ends == pytest.approx(alone, rel=1e-6)
+    assert found[number].held_out == min(each.held_out for each in found)
+    assert kept[0] == pytest.approx(found[number].objective, rel=1e-9)
+    assert len(kept[1]) == found[number].nonzero
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -295,6 +295,30 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
         assert problem.solution.held_out == least == pytest.approx(report.variants["base"].logloss)
 
 
+def test_the_best_of_several_penalties_is_published_and_resumed_from(log: Log, tmp_path: Path) -> None:
+    spec, path = parse_spec(OWN), (200.0, 20.0, 0.01)
+    options = DistributedOptions(2, 2, TIGHT, held_out=HeldOut(share=0.3), penalties=path)
+
+    def trained_to(kept: Path, **more: Any) -> DistributedRun:
+        with DistributedCheckpoints(kept, 1, **more) as checkpoints:
+            return train_distributed(
+                spec, log, options, rejects=RejectLog(), crew=opener(), checkpoints=checkpoints
+            )
+
+    run = trained_to(tmp_path / "whole")
+    for problem in run.report.problems:
+        assert list(dict.fromkeys(each.l1 for each in problem.iterations)) == [*path]
+        assert problem.solution.held_out == min(each.held_out for each in problem.iterations)
+    held = {each.name: each.solution.held_out for each in run.report.problems}
+    assert held == pytest.approx({name: each.logloss for name, each in run.report.variants.items()})
+    assert not [text for text in run.report.warnings if "the greatest tried" in text]
+    for newest in checkpoints_in(tmp_path / "whole")[:2]:
+        newest.unlink()
+    again = trained_to(tmp_path / "whole", resume=True)
+    assert artefact_of(again).key_list() == artefact_of(run).key_list()
+    np.testing.assert_array_equal(artefact_of(again).weight, artefact_of(run).weight)
+
+
 @pytest.mark.parametrize("text", [SPEC, OWN], ids=["shared values", "own values"])
 def test_a_trainer_starts_with_the_published_weights_and_rates(of_two, text):
     artefact = artefact_of(of_two(text))
