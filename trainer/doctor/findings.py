@@ -17,6 +17,7 @@ CHECKS = (
     "label-values",
     "label-constant",
     "label-extreme",
+    "label-order",
     "few-clicks",
     "label-leak",
     "clicks-above-views",

@@ -24,6 +24,7 @@ from trainer.doctor.findings import Finding, Severity, cut, percent
 from trainer.doctor.roles import Places, Roles
 from trainer.doctor.sketches import ABSENT, DistinctSample, Float64s, Int64s, Repeats, UInt64s, mixed
 from trainer.examples.requests import Runs
+from trainer.learn.metrics.label_order import LabelOrder
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import MOST_REJECTED, Reject
 
@@ -50,6 +51,7 @@ class Labels:
         self._above, self._above_mark, self._above_text = 0, -1, ""
         self._weights, self._weights_mark, self._weights_text = 0, -1, ""
         self._first_rows = Counter[str]()
+        self._order = LabelOrder()
 
     def of(self, batch: RowBatch, marks: Int64s) -> tuple[Float64s, Float64s]:
         """Views and clicks of each row, 0 and 0 where the label is invalid."""
@@ -69,6 +71,8 @@ class Labels:
             views = np.ones(batch.rows)
         wrong = [row for row, _ in bad]
         views[wrong] = clicks[wrong] = 0.0
+        if roles.views is None:
+            self._order.add(np.delete(clicks, wrong))
         self._bad += len(bad)
         if bad and self._bad_mark < 0 and self._bad > 0:
             self._bad_mark, self._bad_text = int(marks[bad[0][0]]), _text_of(label, bad[0][0])
@@ -125,6 +129,14 @@ class Labels:
                 where=places.where(self._weights_mark),
             )
         yield from self._rate()
+        for warning in self._order.warnings():
+            yield Finding(
+                "error",
+                "label-order",
+                warning,
+                "sort the log by time, or shuffle its rows, as `shuf` does",
+                columns=(name,),
+            )
 
     def _rate(self) -> Iterator[Finding]:
         name, clicks, views = self._roles.label, self.clicks, self.views

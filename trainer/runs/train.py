@@ -27,6 +27,7 @@ from trainer.examples.hashing import Examples
 from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, examples_of, open_log
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
+from trainer.learn.metrics.label_order import LabelOrder
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import (
     Regret,
@@ -277,6 +278,7 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         labels=labels,
         warnings=(
             *_label_warnings(labels, model.spec.input),
+            *loop.order.warnings(),
             *leak_warnings(variants, clicked, rows - clicked),
             *model.warnings.finish(),
         ),
@@ -347,6 +349,7 @@ class LearningLoop:
         self.subsampled = start.subsampled
         self.minus_labels = start.minus_labels
         self.doubled = start.doubled
+        self.order = LabelOrder()
         self.rows_read = start.rows_read
         self._start = start
         self._publisher = publisher
@@ -435,6 +438,7 @@ class LearningLoop:
     def learn(self, examples: Examples) -> None:
         """Learn a batch, and count its rows."""
         self.model.learn(examples)
+        self.order.add(examples.hashed.labels)
         self._stop, self._resumable = examples.stop, examples.resumable
         self.rows_read += examples.rows_read
         self.subsampled += examples.subsampled

@@ -208,6 +208,7 @@ PLANTED: list[tuple[str, Callable[[Columns], Columns], dict[str, Any]]] = [
     ),
     ("label-constant", column("click", np.zeros(ROWS, int)), {**ERROR, "count": 0}),
     ("label-constant", column("click", np.ones(ROWS, int)), {**ERROR, "count": ROWS}),
+    ("label-order", column("click", (ROW > ROWS // 2).astype(int)), ERROR),
     ("label-extreme", column("click", (ROW % 30 != 0).astype(int)), WARNING),
     ("few-clicks", column("click", (ROW % 200 == 0).astype(int)), {"count": 30}),
     (

@@ -289,3 +289,21 @@ def test_a_checkpoint_of_an_older_layout_is_an_error_that_says_what_to_do(tmp_pa
         code, _, err = trained(source, "--no-publish")
         assert code == 7 and f"{path} does not hold the state of this ftrie's learners" in err
         assert "it was written by ftrie" in err and "start again with another folder" in err
+
+
+@pytest.mark.parametrize("rows", ["sorted", "in bursts", "in lists", "few clicks"])
+def test_a_log_that_is_sorted_by_its_label_is_warned_of(rows: str, tmp_path: Path, capsys: Any) -> None:
+    labels = {
+        "sorted": [0] * 2000 + [1] * 500,
+        "in bursts": ([0] * 8 + [1] * 4) * 200,
+        "in lists": ([1] + [0] * 17) * 120,
+        "few clicks": [0] * 2000 + [1] * 90,
+    }[rows]
+    (tmp_path / "m.toml").write_text(PLAIN)
+    write_rows(tmp_path / "log.csv", [*map(str, labels)])
+    command = ["train", str(tmp_path / "m.toml"), str(tmp_path / "log.csv"), "--json", "--batch-bytes=2000"]
+    assert run(command) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    said = "the log seems sorted by its label: it changes 1 time from row to row, and would 800 times"
+    assert [text for text in warnings if said in text] == (warnings if rows == "sorted" else [])
+    assert bool(warnings) == (rows == "sorted")
