@@ -278,7 +278,7 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
         labels=labels,
         warnings=(
             *_label_warnings(labels, model.spec.input),
-            *loop.order.warnings(),
+            *(loop.order.warnings() if loop.opened is not None and not loop.opened.is_of_events else ()),
             *leak_warnings(variants, clicked, rows - clicked),
             *model.warnings.finish(),
         ),
