@@ -27,7 +27,7 @@ from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, leak_warnings
+from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
 from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
@@ -141,7 +141,8 @@ def evaluate(
         total = found.report.total
         own = {name: replace(each, auc=found.variants[name].auc) for name, each in total.variants.items()}
         found = replace(found, report=replace(found.report, total=replace(total, variants=own)))
-    for warning in leak_warnings(found.variants, found.clicks, found.weight - found.clicks):
+    judged = found.variants, found.clicks, found.weight - found.clicks
+    for warning in (*leak_warnings(*judged), *gain_warnings(*judged)):
         output.warn(warning)
     return found
 

@@ -27,6 +27,7 @@ from tests.trainer.runs.judging import (
     read,
     rows_of,
 )
+from trainer.learn.metrics.records import VariantMetrics, gain_warnings
 
 
 @pytest.fixture(scope="module", params=LEARNERS)
@@ -237,6 +238,22 @@ def test_the_tables_say_what_the_json_says(single: Artefact, log: Path, judge: J
         assert f"{metrics['logloss']:.5f}" in shown
         assert f"{answer['uncalibrated'][name]['logloss']:.5f}" in shown
         assert f"{answer['requests']['orders'][name]['mrr']:.5f}" in shown
+
+
+def test_a_model_that_is_hardly_better_than_one_rate_is_told(single: Artefact, judge: Judge) -> None:
+    model, rows = judge.model(single), rows_of(400, seed=6)
+    for row, each in enumerate(rows):
+        each["click"] = str(row % 2)
+    found = judge.judged(model, judge.log(rows))["variants"]["base"]
+    higher = f"that of base is {100 * (found['normalized_entropy'] - 1):.2g} % higher"
+    assert higher in judge.said("evaluate", model, judge.log(rows))[1]
+    metrics = VariantMetrics(**found)
+    for entropy, said in ((0.98, ()), (0.993, ("only 0.7 % lower",))):
+        (told, *_) = (
+            *gain_warnings({"a": metrics.model_copy(update={"normalized_entropy": entropy})}, 60, 90),
+            "",
+        )
+        assert all(each in told for each in said) and bool(told) == bool(said)
 
 
 def test_members_with_an_x_of_their_own_count_with_it(judge: Judge) -> None:

@@ -65,6 +65,7 @@ class VariantMetrics(Record):
 
 
 _TOO_GOOD, _FEWEST_JUDGED = 0.999, 50
+_HARDLY_BETTER = 0.99
 _FEWEST_OF_ONE = 20
 
 
@@ -93,6 +94,23 @@ def leak_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others
         f"{name} has an AUC of {variants[name].auc:.5f}: a field probably tells the label, and is not known before the "
         "click; `ftrie doctor --spec SPEC LOG` looks for it",
     )
+
+
+def gain_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
+    """A warning where a model is hardly better than one rate for all rows, that of these rows; see `leak_warnings`."""
+    if min(clicked, others) < _FEWEST_JUDGED:
+        return ()
+    found = []
+    for name, each in variants.items():
+        entropy = each.normalized_entropy
+        if entropy is not None and entropy > _HARDLY_BETTER:
+            change = f"{100 * abs(1.0 - entropy):.2g} %"
+            found.append(
+                f"that of {name} is {f'only {change} lower' if entropy < 1.0 else f'{change} higher'}"
+            )
+    if not found:
+        return ()
+    return (f"against the log-loss of the click rate alone, predicted for every row, {'; '.join(found)}",)
 
 
 class GroupMetrics(Record):
