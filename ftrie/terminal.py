@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from model_store.errors import harmless, shown
+from model_store.errors import harmless, listed, shown
 from trainer.output import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -293,3 +293,9 @@ def _rich_progress() -> RichProgress:
         TextColumn("{task.fields[details]}", table_column=Column(no_wrap=True)),
         console=Console(stderr=True),
     )
+
+
+def print_unknown(fields: Sequence[str], known: Sequence[str]) -> None:
+    """Say which fields of the request the model does not have, and what the first of them may have meant."""
+    if fields:
+        print(f"unknown fields: {', '.join(fields)}; the model has: {listed(known, fields[0])}")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftrie.commands.flags import RankFlags, ServerFlags, grouped
-from ftrie.terminal import JsonOption, print_json, print_table
-from model_store.errors import listed
+from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
 
 if TYPE_CHECKING:
     from ftrie.client.messages import Contributions, ExplainedItem, Explanation
@@ -72,12 +70,6 @@ def _show(explanation: Explanation) -> None:
     if explanation.unknown_items:
         print(f"unknown items: {', '.join(explanation.unknown_items)}")
     print_unknown(explanation.unknown_fields, explanation.known_fields)
-
-
-def print_unknown(fields: Sequence[str], known: Sequence[str]) -> None:
-    """Say which fields of the request the model does not have, and what the first of them may have meant."""
-    if fields:
-        print(f"unknown fields: {', '.join(fields)}; the model has: {listed(known, fields[0])}")
 
 
 def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:

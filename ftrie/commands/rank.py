@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.commands.explain import print_unknown
 from ftrie.commands.flags import RankFlags, ServerFlags, grouped
-from ftrie.terminal import JsonOption, print_json, print_table
+from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
 
 if TYPE_CHECKING:
     from ftrie.client.messages import RankedItem, Ranking
