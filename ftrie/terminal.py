@@ -298,4 +298,5 @@ def _rich_progress() -> RichProgress:
 def print_unknown(fields: Sequence[str], known: Sequence[str]) -> None:
     """Say which fields of the request the model does not have, and what the first of them may have meant."""
     if fields:
-        print(f"unknown fields: {', '.join(fields)}; the model has: {listed(known, fields[0])}")
+        has = f"; the model has: {listed(known, fields[0])}" if known else ""
+        print(f"unknown fields: {', '.join(fields)}{has}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def rank(
     as_json: JsonOption = False,
 ) -> None:
     """Rank candidates on a server; prints a table, best first."""
+    from ftrie.client.calls import RankFailed
     from ftrie.client.client import Client
 
     options = request.options()
@@ -43,10 +45,11 @@ def rank(
         _show(ranking)
         if ranking.unknown_fields:
             # An answer does not list the model's fields; an explanation does, of whatever item.
-            asked = client.explain(
-                model, candidates=["any"], user=options.get("user"), context=options.get("context")
-            )
-            print_unknown(ranking.unknown_fields, asked.known_fields)
+            known: tuple[str, ...] = ()
+            with suppress(RankFailed):  # the ranking has succeeded
+                user, context = options.get("user"), options.get("context")
+                known = client.explain(model, candidates=["any"], user=user, context=context).known_fields
+            print_unknown(ranking.unknown_fields, known)
 
 
 def _more(ranking: Ranking) -> list[str]:
