@@ -102,7 +102,7 @@ def _rows(seconds: Mapping[str, list[float]], names: Mapping[str, str], is_whole
     for name, own in seconds.items():
         before = sums.get(names[name], [0.0, 0.0, 0.0, 0.0])
         sums[names[name]] = [a + b for a, b in zip(before, own, strict=True)]
-    if is_whole:
+    if is_whole and seconds:  # none where tests were collected only
         sums["all"] = [sum(each) for each in zip(*seconds.values(), strict=True)]
     ordered = sorted(sums.items(), key=lambda item: -item[1][0] - item[1][1])[: None if is_whole else MOST]
     return [
