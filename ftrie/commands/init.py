@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption, grouped
-from ftrie.terminal import JsonOption, note, print_json, warn
+from ftrie.terminal import JsonOption, note, print_json, print_table
 
 if TYPE_CHECKING:
     from trainer.guess.guesses import Guess
@@ -41,6 +41,9 @@ def init(
     label: Annotated[
         str | None, typer.Option(metavar="NAME", help="The column that tells whether there was a click.")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only guess: leave out the measuring on the log's first rows.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     format: FormatOption = None,
     no_header: NoHeaderOption = False,
@@ -56,44 +59,31 @@ def init(
     of. Of impressions and clicks, which are
     joined, a value's side is where it stands in the event.
     """
+    from ftrie import terminal
     from model_store.errors import InputError
-    from model_store.spec.spec import parse_spec
     from model_store.whole_file import write_whole
-    from trainer.doctor.examine import without_leaks
-    from trainer.events.log_files import holds_events
     from trainer.examples.open_log import Log
-    from trainer.guess.events import guess_events
-    from trainer.guess.profiles import take_sample
-    from trainer.guess.relations import guess_log
-    from trainer.guess.spec_writer import spec_text
-    from trainer.logs.csv import Header
+    from trainer.runs.first_spec import first_spec, steps_table
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    known = frozenset(filter(None, [label]))
-    header = Header(is_absent=no_header, known=known, any_label=True, dialect=dialect.dialect())
-    of_events, has_header, found = holds_events(inputs, format, label), True, None
-    if of_events:
-        guesses = guess_events(inputs, on_note=note)
-    elif len(inputs) > 1:
-        raise InputError(f"got {len(inputs)} inputs; expected one log, or impressions and their clicks")
-    else:
-        sample = take_sample(inputs[0], format, header=header, on_note=note)
-        guesses, has_header, found = guess_log(sample, label), sample.has_header, sample.dialect
-    log = Log(inputs, format, no_header=no_header, dialect=dialect.dialect())
-    guesses = without_leaks(guesses, log, label)
-    for guess in guesses:
-        if guess.warning:
-            warn(guess.warning)
-    text = spec_text(inputs[0], guesses, has_header, joins=of_events, dialect=found)
-    parse_spec(text, "the guessed spec")
+    log = Log(inputs, format, (), note, no_header=no_header, dialect=dialect.dialect())
+    found = first_spec(log, label, measures=not quick, output=terminal)
+    text, choice = found.text, found.choice
     if output is not None:
         write_whole(output, text.encode())
     if as_json:
-        print_json({"spec": text, "columns": [_column(guess) for guess in guesses]})
-    elif output is None:
+        columns = [_column(guess) for guess in found.guesses]
+        print_json({"spec": text, "columns": columns, "measured": choice and choice.as_dict()})
+        return
+    if found.why_not:
+        note(f"nothing was measured: {found.why_not}; the spec has a textbook rate")
+    if output is None:
         print(text, end="")
     else:
+        if choice is not None:
+            head, *rows = steps_table(choice)
+            print_table(head, rows)
         note(f"wrote {output}; next: ftrie doctor --spec {output} {' '.join(inputs)}")
 
 

@@ -337,16 +337,16 @@ def _print_crosses(proposal: Proposal) -> None:
         f"\n{tried} pairs tried as crosses, {len(proposal.proposed)} proposed (tests at 5 % / {tried}){ranked}"
     )
     if proposal.proposed:
-        rows = [["*".join(each.pair), difference_text(each.gain), each.keys] for each in proposal.proposed]
+        rows = [["*".join(each.fields), difference_text(each.gain), each.keys] for each in proposal.proposed]
         print_table(["cross", "log-loss saved", "keys"], rows)
     elif proposal.tried:
         first = proposal.tried[0]
-        print(f"the largest gain: {'*'.join(first.pair)}, {difference_text(first.gain)}")
-    same = [f"{'*'.join(each.pair)} (of {each.same_as})" for each in proposal.tried if each.same_as]
+        print(f"the largest gain: {'*'.join(first.fields)}, {difference_text(first.gain)}")
+    same = [f"{'*'.join(each.fields)} (of {each.same_as})" for each in proposal.tried if each.same_as]
     if same:
         print(f"not proposed, as each has one key for a key of one of its fields: {', '.join(same)}")
     for each in proposal.too_large:
-        print(f"{'*'.join(each.pair)} would add {each.keys:,} keys, more than the budget has left")
+        print(f"{'*'.join(each.fields)} would add {each.keys:,} keys, more than the budget has left")
 
 
 def _print_judged(found: Found) -> None:

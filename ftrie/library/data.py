@@ -11,18 +11,12 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from ftrie.library.output import warn
-from model_store.errors import InputError
 from model_store.spec.sections import InputSection
-from trainer.doctor.examine import without_leaks
-from trainer.events.log_files import holds_events
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
-from trainer.guess.events import guess_events
-from trainer.guess.profiles import sample_of, take_sample
-from trainer.guess.relations import guess_log
-from trainer.guess.spec_writer import spec_text
-from trainer.logs.csv import Header
-from trainer.logs.tables import NAME, Table, TableReader, table_of
+from trainer.logs.tables import Table, table_of
+from trainer.output import Output
+from trainer.runs.first_spec import first_spec
 
 Data: TypeAlias = Any
 """A path, a glob or a list of them; or a table: pyarrow, pandas, polars, a DuckDB relation, a mapping of columns, or a
@@ -97,31 +91,18 @@ def as_given(table: pa.Table, data: Data) -> Any:
 
 
 def guessed_text(
-    data: Data, label: str | None, *, name: str | None, format: str | None, no_header: bool
+    data: Data,
+    label: str | None,
+    *,
+    name: str | None,
+    format: str | None,
+    no_header: bool,
+    quick: bool,
+    output: Output,
 ) -> str:
-    """The spec that `trainer.guess` writes for the log, as TOML text. Raises InputError, SpecError."""
-    files = files_of(data)
-    if files is not None and holds_events(files, format, label):
-        guesses = without_leaks(guess_events(files, on_note=warn), Log(files, format), label)
-        return spec_text(name or files[0], guesses, joins=True)
-    if files is not None and len(files) > 1:
-        raise InputError(f"got {len(files)} paths; expected one log, or impressions and their clicks")
-    if files is None:
-        table = table_of(data)
-        with TableReader(table, on_note=warn) as reader:
-            sample = sample_of(reader, NAME)
-        log = Log((), table=table)
-    else:
-        log = Log(files, format, no_header=no_header)
-        header = Header(is_absent=no_header, known=frozenset(filter(None, [label])), any_label=True)
-        sample = take_sample(files[0], format, header=header, on_note=warn)
-    guesses = without_leaks(guess_log(sample, label), log, label)
-    for guess in guesses:
-        if guess.warning:
-            warn(guess.warning)
-    return spec_text(
-        name or (files[0] if files else NAME), guesses, sample.has_header, dialect=sample.dialect
-    )
+    """The spec that `ftrie init` writes for the log, as TOML text. Raises InputError, SpecError."""
+    log = log_of(data, format=format, no_header=no_header)
+    return first_spec(log, label, name=name or "", measures=not quick, output=output).text
 
 
 def is_path(data: Data) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrie.library.data import Data, guessed_text
-from ftrie.library.output import names_arguments
+from ftrie.library.output import LibraryOutput, names_arguments
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec, spec_from_document
 from model_store.whole_file import write_whole
 
@@ -45,13 +45,17 @@ class Spec:
         name: str | None = None,
         format: str | None = None,
         no_header: bool = False,
+        quick: bool = False,
+        progress: bool = True,
     ) -> Spec:
-        """The spec that `ftrie init` writes: guessed from the first 10,000 rows, with comments that give the reasons.
+        """The spec that `ftrie init` writes: columns guessed, and what is doubtful measured on the first rows.
 
-        label: the column that tells whether there was a click; name: the model's, by default the file's. Raises
+        label: the column that tells whether there was a click; name: the model's, by default the file's; quick: only
+        guess, from the first 10,000 rows; progress: show a bar. Comments give reasons and figures (`text`). Raises
         InputError for a log that cannot be read, SpecError if no column can be the label.
         """
-        return cls(guessed_text(data, label, name=name, format=format, no_header=no_header))
+        options: dict[str, Any] = {"name": name, "format": format, "no_header": no_header}
+        return cls(guessed_text(data, label, **options, quick=quick, output=LibraryOutput(progress)))
 
     @classmethod
     def of(cls, model_spec: ModelSpec) -> Spec:

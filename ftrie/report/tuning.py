@@ -104,7 +104,7 @@ def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
     if found.crosses is not None:
         tried = found.crosses.tried[:MOST_DRAWN]
         points = [_point(row, each.gain) for row, each in enumerate(tried)]
-        names = ["*".join(each.pair) for each in tried]
+        names = ["*".join(each.fields) for each in tried]
         chart = dot_chart("Log-loss saved by one cross", names, [Series("pairs", 0, tuple(points))], 0.0)
         yield (
             "Crosses",
@@ -165,7 +165,12 @@ def _ranking(found: Found) -> Element:
 
 def _pairs(tried: tuple[Tried, ...]) -> Element:
     rows = [
-        ["*".join(each.pair), difference_text(each.gain), shown(each.keys), "yes" if each.passes_test else ""]
+        [
+            "*".join(each.fields),
+            difference_text(each.gain),
+            shown(each.keys),
+            "yes" if each.passes_test else "",
+        ]
         for each in tried
     ]
     return table(("pair", "gain", "keys", "passes the test"), rows, "Each pair alone beside the spec")

@@ -348,7 +348,7 @@ class OpenLog:
         with LogReader(log.inputs, format=log.format, batch_bytes=log.batch_bytes, header=header) as reader:
             for batch in joined(reader.batches(self._in_log), log.tables, self.spec.wanted_columns()):
                 rows = min(left, batch.rows)
-                histories.fill(batch if rows == batch.rows else first_rows(batch, rows))
+                histories.fill(batch if rows == batch.rows else batch.part(0, rows))
                 left -= rows
                 if not left:
                     return
@@ -356,12 +356,6 @@ class OpenLog:
             f"the log lacks {left:,} of the {self.start.rows_read:,} rows that the run has learned from so far, which "
             "the histories of users need: give the same files, in the same order, new ones after them"
         )
-
-
-def first_rows(batch: RowBatch, rows: int) -> RowBatch:
-    """The first rows of a batch."""
-    columns = {name: column.slice(0, rows) for name, column in batch.columns.items()}
-    return replace(batch, columns=columns, lines=batch.lines[:rows], rows=rows)
 
 
 def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:

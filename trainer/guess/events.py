@@ -14,6 +14,7 @@ from typing import Any
 from model_store.errors import InputError
 from model_store.spec.sections import FieldSpec, InputSection, ModelSection
 from model_store.spec.spec import ModelSpec
+from trainer.events.columns import POSITION
 from trainer.examples.event_log import REQUEST, EventLog
 from trainer.guess.guesses import Guess, Role, guess_field
 from trainer.guess.profiles import SAMPLE_ROWS, Profile, profile_of
@@ -29,8 +30,12 @@ def guess_events(
         seen = log.features_seen()
         spec = spec_of(seen, log.columns())
         log.resolve(spec, {})
-        profiles = _profiles(log, columns_of(spec, seen), rows)
-    return guesses_of(profiles, spec, seen)
+        *profiles, places = _profiles(log, [*columns_of(spec, seen), POSITION], rows)
+    guesses = guesses_of(profiles, spec, seen)
+    if "position" in seen or places.distinct < 2:
+        return guesses
+    place = Guess(replace(places, name="position"), "field", "items[].position, where it was shown", "item")
+    return (*guesses, replace(place, optional=True, doubt="a place"))
 
 
 def columns_of(spec: ModelSpec, seen: Mapping[str, FieldSpec]) -> list[str]:

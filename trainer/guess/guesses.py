@@ -92,7 +92,10 @@ ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = (
 )
 
 _MANY_VALUES = 100
+_AN_ID = 0.3
+"""At this share of different values among a column's, a category is taken for an id, which may repeat too rarely."""
 _MANY_FRACTIONS = 20
+_FEW_VALUES = 10
 _NAMES: dict[Role, tuple[str, ...]] = {
     "weight": _WEIGHTS,
     "request": _REQUESTS,
@@ -107,7 +110,8 @@ class Guess:
     """What a column probably is, and why. `kind`, `side`, `separator` and `format` apply to fields.
 
     positive: of a label, the value that is a click, None if the values are 1, 0, -1, true or false. warning: what a
-    person must decide, "" for nothing. optional: a server's events may lack it.
+    person must decide, "" for nothing. optional: a server's events may lack it. doubt: why it may be no use as a field,
+    "" if it is taken to be one.
     """
 
     profile: Profile
@@ -120,6 +124,7 @@ class Guess:
     positive: str | None = None
     warning: str = ""
     optional: bool = False
+    doubt: str = ""
 
     @property
     def name(self) -> str:
@@ -363,7 +368,16 @@ def guess_field(profile: Profile) -> Guess:
         return replace(guess, role="ignore", why=why)
     if profile.distinct == 1:
         return replace(guess, role="ignore", why=f"always {profile.examples(1)[0]} in these rows")
+    if profile.distinct > max(_AN_ID * profile.filled, _MANY_VALUES):
+        return replace(guess, doubt="an id")
     return guess
+
+
+def may_be_quantity(profile: Profile) -> bool:
+    """True if the values are numbers that may mean a size, though they were not taken for one."""
+    words = {*name_words(profile.name)}
+    named = bool(words & (_IDENTITY_WORDS | _ENTITY_WORDS)) and not words & _QUANTITY_WORDS
+    return profile.numbers is not None and profile.distinct > _FEW_VALUES and not named
 
 
 def _is_quantity(profile: Profile) -> bool:

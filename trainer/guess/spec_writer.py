@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
-from trainer.guess.guesses import ROLES_WITH_ONE_COLUMN, Guess
+from trainer.guess.guesses import ROLES_WITH_ONE_COLUMN, Guess, may_be_quantity
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import EXTENSIONS
 
@@ -17,18 +18,60 @@ _EXTENSIONS = {".gz", ".zst", *EXTENSIONS}
 _SUGGESTED_CROSSES = 3
 _NAMES_A_LINE = 10
 _CROSS_VALUES = range(2, 2000)
+_MOST_LISTS = 2
+_RANKS = [2, 3, 5, 10]
 
 _JOIN = """\
 [join]
 window = "10m"                        # how long after an impression a click of it counts"""
-_LEARNER = """\
-[learner]
-algorithm = "ftrl"
-alpha = 0.1                           # the learning rate: try 0.03 and 0.3
-beta = 1.0
-l1 = 1.0                              # higher: fewer keys keep a weight
-l2 = 0.0
-"""
+TEXTBOOK = {"alpha": 0.1, "beta": 1.0, "l1": 1.0, "l2": 0.0}
+_WHY = {"alpha": "the learning rate", "l1": "higher: fewer keys keep a weight"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A field as the spec writes it. members: of its table.
+
+    doubt: what it is, if it is no use to some models, "" for certain; guessed: whether it is in without a measurement.
+    """
+
+    name: str
+    members: Mapping[str, Any]
+    why: str
+    doubt: str = ""
+    guessed: bool = True
+
+    @property
+    def tried(self) -> bool:
+        """Whether a measurement decides if it is in; the weekday of a single day cannot be measured."""
+        return bool(self.doubt) and (self.guessed or self.members.get("part") is None)
+
+    @property
+    def may_be_crossed(self) -> bool:
+        """Whether it may help in crosses alone, as an id does."""
+        return bool(self.doubt) and self.members.get("kind", "category") == "category"
+
+    def __str__(self) -> str:
+        members = ", ".join(f"{name} = {_value(value)}" for name, value in self.members.items())
+        return f"{_key(self.name)} = {{ {members} }}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured, as the spec says it.
+
+    opening: lines about it; fields: what each doubtful field gained, by its name; kept: those that are in; hidden: why
+    others are in without a key of their own; crosses: the fields of each, and what it gained; learner: the parameters;
+    base: those without the crosses, if both are to be compared.
+    """
+
+    opening: Sequence[str]
+    fields: Mapping[str, str]
+    kept: Collection[str]
+    hidden: Mapping[str, str]
+    crosses: Sequence[tuple[Sequence[str], str]]
+    learner: Mapping[str, Any]
+    base: Mapping[str, Any] | None = None
 
 
 def model_name(path: str) -> str:
@@ -47,19 +90,25 @@ def spec_text(
     *,
     joins: bool = False,
     dialect: Mapping[str, Any] | None = None,
+    lines: Sequence[Line] | None = None,
+    measured: Measured | None = None,
 ) -> str:
-    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`; joins: of events."""
+    """The spec as TOML, valid for `parse_spec` and for training on the log at `path`; joins: of events.
+
+    lines: the fields, by default as `field_lines` has them; measured: what was chosen of them.
+    """
     names = field_names(guesses)
+    fields = [*field_lines(guesses)] if lines is None else lines
     parts = [
-        _opening(path, guesses),
+        _opening(path, guesses, measured),
         "\n".join(_input(guesses, has_header, dialect or {})),
-        "\n".join(_fields(guesses, names)),
-        "\n".join(_crosses(guesses, names)),
-        "\n".join(_variants(guesses, names)),
+        "\n".join(_fields(fields, measured)),
+        "\n".join(_crosses(guesses, names, measured)),
+        "\n".join(_variants(fields, measured)),
         *([_JOIN] if joins else []),
-        _LEARNER,
+        "\n".join(_learner(measured)),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) + "\n"
 
 
 def field_names(guesses: Sequence[Guess]) -> dict[str, str]:
@@ -72,13 +121,14 @@ def field_names(guesses: Sequence[Guess]) -> dict[str, str]:
     }
 
 
-def _opening(path: str, guesses: Sequence[Guess]) -> str:
+def _opening(path: str, guesses: Sequence[Guess], measured: Measured | None) -> str:
     rows = len(guesses[0].profile.texts)
     source = "standard input" if path == STDIN else PurePath(path).name
+    found = "".join(f"# {_comment(line)}".rstrip() + "\n" for line in measured.opening) if measured else ""
     return (
         f"# Guessed from the first {rows:,} rows of {_comment(source)}. Review it: names and a few rows do not\n"
-        "# tell what a column means. Comments give the reason of each guess, or a suggestion.\n\n"
-        f'[model]\nname = "{model_name(path)}"'
+        "# tell what a column means. Comments give the reason of each guess, or a suggestion.\n"
+        f'{found}\n[model]\nname = "{model_name(path)}"'
     )
 
 
@@ -106,49 +156,151 @@ def _input(guesses: Sequence[Guess], has_header: bool, dialect: Mapping[str, Any
         yield "]"
 
 
-def _fields(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
-    yield '[fields]                              # side: "user", "item" or "context": where the value comes from'
+def field_lines(guesses: Sequence[Guess], joins: bool = False) -> Iterator[Line]:
+    """Every field that the guesses know of. joins: also those of the lists and histories of events."""
+    names = field_names(guesses)
     for guess in guesses:
+        name = names[guess.name]
         if guess.role == "timestamp":
-            yield from _time_fields(guess, names)
+            yield from _time_lines(guess, names)
         elif guess.role == "cookie":
-            yield "# To learn each user individually, which needs many clicks per user:"
-            yield "# " + _field(guess, names[guess.name])
+            doubt = "to learn each user individually, which needs many clicks per user"
+            yield Line(name, _members(guess, name), "its name", doubt, guessed=False)
         elif guess.role in ("item", "field"):
-            yield _line(_field(guess, names[guess.name]), guess.why)
+            place = guess.doubt == "a place"
+            yield Line(name, _members(guess, name), guess.why, guess.doubt, guessed=not place)
+    if joins:
+        yield from _list_lines(guesses, names)
+        yield from _history_lines(guesses, names)
 
 
-def _time_fields(guess: Guess, names: dict[str, str]) -> Iterator[str]:
+def _time_lines(guess: Guess, names: dict[str, str]) -> Iterator[Line]:
     taken = {name for column, name in names.items() if column != guess.name}
     for part in ("hour", "weekday"):
         name = part if part not in taken else f"{names[guess.name]}_{part}"
         one_day = part == "weekday" and guess.profile.days < 2
-        if one_day:
-            yield f"# The {len(guess.profile.texts):,} rows read are of one day; where the log has more days:"
-        yield ("# " if one_day else "") + _line(_field(guess, name, part), guess.why)
+        rows = len(guess.profile.texts)
+        doubt = f"The {rows:,} rows read are of one day; where the log has more days" if one_day else "a time"
+        yield Line(name, _members(guess, name, part), guess.why, doubt, guessed=not one_day)
 
 
-def _field(guess: Guess, name: str, part: str | None = None) -> str:
-    options = [f'side = "{guess.side}"']
+def ways_of_numbers(guesses: Sequence[Guess]) -> dict[str, list[Line]]:
+    """Ways to make keys of the numbers, by what they are called, beside that of `field_lines`, which is "log"."""
+    ways: dict[str, list[Line]] = {"values": [], "quantiles": [], "quantiles and size": [], "size": []}
+    names = field_names(guesses)
+    for guess in guesses:
+        if guess.role != "field" or guess.kind != "number":
+            continue
+        name = names[guess.name]
+        options = {**_members(replace(guess, kind="category"), name), "column": guess.name}
+        number = {**options, "kind": "number"}
+        value = Line(f"{name}_value", options, guess.why)
+        bucket = Line(f"{name}_bucket", {**number, "bucket": "quantile:20"}, guess.why)
+        scaled = Line(f"{name}_scaled", {**number, "scale": "standard"}, guess.why)
+        for way, lines in zip(ways, ([value], [bucket], [bucket, scaled], [scaled]), strict=True):
+            ways[way] += lines
+    return ways if ways["values"] else {}
+
+
+def bucket_lines(guesses: Sequence[Guess]) -> Iterator[Line]:
+    """Buckets beside the values of categories that are numbers."""
+    names = field_names(guesses)
+    for guess in guesses:
+        if (
+            guess.role == "field"
+            and guess.kind == "category"
+            and not guess.optional
+            and may_be_quantity(guess.profile)
+        ):
+            name = names[guess.name]
+            members = {
+                **_members(guess, name),
+                "kind": "number",
+                "bucket": "quantile:20",
+                "column": guess.name,
+            }
+            yield Line(f"{name}_bucket", members, guess.why, "its values as sizes", guessed=False)
+
+
+def _list_lines(guesses: Sequence[Guess], names: Mapping[str, str]) -> Iterator[Line]:
+    """How an item's number compares with those of the others in its list."""
+    numbers = [g for g in guesses if g.role == "field" and g.kind == "number" and g.side == "item"]
+    for guess in numbers[:_MOST_LISTS]:
+        for kind, bucket in (("rank", _RANKS), ("gap", "log"), ("min", "log")):
+            name = names[guess.name]
+            members = {"side": "item", "kind": "number", "bucket": bucket, "list": kind, "of": name}
+            yield Line(f"{name}_{kind}", members, "among the items of the list", "a list", guessed=False)
+
+
+def _history_lines(guesses: Sequence[Guess], names: Mapping[str, str]) -> Iterator[Line]:
+    """What the user saw and clicked before."""
+    if not {"cookie", "timestamp", "item"} <= {guess.role for guess in guesses}:
+        return
+    of_item = [
+        g
+        for g in guesses
+        if g.role == "field" and g.side == "item" and g.kind == "category" and not g.optional
+    ]
+    own = {"kind": "number", "bucket": "log"}
+    found: dict[str, dict[str, Any]] = {
+        "seen_before": {"side": "item", **own, "history": "seen", "measure": "count"},
+        "clicked_before": {"side": "item", **own, "history": "clicked", "measure": "count"},
+        "clicks_before": {"side": "user", **own, "history": "clicked", "measure": "count"},
+        "last_clicked": {"side": "user", "kind": "set", "history": "clicked", "measure": "last", "last": 3},
+    }
+    for guess in of_item[:_MOST_LISTS]:
+        name, count = names[guess.name], {"history": "clicked", "measure": "count", "of": names[guess.name]}
+        found[f"{name}_clicked_before"] = {"side": "item", **own, **count}
+    taken = {*names.values()}
+    for name, members in found.items():
+        if name not in taken:
+            yield Line(name, members, "the trainer keeps it, docs/history.md", "a history", guessed=False)
+
+
+def _fields(lines: Sequence[Line], measured: Measured | None) -> Iterator[str]:
+    yield '[fields]                              # side: "user", "item" or "context": where the value comes from'
+    for line in lines:
+        found = "" if measured is None else measured.fields.get(line.name, "")
+        if measured is not None and line.name in measured.hidden:
+            line = replace(line, members={**line.members, "main": False})
+            yield _line(str(line), measured.hidden[line.name])
+        elif line.guessed if measured is None or not found else line.name in measured.kept:
+            yield _line(str(line), f"{line.why}; {found}" if found else line.why)
+        elif found:
+            yield _line(f"# {line}", found)
+        elif line.doubt and line.doubt not in ("a list", "a history"):
+            yield f"# {line.doubt[0].upper()}{line.doubt[1:]}:"
+            yield f"# {line}"
+
+
+def _members(guess: Guess, name: str, part: str | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {"side": guess.side}
     if guess.kind != "category":
-        options.append(f'kind = "{guess.kind}"')
+        found["kind"] = guess.kind
     if guess.kind == "number":
-        options.append('bucket = "log"')
+        found["bucket"] = "log"
     if part is not None:
-        options.append(f'part = "{part}"')
+        found["part"] = part
     if guess.format not in (None, "iso"):
-        options.append(f"format = {_quote(str(guess.format))}")
+        found["format"] = guess.format
     if guess.separator is not None:
-        options.append(f"separator = {_quote(guess.separator)}")
+        found["separator"] = guess.separator
     if guess.optional:
-        options.append("optional = true")
+        found["optional"] = True
     if name != guess.name:
-        options.append(f"column = {_quote(guess.name)}")
-    return f"{_key(name)} = {{ {', '.join(options)} }}"
+        found["column"] = guess.name
+    return found
 
 
-def _crosses(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
+def _crosses(guesses: Sequence[Guess], names: dict[str, str], measured: Measured | None) -> Iterator[str]:
+    if measured is not None and measured.crosses:
+        yield "# A cross learns pairs of values; these gain more than chance explains, each beside those before it:"
+        for fields, why in measured.crosses:
+            yield f"[[crosses]]\n{_line(f'fields = {_value([*fields])}', why)}"
+        return
     yield "# A cross learns pairs of values, such as the taste of some users for some items:"
+    if measured is not None:
+        yield "# (no pair of these fields gained more than chance explains)"
     for request_side, item_side in _pairs(guesses) or [("field", "other_field")]:
         fields = ", ".join(_quote(names.get(name, name)) for name in (request_side, item_side))
         yield f"# [[crosses]]\n# fields = [{fields}]"
@@ -172,13 +324,35 @@ def _pairs(guesses: Sequence[Guess]) -> list[tuple[str, str]]:
     return [(other, item) for other in others[:2] for item in items[:2]][:_SUGGESTED_CROSSES]
 
 
-def _variants(guesses: Sequence[Guess], names: dict[str, str]) -> Iterator[str]:
-    fields = [names[guess.name] for guess in guesses if guess.role in ("field", "item")]
+def _variants(lines: Sequence[Line], measured: Measured | None) -> Iterator[str]:
     yield "[variants]"
+    if measured is not None and measured.base is not None:
+        names = ["*".join(fields) for fields, _ in measured.crosses]
+        own = "".join(
+            f", {name} = {_value(value)}"
+            for name, value in measured.base.items()
+            if value != measured.learner[name]
+        )
+        yield "# Whether the crosses help is not clear from these rows; both learn and serve side by side:"
+        yield f"base = {{ share = 0.5, without = {_value(names)}{own} }}"
+        yield "crosses = { share = 0.5 }"
+        return
+    fields = [line.name for line in lines if line.guessed and not line.doubt]
     yield _line("base = { share = 1.0 }", "variants learn and serve side by side; shares sum to 1")
     if fields:
         yield "# base = { share = 0.5 }"
         yield f"# small = {{ share = 0.5, without = [{_quote(fields[-1])}] }}"
+
+
+def _learner(measured: Measured | None) -> Iterator[str]:
+    yield '[learner]\nalgorithm = "ftrl"'
+    if measured is not None and measured.base is not None:
+        yield _line('values = "per_variant"', "each variant learns as if it was alone")
+    for name, value in (TEXTBOOK if measured is None else measured.learner).items():
+        why = _WHY.get(name, "")
+        if measured is None and name == "alpha":
+            why += ": try 0.03 and 0.3"
+        yield _line(f"{name} = {float(value)!r}", why) if why else f"{name} = {float(value)!r}"
 
 
 def _line(text: str, why: str) -> str:
@@ -188,6 +362,15 @@ def _line(text: str, why: str) -> str:
 def _comment(text: str) -> str:
     """The text without control characters, which TOML does not allow in comments."""
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def _value(value: Any) -> str:
+    """A value of a member as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return _quote(value) if isinstance(value, str) else repr(value)
 
 
 def _key(name: str) -> str:

@@ -98,6 +98,19 @@ class RowBatch:
             stop=self.stop,
         )
 
+    def part(self, begin: int, end: int) -> RowBatch:
+        """Rows begin to end. The first part has the rejects."""
+        own = slice(begin, end)
+        return replace(
+            self,
+            columns={name: column[own] for name, column in self.columns.items()},
+            lines=self.lines[own],
+            rejects=self.rejects if begin == 0 else (),
+            rows=self.lines[own].size,
+            first_row=self.first_row + begin,
+            clicked=None if self.clicked is None else self.clicked[own],
+        )
+
     def where(self, kept: npt.NDArray[np.bool_], rejects: Sequence[Reject] = ()) -> RowBatch:
         """The rows that are kept, in their order; `rejects` are among the others."""
         mask = pa.array(kept)

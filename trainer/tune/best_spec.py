@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.tune.candidates import Candidate, Value, learner_with, with_parameters
-from trainer.tune.crosses import Pair, with_crosses
+from trainer.tune.crosses import Feature, with_crosses
 
 _HEADER = re.compile(r"^\s*\[\s*learner\s*\]\s*(#.*)?$")
 _ANY_HEADER = re.compile(r"^\s*\[")
@@ -20,7 +20,7 @@ _KEY = re.compile(r"^\s*\"?([A-Za-z0-9_]+)\"?\s*=")
 _OTHER_FORM = {"rate_scale", "rate_decay"}
 
 
-def with_best(text: str, spec: ModelSpec, candidate: Candidate, pairs: Sequence[Pair] = ()) -> str:
+def with_best(text: str, spec: ModelSpec, candidate: Candidate, pairs: Sequence[Feature] = ()) -> str:
     """The spec's TOML `text` with a candidate's parameters and these crosses after its own.
 
     Raises SpecError where the text cannot be edited safely.

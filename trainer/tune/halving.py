@@ -18,7 +18,6 @@ from model_store.errors import InputError, SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
-from trainer.logs.reader import expand
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
 from trainer.tune.extent import count_rows
 from trainer.tune.paired import Difference
@@ -220,7 +219,7 @@ def _check_rereadable(
 ) -> None:
     once = comparison.last == 1.0 and comparison.first_rung is None and not comparison.widen
     once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_PER_PASS
-    if STDIN in expand(log.log.inputs) and not once:
+    if STDIN in log.log.inputs and not once:
         raise InputError(ONCE)
 
 

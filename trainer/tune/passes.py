@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.open_log import Log, OpenLog, open_log
+from trainer.examples.open_log import Log, open_log
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
@@ -28,6 +28,17 @@ from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
 from trainer.tune.paired import BlockSums, Floats
 from trainer.tune.state import State
+
+
+class Opened(Protocol):
+    """What a pass asks of an open log."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Its spec, resolved."""
+
+    def expected_rows(self, rows: int, /) -> int | None:
+        """An estimate of all rows once `rows` were taken."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Repeated:
     state: State | None = None
 
     @contextmanager
-    def examples(self, spec: ModelSpec) -> Iterator[tuple[OpenLog, Iterator[Examples]]]:
+    def examples(self, spec: ModelSpec) -> Iterator[tuple[Opened, Iterator[Examples]]]:
         """Open the log and hash its rows by the spec."""
         with open_log(self.log, spec) as opened, opened.examples(self.threads) as stream:
             yield opened, stream

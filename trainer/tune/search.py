@@ -17,12 +17,19 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import open_log
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.logs.batch import STDIN
-from trainer.logs.reader import expand
 from trainer.logs.rejects import MOST_REJECTED, no_usable_row
 from trainer.tune.candidates import Candidate, as_variants, groups_of, learns_alone
-from trainer.tune.crosses import Pair, Proposal, propose, with_crosses
+from trainer.tune.crosses import Feature, Proposal, propose, with_crosses
 from trainer.tune.extent import Extent, HeldOut, measure
-from trainer.tune.halving import ONCE, Comparison, Tuning, compared_from, compared_variant, tune
+from trainer.tune.halving import (
+    ONCE,
+    Comparison,
+    Tuning,
+    compared_from,
+    compared_variant,
+    predicted_ahead,
+    tune,
+)
 from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome, Repeated
 
@@ -89,9 +96,9 @@ class Found:
         return self.tuning.ranking[0].parameters
 
     @property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[Feature, ...]:
         """The crosses of the best spec that the spec as given lacks."""
-        return self.crosses.crosses if self.crosses is not None else ()
+        return self.crosses.features if self.crosses is not None else ()
 
     @property
     def rejected(self) -> int:
@@ -133,7 +140,7 @@ class Found:
 def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, options: Options) -> Found:
     """Search, and judge the best once. Raises InputError if no row can be learned; see `tune` and `propose`."""
     began, extent, comparison = time.perf_counter(), None, options.comparison
-    if STDIN in expand(log.log.inputs) and (options.crosses or options.held_out != HeldOut()):
+    if STDIN in log.log.inputs and (options.crosses or options.held_out != HeldOut()):
         raise InputError(ONCE)
     if options.held_out != HeldOut():
         extent = measure(log, spec, options.held_out)
@@ -153,8 +160,8 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
     if options.crosses:
         proposal = _proposal(spec, tuning, log, comparison, options.keys)
         passes += proposal.passes
-    if proposal is not None and proposal.crosses:
-        better = with_crosses(spec, proposal.crosses)
+    if proposal is not None and proposal.features:
+        better = with_crosses(spec, proposal.features)
         tuning = tune(better, candidates, log, comparison)
         passes += tuning.passes
     judged = list[Judged]()
@@ -192,7 +199,8 @@ def _proposal(
         variant=compared_variant(spec, comparison.variant),
         budget=budget,
         rows=comparison.end,
-        compare_from=compared_from(replace(comparison, frozen=False), rows),
+        compare_from=compared_from(comparison, rows),
+        ahead=predicted_ahead(comparison, rows),
     )
 
 

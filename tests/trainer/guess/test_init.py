@@ -339,7 +339,7 @@ def test_command_prints_a_spec_that_trains_or_writes_it_once(log: Path, capsys) 
     assert code == 0
     spec = log.with_name("shop.toml")
     code, out, err = ftrie(capsys, "init", str(log), "--output", str(spec))
-    assert (code, out) == (0, "") and f"next: ftrie doctor --spec {spec} {log}" in err
+    assert code == 0 and "textbook rate" in out and f"next: ftrie doctor --spec {spec} {log}" in err
     assert load_spec(spec) == parse_spec(printed) and load_spec(spec).model.name == "shop"
     code, out, _ = ftrie(capsys, "train", str(spec), str(log), "--json")
     report = json.loads(out)

@@ -39,29 +39,29 @@ def proposed(log, **options):
 
 def test_a_planted_cross_is_proposed_and_nothing_else(tmp_path):
     found = proposed(write_log(tmp_path / "log.csv", 4000, 1, effect=1.0))
-    assert found.crosses == (("a", "b"),)
+    assert found.features == (("a", "b"),)
     (cross,) = found.proposed
     assert cross.keys == 9
     low, high = cross.gain.interval()
-    assert 0.0 < low < cross.gain.mean < high and found.tried[0].pair == ("a", "b")
+    assert 0.0 < low < cross.gain.mean < high and found.tried[0].fields == ("a", "b")
     assert len(found.tried) == 6
 
 
 def test_a_log_without_an_effect_proposes_none_in_19_of_20_searches(tmp_path):
     searches = 60
     wrong = sum(
-        bool(proposed(write_log(tmp_path / "log.csv", 600, seed)).crosses) for seed in range(searches)
+        bool(proposed(write_log(tmp_path / "log.csv", 600, seed)).features) for seed in range(searches)
     )
     assert wrong <= 0.05 * searches
 
 
 def test_a_cross_over_the_budget_of_keys_is_named_and_left_out(tmp_path):
     log = write_log(tmp_path / "log.csv", 4000, 1, effect=1.0)
-    assert proposed(log, budget=9).crosses == (("a", "b"),)
+    assert proposed(log, budget=9).features == (("a", "b"),)
     sparse = propose(parse_spec(SPEC), {"l1": 30.0}, Repeated(Log([log])), variant="base")
     assert {each.keys for each in sparse.tried} == {9}  # whatever the parameters chosen later
     found = proposed(log, budget=8)
-    assert (found.crosses, [each.pair for each in found.too_large]) == ((), [("a", "b")])
+    assert (found.features, [each.fields for each in found.too_large]) == ((), [("a", "b")])
 
 
 def test_a_cross_of_an_item_with_its_own_attribute_is_named_and_not_proposed(tmp_path):
@@ -71,9 +71,9 @@ def test_a_cross_of_an_item_with_its_own_attribute_is_named_and_not_proposed(tmp
     log.write_text("\n".join([f"{head},e", *(f"{line},e{'a2' in line:d}" for line in lines)]) + "\n")
     spec = parse_spec(SPEC.replace("d = {}", "d = {}\ne = {}"))
     found = propose(spec, {"alpha": 0.01}, Repeated(Log([str(log)])), variant="base")
-    assert {each.pair: each.same_as for each in found.tried if each.same_as} == {("a", "e"): "a"}
-    assert next(each for each in found.tried if each.pair == ("a", "e")).gain.mean > 0.0
-    assert ("a", "b") in found.crosses and ("a", "e") not in found.crosses
+    assert {each.fields: each.same_as for each in found.tried if each.same_as} == {("a", "e"): "a"}
+    assert next(each for each in found.tried if each.fields == ("a", "e")).gain.mean > 0.0
+    assert ("a", "b") in found.features and ("a", "e") not in found.features
 
 
 def test_pairs_that_cannot_gain_are_not_tried():

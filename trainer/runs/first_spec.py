@@ -1,0 +1,244 @@
+"""The first spec for a log: columns guessed from their names and values, what is doubtful measured on the first rows.
+
+In: a log of rows or events. Out: the spec as commented TOML, which `ftrie init` and `ftrie.Spec.infer` give.
+`trainer.guess` guesses, `trainer.tune.choice` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from model_store.errors import InputError
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.doctor.examine import without_leaks
+from trainer.events.log_files import holds_events
+from trainer.examples.open_log import Log
+from trainer.guess.events import guess_events
+from trainer.guess.guesses import Guess
+from trainer.guess.profiles import Sample, sample_of, take_sample
+from trainer.guess.relations import guess_log
+from trainer.guess.spec_writer import (
+    Line,
+    Measured,
+    bucket_lines,
+    field_lines,
+    field_names,
+    spec_text,
+    ways_of_numbers,
+)
+from trainer.logs.csv import Header
+from trainer.logs.streams import is_pipe
+from trainer.logs.tables import NAME, TableReader
+from trainer.output import SILENT, Output
+from trainer.runs.warmup import compile_kernels
+from trainer.tune.candidates import as_variants, rebuilt
+from trainer.tune.choice import TEXTBOOK, Choice, Doubts, Step, choose, why_not
+from trainer.tune.crosses import Proposal
+from trainer.tune.first_rows import FirstRows
+from trainer.tune.paired import Difference
+
+ROWS, VALUES = 100_000, 3_000_000
+"""The first rows that are measured on: at most so many, and so many values of them, which takes some ten seconds."""
+FEWEST_MEASURED = 20_000
+
+
+@dataclass(frozen=True)
+class FirstSpec:
+    """The spec as text; the guesses it is made of; what was measured, or why nothing was ("" if not asked for)."""
+
+    text: str
+    guesses: tuple[Guess, ...]
+    choice: Choice | None
+    why_not: str = ""
+
+
+def first_spec(
+    log: Log, label: str | None = None, *, name: str = "", measures: bool = True, output: Output = SILENT
+) -> FirstSpec:
+    """Guess and measure. name: of the model, as a path; by default the log's.
+
+    Raises InputError for a log that cannot be read, SpecError if no column can be the label.
+    """
+    joins = log.table is None and holds_events(log.inputs, log.format, label)
+    sample: Sample | None = None
+    if joins:
+        guesses = guess_events(log.inputs, on_note=log.on_note)
+    else:
+        sample = _sample(log, label)
+        guesses = guess_log(sample, label)
+    guesses = without_leaks(guesses, log, label)
+    for guess in guesses:
+        if guess.warning:
+            output.warn(guess.warning)
+    writer = _Writer(name or (log.inputs[0] if log.inputs else NAME), guesses, sample, joins)
+    text, choice, reason = writer.text(), None, ""
+    spec = parse_spec(text, "the guessed spec")
+    if measures and (any(map(is_pipe, log.inputs)) or (log.table is not None and log.table.rows is None)):
+        reason = "it can be read only once"
+    elif measures:
+        choice, reason = _measured(log, writer, spec, output)
+    if choice is not None:
+        text = writer.text(choice)
+        parse_spec(text, "the chosen spec")
+    return FirstSpec(text, guesses, choice, reason)
+
+
+def _sample(log: Log, label: str | None) -> Sample:
+    if log.table is not None:
+        with TableReader(log.table, on_note=log.on_note) as reader:
+            return sample_of(reader, NAME)
+    if len(log.inputs) > 1:
+        raise InputError(f"got {len(log.inputs)} inputs; expected one log, or impressions and their clicks")
+    known = frozenset(filter(None, [label]))
+    header = Header(is_absent=log.no_header, known=known, any_label=True, dialect=log.dialect)
+    return take_sample(log.inputs[0], log.format, header=header, on_note=log.on_note)
+
+
+def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tuple[Choice | None, str]:
+    wide = rebuilt(spec, {"fields": {line.name: dict(line.members) for line in writer.wide}})
+    most = min(ROWS, max(VALUES // len(wide.fields), FEWEST_MEASURED))
+    quiet = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
+    rows = FirstRows.read(quiet, wide, most)
+    reason = why_not(rows)
+    if reason:
+        return None, reason
+    for several in (1, 2):  # a spec of several variants needs other kernels than one of a single one
+        compile_kernels(as_variants(spec, [TEXTBOOK] * several, range(several), "base").spec, output=output)
+    with output.progress("measuring") as bar:
+        shown = replace(rows, on_progress=lambda done, total: bar.update(done, total=total))
+        return choose(shown, writer.doubts), ""
+
+
+class _Writer:
+    """Writes the spec, without and with a choice."""
+
+    def __init__(self, name: str, guesses: tuple[Guess, ...], sample: Sample | None, joins: bool) -> None:
+        self._name, self._guesses, self._sample, self._joins = name, guesses, sample, joins
+        self._lines = [*field_lines(guesses, joins), *bucket_lines(guesses)]
+        self._ways = ways_of_numbers(guesses)
+        names = field_names(guesses)
+        self._numbers = [names[g.name] for g in guesses if g.role == "field" and g.kind == "number"]
+        tried = [line for line in self._lines if line.tried]
+        seen = [line for line in self._lines if line.tried or not line.doubt]
+        more = {line.name: line for lines in self._ways.values() for line in lines}
+        self.wide = [*seen, *more.values()]
+        ways = {way: frozenset(line.name for line in lines) for way, lines in self._ways.items()}
+        self.doubts = Doubts(
+            {"log": frozenset(self._numbers), **ways} if ways else {},
+            tuple(line.name for line in tried),
+            tuple(line.name for line in tried if line.may_be_crossed),
+            tuple(names[g.name] for g in guesses if g.role == "field" and g.optional),
+        )
+
+    def text(self, choice: Choice | None = None) -> str:
+        """The spec as TOML."""
+        sample, lines, measured = self._sample, self._lines, None
+        if choice is not None:
+            lines, names = self._chosen_lines(choice)
+            measured = self._measured(choice, names)
+        return spec_text(
+            self._name,
+            self._guesses,
+            sample is None or sample.has_header,
+            joins=self._joins,
+            dialect=sample.dialect if sample is not None else None,
+            lines=lines,
+            measured=measured,
+        )
+
+    def _chosen_lines(self, choice: Choice) -> tuple[list[Line], dict[str, str]]:
+        """The lines, those of numbers in the way that was chosen; and the names of fields that took a number's."""
+        ways, found, names = self._ways.get(choice.numbers, []), list[Line](), dict[str, str]()
+        for line in self._lines:
+            column = line.members.get("column", line.name)
+            others = [each for each in ways if each.members["column"] == column]
+            if line.name not in self._numbers or not others:
+                found.append(line)
+                continue
+            if line.name in choice.best.spec.fields:  # a list needs it
+                found.append(line)
+            else:
+                names[others[0].name] = line.name
+                members = {**others[0].members, "column": column}
+                if column == line.name:
+                    del members["column"]
+                others[0] = replace(others[0], name=line.name, members=members)
+            found += others
+        return found, names
+
+    def _measured(self, choice: Choice, names: Mapping[str, str]) -> Measured:
+        best, base = choice.best, choice.steps[-2] if choice.doubtful else None
+        fields = best.spec.fields
+        kept = {each.name for each in self._lines if each.doubt and each.name in fields}
+        lists = {of: name for name, each in fields.items() for of in each.inputs}
+        hidden = {
+            name: f"for {lists[name]}" if name in lists else "for its crosses"
+            for name, each in fields.items()
+            if not each.main
+        }
+        return Measured(
+            opening=[*opening(choice)],
+            fields=_gains(choice.fields, kept),
+            kept=kept,
+            hidden=hidden,
+            crosses=[
+                ([names.get(name, name) for name in each.fields], saves(each.gain))
+                for each in choice.crosses.proposed
+            ],
+            learner=best.parameters,
+            base=None if base is None else base.parameters,
+        )
+
+
+def _gains(fields: Proposal, kept: Collection[str]) -> dict[str, str]:
+    """What each doubtful field gained, by its name. kept: those that are in, some for their crosses alone."""
+    found = dict[str, str]()
+    for each in fields.tried:
+        name = each.fields[0]
+        if name in kept:
+            found[name] = f"for its crosses; by itself it {saves(each.gain)}"
+        elif each.passes_test:
+            found[name] = "not in: beside the others it saves nothing"
+        else:
+            found[name] = f"not in: it {saves(each.gain)}, which chance may explain"
+    return found | {each.fields[0]: saves(each.gain) for each in fields.proposed}
+
+
+def saves(gain: Difference) -> str:
+    """A gain in words."""
+    return f"{'saves' if gain.mean >= 0.0 else 'costs'} {abs(gain.mean):.5f} of the log-loss"
+
+
+def opening(choice: Choice) -> Iterator[str]:
+    """What was measured, as lines of text with a table."""
+    first = "The first" if choice.more else "Of its"
+    yield ""
+    yield (
+        f"{first} {choice.rows + choice.judged_rows:,} rows: on {choice.rows:,} the rate, fields and crosses below were"
+    )
+    yield f"chosen, and the {choice.judged_rows:,} after them, which chose nothing, were predicted, not learned:"
+    head, *rows = steps_table(choice)
+    table = [head, *([text, *map(_number, numbers)] for text, *numbers in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for first_cell, *cells in table:
+        others = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield f"  {first_cell.ljust(widths[0])}  {others}"
+
+
+def steps_table(choice: Choice) -> Iterator[list[Any]]:
+    """The steps as rows of a text and numbers, a head before them."""
+    yield ["", "log-loss", "AUC", *(["MRR"] if choice.has_measure else []), "weights"]
+    named = [(f"{each.name}: {_parameters(each)}", each.judged) for each in choice.steps]
+    for name, judged in [*named, *([choice.unknown] if choice.unknown else [])]:
+        measure = [judged.measure] if choice.has_measure else []
+        yield [name, judged.metrics.logloss, judged.metrics.auc, *measure, judged.nonzero]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
+
+
+def _parameters(step: Step) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in step.parameters.items() if value or name != "l2")

@@ -1,0 +1,280 @@
+"""Chooses a first spec by a log's first rows: learning rate, doubtful fields, crosses; judges the choice once.
+
+In: the first rows, by a spec that has every field in question. The last fifth of them is held out. On the others the
+machinery of `ftrie tune` chooses, frozen: parameters of the learner, how numbers become keys, which doubtful fields
+are in, crosses, and parameters again. Then each step of the choice is judged on the held-out rows, as by a model that
+`ftrie train` left. The same rows give the same choice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from model_store.spec.spec import ModelSpec
+from trainer.learn.metrics.requests import RequestMeasure
+from trainer.tune.candidates import Candidate, Group, candidates_of, learner_with, rebuilt, with_parameters
+from trainer.tune.crosses import ERROR_RATE, Proposal, pairs_of, propose, with_crosses
+from trainer.tune.first_rows import FirstRows
+from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
+from trainer.tune.paired import Difference
+from trainer.tune.passes import Outcome, Pass
+
+JUDGED, CHOSEN_BY = 0.2, 0.5
+"""The last fifth of the rows is held out; what is chosen is compared by the last half of the others."""
+FEWEST_ROWS, FEWEST_OF_EACH_LABEL = 200, 20
+GOOD_ENOUGH = 1.001
+"""Of candidates whose log-loss is within this factor of the best, that with the fewest non-zero weights is chosen."""
+MEASURE, BASE = "mrr", "base"
+TEXTBOOK: Candidate = {"alpha": 0.1, "beta": 1.0, "l1": 1.0, "l2": 0.0}
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What is to be measured: fields of the spec, by name.
+
+    numbers: ways to make keys of numbers, each the fields it needs; the first is the guess. fields: each in or out.
+    ids: those of them that may help in a cross alone. unknown: fields that a server may not know when it ranks.
+    """
+
+    numbers: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the choice: what it added, the spec after it, its parameters, and its judgement on the held-out rows.
+
+    difference: of its log-loss minus that of the step before.
+    """
+
+    name: str
+    spec: ModelSpec
+    parameters: Candidate
+    judged: Outcome
+    difference: Difference | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        difference = self.difference and self.difference.as_dict()
+        return {"step": self.name, "parameters": dict(self.parameters), **self.judged.figures()} | {
+            "difference": difference
+        }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The result. rows: those it was chosen on; judged_rows: those after them; more: whether the log has others.
+
+    fields: every doubtful field as it was tried, and `fields.features` those that are in; crosses: likewise.
+    unknown: the last step judged without what a server may not know. has_measure: whether steps have a mean reciprocal
+    rank of requests.
+    """
+
+    rows: int
+    judged_rows: int
+    more: bool
+    steps: tuple[Step, ...]
+    numbers: str
+    fields: Proposal
+    crosses: Proposal
+    unknown: tuple[str, Outcome] | None
+    has_measure: bool
+    seconds: float
+
+    @property
+    def best(self) -> Step:
+        """The last step."""
+        return self.steps[-1]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the crosses do not clearly help, so that both specs should be compared on more rows."""
+        difference = self.best.difference
+        _, high = (difference and difference.interval()) or (0.0, 0.0)
+        return bool(self.crosses.features) and high >= 0.0
+
+    def as_dict(self) -> dict[str, object]:
+        """The JSON form."""
+        return {
+            "rows": self.rows,
+            "judged_rows": self.judged_rows,
+            "steps": [each.as_dict() for each in self.steps],
+            "numbers": self.numbers,
+            "fields": [each.as_dict() for each in self.fields.tried],
+            "fields_in": [each[0] for each in self.fields.features],
+            "crosses": [each.as_dict() for each in self.crosses.tried],
+            "crosses_in": [list(each) for each in self.crosses.features],
+            "unknown": self.unknown and {"step": self.unknown[0], **self.unknown[1].figures()},
+            "doubtful": self.doubtful,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def why_not(rows: FirstRows) -> str:
+    """Why nothing can be chosen by these rows; "" if it can."""
+    with rows.examples(rows.spec) as (_, stream):
+        labels = [each.hashed.labels for each in stream]
+    count, clicked = sum(each.size for each in labels), sum(int(each.sum()) for each in labels)
+    if count < FEWEST_ROWS:
+        return f"{count:,} rows are too few to choose by; {FEWEST_ROWS} are needed"
+    if min(clicked, count - clicked) < FEWEST_OF_EACH_LABEL:
+        rare = "clicked" if clicked < count - clicked else "not clicked"
+        return f"{min(clicked, count - clicked):,} of {count:,} rows are {rare}, too few to choose by"
+    return ""
+
+
+def choose(rows: FirstRows, doubts: Doubts) -> Choice:
+    """Choose by the first rows, of which there are enough (`why_not`)."""
+    began, search = time.perf_counter(), _Search(rows, doubts)
+    way = next(iter(doubts.numbers), "")
+    plain = search.with_fields(doubts.numbers.get(way, ()))
+    rate = search.tuned(plain)
+    steps = [("textbook rate", plain, TEXTBOOK), ("chosen rate", plain, rate)]
+    way = search.best_numbers(rate)
+    numbers = doubts.numbers.get(way, ())
+    fields = search.proposed(search.with_fields([*numbers, *doubts.fields]), rate, doubts.fields)
+    kept = [name for (name,) in fields.features]
+    spec = search.with_fields([*numbers, *kept])
+    if spec != plain:
+        rate = search.tuned(spec)
+        steps.append(("with fields", spec, rate))
+    crosses = search.proposed(search.with_fields([*numbers, *kept], crossed=doubts.ids), rate)
+    if crosses.features:
+        crossed = [name for name in doubts.ids if any(name in pair for pair in crosses.features)]
+        specs = [
+            with_crosses(search.with_fields([*numbers, *kept, *own], crossed=crossed), crosses.features)
+            for own in ((), crossed)
+        ]
+        spec = search.best_of(specs, rate) if crossed else specs[0]
+        steps.append(("with crosses", spec, search.tuned(spec)))
+    judged, unknown = search.judged(steps), search.judged_without(doubts.unknown, steps[-1])
+    return Choice(
+        search.end,
+        rows.learned - search.end,
+        rows.more,
+        judged,
+        way,
+        fields,
+        crosses,
+        unknown,
+        judged[-1].judged.measure is not None,
+        time.perf_counter() - began,
+    )
+
+
+class _Search:
+    """The searches of one choice, all on the same rows."""
+
+    def __init__(self, rows: FirstRows, doubts: Doubts) -> None:
+        self._rows, self._doubts = rows, doubts
+        self.end = rows.learned - max(1, int(rows.learned * JUDGED))
+        self._comparison = Comparison(CHOSEN_BY, end=self.end, widen=2, l2=True, frozen=True)
+        self._compared: dict[str, Any] = {
+            "rows": self.end,
+            "compare_from": compared_from(self._comparison, self.end),
+            "ahead": predicted_ahead(self._comparison, self.end),
+        }
+        self.measure = RequestMeasure.parse(MEASURE) if rows.spec.input.request is not None else None
+
+    def with_fields(self, doubtful: Iterable[str], crossed: Iterable[str] = ()) -> ModelSpec:
+        """The spec of the certain fields and of these doubtful ones.
+
+        crossed: those without a key of their own. What a list compares has none either unless it is in.
+        """
+        document = self._rows.spec.model_dump(mode="json", exclude_unset=True)["fields"]
+        names, in_doubt = (
+            {*doubtful},
+            {*self._doubts.fields, *itertools.chain(*self._doubts.numbers.values())},
+        )
+        fields = {name: each for name, each in document.items() if name not in in_doubt or name in names}
+        hidden = {of for name in fields for of in self._rows.spec.fields[name].inputs}
+        fields |= {
+            name: document[name] | {"main": False} for name in (*hidden, *crossed) if name not in fields
+        }
+        in_order = {name: fields[name] for name in document if name in fields}
+        return rebuilt(self._rows.spec, {"fields": in_order})
+
+    def tuned(self, spec: ModelSpec) -> Candidate:
+        """The parameters of the sparsest of the candidates that are as good as the best."""
+        ranking = tune(spec, candidates_of(spec, []), self._rows, self._comparison).ranking
+        best = ranking[0].outcome.metrics.logloss
+        assert best is not None
+        good = [each for each in ranking if (each.outcome.metrics.logloss or 0.0) <= GOOD_ENOUGH * best]
+        return min(good, key=lambda each: each.outcome.nonzero).parameters
+
+    def best_numbers(self, rate: Candidate) -> str:
+        """The best way to make keys of numbers; the guess unless another is better by more than chance explains."""
+        ways = self._doubts.numbers
+        if len(ways) < 2:
+            return next(iter(ways), "")
+        every = {*itertools.chain(*ways.values())}
+        spec = self.with_fields(every)
+        variants = {
+            f"way-{number}": {"share": 1.0 / len(ways), "without": sorted(every - kept)}
+            for number, kept in enumerate(ways.values())
+        }
+        learner = learner_with(spec.learner, rate) | {"values": "per_variant"}
+        group = Group(
+            rebuilt(spec, {"learner": learner, "variants": variants}), *(tuple(range(len(ways))),) * 2
+        )
+        learned = self._rows.learn([group], **self._compared)
+        guess, names = learned.outcomes[0], list(ways)
+        gains = {
+            names[number]: Difference.of(guess.sums, each.sums, learned.weights)
+            for number, each in learned.outcomes.items()
+        }
+        sure = {n: g for n, g in gains.items() if g.is_above_zero(ERROR_RATE / (len(ways) - 1))}
+        return max(sure, key=lambda name: sure[name].mean) if sure else names[0]
+
+    def best_of(self, specs: Sequence[ModelSpec], rate: Candidate) -> ModelSpec:
+        """The spec of the least log-loss."""
+        groups = [Group(with_parameters(spec, rate), (0,), (0,)) for spec in specs]
+        sums = [self._rows.learn([each], **self._compared).outcomes[0].sums.sum() for each in groups]
+        return specs[int(np.argmin(sums))]
+
+    def proposed(
+        self, spec: ModelSpec, parameters: Candidate, fields: Sequence[str] | None = None
+    ) -> Proposal:
+        """The fields that help, of these; by default the crosses."""
+        features = [*pairs_of(spec, BASE)] if fields is None else [(each,) for each in fields]
+        return propose(spec, parameters, self._rows, variant=BASE, features=features, **self._compared)
+
+    def judged(self, steps: Sequence[tuple[str, ModelSpec, Candidate]]) -> tuple[Step, ...]:
+        """The steps, judged on the rows held out."""
+        judged, before = list[Step](), None
+        for name, spec, parameters in steps:
+            learned = self._judge(self._rows, spec, parameters)
+            outcome, difference = learned.outcomes[0], None
+            if before is not None:
+                difference = Difference.of(outcome.sums, before, learned.weights)
+            if self.measure is not None:
+                by_requests = self._judge(self._rows, spec, parameters, self.measure).outcomes[0]
+                outcome = replace(outcome, measure=by_requests.measure)
+            judged.append(Step(name, spec, parameters, outcome, difference))
+            before = learned.outcomes[0].sums
+        return tuple(judged)
+
+    def judged_without(
+        self, names: Iterable[str], step: tuple[str, ModelSpec, Candidate]
+    ) -> tuple[str, Outcome] | None:
+        """The step without the values of the fields that a server may not know, if it has one of them."""
+        known = [name for name in names if name in step[1].fields]
+        if not known:
+            return None
+        columns = [step[1].fields[name].column or name for name in known]
+        rows = self._rows.lacking(columns, self.end)
+        return f"without {', '.join(known)}", self._judge(rows, *step[1:], self.measure).outcomes[0]
+
+    def _judge(
+        self, rows: FirstRows, spec: ModelSpec, parameters: Candidate, measure: RequestMeasure | None = None
+    ) -> Pass:
+        group = Group(with_parameters(spec, parameters), (0,), (0,))
+        return rows.learn([group], compare_from=self.end, frozen=True, measure=measure)
