@@ -24,12 +24,15 @@ from trainer.tune.first_rows import FirstRows
 from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
 from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome, Pass
+from trainer.tune.screening import screened
 
 JUDGED, CHOSEN_BY = 0.2, 0.5
 """The last fifth of the rows is held out; what is chosen is compared by the last half of the others."""
 FEWEST_ROWS, FEWEST_OF_EACH_LABEL = 200, 20
 GOOD_ENOUGH = 1.001
 """Of candidates whose log-loss is within this factor of the best, that with the fewest non-zero weights is chosen."""
+MOST_PAIRS = 45
+"""Of more pairs, so many are learned: those that `screened` ranks highest. Three passes, at first."""
 MEASURE, BASE = "mrr", "base"
 TEXTBOOK: Candidate = {"alpha": 0.1, "beta": 1.0, "l1": 1.0, "l2": 0.0}
 
@@ -244,7 +247,11 @@ class _Search:
         self, spec: ModelSpec, parameters: Candidate, fields: Sequence[str] | None = None
     ) -> Proposal:
         """The fields that help, of these; by default the crosses."""
-        features = [*pairs_of(spec, BASE)] if fields is None else [(each,) for each in fields]
+        if fields is None:
+            pairs, last, ahead = [*pairs_of(spec, BASE)], self.end, self._compared["ahead"]
+            features = screened(self._rows, spec, parameters, pairs, MOST_PAIRS, last, ahead)
+        else:
+            features = [(each,) for each in fields]
         return propose(spec, parameters, self._rows, variant=BASE, features=features, **self._compared)
 
     def judged(self, steps: Sequence[tuple[str, ModelSpec, Candidate]]) -> tuple[Step, ...]:

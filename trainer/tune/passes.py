@@ -200,7 +200,7 @@ def learn_together(
             held.clear()
 
         whole = measure is not None and not frozen
-        rows_taken = _cut(taken(), ahead) if ahead else taken()
+        rows_taken = cut(taken(), ahead) if ahead else taken()
         for parts in whole_requests(rows_taken) if whole else zip(rows_taken):
             models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
             if ahead:
@@ -227,7 +227,7 @@ def learn_together(
     return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, found)
 
 
-def _cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
+def cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
     """The same rows, none of them with those from the next multiple of `size` on."""
     seen = 0
     for examples in stream:

@@ -189,3 +189,21 @@ def test_of_lists_the_place_the_rank_of_a_price_and_earlier_clicks_are_proposed(
     assert found["unknown"]["measure"] < found["steps"][-1]["measure"]
     assert run(["train", str(spec), *map(str, logs), "--save", model, "--json"]) == 0
     assert run(["evaluate", model, *map(str, logs), "--json"]) == 0
+
+
+def test_of_many_fields_the_pairs_that_matter_are_among_those_that_are_learned(
+    measured: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Given 14 fields, so 91 pairs, more than are learned; a pair of values and one of a set and a value matter."""
+    random = np.random.default_rng(9)
+    fields = {f"f{number}": random.integers(0, 6, ROWS) for number in range(13)}
+    tags = [sorted({*random.integers(0, 8, 3)}) for _ in range(ROWS)]
+    score = np.where(fields["f3"] == fields["f10"], 2.5, -1.0)
+    score += [2.5 * (value in own) for value, own in zip(fields["f5"], tags, strict=True)]
+    click = random.random(ROWS) < 1.0 / (1.0 + np.exp(1.0 - score))
+    columns: Columns = {"click": click.astype(int)}
+    columns |= {name: [f"v{value}" for value in values] for name, values in fields.items()}
+    columns["tags"] = ["|".join(f"v{tag}" for tag in own) for own in tags]
+    found = measured(columns)
+    assert {*map(tuple, found["crosses_in"])} == {("f3", "f10"), ("f5", "tags")}
+    assert len(found["crosses"]) < 91
