@@ -94,8 +94,10 @@ def test_supervisor_killed_and_succeeded(valkey: Valkey, tmp_path: Path, recover
                 assert successor.client.rank(candidates=["item-1"]).degraded == ()
                 assert load.wrong == 0
                 # A call that reaches an old worker in the instant in which it leaves may be cancelled
-                # (docs/serving.md): at most the one that each caller has under way.
-                assert load.answers["CANCELLED"] == load.failed <= CALLERS, load.answers
+                # (docs/serving.md), or pass its deadline there on a busy machine: at most the one that each caller has
+                # under way.
+                cut_off = load.answers["CANCELLED"] + load.answers["DEADLINE_EXCEEDED"]
+                assert cut_off == load.failed <= CALLERS, load.answers
 
 
 @pytest.mark.slow
