@@ -39,7 +39,7 @@ from trainer.tune.crosses import Proposal
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.paired import Difference
 
-ROWS, VALUES = 100_000, 3_000_000
+ROWS, VALUES = 100_000, 2_000_000
 """The first rows that are measured on: at most so many, and so many values of them, which takes some ten seconds."""
 FEWEST_MEASURED = 20_000
 
