@@ -51,7 +51,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "adpredictor": {},
 }
 KNOWS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)  # of version 2
-ONCE: dict[str, Any] = {"max_iter": 1, "shuffle": False}
+ONCE: dict[str, Any] = {"alpha": 0.1, "max_iter": 1, "shuffle": False}
 STORED = {
     "csr": sparse.csr_matrix,
     "csc": sparse.csc_matrix,
@@ -188,7 +188,7 @@ def test_probabilities_are_those_of_the_weights(make: Any) -> None:
 
 def test_parts_give_the_model_of_the_whole() -> None:
     X, y = rows()
-    whole, parts = FTRLClassifier(**ONCE).fit(X, y), FTRLClassifier()
+    whole, parts = FTRLClassifier(**ONCE).fit(X, y), FTRLClassifier(alpha=0.1)
     for first in range(0, y.size, 37):
         part = slice(first, first + 37)
         parts.partial_fit(sparse.csr_matrix(X[part]), y[part], classes=[0, 1])
@@ -196,17 +196,49 @@ def test_parts_give_the_model_of_the_whole() -> None:
     assert parts.n_iter_ == whole.n_iter_ == 1
     table, y = mixed()
     crosses: dict[str, Any] = {"crosses": [("city", "label")]}
-    whole, parts = FTRLClassifier(**crosses, **ONCE).fit(table, y), FTRLClassifier(**crosses)
+    whole, parts = FTRLClassifier(**crosses, **ONCE).fit(table, y), FTRLClassifier(alpha=0.1, **crosses)
     for first in range(0, y.size, 83):
         parts.partial_fit(table.slice(first, 83), y[first : first + 83], classes=["click", "none"])
     assert (parts.predict_proba(table) == whole.predict_proba(table)).all()
+
+
+@pytest.mark.parametrize("make", [np.asarray, lambda X: mixed_with(X)], ids=["matrix", "table"])
+def test_the_learning_rate_is_the_best_for_rows_held_out(make: Any) -> None:
+    """Given strong effects, of numbers or of categories, when alpha is not given, then a larger one is chosen."""
+    random = np.random.default_rng(4)
+    X = random.integers(0, 4, (4000, 6)).astype(float)
+    y = (random.random(4000) < expit((X - 1.5) @ [3.0, -3.0, 2.0, -2.0, 1.0, 0.0])).astype(int)
+    chosen = FTRLClassifier(random_state=0).fit(make(X), y)
+    assert chosen.alpha_ >= 0.2 and chosen.get_params()["alpha"] == "auto"
+    given = FTRLClassifier(alpha=chosen.alpha_, random_state=0).fit(make(X), y)
+    assert (given.predict_proba(make(X)) == chosen.predict_proba(make(X))).all()
+    assert chosen.model_.artefact.spec.learner.alpha == chosen.alpha_
+    parts = FTRLClassifier().partial_fit(make(X[:2000]), y[:2000], classes=[0, 1])
+    first = parts.alpha_
+    assert parts.partial_fit(make(X[2000:]), y[2000:]).alpha_ == first > 0.1
+    noise = FTRLClassifier(random_state=0).fit(make(X), random.permutation(y))
+    assert noise.alpha_ < 0.1
+
+
+def test_few_rows_choose_the_textbook_rate() -> None:
+    X, y = rows()
+    assert FTRLClassifier().fit(X[:100], y[:100]).alpha_ == 0.1
+    one_class = FTRLClassifier().partial_fit(X, np.zeros(y.size, int), classes=[0, 1])
+    assert one_class.alpha_ == 0.1
+
+
+def mixed_with(X: Any) -> pa.Table:
+    """The columns as categories."""
+    return pa.table(
+        {f"c{at}": pa.array([f"v{value:g}" for value in column]) for at, column in enumerate(X.T)}
+    )
 
 
 def test_many_rows_are_learned_in_pieces() -> None:
     random = np.random.default_rng(0)
     X = sparse.random(40_000, 10, 0.2, random_state=0, format="csr")
     y = (random.random(40_000) < 0.3).astype(int)
-    whole, parts = FTRLClassifier(**ONCE).fit(X, y), FTRLClassifier()
+    whole, parts = FTRLClassifier(**ONCE).fit(X, y), FTRLClassifier(alpha=0.1)
     for first in range(0, 40_000, 7_000):
         parts.partial_fit(X[first : first + 7_000], y[first : first + 7_000], classes=[0, 1])
     assert all_weights(parts) == all_weights(whole)
