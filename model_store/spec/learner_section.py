@@ -49,6 +49,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "rda": {"rate": "global"},
     "adpredictor": {"rate": "posterior", "alpha": 0.03},
 }
+CHOSEN = ("alpha", "beta", "l1")
+"""The parameters that may be "auto"."""
 _OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
 
 
@@ -105,7 +107,8 @@ class LearnerSection(Section):
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
     rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
     algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
-    With `warmup` = N, alpha grows from alpha / N to alpha over the first N examples.
+    With `warmup` = N, alpha grows from alpha / N to alpha over the first N examples. `auto`: those of alpha, beta and
+    l1 that were given as "auto", to be chosen on a log's first rows; they have their defaults until then.
     """
 
     algorithm: Algorithm = "ftrl"
@@ -126,6 +129,7 @@ class LearnerSection(Section):
     hash_bits: Annotated[int, Field(ge=LEAST_HASH_BITS, le=MOST_HASH_BITS)] | None = None
     hash_buckets: Annotated[int, Field(ge=LEAST_BUCKETS, le=MOST_BUCKETS)] | None = None
     inclusion: Inclusion = Inclusion()
+    auto: tuple[Literal["alpha", "beta", "l1"], ...] = ()
     ttl: int | str | None = None
     subsample: Subsample | None = None
     seed: int = Field(default=1, ge=0, lt=2**63)
@@ -249,6 +253,15 @@ class LearnerSection(Section):
         if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (scale, decay)):
             raise ValueError(f"rate_scale and rate_decay must be numbers > 0, got {scale!r} and {decay!r}")
         return data | {"alpha": scale / decay, "beta": 1.0 / decay}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_to_be_chosen(cls, data: Any) -> Any:
+        auto = [name for name in CHOSEN if isinstance(data, dict) and data.get(name) == "auto"]
+        if not auto:
+            return data
+        given = {name: value for name, value in data.items() if name not in auto}
+        return given | {"auto": [*given.get("auto", ()), *auto]}
 
     @model_validator(mode="before")
     @classmethod

@@ -250,7 +250,10 @@ class ModelSpec(Section):
         return any(field.has_to_learn for field in self.fields.values())
 
     def with_learned_of(self, others: Sequence[ModelSpec]) -> ModelSpec:
-        """This spec with what the first of `others` with the same field and transform has learned, where it has not."""
+        """This spec with what the first of `others` with the same field and transform has learned, where it has not.
+
+        Parameters that are left to be chosen are those of the first of `others`.
+        """
         fields = dict(self.fields)
         for name, field in self.fields.items():
             same = (
@@ -260,7 +263,11 @@ class ModelSpec(Section):
                 if each.learned is not None and each.transform == field.transform:
                     fields[name] = field.model_copy(update={"learned": each.learned})
                     break
-        return self.model_copy(update={"fields": fields})
+        learner = self.learner
+        if learner.auto and others:
+            chosen: dict[str, object] = {name: getattr(others[0].learner, name) for name in learner.auto}
+            learner = learner.model_copy(update=chosen | {"auto": others[0].learner.auto})
+        return self.model_copy(update={"fields": fields, "learner": learner})
 
     def warnings(self) -> tuple[str, ...]:
         """Messages about settings that are allowed but rarely intended."""

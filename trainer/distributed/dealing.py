@@ -194,9 +194,13 @@ def check_inputs(inputs: Sequence[str], format: str | None, label: str) -> None:
 
 
 def plan_shards(
-    spec: ModelSpec, log: Log, workers: int, options: ShardOptions | None = None
+    spec: ModelSpec,
+    log: Log,
+    workers: int,
+    options: ShardOptions | None = None,
+    known: Sequence[ModelSpec] = (),
 ) -> list[ShardPlan]:
-    """A plan for each worker. Raises SpecError, InputError.
+    """A plan for each worker. known: see `open_log`. Raises SpecError, InputError.
 
     With as many files as workers or more, each worker gets whole files, of about the same bytes in all; with fewer,
     each reads all files and takes every `workers`-th block of rows.
@@ -205,7 +209,7 @@ def plan_shards(
     check_distributable(spec)
     given = options.held_out
     check_inputs([*log.inputs, *given.inputs], log.format, spec.input.label)
-    with open_log(log, spec) as opened:
+    with open_log(log, spec, known=known) as opened:
         start = opened.start
     parts = _deal(log, log.inputs, workers)
     held = _deal(log, given.inputs, workers) if given.inputs else [None] * workers

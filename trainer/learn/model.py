@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.rows import nearest_q213
-from model_store.errors import FtrieError
+from model_store.errors import FtrieError, SpecError
 from model_store.features.cells import text_places
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
@@ -66,6 +66,12 @@ class LearningModel:
         """`keep_seen`: store the last example that touched each key; publishing while learning needs it."""
         self.spec: ModelSpec = maker.spec
         self.maker = maker
+        if auto := self.spec.learner.auto:
+            raise SpecError(
+                f'learner.{auto[0]} = "auto" is chosen on the first rows of a log, by `ftrie train` and '
+                "`ftrie train-distributed`; here give a number, as `ftrie init` or `ftrie tune` choose one, or start "
+                "from a model that has chosen (--init-from)"
+            )
         self.coordinates = Coordinates(
             maker.spec, maker.rules.masks, maker.feature_rules, keep_seen=keep_seen
         )

@@ -45,6 +45,7 @@ from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
 from trainer.runs.resume import resumed_start, start_model
 from trainer.runs.signals import StopSignals
+from trainer.tune.rates import with_rates
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def train(
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     folder = checkpoints.path if checkpoints is not None else None
     with (
-        _opened(spec, log, resumed, checkpoints, initial) as opened,
+        _opened(spec, log, resumed, checkpoints, initial, output) as opened,
         open_passes(passes or PassOptions(), opened.spec, folder, checkpoint) as several,
     ):
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
@@ -220,8 +221,11 @@ def _opened(
     resumed: RunStart | None,
     checkpoints: Checkpoints | None,
     initial: Artefact | None,
+    output: Output,
 ) -> Iterator[OpenLog]:
     known = [initial.spec] if initial is not None else []
+    if resumed is None:
+        known = with_rates(spec, log, known, output)
     with open_log(log, spec, start=resumed, known=known) as opened:
         if checkpoints is not None and opened.is_of_events:
             raise InputError(f"--checkpoint: {log.inputs[0]} {ONLY_WHOLE}")

@@ -59,6 +59,7 @@ from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
 from trainer.runs.signals import StopRequest
+from trainer.tune.rates import with_rates
 
 HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
 _OVERFIT = 1e-3
@@ -322,7 +323,7 @@ def train_distributed(
         strict=strict,
         threads=max(1, default_threads() // options.workers) if options.address is None else 1,
     )
-    plans = plan_shards(spec, log, options.workers, shards)
+    plans = plan_shards(spec, log, options.workers, shards, with_rates(spec, log, (), output))
     earlier = checkpoints.earlier if checkpoints is not None else None
     start = _start(spec, log, plans[0], options)
     if earlier is not None:

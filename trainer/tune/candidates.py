@@ -69,7 +69,7 @@ def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
 
     Raises SpecError for a name that cannot be tuned, or a combination that is not a valid learner.
     """
-    grid = dict(_parsed(each) for each in tries) or _around(spec.learner)
+    grid = dict(_parsed(each) for each in tries) or around(spec.learner)
     found = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     for candidate in found:
         with_parameters(spec, candidate)
@@ -89,6 +89,7 @@ def learner_with(section: LearnerSection, candidate: Candidate) -> dict[str, obj
     given = section.model_dump(mode="json", exclude_unset=True)
     if candidate.get("algorithm", section.algorithm) != section.algorithm:
         given = {name: value for name, value in given.items() if name not in OF_AN_ALGORITHM}
+    given.pop("auto", None)
     return given | {"alpha": section.alpha, "beta": section.beta} | dict(candidate)
 
 
@@ -161,7 +162,7 @@ def _value(text: str, given: str) -> Value:
     return value
 
 
-def _around(section: LearnerSection) -> dict[str, list[Value]]:
+def around(section: LearnerSection) -> dict[str, list[Value]]:
     """Up to 24 candidates, one pass: the step size from a quarter to twice the spec's, how soon it decays, and l1."""
     if section.rate in ("global", "constant"):
         grid = {"alpha": [_round(section.alpha, 2.0**power) for power in range(-7, 5)]}
