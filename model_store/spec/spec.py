@@ -46,6 +46,7 @@ _MEMBERS_CAME_LATER = (
     ("learner", "hash_bits"),
     ("learner", "hash_buckets"),
     ("learner", "warmup"),
+    ("learner", "auto"),
     ("input", "positive"),
     ("input", "views"),
     ("input", "columns"),
@@ -327,7 +328,7 @@ class ModelSpec(Section):
         for section, name in _MEMBERS_CAME_LATER:
             if section in document and document[section] is not None:
                 default = type(getattr(self, section)).model_fields[name].default
-                if document[section][name] == default:
+                if getattr(getattr(self, section), name) == default:
                     del document[section][name]
         for field in document["fields"].values():
             for name in _OF_FIELDS_CAME_LATER:

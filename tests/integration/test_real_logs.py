@@ -41,7 +41,7 @@ def load(kind: str, records: dict[str, Row], folder: Path, store_url: str) -> No
     ftrie("store", "load", kind, file, "--id-column", "id", "--store", store_url)
 
 
-def test_the_example_predicts_later_days_better_than_its_plain_variant_and_what_init_writes(
+def test_the_example_and_what_init_writes_predict_later_days_better_than_the_example_s_plain_variant(
     avazu_log: Path, tmp_path: Path
 ) -> None:
     head, *rows = gzip.decompress(avazu_log.read_bytes()).decode().splitlines()
@@ -57,7 +57,7 @@ def test_the_example_predicts_later_days_better_than_its_plain_variant_and_what_
     for name, spec in (("example", Spec("examples/avazu.toml")), ("init", Spec.infer(logs["first"]))):
         evaluation = train(spec, logs["first"]).model.evaluate(logs["rest"])
         found[name] = {variant: each.logloss for variant, each in evaluation.variants.items()}
-    assert found["example"]["base"] < min(found["example"]["plain"], found["init"]["base"])
+    assert max(found["example"]["base"], *found["init"].values()) < found["example"]["plain"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`alpha = "auto"`: a run chooses on its first rows, keeps the numbers with the model, and learns all rows with them."""
+"""`alpha = "auto"`: a run chooses on its first rows, keeps the numbers with the model, learns all rows with them."""
 
 from __future__ import annotations
 
