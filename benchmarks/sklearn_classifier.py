@@ -53,7 +53,11 @@ def _labels(scores: Any, random: Any) -> Any:
 
 def made(name: str) -> Any:
     """A new estimator."""
-    return FTRLClassifier(alpha=0.1, random_state=1) if name == OURS else SGDClassifier(loss="log_loss", random_state=1)
+    return (
+        FTRLClassifier(alpha=0.1, random_state=1)
+        if name == OURS
+        else SGDClassifier(loss="log_loss", random_state=1)
+    )
 
 
 def learning(name: str, X: Any, y: Any) -> Callable[[], float]:
