@@ -144,8 +144,8 @@ def tune(
     """Try parameters of the learner, and crosses, on a log; rank them by how they predict rows not learned yet.
 
     Candidates of alpha, beta, l1 and l2 are variants of one pass, up to 32, if the spec has one variant or per-variant
-    values; others are models that learn side by side. The last part of the log is held out: nothing is chosen on it,
-    and the best spec is judged on it, frozen and learning on. A bad row is counted and skipped.
+    values; others are models that learn side by side. The last part of the log is held out: the best spec is judged on
+    it, frozen and learning on, and stays only if it is no worse there than SPEC. A bad row is counted and skipped.
     """
     from model_store.spec.spec import load_spec
     from model_store.whole_file import write_whole
@@ -192,7 +192,8 @@ def tune(
     for warning in found.warnings():
         warn(warning)
     if output is not None:
-        write_whole(output, with_best(text, model_spec, found.best, found.pairs).encode())
+        best = text if found.keeps_given else with_best(text, model_spec, found.best, found.pairs)
+        write_whole(output, best.encode())
     if report is not None:
         from ftrie.report.tuning import tuning_html, tuning_svg
 
@@ -270,6 +271,7 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
             "over_budget": [each.as_dict() for each in proposal.too_large],
         },
         "extent": found.extent and asdict(found.extent),
+        "kept": "given" if found.keeps_given else "best",
         "judged": next((each.as_dict() for each in found.judged if each.frozen), None),
         "judged_learning": next((each.as_dict() for each in found.judged if not each.frozen), None),
         "rejected": found.rejected,
@@ -325,7 +327,8 @@ def _print(found: Found, output: Path | None) -> None:
     _print_judged(found)
     passes = counted(found.passes, "pass", "passes")
     print(f"{passes} in {found.seconds:.1f} s, {found.rejected:,} rows rejected", end="")
-    print(f"; the best is in {output}" if output is not None else "")
+    kept = "spec as given" if found.keeps_given else "best"
+    print(f"; the {kept} is in {output}" if output is not None else "")
 
 
 def _print_crosses(proposal: Proposal) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from model_store.spec.spec import ModelSpec
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.tune.candidates import Candidate, Group, candidates_of, learner_with, rebuilt, with_parameters
-from trainer.tune.crosses import ERROR_RATE, Proposal, pairs_of, propose, with_crosses
+from trainer.tune.crosses import Proposal, pairs_of, propose, with_crosses
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
 from trainer.tune.paired import Difference
@@ -31,6 +31,8 @@ JUDGED, CHOSEN_BY = 0.2, 0.5
 FEWEST_ROWS, FEWEST_OF_EACH_LABEL = 200, 20
 GOOD_ENOUGH = 1.001
 """Of candidates whose log-loss is within this factor of the best, that with the fewest non-zero weights is chosen."""
+LEAST_CHANGE = 0.005
+"""Of the log-loss: what another way of making keys of all numbers must save to be taken instead of the guess."""
 MOST_PAIRS = 30
 """Of more pairs, so many are learned: those that `screened` ranks highest. Two passes, at first."""
 MEASURE, BASE = "mrr", "base"
@@ -214,7 +216,7 @@ class _Search:
         return min(good, key=lambda each: each.outcome.nonzero).parameters
 
     def best_numbers(self, rate: Candidate) -> str:
-        """The best way to make keys of numbers; the guess unless another is better by more than chance explains."""
+        """The best way to make keys of numbers; the guess unless another is better by LEAST_CHANGE."""
         ways = self._doubts.numbers
         if len(ways) < 2:
             return next(iter(ways), "")
@@ -229,13 +231,9 @@ class _Search:
             rebuilt(spec, {"learner": learner, "variants": variants}), *(tuple(range(len(ways))),) * 2
         )
         learned = self._rows.learn([group], **self._compared)
-        guess, names = learned.outcomes[0], list(ways)
-        gains = {
-            names[number]: Difference.of(guess.sums, each.sums, learned.weights)
-            for number, each in learned.outcomes.items()
-        }
-        sure = {n: g for n, g in gains.items() if g.is_above_zero(ERROR_RATE / (len(ways) - 1))}
-        return max(sure, key=lambda name: sure[name].mean) if sure else names[0]
+        losses = {name: float(learned.outcomes[at].sums.sum()) for at, name in enumerate(ways)}
+        guess, best = next(iter(ways)), min(losses, key=lambda name: losses[name])
+        return best if losses[best] < (1.0 - LEAST_CHANGE) * losses[guess] else guess
 
     def best_of(self, specs: Sequence[ModelSpec], rate: Candidate) -> ModelSpec:
         """The spec of the least log-loss."""

@@ -73,11 +73,12 @@ class Judged:
 class Found:
     """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed.
 
-    by: what candidates were ranked by, see `Comparison`; judged: frozen, then learning on; empty if no part is held
-    out.
+    by, frozen: what candidates were ranked by, see `Comparison`; judged: frozen, then learning on; empty if no part is
+    held out.
     """
 
     by: str
+    frozen: bool
     tuning: Tuning
     extent: Extent | None
     crosses: Proposal | None
@@ -94,6 +95,12 @@ class Found:
     def best(self) -> Candidate:
         """The parameters of the best candidate."""
         return self.tuning.ranking[0].parameters
+
+    @property
+    def keeps_given(self) -> bool:
+        """Whether, judged for the use that was searched for, the best is worse than the spec as given."""
+        differences = [each.difference.mean for each in self.judged if each.frozen == self.frozen]
+        return any((mean < 0.0) if self.has_measure else (mean > 0.0) for mean in differences)
 
     @property
     def pairs(self) -> tuple[Feature, ...]:
@@ -125,7 +132,14 @@ class Found:
                 f"the best has a log-loss of {best.logloss:.5f}, worse than the click rate alone would: its order may "
                 'be good, its click rates are not; rank by logloss, or set [calibration] kind = "power"'
             )
+        if self.keeps_given:
+            yield (
+                "on the last part of the log the best is worse than the spec as given, which stays: what was gained "
+                "on the rows before did not last"
+            )
         for each in self.judged:
+            if each.frozen == self.frozen:
+                continue
             low, high = each.difference.interval() or (0.0, 0.0)
             if (high < 0.0) if self.has_measure else (low > 0.0):
                 yield f"judged {each.how}, the best is worse than the spec as given: keep that for such a use"
@@ -171,7 +185,16 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
             each, more = _judged(spec, better, best, log, comparison, extent.split, frozen)
             judged.append(each)
             passes += more
-    return Found(comparison.by, tuning, extent, proposal, tuple(judged), passes, time.perf_counter() - began)
+    return Found(
+        comparison.by,
+        comparison.frozen,
+        tuning,
+        extent,
+        proposal,
+        tuple(judged),
+        passes,
+        time.perf_counter() - began,
+    )
 
 
 def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options) -> Iterator[ModelSpec]:

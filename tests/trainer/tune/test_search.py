@@ -61,6 +61,19 @@ def test_nothing_is_chosen_on_the_last_part(log, tmp_path):
         assert after.best.metrics.logloss > before.best.metrics.logloss
 
 
+def test_a_best_that_is_worse_on_the_last_part_leaves_the_spec_as_it_was_given(log, tmp_path, capsys):
+    """Given a log whose last part does the opposite, when it is tuned, then the file has the spec as given."""
+    lines = Path(log).read_text("utf-8").splitlines()
+    flipped = [*lines[:801], *("01"[line[0] == "0"] + line[1:] for line in lines[801:])]
+    Path(log).write_text("\n".join(flipped), encoding="utf-8")
+    spec, best = spec_in(tmp_path, SPEC.replace("alpha = 0.2", "alpha = 0.001")), tmp_path / "best.toml"
+    assert run(["tune", spec, log, "--try", "alpha=0.001,0.5", "-o", str(best), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["best"]["alpha"] == 0.5 and answer["kept"] == "given"
+    assert any("worse than the spec as given, which stays" in each for each in answer["warnings"])
+    assert best.read_text() == Path(spec).read_text()
+
+
 def parts_of(log, folder):
     """The first 800 rows of a log, and the others, as logs."""
     head, *lines = Path(log).read_text("utf-8").splitlines(keepends=True)
