@@ -109,8 +109,29 @@ def _cells(metrics: VariantMetrics) -> list[str]:
     return [shown(metrics.logloss), change, shown(metrics.auc), percent, *map(shown, own)]
 
 
+def _chosen(runs: Sequence[RunMetrics]) -> list[Element]:
+    """How `ftrie init` chose the specs of the runs."""
+    made = list[Element]()
+    for name, found in {run.header.model: run.header.chosen for run in runs}.items():
+        if found is None:
+            continue
+        has_mrr = any(each.mrr is not None for each in found.steps)
+        figures = [
+            [each.logloss, each.auc, *([each.mrr] if has_mrr else []), each.weights] for each in found.steps
+        ]
+        rows = [[each.step, *map(shown, own)] for each, own in zip(found.steps, figures, strict=True)]
+        heads = ("", "log-loss", "AUC", *(["MRR"] if has_mrr else []), "weights")
+        caption = (
+            f"{name}: chosen on {shown(found.rows)} rows, each step judged on the {shown(found.judged_rows)} after "
+            "them, which chose nothing"
+        )
+        made += [element("h2", "How the spec was chosen")] if not made else []
+        made.append(table(heads, rows, caption))
+    return made
+
+
 def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
-    made = [element("h2", "Learning curves")]
+    made = [*_chosen(runs), element("h2", "Learning curves")]
     if any(run.windows and run.windows[0].window.rows * MOST_POINTS < run.rows for run in runs):
         made.append(
             element(

@@ -410,6 +410,27 @@ Bound = Annotated[float | Literal["off"], BeforeValidator(_checked_bound)]
 Time = Annotated[str, AfterValidator(_is_time)]
 
 
+class ChosenStep(Section):
+    """A step of a choice, judged on rows that chose nothing. weights: those that are not 0."""
+
+    step: str
+    logloss: float
+    auc: float | None = None
+    mrr: float | None = None
+    weights: int = Field(ge=0)
+
+
+class ChosenSection(Section):
+    """How `ftrie init` chose the spec, for people and reports; what learns and serves does not read it.
+
+    rows: those it was chosen on; judged_rows: those after them, by which the steps are judged.
+    """
+
+    rows: int = Field(ge=0)
+    judged_rows: int = Field(ge=0)
+    steps: tuple[ChosenStep, ...] = ()
+
+
 class GuardSection(Section):
     """Bounds that a version must meet to be activated (docs/guard.md). Without the section nothing is checked.
 

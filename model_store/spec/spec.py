@@ -21,6 +21,7 @@ from model_store.errors import SpecError, listed
 from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec.sections import (
     CalibrationSection,
+    ChosenSection,
     Cross,
     FieldSpec,
     GuardSection,
@@ -35,7 +36,7 @@ MAX_VARIANTS = 32
 SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
-_CAME_LATER = ("join", "guard")
+_CAME_LATER = ("join", "guard", "chosen")
 _MEMBERS_CAME_LATER = (
     *(("input", name) for name in ("separator", "quote", "escape", "nulls", "decimal", "grouping")),
     ("join", "unknown_items"),
@@ -77,6 +78,7 @@ class ModelSpec(Section):
     calibration: CalibrationSection = CalibrationSection()
     join: JoinSection = JoinSection()
     guard: GuardSection | None = None
+    chosen: ChosenSection | None = None
 
     @model_validator(mode="after")
     def _variants_are_sound(self) -> Self:

@@ -26,6 +26,7 @@ SECTIONS = {
     "[rules]": learner_section.Rule,
     "[calibration]": sections.CalibrationSection,
     "[join]": JoinSection,
+    "[chosen]": sections.ChosenSection,
     "[guard]": GuardSection,
 }
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
+from model_store.spec.sections import ChosenSection
 from trainer.guess.guesses import ROLES_WITH_ONE_COLUMN, Guess, may_be_quantity
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import EXTENSIONS
@@ -60,12 +61,12 @@ class Line:
 class Measured:
     """What was measured, as the spec says it.
 
-    opening: lines about it; fields: what each doubtful field gained, by its name; kept: those that are in; hidden: why
-    others are in without a key of their own; crosses: the fields of each, and what it gained; learner: the parameters;
-    base: those without the crosses, if both are to be compared.
+    chosen: the section about it; fields: what each doubtful field gained, by its name; kept: those that are in; hidden:
+    why others are in without a key of their own; crosses: the fields of each, and what it gained; learner: the
+    parameters; base: those without the crosses, if both are to be compared.
     """
 
-    opening: Sequence[str]
+    chosen: ChosenSection
     fields: Mapping[str, str]
     kept: Collection[str]
     hidden: Mapping[str, str]
@@ -100,13 +101,14 @@ def spec_text(
     names = field_names(guesses)
     fields = [*field_lines(guesses)] if lines is None else lines
     parts = [
-        _opening(path, guesses, measured),
+        _opening(path, guesses),
         "\n".join(_input(guesses, has_header, dialect or {})),
         "\n".join(_fields(fields, measured)),
         "\n".join(_crosses(guesses, names, measured)),
         "\n".join(_variants(fields, measured)),
         *([_JOIN] if joins else []),
         "\n".join(_learner(measured)),
+        *(["\n".join(_chosen(measured.chosen))] if measured else []),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -121,14 +123,13 @@ def field_names(guesses: Sequence[Guess]) -> dict[str, str]:
     }
 
 
-def _opening(path: str, guesses: Sequence[Guess], measured: Measured | None) -> str:
+def _opening(path: str, guesses: Sequence[Guess]) -> str:
     rows = len(guesses[0].profile.texts)
     source = "standard input" if path == STDIN else PurePath(path).name
-    found = "".join(f"# {_comment(line)}".rstrip() + "\n" for line in measured.opening) if measured else ""
     return (
         f"# Guessed from the first {rows:,} rows of {_comment(source)}. Review it: names and a few rows do not\n"
         "# tell what a column means. Comments give the reason of each guess, or a suggestion.\n"
-        f'{found}\n[model]\nname = "{model_name(path)}"'
+        f'\n[model]\nname = "{model_name(path)}"'
     )
 
 
@@ -353,6 +354,19 @@ def _learner(measured: Measured | None) -> Iterator[str]:
         if measured is None and name == "alpha":
             why += ": try 0.03 and 0.3"
         yield _line(f"{name} = {float(value)!r}", why) if why else f"{name} = {float(value)!r}"
+
+
+def _chosen(section: ChosenSection) -> Iterator[str]:
+    yield _line("[chosen]", "by `ftrie init` on the log's first rows; only people and reports read it")
+    yield _line(f"rows = {section.rows}", "by which rate, fields and crosses were chosen")
+    yield _line(
+        f"judged_rows = {section.judged_rows}", "after them: predicted, not learned; they chose nothing"
+    )
+    yield "steps = ["
+    for step in section.steps:
+        members = step.model_dump(exclude_none=True)
+        yield f"    {{ {', '.join(f'{name} = {_value(value)}' for name, value in members.items())} }},"
+    yield "]"
 
 
 def _line(text: str, why: str) -> str:

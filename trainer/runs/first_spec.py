@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_store.errors import InputError
+from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.doctor.examine import without_leaks
 from trainer.events.log_files import holds_events
@@ -38,6 +39,7 @@ from trainer.tune.choice import TEXTBOOK, Choice, Doubts, Step, choose, why_not
 from trainer.tune.crosses import Proposal
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.paired import Difference
+from trainer.tune.passes import Outcome
 
 ROWS, VALUES = 100_000, 2_000_000
 """The first rows that are measured on: at most so many, and so many values of them, which takes some ten seconds."""
@@ -179,7 +181,7 @@ class _Writer:
             if not each.main
         }
         return Measured(
-            opening=[*opening(choice)],
+            chosen=_section(choice),
             fields=_gains(choice.fields, kept),
             kept=kept,
             hidden=hidden,
@@ -211,33 +213,27 @@ def saves(gain: Difference) -> str:
     return f"{'saves' if gain.mean >= 0.0 else 'costs'} {abs(gain.mean):.5f} of the log-loss"
 
 
-def opening(choice: Choice) -> Iterator[str]:
-    """What was measured, as lines of text with a table."""
-    first = "The first" if choice.more else "Of its"
-    yield ""
-    yield (
-        f"{first} {choice.rows + choice.judged_rows:,} rows: on {choice.rows:,} the rate, fields and crosses below were"
-    )
-    yield f"chosen, and the {choice.judged_rows:,} after them, which chose nothing, were predicted, not learned:"
-    head, *rows = steps_table(choice)
-    table = [head, *([text, *map(_number, numbers)] for text, *numbers in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for first_cell, *cells in table:
-        others = "  ".join(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        yield f"  {first_cell.ljust(widths[0])}  {others}"
+def _section(choice: Choice) -> ChosenSection:
+    """The choice as the spec has it; figures with five digits."""
+    steps = []
+    for name, judged in _named_steps(choice):
+        figures = {"logloss": judged.metrics.logloss, "auc": judged.metrics.auc, "mrr": judged.measure}
+        known = {key: round(value, 5) for key, value in figures.items() if value is not None}
+        steps.append(ChosenStep.model_validate({"step": name, **known, "weights": judged.nonzero}))
+    return ChosenSection(rows=choice.rows, judged_rows=choice.judged_rows, steps=tuple(steps))
+
+
+def _named_steps(choice: Choice) -> list[tuple[str, Outcome]]:
+    named = [(f"{each.name}: {_parameters(each)}", each.judged) for each in choice.steps]
+    return [*named, *([choice.unknown] if choice.unknown else [])]
 
 
 def steps_table(choice: Choice) -> Iterator[list[Any]]:
     """The steps as rows of a text and numbers, a head before them."""
     yield ["", "log-loss", "AUC", *(["MRR"] if choice.has_measure else []), "weights"]
-    named = [(f"{each.name}: {_parameters(each)}", each.judged) for each in choice.steps]
-    for name, judged in [*named, *([choice.unknown] if choice.unknown else [])]:
+    for name, judged in _named_steps(choice):
         measure = [judged.measure] if choice.has_measure else []
         yield [name, judged.metrics.logloss, judged.metrics.auc, *measure, judged.nonzero]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.5f}"
 
 
 def _parameters(step: Step) -> str:

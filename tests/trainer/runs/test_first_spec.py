@@ -71,8 +71,13 @@ def test_a_taste_is_found_as_a_cross_and_the_figures_are_those_of_train_and_eval
     assert run(["evaluate", model, str(after), "--json"]) == 0
     (variant,) = json.loads(capsys.readouterr().out)["variants"].values()
     assert variant["logloss"] == pytest.approx(best, abs=2e-6)
-    text = (tmp_path / "log.toml").read_text()
-    assert f"{best:.5f}" in text and f"{textbook:.5f}" in text
+    chosen = load_spec(tmp_path / "log.toml").chosen
+    assert chosen is not None and (chosen.rows, chosen.judged_rows) == (end, ROWS - end)
+    assert (chosen.steps[0].logloss, chosen.steps[-1].logloss) == (round(textbook, 5), round(best, 5))
+    metrics, page = tmp_path / "m.jsonl", tmp_path / "m.html"
+    assert run(["train", str(tmp_path / "log.toml"), str(first), "--metrics", str(metrics), "--json"]) == 0
+    assert run(["report", str(metrics), "-o", str(page), "--json"]) == 0
+    assert "How the spec was chosen" in page.read_text() and f"{round(best, 5)}" in page.read_text()
 
 
 def test_a_user_is_a_field_where_users_differ_and_is_none_where_they_do_not(

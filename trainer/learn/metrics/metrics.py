@@ -305,6 +305,7 @@ class ProgressiveMetrics:
             clustered_by=spec.input.request,
             slices=[each.name for each in self._slices.slices] if self._slices else [],
             slice_values=self._slices.limit if self._slices else 0,
+            chosen=spec.chosen,
         )
 
     def _window_line(self, total: Group) -> Window:

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.errors import OutputError
+from model_store.spec.sections import ChosenSection
 from trainer.learn.collisions import Collisions
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
@@ -143,7 +144,7 @@ class Bin(Record):
 
 
 class Header(Record):
-    """The first line: the model and the options of the metrics."""
+    """The first line: the model and the options of the metrics. chosen: of the spec, absent without that section."""
 
     kind: Literal["header"] = "header"
     format: Literal["ftrie-metrics"] = FORMAT
@@ -155,6 +156,7 @@ class Header(Record):
     clustered_by: str | None
     slices: list[str]
     slice_values: int
+    chosen: ChosenSection | None = None
 
 
 class Window(Record):
