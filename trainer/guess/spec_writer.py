@@ -63,7 +63,7 @@ class Measured:
 
     chosen: the section about it; fields: what each doubtful field gained, by its name; kept: those that are in; hidden:
     why others are in without a key of their own; crosses: the fields of each, and what it gained; learner: the
-    parameters; base: those without the crosses, if both are to be compared.
+    parameters; base: those without the crosses, if both are to be compared, and what that variant lacks.
     """
 
     chosen: ChosenSection
@@ -73,6 +73,7 @@ class Measured:
     crosses: Sequence[tuple[Sequence[str], str]]
     learner: Mapping[str, Any]
     base: Mapping[str, Any] | None = None
+    without: Sequence[str] = ()
 
 
 def model_name(path: str) -> str:
@@ -99,7 +100,7 @@ def spec_text(
     lines: the fields, by default as `field_lines` has them; measured: what was chosen of them.
     """
     names = field_names(guesses)
-    fields = [*field_lines(guesses)] if lines is None else lines
+    fields = field_lines(guesses) if lines is None else lines
     parts = [
         _opening(path, guesses),
         "\n".join(_input(guesses, has_header, dialect or {})),
@@ -157,8 +158,15 @@ def _input(guesses: Sequence[Guess], has_header: bool, dialect: Mapping[str, Any
         yield "]"
 
 
-def field_lines(guesses: Sequence[Guess], joins: bool = False) -> Iterator[Line]:
+def field_lines(guesses: Sequence[Guess], joins: bool = False) -> list[Line]:
     """Every field that the guesses know of. joins: also those of the lists and histories of events."""
+    lines = [*_field_lines(guesses, joins)]
+    if any(line.guessed for line in lines):
+        return lines
+    return [replace(line, guessed=True) for line in lines]  # a spec needs a field
+
+
+def _field_lines(guesses: Sequence[Guess], joins: bool) -> Iterator[Line]:
     names = field_names(guesses)
     for guess in guesses:
         name = names[guess.name]
@@ -328,14 +336,13 @@ def _pairs(guesses: Sequence[Guess]) -> list[tuple[str, str]]:
 def _variants(lines: Sequence[Line], measured: Measured | None) -> Iterator[str]:
     yield "[variants]"
     if measured is not None and measured.base is not None:
-        names = ["*".join(fields) for fields, _ in measured.crosses]
         own = "".join(
             f", {name} = {_value(value)}"
             for name, value in measured.base.items()
             if value != measured.learner[name]
         )
         yield "# Whether the crosses help is not clear from these rows; both learn and serve side by side:"
-        yield f"base = {{ share = 0.5, without = {_value(names)}{own} }}"
+        yield f"base = {{ share = 0.5, without = {_value([*measured.without])}{own} }}"
         yield "crosses = { share = 0.5 }"
         return
     fields = [line.name for line in lines if line.guessed and not line.doubt]

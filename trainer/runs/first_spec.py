@@ -191,6 +191,12 @@ class _Writer:
             ],
             learner=best.parameters,
             base=None if base is None else base.parameters,
+            without=[]
+            if base is None
+            else [
+                *(name for name, each in fields.items() if each.main and name not in base.spec.fields),
+                *("*".join(names.get(name, name) for name in pair) for pair in choice.crosses.features),
+            ],
         )
 
 
@@ -200,7 +206,7 @@ def _gains(fields: Proposal, kept: Collection[str]) -> dict[str, str]:
     for each in fields.tried:
         name = each.fields[0]
         if name in kept:
-            found[name] = f"for its crosses; by itself it {saves(each.gain)}"
+            found[name] = f"in all the same; by itself it {saves(each.gain)}"
         elif each.passes_test:
             found[name] = "not in: beside the others it saves nothing"
         else:

@@ -148,6 +148,9 @@ def choose(rows: FirstRows, doubts: Doubts) -> Choice:
     fields = search.proposed(search.with_fields([*numbers, *doubts.fields]), rate, doubts.fields)
     kept = [name for (name,) in fields.features]
     spec = search.with_fields([*numbers, *kept])
+    if not spec.fields:  # a spec needs one
+        kept = [fields.tried[0].fields[0]]
+        spec = search.with_fields([*numbers, *kept])
     if spec != plain:
         rate = search.tuned(spec)
         steps.append(("with fields", spec, rate))

@@ -212,3 +212,30 @@ def test_of_many_fields_the_pairs_that_matter_are_among_those_that_are_learned(
     found = measured(columns)
     assert {*map(tuple, found["crosses_in"])} == {("f3", "f10"), ("f5", "tags")}
     assert len(found["crosses"]) < 91
+
+
+@pytest.mark.parametrize("flags", [(), ("--quick",)])
+@pytest.mark.parametrize("column", ["user_id", "ts"])
+def test_a_log_without_a_certain_field_gets_a_spec_that_trains(
+    measured: Callable[..., Any], tmp_path: Path, column: str, flags: tuple[str, ...]
+) -> None:
+    """Given a user or a time alone, which say nothing, when a spec is made of it, then it has a field all the same."""
+    random = np.random.default_rng(10)
+    values = {"user_id": [f"u{row % 40}" for row in range(ROWS)]}
+    values["ts"] = [f"2024-05-0{1 + row % 5} {row % 24:02d}:00:00" for row in range(ROWS)]
+    measured({"click": random.integers(0, 2, ROWS), column: values[column]}, *flags)
+    assert load_spec(tmp_path / "log.toml").fields
+    assert run(["train", str(tmp_path / "log.toml"), str(tmp_path / "log.csv"), "--json"]) == 0
+
+
+def test_the_base_of_two_variants_lacks_the_ids_that_came_with_the_crosses(
+    measured: Callable[..., Any], tmp_path: Path
+) -> None:
+    random = np.random.default_rng(11)
+    columns = shop(random, taste=2.0)
+    end = ROWS * 8 // 10
+    columns["click"] = [*columns["click"][:end], *random.permutation(columns["click"][end:])]
+    found = measured(columns)
+    spec = load_spec(tmp_path / "log.toml")
+    ids = {name for name in ("user_id",) if name not in found["fields_in"] and spec.fields[name].main}
+    assert found["doubtful"] and {*spec.variants["base"].without} == {"user_id*item_id", *ids}
