@@ -359,7 +359,7 @@ def _print_judged(found: Found) -> None:
     if not found.judged or extent is None:
         return
     times = f", {extent.split_time} to {extent.end}" if extent.split_time else ""
-    print(f"\njudged on the last {found.judged[0].rows:,} rows{times}, on which nothing was chosen:")
+    print(f"\njudged on the last {found.judged[0].rows:,} rows{times}, by which no candidate was chosen:")
     print("frozen, as `ftrie train` leaves a model, and learning on, as `ftrie trainer` does")
     rows = [
         [judged.how, name, each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero]
