@@ -99,6 +99,8 @@ def _sample(log: Log, label: str | None) -> Sample:
 
 
 def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tuple[Choice | None, str]:
+    if not writer.wide:
+        return None, "no column can be a field"
     wide = rebuilt(spec, {"fields": {line.name: dict(line.members) for line in writer.wide}})
     most = min(ROWS, max(VALUES // len(wide.fields), FEWEST_MEASURED))
     quiet = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given

@@ -1,9 +1,9 @@
 """The whole search of `ftrie tune`: choose parameters, then crosses, then parameters again; judge the choice once.
 
-In: a spec, candidates, a log. The log's last part by time is held out: no candidate is chosen on it. At the end the best
-spec and the spec as given are judged on that part twice: frozen, as models that `ftrie train` made of the rows before,
-and learning on, as `ftrie trainer` does. They may disagree: a fast learner follows what a frozen one must know. So
-candidates are ranked for one of the two uses.
+In: a spec, candidates, a log. The last part of the log by time is held out: it chooses no candidate. At the end the
+best spec and the spec as given are judged on that part twice: frozen, as models that `ftrie train` made of the rows
+before, and learning on, as `ftrie trainer` does. They may disagree: a fast learner follows what a frozen one must know.
+So candidates are ranked for one of the two uses.
 """
 
 from __future__ import annotations
