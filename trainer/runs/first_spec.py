@@ -35,7 +35,7 @@ from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compile_kernels
 from trainer.tune.candidates import as_variants, rebuilt
-from trainer.tune.choice import TEXTBOOK, Choice, Doubts, Step, choose, why_not
+from trainer.tune.choice import Choice, Doubts, Step, choose, why_not
 from trainer.tune.crosses import Proposal
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.paired import Difference
@@ -109,7 +109,7 @@ def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tup
     if reason:
         return None, reason
     for several in (1, 2):  # a spec of several variants needs other kernels than one of a single one
-        compile_kernels(as_variants(spec, [TEXTBOOK] * several, range(several), "base").spec, output=output)
+        compile_kernels(as_variants(spec, [{}] * several, range(several), "base").spec, output=output)
     with output.progress("measuring") as bar:
         shown = replace(rows, on_progress=lambda done, total: bar.update(done, total=total))
         return choose(shown, writer.doubts), ""

@@ -18,7 +18,15 @@ import numpy as np
 
 from model_store.spec.spec import ModelSpec
 from trainer.learn.metrics.requests import RequestMeasure
-from trainer.tune.candidates import Candidate, Group, candidates_of, learner_with, rebuilt, with_parameters
+from trainer.tune.candidates import (
+    OF_A_VARIANT,
+    Candidate,
+    Group,
+    candidates_of,
+    learner_with,
+    rebuilt,
+    with_parameters,
+)
 from trainer.tune.crosses import Proposal, pairs_of, propose, with_crosses
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
@@ -36,7 +44,6 @@ LEAST_CHANGE = 0.005
 MOST_PAIRS = 30
 """Of more pairs, so many are learned: those that `screened` ranks highest. Two passes, at first."""
 MEASURE, BASE = "mrr", "base"
-TEXTBOOK: Candidate = {"alpha": 0.1, "beta": 1.0, "l1": 1.0, "l2": 0.0}
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Choice:
-    """The result. rows: those it was chosen on; judged_rows: those after them; more: whether the log has others.
+    """The result. rows: those it was chosen on; judged_rows: those after them.
 
     fields: every doubtful field as it was tried, and `fields.features` those that are in; crosses: likewise.
     unknown: the last step judged without what a server may not know. has_measure: whether steps have a mean reciprocal
@@ -85,7 +92,6 @@ class Choice:
 
     rows: int
     judged_rows: int
-    more: bool
     steps: tuple[Step, ...]
     numbers: str
     fields: Proposal
@@ -142,7 +148,8 @@ def choose(rows: FirstRows, doubts: Doubts) -> Choice:
     way = next(iter(doubts.numbers), "")
     plain = search.with_fields(doubts.numbers.get(way, ()))
     rate = search.tuned(plain)
-    steps = [("textbook rate", plain, TEXTBOOK), ("chosen rate", plain, rate)]
+    textbook: Candidate = {name: getattr(plain.learner, name) for name in OF_A_VARIANT}  # as the guess has it
+    steps = [("textbook rate", plain, textbook), ("chosen rate", plain, rate)]
     way = search.best_numbers(rate)
     numbers = doubts.numbers.get(way, ())
     fields = search.proposed(search.with_fields([*numbers, *doubts.fields]), rate, doubts.fields)
@@ -167,7 +174,6 @@ def choose(rows: FirstRows, doubts: Doubts) -> Choice:
     return Choice(
         search.end,
         rows.learned - search.end,
-        rows.more,
         judged,
         way,
         fields,

@@ -26,27 +26,25 @@ from trainer.tune.passes import Repeated
 class FirstRows(Repeated):
     """The rows of `batches`, which have the columns of `spec`; specs of passes have fields of it, or some of them.
 
-    spec: resolved. rows: how many there are, rejected ones among them. more: whether the log has others after them.
+    spec: resolved. rows: how many there are, rejected ones among them.
     """
 
     spec: ModelSpec
     batches: Sequence[RowBatch] = ()
     rows: int = 0
-    more: bool = False
     _hashed: dict[str, list[Examples]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, log: Log, spec: ModelSpec, rows: int, **options: Any) -> FirstRows:
         """Read the first `rows` rows. Raises as `open_log`."""
-        kept, left, more = list[RowBatch](), rows, False
+        kept, left = list[RowBatch](), rows
         with open_log(log, spec) as opened:
             for batch in opened.rows():
-                more = batch.rows > left
-                kept += [batch.part(0, left)] if more and left else [] if more else [batch]
-                left = 0 if more else left - batch.rows
-                if more:
+                kept.append(batch if batch.rows <= left else batch.part(0, left))
+                left -= kept[-1].rows
+                if not left:
                     break
-            return cls(log=log, spec=opened.spec, batches=kept, rows=rows - left, more=more, **options)
+            return cls(log=log, spec=opened.spec, batches=kept, rows=rows - left, **options)
 
     @cached_property
     def learned(self) -> int:
@@ -55,7 +53,7 @@ class FirstRows(Repeated):
             return sum(int(each.hashed.labels.size) for each in stream)
 
     def lacking(self, columns: Sequence[str], begin: int) -> FirstRows:
-        """The same rows, but those from row `begin` on without values in these columns."""
+        """The same rows, but those from row `begin` on, rejected ones counted, without values in these columns."""
         batches = list[RowBatch]()
         for batch in self.batches:
             left = min(max(begin, 0), batch.rows)

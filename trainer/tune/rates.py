@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
+from trainer.examples.learned import LEARNED_ROWS
 from trainer.examples.open_log import Log
 from trainer.logs.batch import STDIN
 from trainer.output import SILENT, Output
@@ -21,8 +22,6 @@ from trainer.tune.candidates import Value, around, rebuilt
 from trainer.tune.choice import CHOSEN_BY, why_not
 from trainer.tune.first_rows import FirstRows
 from trainer.tune.halving import Comparison, tune
-
-ROWS = 100_000
 
 
 def with_rates(
@@ -40,7 +39,7 @@ def with_rates(
             f'learner.{auto[0]} = "auto" is chosen on the first rows, which are then learned: give a file or a table, '
             "or a number"
         )
-    rows = FirstRows.read(replace(log, on_note=lambda text: None), spec, ROWS)
+    rows = FirstRows.read(replace(log, on_note=lambda text: None), spec, LEARNED_ROWS)
     first = next(name for name, each in spec.variants.items() if each.average is None)
     alone = {first: {"share": 1.0, "without": list(spec.variants[first].without)}}
     learner = spec.learner.model_dump(mode="json", exclude_unset=True)
