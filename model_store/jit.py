@@ -2,9 +2,9 @@
 
 Numba's own cache detects a change in a kernel's file, by its time, but not in other files whose kernels it inlines or
 whose constants it freezes. Here the cache folder is named after a hash of every file with kernels, every file of this
-repository that these import, the versions of Python, numba and llvmlite, and the processor: a change in any of them
-starts a new folder, so a stale kernel never runs. Neither times nor the place of the files matter: the same version
-installed again, or elsewhere, finds its kernels. Processes that need one kernel at once compile it once.
+repository from which these import a constant, the versions of Python, numba and llvmlite, and the processor: a change
+in any of them starts a new folder, so a stale kernel never runs. Neither times nor the place of the files matter: the
+same version installed again, or elsewhere, finds its kernels. Processes that need one kernel at once compile it once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KEPT, _IN_USE_S = 4, 86_400.0
 
 
 def _kernel_sources() -> list[Path]:
-    """Every file with kernels and every file they import here, since a kernel freezes the constants it reads."""
+    """Every file with kernels, and every file whose constants they import here, since a kernel freezes these."""
     waiting = [Path(__file__).resolve()]
     for package in _PACKAGES:
         waiting += (path for pattern in _KERNEL_FILES for path in (_ROOT / package).rglob(pattern))
@@ -58,14 +58,14 @@ def _kernel_sources() -> list[Path]:
 
 
 def _imported(source: str) -> Iterator[Path]:
-    """The files of this repository that a module's source imports, at any place in it."""
+    """The files of this repository from which a module's source imports a constant, at any place in it.
+
+    Kernels are in files that are read anyway, and a kernel can freeze neither a class nor a function of Python.
+    """
     for module, names in _IMPORT.findall(source):
-        folder = _ROOT.joinpath(*module.split("."))
-        candidates = [
-            folder.with_suffix(".py"),
-            *(folder / f"{name}.py" for name in re.findall(r"\w+", names)),
-        ]
-        yield from (path for path in candidates if path.is_file())
+        path = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
+        if path.is_file() and re.search(r"\b[A-Z][A-Z0-9_]*\b", names):
+            yield path
 
 
 _KERNEL_SOURCES = frozenset(map(str, _kernel_sources()))
