@@ -1,14 +1,16 @@
-"""Generates docs/commands.md from the commands themselves: usage, flags, defaults, environment variables, examples.
+"""Generates docs/commands.md from the commands themselves, and the tables of other pages from what the code declares.
 
-`python docs/generate.py` writes the page; `--check` compares it and fails if it differs (`make check`). What stands
-below `<!-- notes -->` in a section is written by hand and kept: links, members of JSON answers, what needs a paragraph.
+`python docs/generate.py` writes the pages; `--check` compares them and fails if one differs (`make check`). In
+docs/commands.md the text below `<!-- notes -->` in a section is written by hand and kept: links, members of JSON
+answers, what needs a paragraph. In any other page only the text between `<!-- generated: NAME -->` and
+`<!-- end of generated -->` is replaced, by what BLOCKS has under this NAME.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -19,6 +21,11 @@ PAGE = Path(__file__).with_name("commands.md")
 NOTES = "<!-- notes -->"
 COMMON = {"--store", "--json", "--help"}
 """Flags that the page's introduction explains once."""
+BLOCKS: Mapping[str, Callable[[], str]] = {}
+"""By the name in the markers, the Markdown between them."""
+_BLOCK = re.compile(
+    r"^(<!-- generated: (.+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL
+)
 _SECTION = re.compile(r"^## (ftrie(?: [a-z-]+)*)$", re.MULTILINE)
 
 
@@ -102,16 +109,25 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
+def with_blocks(before: str) -> str:
+    """A page with its generated blocks as the code declares them now. Raises KeyError for an unknown name."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]().strip()}\n\n{found[3]}", before)
+
+
 def main() -> int:
-    """Write the page, or with --check say whether it is up to date."""
-    before = PAGE.read_text("utf-8")
-    made = page(before)
-    if "--check" not in sys.argv:
-        PAGE.write_text(made, "utf-8")
-    elif made != before:
-        print("docs/commands.md differs from what the commands say; run: make docs", file=sys.stderr)
-        return 1
-    return 0
+    """Write the pages, or with --check say which are not up to date."""
+    differ = 0
+    for path in sorted(PAGE.parent.rglob("*.md")):
+        before = path.read_text("utf-8")
+        made = page(before) if path == PAGE else with_blocks(before)
+        if made == before:
+            continue
+        if "--check" not in sys.argv:
+            path.write_text(made, "utf-8")
+        else:
+            print(f"docs/{path.name} differs from what the code says; run: make docs", file=sys.stderr)
+            differ = 1
+    return differ
 
 
 if __name__ == "__main__":
