@@ -1,4 +1,4 @@
-"""The bytes of an artefact or a delta: an Arrow IPC file with its own checks, described in docs/artefact.md.
+"""The bytes of an artefact or a delta: an Arrow IPC file with its own checks, described in docs/formats/artefact.md.
 
 `encode` takes and `decode` returns a `StoredModel`: rows and the metadata stored with them. Reading verifies the format
 version, columns, row count, spec hash and content digest; Arrow's exceptions are raised as ArtefactError.
@@ -298,7 +298,7 @@ def _refuse_nulls(batch: pa.RecordBatch) -> None:
             raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
 
 
-# -- metadata: entries of the Arrow schema, listed in docs/artefact.md
+# -- metadata: entries of the Arrow schema, listed in docs/formats/artefact.md
 
 FORMAT = b"ftrie.format"
 ROWS = b"ftrie.rows"

@@ -153,7 +153,7 @@ class Artefact(ModelRows):
         return made
 
     def to_bytes(self) -> bytes:
-        """The file, deterministic: the same content gives the same bytes. docs/artefact.md describes it."""
+        """The file, deterministic: the same content gives the same bytes. docs/formats/artefact.md describes it."""
         return arrow_format.encode(StoredModel(self, source=self.source))
 
     @classmethod
@@ -218,7 +218,7 @@ class Delta(ModelRows):
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def to_bytes(self) -> bytes:
-        """The file, deterministic: the same content gives the same bytes. docs/artefact.md describes it."""
+        """The file, deterministic: the same content gives the same bytes. docs/formats/artefact.md describes it."""
         lineage = Lineage(self.parent, self.parent_content, self.content)
         return arrow_format.encode(StoredModel(self, lineage=lineage))
 

@@ -432,7 +432,7 @@ class ChosenSection(Section):
 
 
 class GuardSection(Section):
-    """Bounds that a version must meet to be activated (docs/guard.md). Without the section nothing is checked.
+    """Bounds that a version must meet to be activated (docs/trainer.md). Without the section nothing is checked.
 
     A bound that is "off" is not checked. examples, min_examples and online_clicks are counts; cooldown is a time span.
     """

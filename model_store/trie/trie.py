@@ -1,7 +1,7 @@
 """FlatTrie: sorted keys as a radix trie in three arrays; it maps a key to its slot, its index among the sorted keys.
 
 The keys themselves are not kept: a key is put together from the labels on the way to its slot, and `keys` writes all
-of them. Weights and variants are separate arrays over slots. docs/trie.md draws a trie and has the table of its bytes.
+of them. Weights and variants are separate arrays over slots. docs/formats/served_model.md draws one.
 
 Thread safety: immutable; any number of threads may read it. Running times: L is a key's length in
 bytes, and choosing among a node's children counts as one step.

@@ -2,7 +2,7 @@
 
 activate.lua sets the pin when an operator activates a version of a model that has a trainer; the trainer keeps
 publishing, but activates nothing until `ftrie store resume`. `trainer.publish.guard` and `trainer.publish.rollback`
-decide what to refuse and when to roll back (docs/guard.md); `GuardRecords` stores it.
+decide what to refuse and when to roll back (docs/trainer.md); `GuardRecords` stores it.
 """
 
 from __future__ import annotations

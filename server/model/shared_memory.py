@@ -1,8 +1,8 @@
 """Blocks of memory that processes share: named arrays and a JSON head behind one descriptor.
 
 `Parts` are the blocks of one version of a model, as processes hand it to each other. Most blocks outlive a version: a
-delta replaces values and items, and the fresh layer if it has keys that the base lacks. docs/layers.md has the byte
-table, and what each block holds.
+delta replaces values and items, and the fresh layer if it has keys that the base lacks. docs/formats/served_model.md
+has the byte table, and what each block holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`benchmarks.growth` runs, and its figures are those that docs/table.md, docs/trie.md and docs/join.md derive."""
+"""`benchmarks.growth` runs, and its figures are those that docs/formats/ and docs/join.md derive."""
 
 from __future__ import annotations
 

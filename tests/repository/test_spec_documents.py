@@ -1,4 +1,4 @@
-"""docs/spec.md, docs/keys.md and docs/table.md against the code: every key, every default, every offset."""
+"""docs/spec.md, and keys and table of docs/formats/, against the code: every key, every default, every offset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_documented_buckets_are_the_buckets():
 
 
 def test_documented_keys_are_the_keys():
-    examples = [row for row in tables("keys.md") if len(row) == 2 and ", `" in row[0]]
+    examples = [row for row in tables("formats/keys.md") if len(row) == 2 and ", `" in row[0]]
     assert len(examples) == 3
     for given, key in examples:
         name, value = (part.strip("`") for part in given.split(", "))
@@ -63,7 +63,7 @@ def test_documented_keys_are_the_keys():
 
 
 def test_the_documented_hash_is_the_hash():
-    """By the constants of docs/keys.md."""
+    """By the constants of docs/formats/keys.md."""
     keys = [b"bias", b"brand=nike", b"age*brand=25*a-long-brand-name", b"", b"P_N_T*1=20631=", b"x" * 200]
     data = np.frombuffer(b"".join(keys), np.uint8).copy()
     offsets = np.cumsum([0, *(len(key) for key in keys)])
@@ -74,7 +74,7 @@ def test_the_documented_hash_is_the_hash():
 
 def test_the_documented_slots_are_the_slots_and_own_values_do_not_depend_on_precision():
     for layout in ("Full", "FullCounts", "Compact", "CompactCounts", "Own", "OwnCounts"):
-        rows = [row for row in tables("table.md", f"## {layout}") if row[0].isdigit()]
+        rows = [row for row in tables("formats/table.md", f"## {layout}") if row[0].isdigit()]
         documented = {row[2]: (int(row[0]), int(row[1])) for row in rows}
         fields = layouts.slot_type(getattr(layouts, layout), seen=False).fields
         assert documented == {name: (field[1], field[0].itemsize) for name, field in fields.items()}

@@ -1,4 +1,4 @@
-"""The byte layout of a checkpoint (docs/checkpoint.md): named arrays, a description, and a digest of every byte.
+"""The byte layout of a checkpoint (docs/formats/checkpoint.md): named arrays, a description, a digest of every byte.
 
 Arrays are written without copying them and read back memory-mapped. The index is at the end of the file, so the file is
 written in one pass, and one that was truncated anywhere is detected at once.

@@ -105,7 +105,7 @@ def _check_all_match(
         known = ", ".join(prefix.decode() for prefix in prefixes if prefix)
         raise SpecError(
             f'rules."{rule.decode()}": no key begins with it; keys begin with {known} '
-            "(names and values as they stand in keys, see docs/keys.md)"
+            "(names and values as they stand in keys, see docs/formats/keys.md)"
         )
 
 

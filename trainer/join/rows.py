@@ -2,8 +2,8 @@
 
 A segment is the table made from one parsed chunk of events. It is written at most once, in a pack together with others:
 when a checkpoint is to name it, or when memory runs out. Unneeded segments are dropped; a file is deleted once no
-checkpoint that is kept can name it. A pack is laid out and verified like a checkpoint (docs/checkpoint.md): its array
-`rows` is an Arrow stream of one batch, its description lists the segments.
+checkpoint that is kept can name it. A pack is laid out and verified like a checkpoint (docs/formats/checkpoint.md): its
+array `rows` is an Arrow stream of one batch, its description lists the segments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether keys share their state: the figures that a run reports, and what to expect of uniform hashes.
 
-In: how many keys there are, and with `[learner] hash_bits` or `hash_buckets` how many buckets they use. docs/keys.md
-defines the figures.
+In: how many keys there are, and with `[learner] hash_bits` or `hash_buckets` how many buckets they use.
+docs/formats/keys.md defines the figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory from the kernel that grows where it is; for the value table and the arena.
 
-Fresh memory is touched in small pages, and may become huge pages afterwards: docs/table.md says why.
+Fresh memory is touched in small pages, and may become huge pages afterwards: docs/formats/table.md says why.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def test_a_file_is_written_whole_and_read_back_or_named(tmp_path: Path) -> None:
 
 
 def test_the_document_describes_the_columns_and_metadata_there_are() -> None:
-    text = (ROOT / "docs" / "artefact.md").read_text()
+    text = (ROOT / "docs" / "formats" / "artefact.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| `(.+?)` \|", text, re.MULTILINE)
     columns = {name: kind for name, kind in rows if not name.startswith("ftrie.")}
     metadata = {name for name, _ in rows if name.startswith("ftrie.")}

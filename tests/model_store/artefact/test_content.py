@@ -26,7 +26,7 @@ def finalized(state: int) -> int:
 
 
 def described(rows: ModelRows) -> str:
-    """The digest as docs/artefact.md describes it, one row after the other."""
+    """The digest as docs/formats/artefact.md describes it, one row after the other."""
     sums = [0, 0]
     for row in range(rows.rows):
         if not rows.variants[row]:

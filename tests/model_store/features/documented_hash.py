@@ -1,4 +1,4 @@
-"""The hash of keys as docs/keys.md describes it, with the constants of that page, one byte string at a time."""
+"""The hash of keys as docs/formats/keys.md describes it, with the constants of that page, one byte string at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.repository.pages import tables
 
 ALL = (1 << 64) - 1
 DOCUMENTED = {
-    row[0]: int(row[1], 16) for row in tables("keys.md") if len(row) == 2 and row[1].startswith("0x")
+    row[0]: int(row[1], 16) for row in tables("formats/keys.md") if len(row) == 2 and row[1].startswith("0x")
 }
 SEED, LENGTH, WORD = DOCUMENTED["SEED"], DOCUMENTED["LENGTH"], DOCUMENTED["WORD"]
 PART, SEPARATOR = DOCUMENTED["PART"], DOCUMENTED["SEPARATOR"]

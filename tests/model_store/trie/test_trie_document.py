@@ -1,4 +1,4 @@
-"""docs/trie.md says what the code does: the drawn trie and the rows of nodes."""
+"""docs/formats/served_model.md says what the code does: the drawn trie and the rows of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_store.trie.trie_kernels import (
     TERMINAL_SHIFT,
 )
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "trie.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "served_model.md").read_text("utf-8")
 
 
 def table(heading: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""docs/layers.md says what the code does: the header of a block, and the arrays of each part."""
+"""docs/formats/served_model.md says what the code does: the header of a block, and the arrays of each part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from server.model.shared_memory import ALIGNMENT, CHECKED_FROM, FORMAT_VERSION, 
 from tests.server.model.models import SHOP, SHOP_WEIGHTS, loaded, parse
 from tests.server.slow_ranker import artefact_of
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "layers.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs/formats/served_model.md").read_text("utf-8")
+PAGE = PAGE.partition("\n## Layers and parts\n")[2]
 
 
 def table(heading: str) -> list[list[str]]:

@@ -26,7 +26,7 @@ from trainer.checkpoint.file import (
     write,
 )
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "checkpoint.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "formats" / "checkpoint.md").read_text("utf-8")
 RECORD = np.dtype([("key", np.uint64), ("small", np.int8), ("z", np.float64)], align=True)
 
 

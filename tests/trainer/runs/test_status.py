@@ -58,7 +58,7 @@ METRIC = re.compile(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTI
 
 
 def test_a_line_of_status_is_documented_member_by_member() -> None:
-    section = PAGE.split("\n## What it says\n")[1].split("\n## ")[0]
+    section = PAGE.split("\n### Status\n")[1].split("\n### ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [field.name for field in fields(Status)]
 
 
