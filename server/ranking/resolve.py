@@ -47,25 +47,24 @@ from server.ranking.request import (
 )
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import SHORTEST_WAIT_S, StoredReads, Timed
-from server.ranking.users import Flight, Users
+from server.ranking.users import PendingRead, Users
 
 
 @dataclass(slots=True, repr=False)
-class Ahead:
+class Prefetched:
     """What was done for a call before its turn, together with other calls: for this version, and for one thread.
 
-    request: the bytes of its message. plain: its features, None unless all are plain. reads_user: its user must be read
-    and may be read together with others. spent_ns: how long this took without the read, which took read_ns.
+    plain: its features, None unless all are plain. reads_user: its user must be read and may be read together with
+    others. spent_ns: how long this took without the read, which took read_ns.
     """
 
-    request: bytes
     message: Received
     served: ServedVersion
     plain: PlainTokens | None
     reads_user: bool
     spent_ns: int = 0
     read_ns: int = 0
-    flight: Flight | None = None
+    pending: PendingRead | None = None
 
 
 C = TypeVar("C", bound=Timed)
@@ -75,9 +74,8 @@ C = TypeVar("C", bound=Timed)
 class Call:
     """One call: its message, and the version that answers it. For one thread.
 
-    until_s: its deadline on the monotonic clock. ahead: what was done for it before, by the same version. degraded: the
-    notes so far. history: the user's, if known.
-    store_ns, completed_ns, time_us: see `Query`.
+    until_s: its deadline on the monotonic clock. prefetched: what was done for it before, by the same version.
+    degraded: the notes so far. history: the user's, if known. store_ns, completed_ns, time_us: see `Query`.
     """
 
     message: Received
@@ -87,7 +85,7 @@ class Call:
     served: ServedVersion
     explain: bool = False
     until_s: float = math.inf
-    ahead: Ahead | None = None
+    prefetched: Prefetched | None = None
     degraded: list[Degradation] = field(default_factory=list)
     store_ns: int = 0
     completed_ns: int = 0
@@ -111,45 +109,45 @@ class Resolver:
         self._users.forget()
         self._sets.forget()
 
-    def look_ahead(self, request: bytes, message: Received, served: ServedVersion) -> Ahead:
-        """What can be told of a call before its turn."""
+    def prefetch(self, message: Received, served: ServedVersion) -> Prefetched:
+        """What can be done for a call before its turn, apart from the read."""
         plain = _plain(message, served)
         cookie, wanted = message.brief.cookie, served.user_fields
         lacks = plain is not None and self._users.lacks(cookie, plain.given, served.name, wanted)
-        return Ahead(request, message, served, plain, lacks and is_id(cookie))
+        return Prefetched(message, served, plain, lacks and is_id(cookie))
 
     def read_together(
-        self, waiting: Sequence[tuple[C, Ahead]]
-    ) -> tuple[list[tuple[C, Ahead]], list[tuple[C, Ahead]]]:
+        self, waiting: Sequence[tuple[C, Prefetched]]
+    ) -> tuple[list[tuple[C, Prefetched]], list[tuple[C, Prefetched]]]:
         """Read the users of calls that lack them in one round trip; the calls to read again, and those to answer now.
 
         The round trip is given the shortest time that one of the calls has for its read. If it fails by that, the calls
         with more time are read again: each waits for the store as long as it would alone.
         """
         served = waiting[0][1].served
-        again = [(call, ahead) for call, ahead in waiting if ahead.served is not served]
-        ready: list[tuple[C, Ahead]] = []
-        timed: list[tuple[C, Ahead, float]] = []
-        for call, ahead in waiting:
-            if ahead.served is served:
-                left_s = self._reads.users.left_s(call, ahead.read_ns / 1e9)
+        again = [(call, prefetched) for call, prefetched in waiting if prefetched.served is not served]
+        ready: list[tuple[C, Prefetched]] = []
+        timed: list[tuple[C, Prefetched, float]] = []
+        for call, prefetched in waiting:
+            if prefetched.served is served:
+                left_s = self._reads.users.left_s(call, prefetched.read_ns / 1e9)
                 if left_s < SHORTEST_WAIT_S:
-                    ready.append((call, ahead))
+                    ready.append((call, prefetched))
                 else:
-                    timed.append((call, ahead, left_s))
+                    timed.append((call, prefetched, left_s))
         if not timed:
             return again, ready
         wait_s = min(left_s for _, _, left_s in timed)
-        cookies = [ahead.message.brief.cookie for _, ahead, _ in timed]
+        cookies = [prefetched.message.brief.cookie for _, prefetched, _ in timed]
         began_ns = perf_counter_ns()
-        flights = self._users.read_together(cookies, served.name, served.user_fields, wait_s)
+        reads = self._users.read_together(cookies, served.name, served.user_fields, wait_s)
         took_ns = perf_counter_ns() - began_ns
-        for call, ahead, left_s in timed:
-            ahead.flight = flight = flights.get(ahead.message.brief.cookie)
-            ahead.read_ns += took_ns
-            failed = flight is not None and flight.user is None
+        for call, prefetched, left_s in timed:
+            prefetched.pending = pending = reads.get(prefetched.message.brief.cookie)
+            prefetched.read_ns += took_ns
+            failed = pending is not None and pending.user is None
             late = failed and took_ns >= wait_s * 1e9 and left_s - wait_s >= SHORTEST_WAIT_S
-            (again if late else ready).append((call, ahead))
+            (again if late else ready).append((call, prefetched))
         return again, ready
 
     def resolve(self, call: Call) -> Query:
@@ -157,7 +155,7 @@ class Resolver:
         message, served = call.message, call.served
         request = message.brief
         derived, histories = served.derived, served.histories
-        plain = _plain(message, served) if call.ahead is None else call.ahead.plain
+        plain = _plain(message, served) if call.prefetched is None else call.prefetched.plain
         own = read_features(message, served.schema) if plain is None else _NO_VALUES
         top_k = read_top_k(request)
         named, inline = message.item_ids, read_inline(message, served.schema)
@@ -238,8 +236,9 @@ class Resolver:
         served, wanted = call.served, call.served.user_fields
         began_ns = perf_counter_ns()
         given = wanted.bits(own) if plain is None else plain.given
-        flight, read_ns = (None, 0) if call.ahead is None else (call.ahead.flight, call.ahead.read_ns)
-        user, notes = self._users.find(cookie, given, served.name, wanted, call.context, flight)
+        before = call.prefetched
+        pending, read_ns = (None, 0) if before is None else (before.pending, before.read_ns)
+        user, notes = self._users.find(cookie, given, served.name, wanted, call.context, pending)
         call.completed_ns = perf_counter_ns()
         call.store_ns = call.completed_ns - began_ns + read_ns
         call.degraded += notes

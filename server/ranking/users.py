@@ -99,11 +99,11 @@ class Users:
         self._meter = meter or Meter()
         self._users = users
         self._ttl_s = ttl_s
-        self._shelves: dict[str, _Shelf] = {}
+        self._of_models: dict[str, ModelUsers] = {}
 
     def forget(self) -> None:
         """Read every user again, and keep none that the store lacks."""
-        self._shelves.clear()
+        self._of_models.clear()
 
     def lacks(self, cookie: str, given: int, model: str, wanted: UserFields) -> bool:
         """Whether `find` would have to read the user, and `read_together` can do so.
@@ -112,46 +112,41 @@ class Users:
         """
         if not cookie or wanted.histories is not None or given & wanted.stored_bits == wanted.stored_bits:
             return False
-        user = self._shelf(model, wanted).cache.get(cookie)
+        user = self._of_model(model, wanted).cache.get(cookie)
         return (user is None or user.fresh_until <= time.monotonic()) and not self._reads.users.is_cluster
 
     def read_together(
         self, cookies: Iterable[str], model: str, wanted: UserFields, wait_s: float
-    ) -> Mapping[str, Flight]:
+    ) -> Mapping[str, PendingRead]:
         """Read users in one round trip, each for all requests of its cookie; the reads by cookie, all ended.
 
         For requests that lack these users. Leaves out whom another thread is reading.
         """
-        shelf = self._shelf(model, wanted)
-        with shelf.lock:
-            flights = {cookie: Flight(wait_s) for cookie in cookies if cookie not in shelf.flights}
-            shelf.flights.update(flights)
+        kept = self._of_model(model, wanted)
+        with kept.lock:
+            reads = {cookie: PendingRead(wait_s) for cookie in cookies if cookie not in kept.pending}
+            kept.pending.update(reads)
         try:
-            if flights:
-                self._fly_together(shelf, flights, wait_s)
+            if reads:
+                self._read_all(kept, reads, wait_s)
         finally:
-            with shelf.lock:
-                for cookie in flights:
-                    del shelf.flights[cookie]
-            for flight in flights.values():
-                if flight.landed is not None:
-                    flight.landed.set()
-        return flights
+            kept.end(reads)
+        return reads
 
-    def _fly_together(self, shelf: _Shelf, flights: Mapping[str, Flight], wait_s: float) -> None:
+    def _read_all(self, kept: ModelUsers, reads: Mapping[str, PendingRead], wait_s: float) -> None:
         found: Sequence[list[str | None] | StoreError]
         try:
-            found = self._reads.users_values(list(flights), shelf.wanted.hash_fields, wait_s)
+            found = self._reads.users_values(list(reads), kept.wanted.hash_fields, wait_s)
         except StoreError as error:
-            found = [error] * len(flights)
-        for (cookie, flight), values in zip(flights.items(), found, strict=True):
+            found = [error] * len(reads)
+        for (cookie, pending), values in zip(reads.items(), found, strict=True):
             if isinstance(values, StoreError):
-                flight.fail(values)
+                pending.fail(values)
                 continue
             try:
-                flight.user = self._kept(shelf, cookie, values, None, wait_s)
+                pending.user = self._keep(kept, cookie, values, None, wait_s)
             except StoreError as error:
-                flight.fail(error)
+                pending.fail(error)
 
     def find(
         self,
@@ -160,13 +155,13 @@ class Users:
         model: str,
         wanted: UserFields,
         context: grpc.ServicerContext,
-        flight: Flight | None = None,
+        pending: PendingRead | None = None,
     ) -> tuple[StoredUser | None, Sequence[Degradation]]:
         """The user to lay under a request's features, None if there is nothing to add; and the notes.
 
-        given: a bit for each field that the request has itself. flight: the read that `read_together` has made for this
-        request. The notes tell what is missing or stale, and which
-        stored values were left out because they do not fit their field. Raises DeadlinePassed.
+        given: a bit for each field that the request has itself. pending: the read that `read_together` has made for
+        this request. The notes name what is missing or stale, and the stored values that were left out because they do
+        not fit their field. Raises DeadlinePassed.
         """
         reads_history = wanted.histories is not None
         if not cookie or (given & wanted.user_bits == wanted.user_bits and not reads_history):
@@ -175,7 +170,7 @@ class Users:
         if given & wanted.stored_bits == wanted.stored_bits and not reads_history:
             user = _unread(cookie, wanted)
         else:
-            user, notes = self._user(cookie, model, wanted, context, flight)
+            user, notes = self._user(cookie, model, wanted, context, pending)
         if reads_history and user.history is None and not notes:
             notes = [
                 Degradation.left_out(HISTORY_PART, "a record that is damaged; see ftrie store check", cookie)
@@ -184,13 +179,13 @@ class Users:
             notes = [*notes, *(Degradation.left_out(PART, text) for bit, text in misfits if not given & bit)]
         return user, notes
 
-    def _shelf(self, model: str, wanted: UserFields) -> _Shelf:
+    def _of_model(self, model: str, wanted: UserFields) -> ModelUsers:
         """The users kept of a model, whose version reads these fields."""
-        shelf = self._shelves.get(model)
-        if shelf is None or shelf.wanted is not wanted:
+        kept = self._of_models.get(model)
+        if kept is None or kept.wanted is not wanted:
             # Another version, whose spec has other fields: the records read for the one before do not serve it.
-            shelf = self._shelves[model] = _Shelf(model, wanted, UserCache(self._users))
-        return shelf
+            kept = self._of_models[model] = ModelUsers(model, wanted, UserCache(self._users))
+        return kept
 
     def _user(
         self,
@@ -198,17 +193,17 @@ class Users:
         model: str,
         wanted: UserFields,
         context: grpc.ServicerContext,
-        flight: Flight | None,
+        pending: PendingRead | None,
     ) -> tuple[StoredUser, list[Degradation]]:
         """The user as far as known, and the notes on that. Raises DeadlinePassed."""
-        shelf = self._shelf(model, wanted)
-        user = shelf.cache.get(cookie)
-        if flight is None and user is not None and user.fresh_until > time.monotonic():
+        kept = self._of_model(model, wanted)
+        user = kept.cache.get(cookie)
+        if pending is None and user is not None and user.fresh_until > time.monotonic():
             user.used = True
             self._meter.count(USER_CACHE, "hit")
             return user, (_lost(user) if user.lost_at else [])
         try:
-            read = self._read(shelf, cookie, context) if flight is None else flight.outcome()
+            read = self._read(kept, cookie, context) if pending is None else pending.outcome()
             self._meter.count(USER_CACHE, "stale" if read.lost_at else "miss")
             return read, (_lost(read) if read.lost_at else [])
         except StoreError as error:
@@ -219,90 +214,89 @@ class Users:
             age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
-    def _read(self, shelf: _Shelf, cookie: str, context: grpc.ServicerContext) -> StoredUser:
+    def _read(self, kept: ModelUsers, cookie: str, context: grpc.ServicerContext) -> StoredUser:
         """Ask the store, or wait for the request that is asking it for the same cookie. Raises StoreError."""
         wait_s = self._reads.users.wait_s(context)
-        with shelf.lock:
-            flight = shelf.flights.get(cookie)
-            if flight is not None and flight.landed is None:
-                flight.landed = threading.Event()
-            ours = flight is None
-            if flight is None:
-                flight = shelf.flights[cookie] = Flight(wait_s)
-        return self._fly(shelf, cookie, flight) if ours else self._join(shelf, cookie, flight, wait_s)
+        with kept.lock:
+            pending = kept.pending.get(cookie)
+            if pending is not None and pending.ended is None:
+                pending.ended = threading.Event()
+            ours = pending is None
+            if pending is None:
+                pending = kept.pending[cookie] = PendingRead(wait_s)
+        return (
+            self._read_first(kept, cookie, pending) if ours else self._wait_for(kept, cookie, pending, wait_s)
+        )
 
-    def _fly(self, shelf: _Shelf, cookie: str, flight: Flight) -> StoredUser:
+    def _read_first(self, kept: ModelUsers, cookie: str, pending: PendingRead) -> StoredUser:
         try:
-            flight.user = self._ask(shelf, cookie, flight.wait_s)
-            return flight.user
+            pending.user = self._ask(kept, cookie, pending.wait_s)
+            return pending.user
         except StoreError as error:
-            flight.fail(error)
+            pending.fail(error)
             raise
         finally:
-            with shelf.lock:
-                del shelf.flights[cookie]
-            if flight.landed is not None:
-                flight.landed.set()
+            kept.end({cookie: pending})
 
-    def _join(self, shelf: _Shelf, cookie: str, flight: Flight, wait_s: float) -> StoredUser:
+    def _wait_for(self, kept: ModelUsers, cookie: str, pending: PendingRead, wait_s: float) -> StoredUser:
         began = time.monotonic()
-        assert flight.landed is not None
-        if not flight.landed.wait(wait_s):
+        assert pending.ended is not None
+        if not pending.ended.wait(wait_s):
             raise StoreUnavailable(
                 f"another request asks for it too, and had no answer in {wait_s * 1000:.0f} ms"
             )
-        if flight.user is not None:
-            return flight.user
+        if pending.user is not None:
+            return pending.user
         left_s = wait_s - (time.monotonic() - began)
-        if flight.wait_s < wait_s and left_s > 0:  # that request had less time than this one
-            return self._ask(shelf, cookie, left_s)
-        raise StoreUnavailable(str(flight.failure))
+        if pending.wait_s < wait_s and left_s > 0:  # that request had less time than this one
+            return self._ask(kept, cookie, left_s)
+        raise StoreUnavailable(str(pending.failure))
 
-    def _ask(self, shelf: _Shelf, cookie: str, wait_s: float) -> StoredUser:
-        wanted, history = shelf.wanted, None
+    def _ask(self, kept: ModelUsers, cookie: str, wait_s: float) -> StoredUser:
+        wanted, history = kept.wanted, None
         if wanted.histories is None:
             values = self._reads.user_values(cookie, wanted.hash_fields, wait_s)
         else:
-            values, record = self._reads.user_and_history(cookie, wanted.hash_fields, shelf.model, wait_s)
+            values, record = self._reads.user_and_history(cookie, wanted.hash_fields, kept.model, wait_s)
             history = _sound(record)
-        return self._kept(shelf, cookie, values, history, wait_s)
+        return self._keep(kept, cookie, values, history, wait_s)
 
-    def _kept(
-        self, shelf: _Shelf, cookie: str, values: list[str | None], history: bytes | None, wait_s: float
+    def _keep(
+        self, kept: ModelUsers, cookie: str, values: list[str | None], history: bytes | None, wait_s: float
     ) -> StoredUser:
         """The user of what the store has answered, kept for further requests. Raises StoreError."""
-        wanted = shelf.wanted
+        wanted = kept.wanted
         user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
         if all(value is None for value in values) and not history:
-            user = self._unless_lost(shelf, user, wait_s)
+            user = self._unless_lost(kept, user, wait_s)
         if len(cookie) <= MAX_KEPT_COOKIE:
-            shelf.cache.put(user)
+            kept.cache.put(user)
         return user
 
     def _fresh_s(self, wanted: UserFields) -> float:
         """How long a record counts as fresh: a history for no longer than it takes the trainer to write it again."""
         return self._ttl_s if wanted.histories is None else min(self._ttl_s, HISTORY_FRESH_S)
 
-    def _unless_lost(self, shelf: _Shelf, user: StoredUser, wait_s: float) -> StoredUser:
+    def _unless_lost(self, kept: ModelUsers, user: StoredUser, wait_s: float) -> StoredUser:
         """`user`, of whom the store has nothing; as known before if that is because the store lost its data."""
-        before = shelf.cache.get(user.cookie)
+        before = kept.cache.get(user.cookie)
         if before is None or not (before.history or any(value is not None for value in before.values)):
             return user
-        read_at = before.lost_at or before.fresh_until - self._fresh_s(shelf.wanted)
+        read_at = before.lost_at or before.fresh_until - self._fresh_s(kept.wanted)
         if not self._reads.users.has_lost(read_at, wait_s):
             return user
         return StoredUser(user.cookie, before.values, user.fresh_until, read_at, before.history)
 
 
 @dataclass(slots=True)
-class Flight:
-    """One read of a user. landed: made by the first request that waits for it, under the shelf's lock.
+class PendingRead:
+    """One read of a user. ended: made by the first request that waits for it, under the lock of `ModelUsers`.
 
     user or failure: the outcome, once it has ended.
     """
 
     wait_s: float
-    landed: threading.Event | None = None
+    ended: threading.Event | None = None
     user: StoredUser | None = None
     failure: StoreError = field(
         default_factory=lambda: StoreUnavailable("the request that asked for it failed")
@@ -320,14 +314,23 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shelf:
-    """The users kept of one model. flights: reads under way by cookie, under `lock`."""
+class ModelUsers:
+    """The users kept of one model. pending: reads under way by cookie, under `lock`."""
 
     model: str
     wanted: UserFields
     cache: UserCache
-    flights: dict[str, Flight] = field(default_factory=dict)
+    pending: dict[str, PendingRead] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def end(self, reads: Mapping[str, PendingRead]) -> None:
+        """Take back reads that have ended, by cookie, and wake the requests that wait for them."""
+        with self.lock:
+            for cookie in reads:
+                del self.pending[cookie]
+        for pending in reads.values():
+            if pending.ended is not None:
+                pending.ended.set()
 
 
 def _unread(cookie: str, wanted: UserFields) -> StoredUser:

@@ -344,8 +344,12 @@ class UnaryCall:
 
     @property
     def message(self) -> Any:
-        """The message that has arrived; None if the call is over."""
+        """The message that has arrived, or what was put in its place; None if the call is over."""
         return self.state.request
+
+    @message.setter
+    def message(self, message: Any) -> None:
+        self.state.request = message
 
     def time_remaining(self) -> float:
         """Same as of grpc's context: seconds until the deadline, 0 once it has passed."""

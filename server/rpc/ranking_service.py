@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -27,7 +26,7 @@ from server.impressions.shadows import Seen, ShadowLog
 from server.ranking.answer import rank_response
 from server.ranking.explain import explain_response
 from server.ranking.request import Received, explain_received, received
-from server.ranking.resolve import Ahead, Call, Resolver
+from server.ranking.resolve import Call, Prefetched, Resolver
 from server.ranking.served import ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import Users
@@ -61,8 +60,6 @@ class RankingService:
         self._impressions = impressions
         wants_shadows = shadow_log.wants if shadow_log is not None else None
         self._resolver = Resolver(reads, users or Users(reads, meter=self._meter), wants_shadows)
-        self._thread = threading.local()
-        """ahead: what `in_turn` has done for the call that this thread answers next."""
         self.draining = False
 
     def forget(self) -> None:
@@ -81,26 +78,23 @@ class RankingService:
         The users of the others are then read together, so that the calls share the round trip, and its system calls and
         thread switches.
         """
-        reading: list[tuple[UnaryCall, Ahead]] = []
-        others: list[tuple[UnaryCall, Ahead | None]] = []
+        reading: list[tuple[UnaryCall, Prefetched]] = []
+        others: list[UnaryCall] = []
         for call in calls:
-            ahead = self._look_ahead(call)
-            if ahead is not None and ahead.reads_user:
-                reading.append((call, ahead))
+            prefetched = self._prefetch(call)
+            if prefetched is not None:
+                call.message = prefetched  # grpc hands it to `Rank` in the message's place
+            if prefetched is not None and prefetched.reads_user:
+                reading.append((call, prefetched))
             else:
-                others.append((call, ahead))
-        for call, ahead in others:
-            self._thread.ahead = ahead
-            yield call
+                others.append(call)
+        yield from others
         while reading:
             reading, ready = self._resolver.read_together(reading)
-            for call, ahead in ready:
-                self._thread.ahead = ahead
-                yield call
-        self._thread.ahead = None
+            yield from (call for call, _ in ready)
 
-    def _look_ahead(self, call: UnaryCall) -> Ahead | None:
-        """What can be told of a call before its turn; None of one that is not answered by `Rank`, or with an error."""
+    def _prefetch(self, call: UnaryCall) -> Prefetched | None:
+        """What can be done for a call before its turn; None if `Rank` does not answer it, or only with an error."""
         began_ns = perf_counter_ns()
         request = call.message
         if request is None or call.method != RANK:
@@ -113,31 +107,33 @@ class RankingService:
         served = model.served if model is not None else None
         if served is None or self.draining:
             return None
-        ahead = self._resolver.look_ahead(request, message, served)
-        ahead.spent_ns = perf_counter_ns() - began_ns
-        return ahead
+        prefetched = self._resolver.prefetch(message, served)
+        prefetched.spent_ns = perf_counter_ns() - began_ns
+        return prefetched
 
-    def Rank(self, request: bytes, context: grpc.ServicerContext, explain: bool = False) -> bytes:
-        """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`."""
+    def Rank(
+        self, request: bytes | Prefetched, context: grpc.ServicerContext, explain: bool = False
+    ) -> bytes:
+        """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`.
+
+        request: the message, or what `in_turn` has put in its place.
+        """
         began_ns = perf_counter_ns()
         method = "Explain" if explain else "Rank"
-        ahead: Ahead | None = getattr(self._thread, "ahead", None)
-        if ahead is not None and ahead.request is request:
-            began_ns -= ahead.spent_ns + ahead.read_ns
-        else:  # that of a call which ended before its turn
-            ahead = None
+        prefetched: Prefetched | None = None
         message: Received | InvalidRequest
         request_id = model = ""
         try:
-            if ahead is not None:
-                message = ahead.message
+            if isinstance(request, Prefetched):
+                prefetched, message = request, request.message
+                began_ns -= prefetched.spent_ns + prefetched.read_ns
             else:
                 message = explain_received(request) if explain else received(request)
             if isinstance(message, InvalidRequest):
                 raise message
             model = self._label(message.brief.model)
             request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
-            return self._answer(message, request_id, context, began_ns, explain, ahead)
+            return self._answer(message, request_id, context, began_ns, explain, prefetched)
         except Exception as error:
             self._meter.failed(model, method, status_of(error).name)
             if is_own_fault(error):
@@ -151,7 +147,7 @@ class RankingService:
         context: grpc.ServicerContext,
         began_ns: int,
         explain: bool,
-        ahead: Ahead | None,
+        prefetched: Prefetched | None,
     ) -> bytes:
         left_s = context.time_remaining()
         if left_s == 0:
@@ -164,9 +160,9 @@ class RankingService:
         served = model.served  # read once: one version computes the whole answer
         if served is None or self.draining:
             raise self._not_ready(model)
-        if ahead is not None and ahead.served is not served:
-            ahead = None
-        call = Call(message, request_id, context, model, served, explain, until_s, ahead)
+        if prefetched is not None and prefetched.served is not served:
+            prefetched = None
+        call = Call(message, request_id, context, model, served, explain, until_s, prefetched)
         query = self._resolver.resolve(call)
         ranking = served.ranker.rank(query, until_s)
         ranking_ns = perf_counter_ns() - query.completed_ns

@@ -195,8 +195,8 @@ def test_requests_for_one_cookie_at_a_time_ask_once(store: Store, reads: StoredR
     with ThreadPoolExecutor(8) as pool:
         with stalled(store):
             answers = [pool.submit(complete, users, "u1") for _ in range(8)]
-            shelf = users._shelves.get
-            eventually(lambda: bool((kept := shelf(shop.NAME)) and "u1" in kept.flights))
+            of_model = users._of_models.get
+            eventually(lambda: bool((kept := of_model(shop.NAME)) and "u1" in kept.pending))
             eventually(lambda: all(answer.running() or answer.done() for answer in answers))
         assert all(answer.result()[0]["device"] == "u1" for answer in answers)
     assert asked(store) - before <= 2
@@ -204,12 +204,12 @@ def test_requests_for_one_cookie_at_a_time_ask_once(store: Store, reads: StoredR
 
 def test_who_waits_for_one_in_a_hurry_asks_again_in_its_own_time(store: Store, reads: StoredReads) -> None:
     users = Users(reads)
-    complete(users, "u2")  # opens this thread's connection, and a shelf
-    shelf = users._shelves[shop.NAME]
+    complete(users, "u2")  # opens this thread's connection, and is kept
+    kept = users._of_models[shop.NAME]
     with ThreadPoolExecutor(2) as pool:
         with stalled(store):
             first = pool.submit(complete, users, "u1", remaining(0.1))
-            eventually(lambda: "u1" in shelf.flights)
+            eventually(lambda: "u1" in kept.pending)
             second = pool.submit(complete, users, "u1")
             assert first.result()[1][0].startswith("user_features: ")
         assert second.result() == (U1, [])

@@ -15,7 +15,7 @@ from model_store.redis.redis_keys import USER, record_key
 from model_store.store import Store
 from server.ranking.features import UserFields
 from server.ranking.resolve import Resolver
-from server.ranking.users import Flight, Users
+from server.ranking.users import PendingRead, Users
 from server.rpc.gate import MOST_TOGETHER
 from server.rpc.observers import RANK
 from server.rpc.ranking_service import RankingService
@@ -48,10 +48,10 @@ class Crowd:
 
         def noted(
             users: Users, cookies: Iterable[str], model: str, wanted: UserFields, wait_s: float
-        ) -> Mapping[str, Flight]:
-            flights = read(users, cookies, model, wanted, wait_s)
-            self.shared.append(list(flights))
-            return flights
+        ) -> Mapping[str, PendingRead]:
+            reads = read(users, cookies, model, wanted, wait_s)
+            self.shared.append(list(reads))
+            return reads
 
         monkeypatch.setattr(RankingService, "_answer", held)
         monkeypatch.setattr(Users, "read_together", noted)
