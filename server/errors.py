@@ -23,14 +23,10 @@ from grpc_status import rpc_status
 
 from ctr.v1 import ranking_pb2 as pb
 from model_store.errors import (
-    ArtefactError,
-    ExperimentChanged,
-    ExperimentError,
     FieldValueError,
     ServerError,
     StoreError,
     StoreUnavailable,
-    VersionNotFound,
 )
 
 M = TypeVar("M", bound=Message)
@@ -136,15 +132,11 @@ ANSWER_OF: dict[type[Exception], _Answer] = {
     InvalidRequest: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     ObjectiveError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_OBJECTIVE"),
     FieldValueError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FEATURE_VALUE"),
-    ExperimentError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_EXPERIMENT"),
     ModelNotServed: _Answer(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_SERVED"),
     CandidateSetNotFound: _Answer(grpc.StatusCode.NOT_FOUND, "CANDIDATE_SET_NOT_FOUND"),
-    VersionNotFound: _Answer(grpc.StatusCode.NOT_FOUND, "VERSION_NOT_FOUND"),
     NotReady: _Answer(grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
     StoreUnavailable: _Answer(grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     StoreError: _Answer(grpc.StatusCode.FAILED_PRECONDITION, "STORED_DATA_INVALID"),
-    ArtefactError: _Answer(grpc.StatusCode.FAILED_PRECONDITION, "VERSION_DAMAGED"),
-    ExperimentChanged: _Answer(grpc.StatusCode.ABORTED, "EXPERIMENT_CHANGED"),
     DeadlinePassed: _Answer(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     MemoryError: _Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, "OUT_OF_MEMORY"),
 }

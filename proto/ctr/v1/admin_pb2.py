@@ -22,11 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x04\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.ctr.v1.VersionKind\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x30\n\x0cpublish_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x10serve_start_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tkey_count\x18\x08 \x01(\x03\x12\x12\n\nitem_count\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x19\n\x11store_unavailable\x18\x0b \x01(\x08\x12>\n\x0erefusal_counts\x18\x0c \x03(\x0b\x32&.ctr.v1.ModelStatus.RefusalCountsEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12+\n\rtraffic_split\x18\x0e \x01(\x0b\x32\x14.ctr.v1.TrafficSplit\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a\x34\n\x12RefusalCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"h\n\x0cTrafficSplit\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xcc\x01\n\x0cWorkerStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x15\n\rrestart_count\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xab\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x18\n\x10predecessor_pids\x18\x06 \x03(\x05\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\"K\n\x13ListVersionsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"\xfe\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x02 \x01(\x08\x12\x30\n\x0cpublish_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\trow_count\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x0e\n\x06sha256\x18\x06 \x01(\t\x12!\n\x04kind\x18\x07 \x01(\x0e\x32\x13.ctr.v1.VersionKind\x12\x1b\n\x0eparent_version\x18\x08 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_digest\x18\t \x01(\tB\x11\n\x0f_parent_version\"R\n\x14ListVersionsResponse\x12!\n\x08versions\x18\x01 \x03(\x0b\x32\x0f.ctr.v1.Version\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"8\n\x16\x41\x63tivateVersionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\"^\n\x17\x41\x63tivateVersionResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x1d\n\x10previous_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_previous_version\"B\n\x0fRollBackRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"W\n\x10RollBackResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x1d\n\x10previous_version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x13\n\x11_previous_version\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus\"\xf1\x02\n\nExperiment\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.ctr.v1.ExperimentState\x12\x0e\n\x06winner\x18\x03 \x01(\t\x12.\n\x06shares\x18\x04 \x03(\x0b\x32\x1e.ctr.v1.Experiment.SharesEntry\x12\x0c\n\x04salt\x18\x05 \x01(\t\x12*\n\x04pins\x18\x06 \x03(\x0b\x32\x1c.ctr.v1.Experiment.PinsEntry\x12\x0f\n\x07shadows\x18\x07 \x03(\t\x12\x11\n\tobjective\x18\x08 \x01(\t\x12/\n\x0bupdate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a+\n\tPinsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"%\n\x14GetExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\"l\n\x15GetExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment\x12+\n\rtraffic_split\x18\x02 \x01(\x0b\x32\x14.ctr.v1.TrafficSplit\"\xb7\x01\n\x17UpdateExperimentRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\nexperiment\x18\x02 \x01(\x0b\x32\x12.ctr.v1.Experiment\x12/\n\x0bupdate_mask\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\x12\x1e\n\x11\x65xpected_revision\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x14\n\x12_expected_revision\"B\n\x18UpdateExperimentResponse\x12&\n\nexperiment\x18\x01 \x01(\x0b\x32\x12.ctr.v1.Experiment*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*^\n\x0bVersionKind\x12\x1c\n\x18VERSION_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12VERSION_KIND_DELTA\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04*o\n\x0f\x45xperimentState\x12 \n\x1c\x45XPERIMENT_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x45XPERIMENT_STATE_RUNNING\x10\x01\x12\x1c\n\x18\x45XPERIMENT_STATE_STOPPED\x10\x02\x32\xd6\x04\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x43\n\nListModels\x12\x19.ctr.v1.ListModelsRequest\x1a\x1a.ctr.v1.ListModelsResponse\x12I\n\x0cListVersions\x12\x1b.ctr.v1.ListVersionsRequest\x1a\x1c.ctr.v1.ListVersionsResponse\x12R\n\x0f\x41\x63tivateVersion\x12\x1e.ctr.v1.ActivateVersionRequest\x1a\x1f.ctr.v1.ActivateVersionResponse\x12=\n\x08RollBack\x12\x17.ctr.v1.RollBackRequest\x1a\x18.ctr.v1.RollBackResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponse\x12L\n\rGetExperiment\x12\x1c.ctr.v1.GetExperimentRequest\x1a\x1d.ctr.v1.GetExperimentResponse\x12U\n\x10UpdateExperiment\x12\x1f.ctr.v1.UpdateExperimentRequest\x1a .ctr.v1.UpdateExperimentResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x04\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.ctr.v1.VersionKind\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x30\n\x0cpublish_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x10serve_start_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tkey_count\x18\x08 \x01(\x03\x12\x12\n\nitem_count\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x19\n\x11store_unavailable\x18\x0b \x01(\x08\x12>\n\x0erefusal_counts\x18\x0c \x03(\x0b\x32&.ctr.v1.ModelStatus.RefusalCountsEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12+\n\rtraffic_split\x18\x0e \x01(\x0b\x32\x14.ctr.v1.TrafficSplit\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a\x34\n\x12RefusalCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"h\n\x0cTrafficSplit\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xcc\x01\n\x0cWorkerStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x15\n\rrestart_count\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xab\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x18\n\x10predecessor_pids\x18\x06 \x03(\x05\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*^\n\x0bVersionKind\x12\x1c\n\x18VERSION_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12VERSION_KIND_DELTA\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04\x32\x8e\x01\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,70 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSTATUS_VERSIONSENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_EXPERIMENT_SHARESENTRY']._loaded_options = None
-  _globals['_EXPERIMENT_SHARESENTRY']._serialized_options = b'8\001'
-  _globals['_EXPERIMENT_PINSENTRY']._loaded_options = None
-  _globals['_EXPERIMENT_PINSENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSOURCE']._serialized_start=2870
-  _globals['_MODELSOURCE']._serialized_end=2960
-  _globals['_VERSIONKIND']._serialized_start=2962
-  _globals['_VERSIONKIND']._serialized_end=3056
-  _globals['_WORKERSTATE']._serialized_start=3059
-  _globals['_WORKERSTATE']._serialized_end=3205
-  _globals['_EXPERIMENTSTATE']._serialized_start=3207
-  _globals['_EXPERIMENTSTATE']._serialized_end=3318
-  _globals['_MODELSTATUS']._serialized_start=98
-  _globals['_MODELSTATUS']._serialized_end=643
-  _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_start=579
-  _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_end=631
-  _globals['_TRAFFICSPLIT']._serialized_start=645
-  _globals['_TRAFFICSPLIT']._serialized_end=749
-  _globals['_VARIANTSHARE']._serialized_start=751
-  _globals['_VARIANTSHARE']._serialized_end=797
-  _globals['_WORKERSTATUS']._serialized_start=800
-  _globals['_WORKERSTATUS']._serialized_end=1004
-  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_start=957
-  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_end=1004
-  _globals['_GETSTATUSREQUEST']._serialized_start=1006
-  _globals['_GETSTATUSREQUEST']._serialized_end=1024
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1027
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1198
-  _globals['_LISTMODELSREQUEST']._serialized_start=1200
-  _globals['_LISTMODELSREQUEST']._serialized_end=1219
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1221
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1278
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=1280
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=1355
-  _globals['_VERSION']._serialized_start=1358
-  _globals['_VERSION']._serialized_end=1612
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=1614
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=1696
-  _globals['_ACTIVATEVERSIONREQUEST']._serialized_start=1698
-  _globals['_ACTIVATEVERSIONREQUEST']._serialized_end=1754
-  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_start=1756
-  _globals['_ACTIVATEVERSIONRESPONSE']._serialized_end=1850
-  _globals['_ROLLBACKREQUEST']._serialized_start=1852
-  _globals['_ROLLBACKREQUEST']._serialized_end=1918
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1920
-  _globals['_ROLLBACKRESPONSE']._serialized_end=2007
-  _globals['_RELOADREQUEST']._serialized_start=2009
-  _globals['_RELOADREQUEST']._serialized_end=2039
-  _globals['_RELOADRESPONSE']._serialized_start=2041
-  _globals['_RELOADRESPONSE']._serialized_end=2093
-  _globals['_EXPERIMENT']._serialized_start=2096
-  _globals['_EXPERIMENT']._serialized_end=2465
-  _globals['_EXPERIMENT_SHARESENTRY']._serialized_start=2375
-  _globals['_EXPERIMENT_SHARESENTRY']._serialized_end=2420
-  _globals['_EXPERIMENT_PINSENTRY']._serialized_start=2422
-  _globals['_EXPERIMENT_PINSENTRY']._serialized_end=2465
-  _globals['_GETEXPERIMENTREQUEST']._serialized_start=2467
-  _globals['_GETEXPERIMENTREQUEST']._serialized_end=2504
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_start=2506
-  _globals['_GETEXPERIMENTRESPONSE']._serialized_end=2614
-  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_start=2617
-  _globals['_UPDATEEXPERIMENTREQUEST']._serialized_end=2800
-  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_start=2802
-  _globals['_UPDATEEXPERIMENTRESPONSE']._serialized_end=2868
-  _globals['_MODELADMINSERVICE']._serialized_start=3321
-  _globals['_MODELADMINSERVICE']._serialized_end=3919
+  _globals['_MODELSOURCE']._serialized_start=1252
+  _globals['_MODELSOURCE']._serialized_end=1342
+  _globals['_VERSIONKIND']._serialized_start=1344
+  _globals['_VERSIONKIND']._serialized_end=1438
+  _globals['_WORKERSTATE']._serialized_start=1441
+  _globals['_WORKERSTATE']._serialized_end=1587
+  _globals['_MODELSTATUS']._serialized_start=64
+  _globals['_MODELSTATUS']._serialized_end=609
+  _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_start=545
+  _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_end=597
+  _globals['_TRAFFICSPLIT']._serialized_start=611
+  _globals['_TRAFFICSPLIT']._serialized_end=715
+  _globals['_VARIANTSHARE']._serialized_start=717
+  _globals['_VARIANTSHARE']._serialized_end=763
+  _globals['_WORKERSTATUS']._serialized_start=766
+  _globals['_WORKERSTATUS']._serialized_end=970
+  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_start=923
+  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_end=970
+  _globals['_GETSTATUSREQUEST']._serialized_start=972
+  _globals['_GETSTATUSREQUEST']._serialized_end=990
+  _globals['_GETSTATUSRESPONSE']._serialized_start=993
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1164
+  _globals['_RELOADREQUEST']._serialized_start=1166
+  _globals['_RELOADREQUEST']._serialized_end=1196
+  _globals['_RELOADRESPONSE']._serialized_start=1198
+  _globals['_RELOADRESPONSE']._serialized_end=1250
+  _globals['_MODELADMINSERVICE']._serialized_start=1590
+  _globals['_MODELADMINSERVICE']._serialized_end=1732
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,5 @@
 import datetime
 
-from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -30,12 +29,6 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_SERVING: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_GONE: _ClassVar[WorkerState]
-
-class ExperimentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    EXPERIMENT_STATE_UNSPECIFIED: _ClassVar[ExperimentState]
-    EXPERIMENT_STATE_RUNNING: _ClassVar[ExperimentState]
-    EXPERIMENT_STATE_STOPPED: _ClassVar[ExperimentState]
 MODEL_SOURCE_UNSPECIFIED: ModelSource
 MODEL_SOURCE_STORE: ModelSource
 MODEL_SOURCE_DISK: ModelSource
@@ -47,9 +40,6 @@ WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_SERVING: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_GONE: WorkerState
-EXPERIMENT_STATE_UNSPECIFIED: ExperimentState
-EXPERIMENT_STATE_RUNNING: ExperimentState
-EXPERIMENT_STATE_STOPPED: ExperimentState
 
 class ModelStatus(_message.Message):
     __slots__ = ("name", "version", "kind", "sha256", "content_digest", "publish_time", "serve_start_time", "key_count", "item_count", "source", "store_unavailable", "refusal_counts", "problem", "traffic_split", "disk_problem")
@@ -153,88 +143,6 @@ class GetStatusResponse(_message.Message):
     predecessor_pids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, address: _Optional[str] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., predecessor_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class ListModelsRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ListModelsResponse(_message.Message):
-    __slots__ = ("models",)
-    MODELS_FIELD_NUMBER: _ClassVar[int]
-    models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
-
-class ListVersionsRequest(_message.Message):
-    __slots__ = ("model", "page_size", "page_token")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
-    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    page_size: int
-    page_token: str
-    def __init__(self, model: _Optional[str] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
-
-class Version(_message.Message):
-    __slots__ = ("version", "active", "publish_time", "row_count", "size_bytes", "sha256", "kind", "parent_version", "content_digest")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    ACTIVE_FIELD_NUMBER: _ClassVar[int]
-    PUBLISH_TIME_FIELD_NUMBER: _ClassVar[int]
-    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    PARENT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    active: bool
-    publish_time: _timestamp_pb2.Timestamp
-    row_count: int
-    size_bytes: int
-    sha256: str
-    kind: VersionKind
-    parent_version: int
-    content_digest: str
-    def __init__(self, version: _Optional[int] = ..., active: _Optional[bool] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., row_count: _Optional[int] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., kind: _Optional[_Union[VersionKind, str]] = ..., parent_version: _Optional[int] = ..., content_digest: _Optional[str] = ...) -> None: ...
-
-class ListVersionsResponse(_message.Message):
-    __slots__ = ("versions", "next_page_token")
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
-    versions: _containers.RepeatedCompositeFieldContainer[Version]
-    next_page_token: str
-    def __init__(self, versions: _Optional[_Iterable[_Union[Version, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
-
-class ActivateVersionRequest(_message.Message):
-    __slots__ = ("model", "version")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    version: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
-
-class ActivateVersionResponse(_message.Message):
-    __slots__ = ("version", "previous_version")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    previous_version: int
-    def __init__(self, version: _Optional[int] = ..., previous_version: _Optional[int] = ...) -> None: ...
-
-class RollBackRequest(_message.Message):
-    __slots__ = ("model", "version")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    version: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
-
-class RollBackResponse(_message.Message):
-    __slots__ = ("version", "previous_version")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    PREVIOUS_VERSION_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    previous_version: int
-    def __init__(self, version: _Optional[int] = ..., previous_version: _Optional[int] = ...) -> None: ...
-
 class ReloadRequest(_message.Message):
     __slots__ = ("model",)
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -246,71 +154,3 @@ class ReloadResponse(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     model: ModelStatus
     def __init__(self, model: _Optional[_Union[ModelStatus, _Mapping]] = ...) -> None: ...
-
-class Experiment(_message.Message):
-    __slots__ = ("revision", "state", "winner", "shares", "salt", "pins", "shadows", "objective", "update_time")
-    class SharesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: float
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
-    class PinsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: str
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    REVISION_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    WINNER_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
-    SALT_FIELD_NUMBER: _ClassVar[int]
-    PINS_FIELD_NUMBER: _ClassVar[int]
-    SHADOWS_FIELD_NUMBER: _ClassVar[int]
-    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
-    UPDATE_TIME_FIELD_NUMBER: _ClassVar[int]
-    revision: int
-    state: ExperimentState
-    winner: str
-    shares: _containers.ScalarMap[str, float]
-    salt: str
-    pins: _containers.ScalarMap[str, str]
-    shadows: _containers.RepeatedScalarFieldContainer[str]
-    objective: str
-    update_time: _timestamp_pb2.Timestamp
-    def __init__(self, revision: _Optional[int] = ..., state: _Optional[_Union[ExperimentState, str]] = ..., winner: _Optional[str] = ..., shares: _Optional[_Mapping[str, float]] = ..., salt: _Optional[str] = ..., pins: _Optional[_Mapping[str, str]] = ..., shadows: _Optional[_Iterable[str]] = ..., objective: _Optional[str] = ..., update_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
-
-class GetExperimentRequest(_message.Message):
-    __slots__ = ("model",)
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
-
-class GetExperimentResponse(_message.Message):
-    __slots__ = ("experiment", "traffic_split")
-    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    TRAFFIC_SPLIT_FIELD_NUMBER: _ClassVar[int]
-    experiment: Experiment
-    traffic_split: TrafficSplit
-    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., traffic_split: _Optional[_Union[TrafficSplit, _Mapping]] = ...) -> None: ...
-
-class UpdateExperimentRequest(_message.Message):
-    __slots__ = ("model", "experiment", "update_mask", "expected_revision")
-    MODEL_FIELD_NUMBER: _ClassVar[int]
-    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    UPDATE_MASK_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_REVISION_FIELD_NUMBER: _ClassVar[int]
-    model: str
-    experiment: Experiment
-    update_mask: _field_mask_pb2.FieldMask
-    expected_revision: int
-    def __init__(self, model: _Optional[str] = ..., experiment: _Optional[_Union[Experiment, _Mapping]] = ..., update_mask: _Optional[_Union[_field_mask_pb2.FieldMask, _Mapping]] = ..., expected_revision: _Optional[int] = ...) -> None: ...
-
-class UpdateExperimentResponse(_message.Message):
-    __slots__ = ("experiment",)
-    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    experiment: Experiment
-    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ...) -> None: ...

@@ -26,18 +26,17 @@ if _version_not_supported:
 
 
 class ModelAdminServiceStub:
-    """ModelAdminService reports a server's status and changes what is served.
+    """ModelAdminService reports a server's status and has it read the store at once.
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
     `ftrie.client.admin.AdminClient` the Python client.
 
-    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
-    something is logged with its caller.
+    What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
+    divides the traffic, and every server of the model follows within a second.
 
-    NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
-    UNAVAILABLE while the store is unreachable.
+    NOT_FOUND names a model that this server does not serve; UNAVAILABLE while the store is unreachable. Reloads are
+    logged with their caller.
     """
 
     def __init__(self, channel):
@@ -51,56 +50,25 @@ class ModelAdminServiceStub:
                 request_serializer=ctr_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=ctr_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
-        self.ListModels = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/ListModels',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.ListModelsResponse.FromString,
-                _registered_method=True)
-        self.ListVersions = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/ListVersions',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.ListVersionsRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.ListVersionsResponse.FromString,
-                _registered_method=True)
-        self.ActivateVersion = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/ActivateVersion',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.ActivateVersionRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.ActivateVersionResponse.FromString,
-                _registered_method=True)
-        self.RollBack = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/RollBack',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.RollBackRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.RollBackResponse.FromString,
-                _registered_method=True)
         self.Reload = channel.unary_unary(
                 '/ctr.v1.ModelAdminService/Reload',
                 request_serializer=ctr_dot_v1_dot_admin__pb2.ReloadRequest.SerializeToString,
                 response_deserializer=ctr_dot_v1_dot_admin__pb2.ReloadResponse.FromString,
                 _registered_method=True)
-        self.GetExperiment = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/GetExperiment',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.GetExperimentRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.GetExperimentResponse.FromString,
-                _registered_method=True)
-        self.UpdateExperiment = channel.unary_unary(
-                '/ctr.v1.ModelAdminService/UpdateExperiment',
-                request_serializer=ctr_dot_v1_dot_admin__pb2.UpdateExperimentRequest.SerializeToString,
-                response_deserializer=ctr_dot_v1_dot_admin__pb2.UpdateExperimentResponse.FromString,
-                _registered_method=True)
 
 
 class ModelAdminServiceServicer:
-    """ModelAdminService reports a server's status and changes what is served.
+    """ModelAdminService reports a server's status and has it read the store at once.
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
     `ftrie.client.admin.AdminClient` the Python client.
 
-    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
-    something is logged with its caller.
+    What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
+    divides the traffic, and every server of the model follows within a second.
 
-    NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
-    UNAVAILABLE while the store is unreachable.
+    NOT_FOUND names a model that this server does not serve; UNAVAILABLE while the store is unreachable. Reloads are
+    logged with their caller.
     """
 
     def GetStatus(self, request, context):
@@ -110,53 +78,8 @@ class ModelAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListModels(self, request, context):
-        """ListModels returns the status of every model of this server.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ListVersions(self, request, context):
-        """ListVersions lists the published versions of a model, oldest first, a page at a time.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ActivateVersion(self, request, context):
-        """ActivateVersion verifies a version's bytes and makes all servers of the model serve it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def RollBack(self, request, context):
-        """RollBack activates the previously active version, or the version that is named.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Reload(self, request, context):
         """Reload makes this server read the store at once and retry a version that it refused, and returns when that is done.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetExperiment(self, request, context):
-        """GetExperiment returns a model's experiment and the traffic split that this server applies.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def UpdateExperiment(self, request, context):
-        """UpdateExperiment changes the fields of a model's experiment that update_mask names.
-
-        INVALID_ARGUMENT if the result is inconsistent or names a variant that the model lacks; ABORTED if the experiment's
-        revision is not expected_revision: read it again and repeat the change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,40 +93,10 @@ def add_ModelAdminServiceServicer_to_server(servicer, server):
                     request_deserializer=ctr_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=ctr_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
-            'ListModels': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListModels,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.ListModelsRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.ListModelsResponse.SerializeToString,
-            ),
-            'ListVersions': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListVersions,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.ListVersionsRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.ListVersionsResponse.SerializeToString,
-            ),
-            'ActivateVersion': grpc.unary_unary_rpc_method_handler(
-                    servicer.ActivateVersion,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.ActivateVersionRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.ActivateVersionResponse.SerializeToString,
-            ),
-            'RollBack': grpc.unary_unary_rpc_method_handler(
-                    servicer.RollBack,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.RollBackRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.RollBackResponse.SerializeToString,
-            ),
             'Reload': grpc.unary_unary_rpc_method_handler(
                     servicer.Reload,
                     request_deserializer=ctr_dot_v1_dot_admin__pb2.ReloadRequest.FromString,
                     response_serializer=ctr_dot_v1_dot_admin__pb2.ReloadResponse.SerializeToString,
-            ),
-            'GetExperiment': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetExperiment,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.GetExperimentRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.GetExperimentResponse.SerializeToString,
-            ),
-            'UpdateExperiment': grpc.unary_unary_rpc_method_handler(
-                    servicer.UpdateExperiment,
-                    request_deserializer=ctr_dot_v1_dot_admin__pb2.UpdateExperimentRequest.FromString,
-                    response_serializer=ctr_dot_v1_dot_admin__pb2.UpdateExperimentResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -214,18 +107,17 @@ def add_ModelAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelAdminService:
-    """ModelAdminService reports a server's status and changes what is served.
+    """ModelAdminService reports a server's status and has it read the store at once.
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
     `ftrie.client.admin.AdminClient` the Python client.
 
-    Changes are made in the store, so that every server of the model applies them within a second. Each call that changes
-    something is logged with its caller.
+    What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
+    divides the traffic, and every server of the model follows within a second.
 
-    NOT_FOUND names the model that this server does not serve, or the version that the store does not have;
-    FAILED_PRECONDITION a version that is damaged or refused by the guard, or a stored experiment that cannot be read;
-    UNAVAILABLE while the store is unreachable.
+    NOT_FOUND names a model that this server does not serve; UNAVAILABLE while the store is unreachable. Reloads are
+    logged with their caller.
     """
 
     @staticmethod
@@ -256,114 +148,6 @@ class ModelAdminService:
             _registered_method=True)
 
     @staticmethod
-    def ListModels(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/ListModels',
-            ctr_dot_v1_dot_admin__pb2.ListModelsRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.ListModelsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListVersions(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/ListVersions',
-            ctr_dot_v1_dot_admin__pb2.ListVersionsRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.ListVersionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ActivateVersion(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/ActivateVersion',
-            ctr_dot_v1_dot_admin__pb2.ActivateVersionRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.ActivateVersionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RollBack(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/RollBack',
-            ctr_dot_v1_dot_admin__pb2.RollBackRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.RollBackResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def Reload(request,
             target,
             options=(),
@@ -380,60 +164,6 @@ class ModelAdminService:
             '/ctr.v1.ModelAdminService/Reload',
             ctr_dot_v1_dot_admin__pb2.ReloadRequest.SerializeToString,
             ctr_dot_v1_dot_admin__pb2.ReloadResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetExperiment(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/GetExperiment',
-            ctr_dot_v1_dot_admin__pb2.GetExperimentRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.GetExperimentResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def UpdateExperiment(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/ctr.v1.ModelAdminService/UpdateExperiment',
-            ctr_dot_v1_dot_admin__pb2.UpdateExperimentRequest.SerializeToString,
-            ctr_dot_v1_dot_admin__pb2.UpdateExperimentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from ctr.v1.admin_pb2 import VariantShare
 from ftrie.client.client import Client
 from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson
 from ftrie.commands.admin import traffic
@@ -157,7 +156,7 @@ def test_an_explanation_is_a_table_of_bars_an_item_and_as_json_adds_up(
 
 
 def test_traffic_names_a_few_variants_and_counts_the_others() -> None:
-    shares = [VariantShare(variant=f"v{number}", share=1 / 32) for number in range(32)]
+    shares = [{"variant": f"v{number}", "share": 1 / 32} for number in range(32)]
     assert traffic(shares[:2]) == "v0 3.1%, v1 3.1%"
     assert traffic(shares) == "v0 3.1%, v1 3.1%, v2 3.1%, v3 3.1%, … 32 in all"
     assert traffic([]) == ""

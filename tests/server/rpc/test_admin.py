@@ -1,6 +1,6 @@
 """`ctr.v1.ModelAdminService` of a real server: a supervisor, a worker, a store, and calls over gRPC.
 
-Most tests share one server, so each begins with a new version, and counts revisions from what it finds.
+Most tests share one server, so each begins with a new version.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from ctr.v1 import admin_pb2 as pb
-from ctr.v1.admin_pb2_grpc import ModelAdminServiceStub
 from ftrie.cli import run
 from ftrie.client.access import Access
 from ftrie.client.admin import AdminClient, AdminFailed
@@ -26,7 +24,6 @@ from ftrie.client.client import Client
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
-from server.rpc.admin_service import page_token
 from tests.degradation.system import COMPILE_S, Running, serving
 from tests.server import shop
 from tests.server.certificates import identity
@@ -78,12 +75,17 @@ def first(admin: AdminClient, served: Administered, versions: ModelVersions) -> 
     """The version that is served: a new one, with no other in its history, and no experiment that is applied."""
     if versions.experiment() is not None:
         revision = versions.experiments.clear().revision
-        eventually(lambda: admin.experiment().traffic_split.revision == revision)
+        eventually(lambda: split_of(admin).revision == revision)
     version = versions.publish(shop.artefact())
     versions.activate(version)
     served.store.client.delete(versions.keys.history, versions.keys.audit)
     assert admin.reload().model.version == version
     return version
+
+
+def split_of(admin: AdminClient) -> pb.TrafficSplit:
+    """How the server's only model's traffic is split."""
+    return admin.status().models[0].traffic_split
 
 
 def code_of(call: Callable[[], object]) -> tuple[str, str]:
@@ -111,7 +113,6 @@ def test_the_status_names_the_version_its_workers_and_its_traffic(
     assert (worker.state, worker.restart_count) == (pb.WORKER_STATE_SERVING, 0)
     assert worker.pid != served.running.process.pid
     eventually(lambda: dict(admin.status().workers[0].versions) == {"shop": first})
-    assert list(admin.models().models) == list(admin.status().models)
 
 
 def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Administered) -> None:
@@ -122,36 +123,38 @@ def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Administer
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
 
 
-def test_versions_are_listed_activated_and_rolled_back_and_answers_follow(
+def test_what_the_store_changes_is_in_the_status_and_answers_without_a_restart(
     admin: AdminClient, served: Administered, versions: ModelVersions, first: int
 ) -> None:
-    second, before = versions.publish(shop.artefact(seed=2)), len(served.calls())
-    assert [(v.version, v.active, v.kind) for v in admin.versions()][-2:] == [
-        (first, True, pb.VERSION_KIND_SNAPSHOT),
-        (second, False, pb.VERSION_KIND_SNAPSHOT),
-    ]
+    def variant(cookie: str) -> str:
+        return served.running.client.rank(cookie=cookie, candidates=["item-1"]).variant
 
-    def is_served(version: int) -> bool:
-        return served.running.client.rank(candidates=["item-1"]).version == version
+    second, calls = versions.publish(shop.artefact(seed=2)), len(served.calls())
+    versions.activate(second)
+    eventually(lambda: served.running.client.rank(candidates=["item-1"]).version == second)
+    assert versions.rollback() == first
+    assert admin.reload("shop").model.version == first
+    eventually(lambda: served.calls()[calls:] == ["Reload"])
+    wanted = Experiment(shares={"plain": 1.0}, pins={"me": "base"}, salt="autumn", shadows=("base",))
+    revision = versions.experiments.change(lambda _: wanted).revision
+    eventually(lambda: split_of(admin).revision == revision)
+    split = split_of(admin)
+    assert [(s.variant, s.share) for s in split.shares] == [("base", 0.0), ("plain", 1.0)]
+    assert (list(split.shadows), split.problem) == (["base"], "")
+    eventually(lambda: variant("anybody") == "plain")
+    assert variant("me") == "base"
+    revision = versions.experiments.change(lambda before: before.stopped("base")).revision
+    eventually(lambda: variant("anybody") == "base")
+    # One that does not fit is in the status, and the last good one stays.
+    versions.experiments.change(lambda stopped: stopped.divided({"other": 1.0}))
+    eventually(lambda: "no variant 'other'" in split_of(admin).problem)
+    split = split_of(admin)
+    assert (split.revision, [s.share for s in split.shares]) == (revision, [1.0, 0.0])
 
-    eventually(lambda: is_served(first))
-    activated = admin.activate("shop", second)
-    assert (activated.version, activated.previous_version) == (second, first)
-    eventually(lambda: is_served(second))
-    back = admin.roll_back("shop")
-    assert (back.version, back.previous_version) == (first, second)
-    eventually(lambda: is_served(first))
-    assert admin.roll_back("shop", second).version == second
-    assert admin.reload().model.version == second
-    audited = versions.audit.read()
-    assert [(each.action, each.before, each.after) for each in audited] == [
-        ("rollback", str(first), str(second)),
-        ("rollback", str(second), str(first)),
-        ("activate", str(first), str(second)),
-    ]
-    assert {each.tool for each in audited} == {"admin service"}
-    assert all("127.0.0.1" in each.who for each in audited)
-    eventually(lambda: served.calls()[before:] == ["ActivateVersion", "RollBack", "RollBack", "Reload"])
+
+def test_a_reload_of_a_model_that_is_not_served_is_refused_by_name(admin: AdminClient) -> None:
+    answered, message = code_of(lambda: admin.reload("other"))
+    assert (answered, "this server serves 'shop', not 'other'" in message) == ("NOT_FOUND", True), message
 
 
 def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
@@ -170,125 +173,6 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
     assert (taken.version, taken.problem) == (second, "")
 
 
-def test_an_experiment_is_read_changed_and_visible_in_answers_without_a_restart(
-    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
-) -> None:
-    def variant(cookie: str) -> str:
-        return served.running.client.rank(cookie=cookie, candidates=["item-1"]).variant
-
-    assert admin.experiment().HasField("experiment") == (versions.experiment() is not None)
-    before = admin.experiment().experiment.revision
-    wanted = pb.Experiment(shares={"plain": 1.0}, pins={"me": "base"}, salt="autumn", shadows=["base"])
-    stored = admin.update_experiment(wanted).experiment
-    assert (stored.revision, stored.state) == (before + 1, pb.EXPERIMENT_STATE_RUNNING)
-    assert dict(stored.pins) == {"me": "base"}
-    eventually(lambda: admin.experiment().traffic_split.revision == before + 1)
-    split = admin.experiment().traffic_split
-    assert [(s.variant, s.share) for s in split.shares] == [("base", 0.0), ("plain", 1.0)]
-    assert (list(split.shadows), split.problem) == (["base"], "")
-    eventually(lambda: variant("anybody") == "plain")
-    assert variant("me") == "base"
-    stop = pb.Experiment(state=pb.EXPERIMENT_STATE_STOPPED, winner="base")
-    assert admin.update_experiment(stop, expected_revision=before + 1).experiment.revision == before + 2
-    eventually(lambda: variant("anybody") == "base")
-    assert [each.action for each in versions.audit.read()] == ["stop", "shares"]
-    # One that does not fit is in the status, and the last good one stays.
-    versions.experiments.change(lambda stopped: stopped.divided({"other": 1.0}))
-    eventually(lambda: "no variant 'other'" in admin.status().models[0].traffic_split.problem)
-    split = admin.status().models[0].traffic_split
-    assert (split.revision, [s.share for s in split.shares]) == (before + 2, [1.0, 0.0])
-
-
-def test_a_change_that_cannot_be_is_told_apart_by_its_status(
-    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
-) -> None:
-    revision = admin.experiment().experiment.revision
-    versions.activate(versions.versions()[0].version)
-    served.store.client.delete(versions.keys.history)
-
-    def update(**parts: Any) -> Callable[[], object]:
-        return lambda: admin.update_experiment(pb.Experiment(**parts))
-
-    for call, code, text in (
-        (update(shares={"base": 0.4}), "INVALID_ARGUMENT", "sum to 0.4; expected 1"),
-        (
-            update(shares={"other": 1.0}),
-            "INVALID_ARGUMENT",
-            "no variant 'other' in the model; it has: base, ",
-        ),
-        (update(objective="import os"), "INVALID_ARGUMENT", "objective: "),
-        (update(winner="base"), "INVALID_ARGUMENT", "experiment.winner: "),
-        (
-            update(state=7),
-            "INVALID_ARGUMENT",
-            "experiment.state: got 7, expected EXPERIMENT_STATE_RUNNING or",
-        ),
-        (
-            lambda: admin.update_experiment(pb.Experiment(), expected_revision=revision + 9),
-            "ABORTED",
-            f"expected revision {revision + 9}",
-        ),
-        (lambda: list(admin.versions("other")), "NOT_FOUND", "this server serves 'shop', not 'other'"),
-        (lambda: admin.activate("shop", 77), "NOT_FOUND", "shop has no version 77"),
-        (lambda: admin.activate("shop", 0), "INVALID_ARGUMENT", "version: got 0, expected at least 1"),
-        (lambda: admin.roll_back("shop"), "NOT_FOUND", "no version before the active one"),
-    ):
-        answered, message = code_of(call)
-        assert (answered, text in message) == (code, True), message
-    active = served.store.client.getdel(versions.keys.active)  # the objective depends on no version
-    answered, message = code_of(update(objective="import os"))
-    served.store.client.set(versions.keys.active, active)
-    assert (answered, "experiment.objective: " in message) == ("INVALID_ARGUMENT", True), message
-    assert admin.experiment().experiment.revision == revision
-
-
-def test_an_update_changes_the_fields_of_its_mask_alone(admin: AdminClient, versions: ModelVersions) -> None:
-    stopped = Experiment(shares={"plain": 1.0}, salt="autumn").stopped("base")
-    versions.experiments.clear()
-    before = versions.experiments.change(lambda _: stopped).revision
-    pinned = admin.update_experiment(pb.Experiment(pins={"me": "plain"})).experiment
-    assert (pinned.state, pinned.winner, pinned.salt) == (pb.EXPERIMENT_STATE_STOPPED, "base", "autumn")
-    assert (dict(pinned.shares), dict(pinned.pins)) == ({"plain": 1.0}, {"me": "plain"})
-    cleared = admin.update_experiment(pb.Experiment(salt="winter"), mask=["pins"]).experiment
-    assert (dict(cleared.pins), cleared.salt, cleared.winner) == ({}, "autumn", "base")
-    running = pb.Experiment(state=pb.EXPERIMENT_STATE_RUNNING)
-    assert admin.update_experiment(running, mask=["state", "winner"]).experiment.winner == ""
-    whole = admin.update_experiment(running, mask=["*"], expected_revision=before + 3).experiment
-    assert (whole.revision, dict(whole.shares), whole.salt) == (before + 4, {}, "")
-    for mask, field in (
-        (["state"], "experiment.state"),
-        (["*"], "experiment.state"),
-        (["pins", "revision"], "update_mask"),
-        (["pins.me"], "update_mask"),
-        (["*", "pins"], "update_mask"),
-    ):
-        with pytest.raises(AdminFailed) as failed:
-            admin.update_experiment(pb.Experiment(), mask=mask)
-        assert failed.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert [each.field for each in failed.value.violations] == [field], failed.value
-    assert versions.experiments.read().revision == before + 4  # type: ignore[union-attr]
-
-
-def test_versions_are_listed_page_by_page(
-    admin: AdminClient, served: Administered, versions: ModelVersions
-) -> None:
-    for seed in (2, 3):
-        versions.publish(shop.artefact(seed=seed))
-    published = [each.version for each in versions.versions()]
-    assert [each.version for each in admin.versions(page_size=2)] == published
-    with grpc.insecure_channel(served.admin_address) as channel:
-        listing = ModelAdminServiceStub(channel).ListVersions
-        page = listing(pb.ListVersionsRequest(page_size=1), timeout=20)
-        assert [each.version for each in page.versions] == published[:1]
-        rest = listing(pb.ListVersionsRequest(page_token=page.next_page_token), timeout=20)
-        assert [each.version for each in rest.versions] == published[1:]
-        assert rest.next_page_token == ""
-        for wrong in ({"page_size": -1}, {"page_token": "x"}, {"page_token": page_token("other", 1)}):
-            with pytest.raises(grpc.RpcError) as failed:
-                listing(pb.ListVersionsRequest(**wrong), timeout=20)  # type: ignore[arg-type]
-            assert [each.field for each in AdminFailed.of("", failed.value).violations] == list(wrong)
-
-
 def test_the_command_prints_tables_and_json(
     served: Administered, versions: ModelVersions, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -304,13 +188,16 @@ def test_the_command_prints_tables_and_json(
     assert (plain["ready"], plain["models"][0]["version"]) == (True, first)
     assert plain["models"][0]["source"] == "store"
     assert plain["workers"][0]["versions"].keys() == {"shop"}
-    second = versions.publish(shop.artefact(seed=2))
-    assert [v["active"] for v in json.loads(said("versions", "shop", "--json"))][-2:] == [True, False]
-    assert said("activate", "shop", str(second)) == f"shop: version {second} is active (before: {first})\n"
-    assert json.loads(said("reload", "shop", "--json"))["version"] == second
-    back = {"model": "shop", "active": first, "before": second}
-    assert json.loads(said("rollback", "shop", "--json")) == back
-    assert "snapshot" in said("versions", "shop")
+    assert plain["workers"][0]["state"] == "serving" and plain["predecessor_pids"] == []
+    model = plain["models"][0]
+    assert (model["kind"], model["key_count"], model["refusal_counts"]) == ("snapshot", len(shop.masks()), {})
+    assert model["publish_time"].endswith("Z") and model["traffic_split"]["shares"] == [
+        {"variant": "base", "share": 0.5},
+        {"variant": "plain", "share": 0.5},
+    ]
+    versions.activate(versions.publish(shop.artefact(seed=2)))
+    assert json.loads(said("reload", "shop", "--json"))["version"] == first + 1
+    assert "snapshot" in said("reload", "shop")
     assert run(["admin", "status", "--address", "127.0.0.1:1"]) == 6
     assert "no server at 127.0.0.1:1: Connection refused" in capsys.readouterr().err
 
@@ -318,8 +205,8 @@ def test_the_command_prints_tables_and_json(
 def test_a_worker_that_takes_the_place_of_a_dead_one_divides_and_logs_as_it_did(
     admin: AdminClient, served: Administered, first: int
 ) -> None:
-    stored = admin.update_experiment(pb.Experiment(shares={"plain": 1.0})).experiment
-    eventually(lambda: admin.experiment().traffic_split.revision == stored.revision)
+    stored = served.versions.experiments.change(lambda before: before.divided({"plain": 1.0}))
+    eventually(lambda: split_of(admin).revision == stored.revision)
     before = [f"b{n}" for n in range(20)]
     for request_id in before:
         served.running.client.rank(candidates=["item-1"], request_id=request_id)
