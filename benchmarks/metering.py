@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-from server.telemetry.families import USER_CACHE
+from server.ranking.users import USER_CACHE
 from server.telemetry.meter import Meter
 
 CALLS = 200_000

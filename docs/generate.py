@@ -8,20 +8,57 @@ answers, what needs a paragraph. In any other page only the text between `<!-- g
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+import server
 from ftrie.cli import build
+from model_store.metrics import Family
+from server.telemetry import meter
+from trainer.runs import metrics as trainer_metrics
 
 PAGE = Path(__file__).with_name("commands.md")
 NOTES = "<!-- notes -->"
 COMMON = {"--store", "--json", "--help"}
 """Flags that the page's introduction explains once."""
-BLOCKS: Mapping[str, Callable[[], str]] = {}
+
+
+def metrics_table(families: Iterable[Family], *, without: str = "") -> str:
+    """A row for each metric, and the buckets of the histograms. without: a label that the page's text has for all."""
+    families = list(families)
+    rows = ["| name | kind | labels | counts |", "|---|---|---|---|"]
+    for each in families:
+        labels = ", ".join(f"`{label}`" for label in each.labels if label != without)
+        rows.append(f"| `{each.name}` | {each.kind} | {labels or '—'} | {each.help} |")
+    buckets = [
+        f"The buckets of `{each.name}` end at {', '.join(each.bounds[:-1])} s."
+        for each in families
+        if each.buckets
+    ]
+    return "\n".join(rows) + "".join(f"\n\n{sentence}" for sentence in buckets)
+
+
+def server_metrics() -> str:
+    """Every metric of a server, of whatever module."""
+    for module in pkgutil.walk_packages(server.__path__, "server."):
+        if module.name not in (
+            "server.telemetry.tracing",
+            "server.processes.worker_main",
+        ):  # optional; a program
+            importlib.import_module(module.name)
+    return metrics_table(each for _, each in sorted(meter.FAMILIES.items()))
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "server metrics": server_metrics,
+    "trainer metrics": lambda: metrics_table(trainer_metrics.FAMILIES, without="model"),
+}
 """By the name in the markers, the Markdown between them."""
 _BLOCK = re.compile(
     r"^(<!-- generated: (.+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL

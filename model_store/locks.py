@@ -1,4 +1,4 @@
-"""Locks between processes: flock on small files, released by the kernel however the holder ends; and who holds what."""
+"""Locks between processes by flock, which the kernel releases however the holder ends; who holds a file or a port."""
 
 from __future__ import annotations
 
@@ -49,6 +49,11 @@ def is_held(path: Path) -> bool:
 def holder(path: Path) -> str:
     """The process that has this file open, as in `process 12 (ftrie serve shop)`; "" if /proc shows none."""
     return _process_with(str(path.resolve()))
+
+
+def address_of(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 def port_taken(port: int) -> str:

@@ -16,20 +16,42 @@ from model_store.errors import FtrieError
 from server.impressions.lines import Lines, NoFragments, Shown
 from server.impressions.sinks import Sink, open_sinks
 from server.impressions.writer import BackgroundWriter
-from server.telemetry.families import (
-    IMPRESSIONS_DROPPED,
-    IMPRESSIONS_FAILED,
-    IMPRESSIONS_LOGGED,
-    IMPRESSIONS_SKIPPED,
-    IMPRESSIONS_WAITING,
-)
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
 if TYPE_CHECKING:
     from server.ranking.query import Query, Ranking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
+LOGGED = declare(
+    "ftrie_impressions_logged_total",
+    ("model", "sink"),
+    "impressions that a sink has accepted; `sink` is `store`, `redis` or `file`, the second one of a kind `redis-2` "
+    "and so on",
+)
+DROPPED = declare(
+    "ftrie_impressions_dropped_total",
+    ("model", "sink", "reason"),
+    "impressions that never reach a sink: `reason` is `queue` (the writer lagged), `sink` (too many waited for the "
+    "sink), `closed` (the worker exited first), `catalogue` (the items' values are not known yet) or `failed` (an "
+    "error in ftrie, in the log)",
+)
+SKIPPED = declare(
+    "ftrie_impressions_skipped_total",
+    ("model", "reason"),
+    "answers that are not logged as impressions: `reason` is `variant` (the request forced one) or `no_log` (the "
+    "request set it, as `ftrie bench serve` does)",
+)
+ATTEMPTS_FAILED = declare(
+    "ftrie_impressions_failed_total",
+    ("sink",),
+    "failed attempts to deliver impressions; each is repeated",
+)
+WAITING = declare(
+    "ftrie_impressions_waiting",
+    ("sink",),
+    "impressions that wait for a sink at present, of all workers",
+)
 LINGER_S = 0.02
 """Answers that come within this time are written together: a thread that woke for each would delay the calls."""
 BATCH = 16
@@ -89,7 +111,7 @@ class ImpressionLog:
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is only counted.
         """
         if query.no_log or query.is_forced:
-            return self._meter.count(IMPRESSIONS_SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
+            return self._meter.count(SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
         # The age of an event is of the time that the line says.
         shown = Shown(
             query.time_us / 1e6 if query.time_us else time.time(), self._lines_of(served), query, ranking
@@ -174,7 +196,7 @@ class Outbox:
             on_full=self._log_full,
             on_end=sink.close,
         )
-        meter.gauge(IMPRESSIONS_WAITING, name, read=lambda: self._writer.waiting)
+        meter.gauge(WAITING, name, read=lambda: self._writer.waiting)
 
     def put(self, lines: Sequence[Line]) -> None:
         """Queue lines; those without room are dropped. Returns at once."""
@@ -184,7 +206,7 @@ class Outbox:
 
     def dropped(self, model: str, reason: str) -> None:
         """Count one line that the sink will not get."""
-        self._meter.count(IMPRESSIONS_DROPPED, model, self._name, reason)
+        self._meter.count(DROPPED, model, self._name, reason)
 
     def close(self, end_at_s: float) -> None:
         """Hand over what waits, until `end_at_s` on the monotonic clock; count the rest as dropped."""
@@ -198,7 +220,7 @@ class Outbox:
         try:
             self._sink.append(batch[0][0], [line for _, line in batch])
         except Exception as error:
-            self._meter.count(IMPRESSIONS_FAILED, self._name)
+            self._meter.count(ATTEMPTS_FAILED, self._name)
             if not self._failing:
                 known = isinstance(error, FtrieError | OSError)
                 facts = {"sink": self._name, "to": self._sink.shown, "error": str(error)}
@@ -215,7 +237,7 @@ class Outbox:
         return True
 
     def _count(self, batch: Sequence[Line]) -> None:
-        self._meter.count(IMPRESSIONS_LOGGED, batch[0][0], self._name, by=len(batch))
+        self._meter.count(LOGGED, batch[0][0], self._name, by=len(batch))
 
     def _log_full(self, full: bool) -> None:
         if full:

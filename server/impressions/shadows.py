@@ -17,15 +17,22 @@ from zlib import crc32
 import structlog
 
 from model_store.errors import OutputError
+from model_store.metrics import Family
 from server.impressions.rotating_file import RotatingFile
 from server.impressions.writer import BackgroundWriter
-from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
+from server.telemetry.meter import declare
 
 if TYPE_CHECKING:
     from server.ranking.query import Ranking, ShadowRanking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
+SHADOW_LOGGED = declare(
+    "ftrie_shadow_logged_total", ("model",), "answers whose shadows were written to the log"
+)
+SHADOW_DROPPED = declare(
+    "ftrie_shadow_dropped_total", ("model",), "answers whose shadows could not be written"
+)
 LOGGED_ITEMS = 100
 """Of each list of items, this many are written."""
 WAITING = 1000
@@ -76,14 +83,14 @@ class ShadowLog:
     def __init__(
         self,
         path: str | Path,
-        count: Callable[[str, str], None],
+        count: Callable[[Family, str], None],
         *,
         sample: float = 1.0,
         max_bytes: int = MAX_BYTES,
         kept: int = KEPT,
         waiting: int = WAITING,
     ) -> None:
-        """`count(metric, model)` counts lines; `sample` is the fraction of requests whose shadows are scored at all.
+        """`count(family, model)` counts lines; `sample` is the fraction of requests whose shadows are scored at all.
 
         A file that would grow over `max_bytes` becomes FILE.1, that one FILE.2, up to `kept`. Raises OutputError if the
         file cannot be opened.
@@ -101,7 +108,7 @@ class ShadowLog:
         self._writer = BackgroundWriter("shadow log", self._write, most=waiting, batch=BATCH)
 
     @classmethod
-    def of(cls, settings: Settings, count: Callable[[str, str], None]) -> ShadowLog | None:
+    def of(cls, settings: Settings, count: Callable[[Family, str], None]) -> ShadowLog | None:
         """The log that the settings ask for; None if they ask for none. Raises OutputError."""
         if not settings.shadow_log:
             return None
@@ -122,10 +129,10 @@ class ShadowLog:
             self._count(SHADOW_DROPPED, seen.model)
 
     def _write(self, batch: Sequence[Seen]) -> bool:
-        metric = SHADOW_DROPPED
+        family = SHADOW_DROPPED
         try:
             self._file.append(b"".join(_line(seen) for seen in batch))
-            metric, self._failing = SHADOW_LOGGED, False
+            family, self._failing = SHADOW_LOGGED, False
         except OSError as error:
             if not self._failing:
                 _log.error("shadow log not written", file=self._path, error=error.strerror)
@@ -133,7 +140,7 @@ class ShadowLog:
         except Exception:
             _log.exception("shadow log not written", file=self._path)
         for seen in batch:
-            self._count(metric, seen.model)
+            self._count(family, seen.model)
         return True
 
 

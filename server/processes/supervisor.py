@@ -30,9 +30,8 @@ from server.settings import Settings
 from server.sync.experiment_sync import ExperimentSync
 from server.sync.state_folder import StateFolder
 from server.sync.store_sync import StoreSync
-from server.telemetry.http import MetricsPage
 from server.telemetry.meter import Meter, Totals
-from server.telemetry.prometheus import note_status, registry
+from server.telemetry.prometheus import MetricsPage, note_status, registry
 from server.telemetry.status import SupervisorStatus
 
 TICK_S = 0.2

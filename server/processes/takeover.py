@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import structlog
 
 from model_store.errors import ServerError
+from model_store.locks import address_of
 from server.rpc.grpc_server import taken
 from server.settings import Settings
 from server.sync.state_folder import Process, StateFolder
-from server.telemetry.http import address_of
 
 REMEMBER_S = 1.0
 

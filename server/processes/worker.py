@@ -33,8 +33,7 @@ from server.rpc.observers import Observers
 from server.rpc.ranking_service import RankingService
 from server.rpc.security import credentials, tokens
 from server.settings import Settings
-from server.sync.version_retry import reason_of
-from server.telemetry.families import REFUSED_VERSIONS
+from server.sync.version_retry import REFUSED_VERSIONS, reason_of
 from server.telemetry.meter import Meter
 
 LEAVE_S = 0.25

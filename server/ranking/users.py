@@ -20,9 +20,14 @@ from server.errors import Degradation
 from server.ranking.features import StoredUser, UserFields
 from server.ranking.store_reads import StoredReads
 from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
-from server.telemetry.families import USER_CACHE
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
+USER_CACHE = declare(
+    "ftrie_user_cache_total",
+    ("result",),
+    "users looked up: `result` is `hit` (fresh in the cache), `miss` (read from the store), `stale` (the store failed "
+    "or lost its data, and the last known record was used) or `failed`",
+)
 PART, HISTORY_PART = "user_features", "user_history"
 HISTORY_FRESH_S = 1.0
 MAX_KEPT_COOKIE = 256

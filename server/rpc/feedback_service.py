@@ -32,9 +32,15 @@ from server.errors import (
 from server.ranking.store_reads import Source
 from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
 from server.rpc.security import Tokens
-from server.telemetry.families import FEEDBACK
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
+FEEDBACK = declare(
+    "ftrie_feedback_total",
+    ("model", "result"),
+    "reported events, by `result`: `accepted` (new, and stored), `duplicate` (reported before), `rejected` (invalid) "
+    "or `failed` (the call ended with an error, and the caller will report them again); the sum is the number of "
+    "events in all reports that could be read",
+)
 SERVICE = "ctr.v1.FeedbackService"
 METHOD = "Report"
 THREADS = 4

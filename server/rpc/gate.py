@@ -32,11 +32,16 @@ from grpc import _server as grpc_server
 
 from server.errors import Ended, ended
 from server.rpc.security import Guard
-from server.telemetry.families import REFUSED
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
 T = TypeVar("T")
 
+REFUSED = declare(
+    "ftrie_refused_total",
+    ("method", "reason"),
+    "calls refused before their message was read: `method` is `Rank`, `Explain`, `Report` or `ServerReflectionInfo`, "
+    "`reason` is `overload`, `no_message` (it did not arrive in time), `unauthenticated` or `forbidden`",
+)
 cygrpc: Any = getattr(grpc_server, "cygrpc", None)
 PLACES_A_THREAD = 32
 """256 places with 8 threads: about 50 ms of work, so that a short stall of the machine refuses no call."""

@@ -9,7 +9,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from model_store.errors import ServerError
-from model_store.locks import port_taken
+from model_store.locks import address_of, port_taken
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
 from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, InTurn
@@ -17,10 +17,14 @@ from server.rpc.health import SERVICE as HEALTH_SERVICE
 from server.rpc.health import Health
 from server.rpc.ranking_service import SERVICE
 from server.rpc.security import ROLES, Guard, Tokens
-from server.telemetry.families import IN_PROGRESS, PLACES
-from server.telemetry.http import address_of
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
+IN_PROGRESS = declare("ftrie_calls_in_progress", (), "calls in the workers at present, running or waiting")
+PLACES = declare(
+    "ftrie_places",
+    (),
+    "calls that the workers accept at once: `--max-concurrency` times the workers",
+)
 EXPLAIN = f"/{SERVICE}/Explain"
 MAX_REQUEST_BYTES = 16 << 20
 MAX_STREAMS = 1000

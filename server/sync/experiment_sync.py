@@ -17,8 +17,12 @@ from model_store.spec.spec import spec_from_json
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
 from server.ranking.experiments import Assignment, check_objective
-from server.telemetry.families import EXPERIMENT_REFUSED, EXPERIMENT_REVISION
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
+
+REVISION = declare(
+    "ftrie_experiment_revision", ("model",), "the experiment in force; 0 for the spec's shares"
+)
+REFUSED = declare("ftrie_experiment_refused", ("model",), "1 while the store's experiment cannot be used")
 
 _log = structlog.get_logger(__name__)
 
@@ -35,8 +39,8 @@ class ExperimentSync:
         self._deliver = deliver
         self._unreadable = ""
         if meter is not None:
-            meter.gauge(EXPERIMENT_REVISION, model, read=lambda: self.revision)
-            meter.gauge(EXPERIMENT_REFUSED, model, read=lambda: bool(self.problem))
+            meter.gauge(REVISION, model, read=lambda: self.revision)
+            meter.gauge(REFUSED, model, read=lambda: bool(self.problem))
 
     @property
     def revision(self) -> int:

@@ -35,10 +35,17 @@ from server.sync.last_good import LastGoodKeeper
 from server.sync.model_builder import ModelBuilder
 from server.sync.state_folder import lower_priority
 from server.sync.version_retry import VersionRetry, reason_of
-from server.telemetry.families import FRESHNESS, RELOAD_SECONDS, RELOADS
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 from server.telemetry.status import ModelStatus, Source
 
+RELOADS = declare("ftrie_reloads_total", ("model", "kind"), "swaps of the served version, by kind")
+RELOAD_SECONDS = declare("ftrie_reload_seconds_total", ("model", "kind"), "time from fetching to swapping")
+FRESHNESS = declare(
+    "ftrie_freshness_seconds",
+    ("model",),
+    "age of the newest event in a version when it is swapped in",
+    (0.1, 0.25, 0.5, 1, 1.5, 2, 3, 5, 10, 20, 30, 60, 120, 300, 600),
+)
 CHECK_EVERY_S = 1.0
 WAIT_S = 0.2
 """How long one wait for the event stream lasts, and with it the longest that `stop` takes to be noticed."""

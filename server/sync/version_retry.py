@@ -12,9 +12,14 @@ import structlog
 from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
 from server.model.live_model import AllEqual
-from server.telemetry.families import REFUSED_VERSIONS
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
+REFUSED_VERSIONS = declare(
+    "ftrie_refused_versions_total",
+    ("model", "reason"),
+    "refused versions: `damaged`, `newer` (format), `gone`, `equal` (all candidates would score the same), `memory`, "
+    "`unreadable` or `failed`",
+)
 DAMAGED, NEWER, GONE, EQUAL = "damaged", "newer", "gone", "equal"
 MEMORY, UNREADABLE, OTHER = "memory", "unreadable", "failed"
 

@@ -11,24 +11,81 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from model_store.metrics import SUM, Family, Labels, Sample
 from server.errors import Degradation
-from server.telemetry.families import BUCKETS_MS, DEGRADED, ERRORS, FAMILIES, OLDER, SUM, VERSIONS_KEPT
 
-_BOUNDS_NS = [int(ms * 1_000_000) for ms in BUCKETS_MS]
+FAMILIES: dict[str, Family] = {}
+"""Every metric of a server by name, as far as the modules that declare them have been imported."""
+
+
+def declare(name: str, labels: Labels, help: str, buckets: tuple[float, ...] = ()) -> Family:
+    """Declare a metric of the server, beside the line that counts it; the arguments are those of `Family`.
+
+    No label may hold text from a request: models, versions and variants are the served ones, parts and reasons those in
+    the code.
+    """
+    if name in FAMILIES:
+        raise ValueError(f"{name} is declared twice")
+    FAMILIES[name] = Family(name, labels, help, buckets)
+    return FAMILIES[name]
+
+
+_ANSWER = ("model", "version", "variant")
+CALL_SECONDS = declare(
+    "ftrie_call_seconds",
+    _ANSWER,
+    "time of an answered call in the handler: from its message to its answer, without the wait for a thread. "
+    "`_count` is the number of calls",
+    tuple(
+        ms / 1000
+        for ms in (
+            *(0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 50, 75),
+            *(100, 150, 250, 500, 1000, 2500),
+        )
+    ),
+)
+CANDIDATES = declare("ftrie_candidates_total", _ANSWER, "candidates of the answered calls")
+UNKNOWN_USERS = declare(
+    "ftrie_unknown_users_total", _ANSWER, "answered calls of whose user the model has no key"
+)
+STAGE_SECONDS = declare(
+    "ftrie_stage_seconds_total",
+    (*_ANSWER, "stage"),
+    "time of the answered calls by `stage`: `store` (completing the user's features) or `ranking`",
+)
+ERRORS = declare(
+    "ftrie_errors_total",
+    ("model", "method", "status"),
+    "calls that ended with an error, by `method` (`Rank`, `Explain` or `Report`) and gRPC `status`; `model` is empty "
+    "if the request named no model that is served here",
+)
+DEGRADED = declare(
+    "ftrie_degraded_total",
+    ("model", "part"),
+    "entries of `degraded` in answers, by `part`; without those about objectives",
+)
+
+VERSIONS_KEPT = 4
+"""Versions of a model, those counted last, with series of their own: a model published every second would have ever
+more. The others share the label OLDER, so that no sum falls."""
+OLDER = "older"
+NS = 1_000_000_000
+_BOUNDS_NS = [round(bound * NS) for bound in CALL_SECONDS.buckets]
 CANDIDATES_AT, TOOK_AT, STORE_AT, RANKING_AT, UNKNOWN_AT, BUCKETS_AT = range(6)
-ROW = BUCKETS_AT + len(_BOUNDS_NS) + 1
+ROW = BUCKETS_AT + len(CALL_SECONDS.bounds)
 """The length of an answers row: candidates, ns of the call, of the store, of the ranking, answers to unknown users,
-then calls by bucket."""
+then calls by bucket. One row is found once a call, which costs less than finding a count for each of them."""
 
-Labels = tuple[str, ...]
 AnswerKey = tuple[str, int, str]
+K = TypeVar("K")
 Row = list[int]
 """ROW numbers, summed over answers."""
-Taken = tuple[dict[AnswerKey, list[int]], dict[tuple[str, Labels], float]]
+Taken = tuple[dict[AnswerKey, Row], dict[tuple[Family, Labels], float]]
 
 
 class Answered(NamedTuple):
@@ -57,8 +114,8 @@ class _Counts:
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
-        self.answers: dict[AnswerKey, list[int]] = {}
-        self.counts: dict[tuple[str, Labels], float] = {}
+        self.answers: dict[AnswerKey, Row] = {}
+        self.counts: dict[tuple[Family, Labels], float] = {}
         self.busy = False
         self.taken: list[Taken] = []
 
@@ -79,7 +136,7 @@ class Meter:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._threads: list[_Counts] = []
-        self._gauges: dict[tuple[str, Labels], Callable[[], float]] = {}
+        self._gauges: dict[tuple[Family, Labels], Callable[[], float]] = {}
         self.listeners: tuple[Listener, ...] = ()
 
     def answered(
@@ -128,37 +185,38 @@ class Meter:
         """Count one error. model: "" if the request names no served model."""
         self.count(ERRORS, model, method, status)
 
-    def count(self, name: str, *labels: str, by: float = 1) -> None:
-        """Add `by` to a counter of `families`."""
+    def count(self, family: Family, *labels: str, by: float = 1) -> None:
+        """Add `by` to a counter."""
         try:
             mine: _Counts = self._local.mine
         except AttributeError:
             mine = self._new_counts()
-        key = (name, labels)
+        key = (family, labels)
         mine.busy = True
         counts = mine.counts
         counts[key] = counts.get(key, 0) + by
         mine.busy = False
 
-    def observe(self, name: str, *labels: str, value: float) -> None:
-        """Add a value to a histogram of `families`: to the count of its bucket, and to the sum."""
-        bounds = FAMILIES[name].buckets
-        place = bisect_left(bounds, value)
-        self.count(name, *labels, bucket_name(bounds, place))
-        self.count(name, *labels, SUM, by=value)
+    def observe(self, family: Family, *labels: str, value: float) -> None:
+        """Add a value to a histogram: to the count of its bucket, and to the sum."""
+        self.count(family, *labels, family.bucket_of(value))
+        self.count(family, *labels, SUM, by=value)
 
-    def gauge(self, name: str, *labels: str, read: Callable[[], float]) -> None:
-        """Have `take` report `read()` under this name and labels from now on; it must be quick and not fail."""
-        self._gauges[_known(name, labels), labels] = read
+    def gauge(self, family: Family, *labels: str, read: Callable[[], float]) -> None:
+        """Have `take` report `read()` with these labels from now on; it must be quick and not fail."""
+        self._gauges[family, labels] = read
 
-    def set(self, name: str, *labels: str, value: float) -> None:
+    def set(self, family: Family, *labels: str, value: float) -> None:
         """Have `take` report `value` from now on."""
-        self.gauge(name, *labels, read=lambda: value)
+        self.gauge(family, *labels, read=lambda: value)
 
     def take(self) -> dict[str, Any]:
-        """What was counted since the last `take`, and the gauges as they are, as a JSON document."""
-        answers: dict[AnswerKey, list[int]] = {}
-        counts: dict[tuple[str, Labels], float] = {}
+        """What was counted since the last `take`, and the gauges as they are, as a JSON document.
+
+        Raises ValueError for a number of labels other than the metric's.
+        """
+        answers: dict[AnswerKey, Row] = {}
+        counts: dict[tuple[Family, Labels], float] = {}
         with self._lock:
             ended = [mine for mine in self._threads if not mine.thread.is_alive()]
             for mine in self._threads:
@@ -168,8 +226,8 @@ class Meter:
             gauges = list(self._gauges.items())
         return {
             "answers": [[*key, row] for key, row in answers.items()],
-            "counts": [[_known(*key), list(key[1]), number] for key, number in counts.items()],
-            "gauges": [[name, list(labels), read()] for (name, labels), read in gauges],
+            "counts": [[*_labelled(*key), number] for key, number in counts.items()],
+            "gauges": [[*_labelled(*key), read()] for key, read in gauges],
         }
 
     def _new_counts(self) -> _Counts:
@@ -180,25 +238,22 @@ class Meter:
         return mine
 
 
-def _add(taken: Taken, answers: dict[AnswerKey, list[int]], counts: dict[tuple[str, Labels], float]) -> None:
+def _add(taken: Taken, answers: dict[AnswerKey, Row], counts: dict[tuple[Family, Labels], float]) -> None:
     for key, row in taken[0].items():
-        before: Iterable[int] = answers.get(key) or [0] * ROW
-        answers[key] = [a + b for a, b in zip(before, row, strict=True)]
+        _add_row_to(answers, key, row)
     for name, number in taken[1].items():
         counts[name] = counts.get(name, 0) + number
 
 
-def bucket_name(bounds: Sequence[float], place: int) -> str:
-    """The label `le` of a histogram's bucket: its upper bound, +Inf for the last."""
-    return f"{bounds[place]:g}" if place < len(bounds) else "+Inf"
+def _add_row_to(rows: dict[K, Row], key: K, row: Row) -> None:
+    before: Iterable[int] = rows.get(key) or [0] * ROW
+    rows[key] = [a + b for a, b in zip(before, row, strict=True)]
 
 
-def _known(name: str, labels: Labels) -> str:
-    """`name`, if `families` has it with as many labels, one more for a bucket: each metric must be documented."""
-    family = FAMILIES.get(name)
-    if family is None or len(family.labels) + bool(family.buckets) != len(labels):
-        raise ValueError(f"{name}{labels}: no such metric in server.telemetry.families")
-    return name
+def _labelled(family: Family, labels: Labels) -> tuple[str, list[str]]:
+    if len(family.labels) + bool(family.buckets) != len(labels):
+        raise ValueError(f"{family.name}{labels}: its labels are {family.labels}")
+    return family.name, list(labels)
 
 
 class Totals:
@@ -226,29 +281,26 @@ class Totals:
         with self._lock:
             self._gauges.pop(source, None)
 
-    def answers(self) -> list[tuple[Labels, Row]]:
-        """(model, version, variant) and the sum of its rows; the latest few versions of a model by name."""
-        with self._lock:
-            return [
-                ((model, version, variant), list(row))
-                for model, versions in self._versions.items()
-                for version, variants in versions.items()
-                for variant, row in variants.items()
-            ]
+    def samples(self) -> dict[str, list[Sample]]:
+        """The samples of each metric by its name, as `Family.metric` takes them.
 
-    def counts(self) -> list[tuple[str, Labels, float]]:
-        """Each counter's name, labels and sum."""
+        Counters are sums over all processes, gauges over those alive; of a model, the latest few versions have samples
+        of their own.
+        """
+        found: defaultdict[str, list[Sample]] = defaultdict(list)
         with self._lock:
-            return [(name, labels, number) for (name, labels), number in self._counts.items()]
-
-    def gauges(self) -> list[tuple[str, Labels, float]]:
-        """Each gauge's name, labels and sum over the processes alive."""
-        summed: dict[tuple[str, Labels], float] = {}
-        with self._lock:
+            for model, versions in self._versions.items():
+                for version, variants in versions.items():
+                    for variant, row in variants.items():
+                        for family, labels, number in _samples_of(row):
+                            found[family.name].append(((model, version, variant, *labels), number))
+            summed: dict[tuple[str, Labels], float] = {}
             for gauges in self._gauges.values():
                 for key, value in gauges.items():
                     summed[key] = summed.get(key, 0.0) + value
-        return [(name, labels, value) for (name, labels), value in summed.items()]
+            for (name, labels), number in (*self._counts.items(), *summed.items()):
+                found[name].append((labels, number))
+        return found
 
     def _add_row(self, model: str, version: str, variant: str, row: Row) -> None:
         versions = self._versions.setdefault(model, {OLDER: {}})
@@ -261,6 +313,12 @@ class Totals:
                 _add_row_to(versions[OLDER], name, numbers)
 
 
-def _add_row_to(variants: dict[str, Row], variant: str, row: Row) -> None:
-    before = variants.get(variant) or [0] * ROW
-    variants[variant] = [a + b for a, b in zip(before, row, strict=True)]
+def _samples_of(row: Row) -> Iterator[tuple[Family, Labels, float]]:
+    """The samples that a row of answers holds, without the labels of the row."""
+    yield CANDIDATES, (), row[CANDIDATES_AT]
+    yield UNKNOWN_USERS, (), row[UNKNOWN_AT]
+    yield STAGE_SECONDS, ("store",), row[STORE_AT] / NS
+    yield STAGE_SECONDS, ("ranking",), row[RANKING_AT] / NS
+    for bound, calls in zip(CALL_SECONDS.bounds, row[BUCKETS_AT:], strict=True):
+        yield CALL_SECONDS, (bound,), calls
+    yield CALL_SECONDS, (SUM,), row[TOOK_AT] / NS

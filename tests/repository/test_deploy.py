@@ -20,7 +20,7 @@ from ftrie.client.balance import COOKIE_HEADER, RESOLVE_MS, RETRY
 from server.processes.supervisor import KILL_AFTER_S
 from server.processes.worker import LEAVE_S, REFUSE_S
 from server.rpc.ranking_service import SERVICE as RANKING
-from server.telemetry.families import FAMILIES
+from server.telemetry.meter import FAMILIES
 from trainer.runs.metrics import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +56,8 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield f"annotation {note['name']}", note["expr"]
     for alert in alerts():
         yield f"alert {alert['alert']}", alert["expr"]
+    for path in sorted((ROOT / "ftrie/dashboard").rglob("*.py")):
+        yield path.name, "\n".join(re.findall(r'"(ftrie_[a-z_]+)"', path.read_text("utf-8")))
     for page in ("server_metrics.md", "operating.md"):
         yield page, (ROOT / "docs" / page).read_text("utf-8")
 
@@ -67,7 +69,7 @@ def sampled() -> dict[str, set[str]]:
         endings = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
         for ending in endings:
             names[family.name + ending] = {*family.labels, *(["le"] if ending == "_bucket" else [])}
-    return names | {family.name: {"model", *family.labels} for family in TRAINERS}
+    return names | {family.name: {*family.labels} for family in TRAINERS}
 
 
 def test_every_metric_and_label_named_is_one_that_a_server_or_a_trainer_serves() -> None:

@@ -13,7 +13,6 @@ from model_store.spec.spec import ModelSpec
 from server.errors import ANSWER_OF, INTERNAL
 from server.rpc import security
 from server.rpc.security import Guard, Refused
-from server.telemetry.families import BUCKETS_MS, FAMILIES, FRESHNESS_S
 from tests.matrix import slow_except
 from tests.repository.pages import ROOT, page, tables
 from trainer.events import kafka as kafka_client
@@ -31,7 +30,6 @@ from trainer.logs.batch import HEAD_BYTES
 from trainer.logs.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
 from trainer.logs.sparse import REASONS
 from trainer.logs.streams import MAX_ROW_BYTES
-from trainer.runs.metrics import FAMILIES as TRAINERS
 
 
 def code_of(*folders: str) -> str:
@@ -55,19 +53,8 @@ def test_every_failure_has_a_test_and_every_test_a_row_that_says_everything() ->
         assert len(row) == 7 and all(row), row
         assert re.search(r"\d[\d.]* s\b", row[5]), f"how long until it recovers? {row}"
     families = set(re.findall(r"`(ftrie_\w+?)(?:_count)?(?:\{[^`]*\})?`", page("degradation.md")))
-    assert families and families <= FAMILIES.keys() | {family.name for family in TRAINERS}
-
-
-def test_server_metrics_has_every_metric_with_its_kind_and_labels_in_order_and_the_bounds() -> None:
-    """What a server serves is in test_operated."""
-    text = page("server_metrics.md")
-    rows = re.findall(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| .+ \|$", text, re.MULTILINE)
-    found = [(name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
-    assert found == [(family.name, family.kind, family.labels) for family in FAMILIES.values()]
-    (calls,) = re.findall(r"buckets of `ftrie_call_seconds` end at ([\d., ]+) ms", text)
-    (freshness,) = re.findall(r"those of `ftrie_freshness_seconds` at ([\d., ]+) s", text)
-    assert tuple(map(float, calls.split(", "))) == BUCKETS_MS
-    assert tuple(map(float, freshness.split(", "))) == FRESHNESS_S
+    tables_of_metrics = page("server_metrics.md") + page("trainer.md")
+    assert families and families <= set(re.findall(r"^\| `(ftrie_\w+)` \|", tables_of_metrics, re.MULTILINE))
 
 
 def test_protocol_has_a_row_for_every_answer() -> None:

@@ -2,120 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from model_store.errors import InputError
 from model_store.locks import port_taken
-from trainer.runs.status import Status
+from model_store.metrics import Family
+from trainer.runs.status import Status, VariantOutcome
+
+Value = float | None | Mapping[str, float | None] | Mapping[tuple[str, str], float | None]
+"""Of a metric without labels beside `model` its number, of others the numbers by label; None has no sample."""
+
+FAMILIES: dict[Family, Callable[[Status], Value]] = {}
+"""Every metric of a trainer in order, with how it is read."""
 
 
-class Family(NamedTuple):
-    """One metric: name, counter or gauge, its labels beside `model`, help text."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    help: str
+def _declare(name: str, labels: tuple[str, ...], help: str, read: Callable[[Status], Value]) -> None:
+    FAMILIES[Family(name, ("model", *labels), help)] = read
 
 
-_VARIANT = ("variant",)
-FAMILIES = (
-    Family("ftrie_trainer_events_total", "counter", ("kind",), "events taken, by kind"),
-    Family("ftrie_trainer_join_total", "counter", ("what",), "events by outcome in the join"),
-    Family("ftrie_trainer_pending", "gauge", (), "requests whose window is open"),
-    Family("ftrie_trainer_examples_total", "counter", (), "examples learned from"),
-    Family(
-        "ftrie_trainer_dead_letters_total", "counter", (), "events and rows that could not be learned from"
-    ),
-    Family(
-        "ftrie_trainer_lost_total",
-        "counter",
-        ("source",),
-        "events deleted from a source before they were read",
-    ),
-    Family("ftrie_trainer_lag_events", "gauge", ("source",), "unread events"),
-    Family("ftrie_trainer_lag_seconds", "gauge", ("source",), "age of the oldest unread event"),
-    Family(
-        "ftrie_trainer_clock_skew_seconds",
-        "gauge",
-        ("source", "of"),
-        "by how much clocks differ: of events behind, ahead of their arrival; of the store ids_ahead, clock_ahead",
-    ),
-    Family(
-        "ftrie_trainer_versions_total",
-        "counter",
-        ("kind",),
-        "versions published, and publications that failed; of those published: refused, held by the guard",
-    ),
-    Family("ftrie_trainer_rollbacks_total", "counter", (), "automatic rollbacks by the guard"),
-    Family("ftrie_trainer_version", "gauge", (), "the last version published"),
-    Family("ftrie_trainer_active_version", "gauge", (), "the version that is served"),
-    Family(
-        "ftrie_trainer_inactive", "gauge", (), "1 while an operator's pin keeps published versions inactive"
-    ),
-    Family("ftrie_trainer_store_away", "gauge", (), "1 while the store does not answer or rejects writes"),
-    Family(
-        "ftrie_trainer_store_losses_total",
-        "counter",
-        (),
-        "how often the store was found without the trainer's lease, so without its data",
-    ),
-    Family(
-        "ftrie_trainer_unknown_items_total",
-        "counter",
-        (),
-        "rows skipped because the server did not know the item",
-    ),
-    Family(
-        "ftrie_trainer_users_dropped_total", "counter", (), "users whose histories were dropped for others"
-    ),
-    Family("ftrie_trainer_failed_checkpoints_total", "counter", (), "checkpoints that could not be written"),
-    Family("ftrie_trainer_keys", "gauge", (), "keys in the value table"),
-    Family("ftrie_trainer_logloss", "gauge", (), "progressive log-loss of the first variant's last window"),
-    Family(
-        "ftrie_trainer_normalized_entropy",
-        "gauge",
-        (),
-        "of the worst variant in the last 1,000 rows or more; above 1.5 the model diverges",
-    ),
-    Family(
-        "ftrie_trainer_withheld", "gauge", (), "1 while nothing is published: too many rows were rejected"
-    ),
-    Family(
-        "ftrie_trainer_waiting_seconds",
-        "gauge",
-        ("partition",),
-        "how long a partition has waited for the others at the end of its round; 0 while it learns",
-    ),
-    Family(
-        "ftrie_trainer_requests_total",
-        "counter",
-        _VARIANT,
-        "requests whose join window has closed, by variant",
-    ),
-    Family("ftrie_trainer_impressions_total", "counter", _VARIANT, "items that they showed"),
-    Family("ftrie_trainer_clicks_total", "counter", _VARIANT, "items that were clicked"),
-    Family("ftrie_trainer_conversions_total", "counter", _VARIANT, "items that were converted"),
-    Family("ftrie_trainer_ctr", "gauge", _VARIANT, "clicks an impression, over the last 120 minutes"),
-    Family("ftrie_trainer_ctr_error", "gauge", _VARIANT, "its standard error, between groups of cookies"),
-    Family(
-        "ftrie_trainer_calibration",
-        "gauge",
-        _VARIANT,
-        "predicted clicks a click (conversions with join.positive), over the same minutes; 1 is right",
-    ),
-    Family(
-        "ftrie_trainer_calibration_error", "gauge", _VARIANT, "its standard error, between groups of cookies"
-    ),
-)
-_EVENT_KINDS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
+def _by_variant(name: str, help: str, read: Callable[[VariantOutcome], float | None]) -> None:
+    _declare(
+        name, ("variant",), help, lambda s: {variant: read(each) for variant, each in s.outcomes.items()}
+    )
+
+
+_EVENTS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
 _SKEWS = ("behind", "ahead", "ids_ahead", "clock_ahead")
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
+
+_declare(
+    "ftrie_trainer_events_total",
+    ("kind",),
+    "events taken, by kind",
+    lambda s: {kind: s.counts[name] for name, kind in _EVENTS.items()},
+)
+_declare(
+    "ftrie_trainer_join_total",
+    ("what",),
+    "events by outcome in the join",
+    lambda s: {name: count for name, count in s.join.items() if name not in _NOT_COUNTERS},
+)
+_declare("ftrie_trainer_pending", (), "requests whose window is open", lambda s: s.join.get("pending", 0))
+_declare("ftrie_trainer_examples_total", (), "examples learned from", lambda s: s.examples)
+_declare(
+    "ftrie_trainer_dead_letters_total",
+    (),
+    "events and rows that could not be learned from",
+    lambda s: s.dead_letters,
+)
+_declare(
+    "ftrie_trainer_lost_total",
+    ("source",),
+    "events deleted from a source before they were read",
+    lambda s: s.lost,
+)
+_declare(
+    "ftrie_trainer_lag_events",
+    ("source",),
+    "unread events",
+    lambda s: {n: lag.events for n, lag in s.lags.items()},
+)
+_declare(
+    "ftrie_trainer_lag_seconds",
+    ("source",),
+    "age of the oldest unread event",
+    lambda s: {name: lag.seconds for name, lag in s.lags.items()},
+)
+_declare(
+    "ftrie_trainer_clock_skew_seconds",
+    ("source", "of"),
+    "by how much clocks differ: of events behind, ahead of their arrival; of the store ids_ahead, clock_ahead",
+    lambda s: {(name, of): getattr(lag, of) for name, lag in s.lags.items() for of in _SKEWS},
+)
+_declare(
+    "ftrie_trainer_versions_total",
+    ("kind",),
+    "versions published, and publications that failed; of those published: refused, held by the guard",
+    lambda s: s.published,
+)
+_declare("ftrie_trainer_rollbacks_total", (), "automatic rollbacks by the guard", lambda s: s.rolled_back)
+_declare("ftrie_trainer_version", (), "the last version published", lambda s: s.version)
+_declare("ftrie_trainer_active_version", (), "the version that is served", lambda s: s.active)
+_declare(
+    "ftrie_trainer_inactive",
+    (),
+    "1 while an operator's pin keeps published versions inactive",
+    lambda s: bool(s.inactive),
+)
+_declare(
+    "ftrie_trainer_store_away",
+    (),
+    "1 while the store does not answer or rejects writes",
+    lambda s: s.store_away,
+)
+_declare(
+    "ftrie_trainer_store_losses_total",
+    (),
+    "how often the store was found without the trainer's lease, so without its data",
+    lambda s: s.store_losses,
+)
+_declare(
+    "ftrie_trainer_unknown_items_total",
+    (),
+    "rows skipped because the server did not know the item",
+    lambda s: s.counts["unknown_items"],
+)
+_declare(
+    "ftrie_trainer_users_dropped_total",
+    (),
+    "users whose histories were dropped for others",
+    lambda s: s.users_dropped,
+)
+_declare(
+    "ftrie_trainer_failed_checkpoints_total",
+    (),
+    "checkpoints that could not be written",
+    lambda s: s.failed_checkpoints,
+)
+_declare("ftrie_trainer_keys", (), "keys in the value table", lambda s: s.keys)
+_declare(
+    "ftrie_trainer_logloss",
+    (),
+    "progressive log-loss of the first variant's last window",
+    lambda s: s.logloss,
+)
+_declare(
+    "ftrie_trainer_normalized_entropy",
+    (),
+    "of the worst variant in the last 1,000 rows or more; above 1.5 the model diverges",
+    lambda s: s.normalized_entropy,
+)
+_declare(
+    "ftrie_trainer_withheld",
+    (),
+    "1 while nothing is published: too many rows were rejected",
+    lambda s: bool(s.withheld),
+)
+_declare(
+    "ftrie_trainer_waiting_seconds",
+    ("partition",),
+    "how long a partition has waited for the others at the end of its round; 0 while it learns",
+    lambda s: {s.partition: s.waiting_s} if s.partition else {},
+)
+_by_variant(
+    "ftrie_trainer_requests_total",
+    "requests whose join window has closed, by variant",
+    lambda each: each.requests,
+)
+_by_variant("ftrie_trainer_impressions_total", "items that they showed", lambda each: each.impressions)
+_by_variant("ftrie_trainer_clicks_total", "items that were clicked", lambda each: each.clicks)
+_by_variant("ftrie_trainer_conversions_total", "items that were converted", lambda each: each.conversions)
+_by_variant("ftrie_trainer_ctr", "clicks an impression, over the last 120 minutes", lambda each: each.ctr)
+_by_variant(
+    "ftrie_trainer_ctr_error", "its standard error, between groups of cookies", lambda each: each.ctr_error
+)
+_by_variant(
+    "ftrie_trainer_calibration",
+    "predicted clicks a click (conversions with join.positive), over the same minutes; 1 is right",
+    lambda each: each.calibration,
+)
+_by_variant(
+    "ftrie_trainer_calibration_error",
+    "its standard error, between groups of cookies",
+    lambda each: each.calibration_error,
+)
 
 
 class StatusCollector(Collector):
@@ -131,14 +185,16 @@ class StatusCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family, with its known samples."""
         status = self._status
-        samples = _samples(status) if status is not None else {}
-        for family in FAMILIES:
-            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-            metric = kind(family.name, family.help, labels=("model", *family.labels))
-            for labels, value in samples.get(family.name, ()):
-                assert status is not None
-                metric.add_metric((status.model, *labels), value)
-            yield metric
+        for family, read in FAMILIES.items():
+            value = read(status) if status is not None else None
+            numbers = value if isinstance(value, Mapping) else {(): value}
+            yield family.metric(
+                [
+                    ((status.model, *((labels,) if isinstance(labels, str) else labels)), number)
+                    for labels, number in numbers.items()
+                    if status is not None and number is not None
+                ]
+            )
 
 
 def serve_metrics(host: str, port: int) -> StatusCollector:
@@ -150,54 +206,3 @@ def serve_metrics(host: str, port: int) -> StatusCollector:
     except OSError as error:
         raise InputError(f"--metrics-port {port}: cannot listen on {host}: {port_taken(port)}") from error
     return collector
-
-
-Sample = tuple[tuple[str, ...], float]
-
-
-def _samples(status: Status) -> dict[str, list[Sample]]:
-    lags, outcomes = status.lags.items(), status.outcomes.items()
-    figures: dict[str, list[Sample]] = {
-        f"ftrie_trainer_{figure}": [
-            ((name,), getattr(each, figure)) for name, each in outcomes if getattr(each, figure) is not None
-        ]
-        for figure in ("ctr", "ctr_error", "calibration", "calibration_error")
-    }
-    return figures | {
-        "ftrie_trainer_events_total": [((kind,), status.counts[name]) for name, kind in _EVENT_KINDS.items()],
-        "ftrie_trainer_join_total": [
-            ((n,), count) for n, count in status.join.items() if n not in _NOT_COUNTERS
-        ],
-        "ftrie_trainer_pending": [((), status.join.get("pending", 0))],
-        "ftrie_trainer_examples_total": [((), status.examples)],
-        "ftrie_trainer_dead_letters_total": [((), status.dead_letters)],
-        "ftrie_trainer_lost_total": [((source,), count) for source, count in status.lost.items()],
-        "ftrie_trainer_lag_events": [((n,), lag.events) for n, lag in lags if lag.events is not None],
-        "ftrie_trainer_lag_seconds": [((n,), lag.seconds) for n, lag in lags if lag.seconds is not None],
-        "ftrie_trainer_clock_skew_seconds": [((n, of), getattr(lag, of)) for n, lag in lags for of in _SKEWS],
-        "ftrie_trainer_versions_total": [((kind,), count) for kind, count in status.published.items()],
-        "ftrie_trainer_rollbacks_total": [((), status.rolled_back)],
-        "ftrie_trainer_version": _known(status.version),
-        "ftrie_trainer_active_version": _known(status.active),
-        "ftrie_trainer_inactive": [((), bool(status.inactive))],
-        "ftrie_trainer_store_away": [((), status.store_away)],
-        "ftrie_trainer_store_losses_total": [((), status.store_losses)],
-        "ftrie_trainer_unknown_items_total": [((), status.counts["unknown_items"])],
-        "ftrie_trainer_users_dropped_total": [((), status.users_dropped)],
-        "ftrie_trainer_failed_checkpoints_total": [((), status.failed_checkpoints)],
-        "ftrie_trainer_keys": [((), status.keys)],
-        "ftrie_trainer_logloss": _known(status.logloss),
-        "ftrie_trainer_normalized_entropy": _known(status.normalized_entropy),
-        "ftrie_trainer_withheld": [((), bool(status.withheld))],
-        "ftrie_trainer_waiting_seconds": [((status.partition,), status.waiting_s)]
-        if status.partition
-        else [],
-        "ftrie_trainer_requests_total": [((name,), each.requests) for name, each in outcomes],
-        "ftrie_trainer_impressions_total": [((name,), each.impressions) for name, each in outcomes],
-        "ftrie_trainer_clicks_total": [((name,), each.clicks) for name, each in outcomes],
-        "ftrie_trainer_conversions_total": [((name,), each.conversions) for name, each in outcomes],
-    }
-
-
-def _known(value: float | None) -> list[Sample]:
-    return [] if value is None else [((), value)]

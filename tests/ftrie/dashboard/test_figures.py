@@ -39,7 +39,7 @@ from ftrie.dashboard.scrape import (
 )
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell
-from server.telemetry.http import MetricsPage
+from server.telemetry.prometheus import MetricsPage
 from tests.model_store import models
 from tests.server import shop
 from tests.waiting import eventually

@@ -20,14 +20,14 @@ from ftrie.cli import run
 from ftrie.client.calls import METHOD
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import AnyOf, Thompson
+from model_store.metrics import Family
 from model_store.store import Store
 from server.impressions import lines as lines_module
 from server.impressions import log as log_module
 from server.impressions import sinks
 from server.impressions.lines import Lines, Shown
-from server.impressions.log import ImpressionLog
-from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_LOGGED, IMPRESSIONS_SKIPPED
-from server.telemetry.meter import Meter
+from server.impressions.log import DROPPED, LOGGED, SKIPPED, ImpressionLog
+from server.telemetry.meter import FAMILIES, Meter
 from tests.server import shop
 from tests.server.impressions import whole_spec
 from tests.server.one_process import Server
@@ -46,8 +46,8 @@ def in_file(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def counted(server: Server, name: str) -> dict[tuple[str, ...], float]:
-    return {labels: number for found, labels, number in server.totals.counts() if found == name}
+def counted(server: Server, family: Family) -> dict[tuple[str, ...], float]:
+    return dict(server.totals.samples()[family.name])
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def test_nothing_is_lost_by_a_drain_and_a_stream_is_trimmed_by_length_and_age(
     assert 100 <= len(in_stream) < 400
     first = shop_store.impressions(shop.NAME).info().first_id
     assert first is not None and first > (1, 1)
-    assert counted(server, IMPRESSIONS_LOGGED) == {("shop", "store"): 400, ("shop", "file"): 400}
-    assert counted(server, IMPRESSIONS_DROPPED) == {}
+    assert counted(server, LOGGED) == {("shop", "store"): 400, ("shop", "file"): 400}
+    assert counted(server, DROPPED) == {}
 
 
 def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, start: Start) -> None:
@@ -135,8 +135,8 @@ def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, sta
             answered += [client.rank(candidates=["item-1"]).request_id for _ in range(60)]
         eventually(is_logged)  # nearly: what is on its way has arrived before the end
     server.end()
-    logged = sum(counted(server, IMPRESSIONS_LOGGED).values())
-    dropped = sum(counted(server, IMPRESSIONS_DROPPED).values())
+    logged = sum(counted(server, LOGGED).values())
+    dropped = sum(counted(server, DROPPED).values())
     # An unanswered call may have sent one twice.
     entries = {event["request_id"] for event in in_store(shop_store)}
     assert logged + dropped == len(answered)
@@ -220,7 +220,7 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
 
     eventually(is_logged)
     assert in_store(shop_store)[0]["items"][0]["features"]["brand"] == "b1"
-    assert {labels[2] for labels in counted(server, IMPRESSIONS_DROPPED)} <= {"catalogue"}
+    assert {labels[2] for labels in counted(server, DROPPED)} <= {"catalogue"}
 
 
 def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
@@ -240,8 +240,8 @@ def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
     assert [event["request_id"] for event in in_store(store)] == ["the only one"]
     assert replayed > 0
     skipped = {("shop", "no_log"): replayed + 2, ("shop", "variant"): 1}
-    assert counted(logging, IMPRESSIONS_SKIPPED) == skipped
-    assert counted(logging, IMPRESSIONS_DROPPED) == {}
+    assert counted(logging, SKIPPED) == skipped
+    assert counted(logging, DROPPED) == {}
 
 
 @pytest.fixture
@@ -249,8 +249,8 @@ def meter() -> Meter:
     return Meter()
 
 
-def counts_of(meter: Meter) -> dict[tuple[str, ...], float]:
-    return {(name, *labels): number for name, labels, number in meter.take()["counts"]}
+def counts_of(meter: Meter) -> dict[tuple[Family | str, ...], float]:
+    return {(FAMILIES[name], *labels): number for name, labels, number in meter.take()["counts"]}
 
 
 def offered(log: ImpressionLog, count: int, message_bytes: int = 0) -> None:
@@ -270,10 +270,10 @@ def test_a_writer_that_is_behind_costs_impressions_that_are_counted_and_told_onc
         offered(log, 40)
         log.close()
     counts = counts_of(meter)
-    logged = counts.pop((IMPRESSIONS_LOGGED, "whole", "file"))
+    logged = counts.pop((LOGGED, "whole", "file"))
     assert logged == len(in_file(file)) == 5
     assert logged + sum(counts.values()) == 40
-    assert counts[IMPRESSIONS_DROPPED, "whole", "file", "queue"] == 35
+    assert counts[DROPPED, "whole", "file", "queue"] == 35
     assert "impressions dropped: too many wait for the writer" in [line["event"] for line in told]
     file.unlink()
     monkeypatch.setattr(log_module, "MOST_BYTES", 10_000)  # few long ones wait where many short ones may
@@ -302,7 +302,7 @@ def test_items_whose_values_are_not_known_yet_are_told_and_counted(file: Path, m
         for _ in range(3):
             log.offer(served, query, served.ranker.rank(query))
         log.close()
-    assert counts_of(meter) == {(IMPRESSIONS_DROPPED, "whole", "file", "catalogue"): 3}
+    assert counts_of(meter) == {(DROPPED, "whole", "file", "catalogue"): 3}
     assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
 
 
@@ -323,4 +323,4 @@ def test_a_line_that_cannot_be_made_costs_itself_only(
         log.close()
     assert [line["event"] for line in told] == ["impressions dropped: no line of them"]
     assert [event["request_id"] for event in in_file(file)] == ["r0", "r2"]
-    assert counts_of(meter)[IMPRESSIONS_DROPPED, "whole", "file", "failed"] == 1
+    assert counts_of(meter)[DROPPED, "whole", "file", "failed"] == 1

@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from model_store.errors import StoreUnavailable
+from model_store.metrics import Family
 from server.impressions import log as log_module
-from server.impressions.log import Outbox
+from server.impressions.log import ATTEMPTS_FAILED, DROPPED, LOGGED, Outbox
 from server.impressions.writer import BackgroundWriter
-from server.telemetry.families import IMPRESSIONS_DROPPED, IMPRESSIONS_FAILED, IMPRESSIONS_LOGGED
-from server.telemetry.meter import Meter
+from server.telemetry.meter import FAMILIES, Meter
 from tests.waiting import eventually
 
 
@@ -51,11 +51,11 @@ class Counted(Meter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: Counter[tuple[str, ...]] = Counter()
+        self.seen: Counter[tuple[Family | str, ...]] = Counter()
 
-    def read(self) -> Counter[tuple[str, ...]]:
+    def read(self) -> Counter[tuple[Family | str, ...]]:
         for name, labels, number in self.take()["counts"]:
-            self.seen[name, *labels] += int(number)
+            self.seen[FAMILIES[name], *labels] += int(number)
         return self.seen
 
 
@@ -81,7 +81,7 @@ def test_lines_come_in_order_in_batches_of_one_model(sink: Slow, meter: Counted)
     assert [line for _, line in sink.taken] == [b"%d" % n for n in range(200)]
     assert sink.batches == [2, 1, 64, 64, 64, 5]
     assert sink.closed.is_set()
-    assert meter.read() == {(IMPRESSIONS_LOGGED, "ads", "slow"): 199, (IMPRESSIONS_LOGGED, "shop", "slow"): 1}
+    assert meter.read() == {(LOGGED, "ads", "slow"): 199, (LOGGED, "shop", "slow"): 1}
 
 
 def test_what_has_no_room_is_dropped_counted_and_told_once_for_a_change(sink: Slow, meter: Counted) -> None:
@@ -91,9 +91,9 @@ def test_what_has_no_room_is_dropped_counted_and_told_once_for_a_change(sink: Sl
     with capture_logs() as told:
         for first in (1, 5, 9):
             waiting.put(lines(first, first + 4))
-        assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 10}
+        assert meter.read() == {(DROPPED, "ads", "slow", "sink"): 10}
         sink.permits.release(100)
-        eventually(lambda: meter.read()[IMPRESSIONS_LOGGED, "ads", "slow"] == 3)
+        eventually(lambda: meter.read()[LOGGED, "ads", "slow"] == 3)
         waiting.put(lines(20, 21))
         waiting.close(time.monotonic() + 20)
     assert sink.taken == [*lines(0, 3), *lines(20, 21)]
@@ -105,7 +105,7 @@ def test_long_lines_are_bounded_by_bytes(sink: Slow, meter: Counted, monkeypatch
     monkeypatch.setattr(log_module, "SINK_MOST_BYTES", 100)
     waiting = Outbox(sink, "slow", 1000, meter)
     waiting.put([("ads", b"x" * 60), ("ads", b"x" * 60)])
-    assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "sink"): 1}
+    assert meter.read() == {(DROPPED, "ads", "slow", "sink"): 1}
     sink.permits.release(1)
     waiting.close(time.monotonic() + 20)
 
@@ -117,14 +117,14 @@ def test_a_sink_that_fails_is_tried_again_with_no_loss(sink: Slow, meter: Counte
     with capture_logs() as told:
         waiting = Outbox(sink, "slow", 100, meter)
         waiting.put(lines(0, 2))
-        eventually(lambda: meter.read()[IMPRESSIONS_FAILED, "slow"] == 2)
+        eventually(lambda: meter.read()[ATTEMPTS_FAILED, "slow"] == 2)
         waiting.put(lines(2, 4))
         sink.asked.acquire()
         sink.fault = None
         sink.permits.release(100)
         eventually(partial(sink.taken.__eq__, lines(0, 4)))
         waiting.close(time.monotonic() + 20)
-    assert meter.read()[IMPRESSIONS_LOGGED, "ads", "slow"] == 4
+    assert meter.read()[LOGGED, "ads", "slow"] == 4
     assert [line["event"] for line in told] == [
         "the sink of impressions fails, trying again",
         "the sink of impressions takes them again",
@@ -138,14 +138,14 @@ def test_what_is_not_taken_in_time_is_counted_once_even_if_taken_later(sink: Slo
     waiting.close(time.monotonic())
     sink.permits.release(1)
     eventually(sink.closed.is_set)
-    assert meter.read() == {(IMPRESSIONS_DROPPED, "ads", "slow", "closed"): 5}
+    assert meter.read() == {(DROPPED, "ads", "slow", "closed"): 5}
     away = Slow()
     away.fault = StoreUnavailable("nobody there")
     away.permits.release(10_000)
     waiting = Outbox(away, "slow", 100, meter)
     waiting.put(lines(0, 5))
     waiting.close(time.monotonic() + 0.2)
-    assert meter.read()[IMPRESSIONS_DROPPED, "ads", "slow", "closed"] == 10
+    assert meter.read()[DROPPED, "ads", "slow", "closed"] == 10
     assert away.taken == []
 
 

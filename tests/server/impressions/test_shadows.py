@@ -17,10 +17,10 @@ from structlog.testing import capture_logs
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from model_store.errors import OutputError
+from model_store.metrics import Family
 from model_store.store import Store
-from server.impressions.shadows import Seen, ShadowLog
+from server.impressions.shadows import SHADOW_DROPPED, SHADOW_LOGGED, Seen, ShadowLog
 from server.ranking.query import ShadowRanking
-from server.telemetry.families import SHADOW_DROPPED, SHADOW_LOGGED
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -42,8 +42,7 @@ def client(shop_store: Store, start: Callable[..., Server], log: Path) -> Iterat
     eventually(lambda: server.current.assignment.experiment == stored)
     with Client(server.address, timeout_s=20.0) as connected:
         yield connected
-    counted = {name: n for name, _, n in server.totals.counts()}
-    assert counted.get(SHADOW_LOGGED, 0) <= len(log.read_text().splitlines())
+    assert sum(n for _, n in server.totals.samples()[SHADOW_LOGGED.name]) <= len(log.read_text().splitlines())
 
 
 def logged(log: Path, count: int = 1) -> list[dict[str, object]]:
@@ -122,12 +121,12 @@ def seen(request_id: str = "r1") -> Seen:
     return Seen(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
 
 
-class Counts(Counter[str]):
+class Counts(Counter[Family]):
     """Counts as the meter does."""
 
-    def __call__(self, metric: str, model: str) -> None:
+    def __call__(self, family: Family, model: str) -> None:
         assert model == "ads"
-        self[metric] += 1
+        self[family] += 1
 
 
 def read(path: Path) -> list[dict[str, object]]:

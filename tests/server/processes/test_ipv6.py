@@ -15,9 +15,8 @@ from model_store.store import Store
 from server.processes.takeover import Port
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
-from server.telemetry.http import MetricsPage
 from server.telemetry.meter import Totals
-from server.telemetry.prometheus import registry
+from server.telemetry.prometheus import MetricsPage, registry
 from tests.server import echo
 from tests.server.one_process import Server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,8 +25,8 @@ from ftrie.cli import run
 from ftrie.client.access import Access
 from ftrie.client.client import Client, RankFailed
 from model_store.store import Store
-from server.telemetry.families import FAMILIES
 from tests.integration.processes import FTRIE
+from tests.repository.pages import page
 from tests.server import shop
 from tests.server.certificates import identity
 from tests.waiting import eventually
@@ -66,9 +67,10 @@ Samples = list[tuple[str, dict[str, str], float]]
 
 def scraped(address: str) -> Samples:
     """Every sample of a live /metrics, after its families are seen to be those documented."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as page:
-        families = list(text_string_to_metric_families(page.read().decode()))
-    assert {family.name for family in families} == {name.removesuffix("_total") for name in FAMILIES}
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as scraping:
+        families = list(text_string_to_metric_families(scraping.read().decode()))
+    documented = re.findall(r"^\| `(ftrie_\w+)` \|", page("server_metrics.md"), re.MULTILINE)
+    assert {family.name for family in families} == {name.removesuffix("_total") for name in documented}
     return [(s.name, s.labels, s.value) for family in families for s in family.samples]
 
 

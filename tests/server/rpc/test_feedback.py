@@ -14,10 +14,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, ReportRequest, ReportResponse
 from ftrie.client.access import CallFailed
+from model_store.metrics import Family
 from model_store.store import Store
 from server.errors import RETRY_AFTER_MS
-from server.rpc.feedback_service import MOST_AHEAD_S
-from server.telemetry.families import ERRORS, FEEDBACK
+from server.rpc.feedback_service import FEEDBACK, MOST_AHEAD_S
+from server.telemetry.meter import ERRORS
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -183,8 +184,8 @@ def test_what_became_of_events_is_counted_and_a_key_of_another_type_is_not_to_be
     told = CallFailed.of("", error)
     assert (told.reason, told.retry_after_s) == ("STORED_DATA_INVALID", None)
 
-    def counted(name: str) -> dict[str, float]:
-        return {labels[-1]: number for found, labels, number in server.totals.counts() if found == name}
+    def counted(family: Family) -> dict[str, float]:
+        return {labels[-1]: number for labels, number in server.totals.samples()[family.name]}
 
     expected = {"accepted": 2, "duplicate": 1, "rejected": 1, "failed": 2}
     eventually(lambda: counted(FEEDBACK) == expected)

@@ -17,9 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
-from server.rpc.gate import RETRY_AFTER_MS, BoundedPool
-from server.rpc.grpc_server import REFLECTION_PLACES
-from server.telemetry.families import IN_PROGRESS, PLACES, REFUSED
+from server.rpc.gate import REFUSED, RETRY_AFTER_MS, BoundedPool
+from server.rpc.grpc_server import IN_PROGRESS, PLACES, REFLECTION_PLACES
 from server.telemetry.meter import Meter
 from tests.server import echo
 from tests.server.one_process import Server
@@ -57,7 +56,7 @@ class Running:
 
     def in_progress(self) -> float:
         gauges: dict[str, float] = {name: value for name, _, value in self.meter.take()["gauges"]}
-        return gauges[IN_PROGRESS]
+        return gauges[IN_PROGRESS.name]
 
     def fill(self) -> list[Any]:
         """Every place taken: THREADS calls compute, WAITING wait."""
@@ -110,8 +109,8 @@ def test_who_finds_no_place_is_told_when_to_come_back_and_who_has_one_is_answere
         status = stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
         assert status == health_pb2.HealthCheckResponse.SERVING
     taken = running.meter.take()
-    assert [REFUSED, ["Wait", "overload"], 2] in taken["counts"]
-    assert [PLACES, [], 5] in taken["gauges"]
+    assert [REFUSED.name, ["Wait", "overload"], 2] in taken["counts"]
+    assert [PLACES.name, [], 5] in taken["gauges"]
     with ThreadPoolExecutor(32) as callers:
         errors = list(callers.map(lambda _: refused(running), range(60)))
     assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
@@ -220,7 +219,7 @@ def test_callers_who_send_no_message_take_no_place_from_others(running: Running)
             assert running.wait(b"%d" % n, timeout=20) == b"%d" % n
         gone = [call.exception().code() for call in hung if call.done()]
         assert {*gone} == {grpc.StatusCode.CANCELLED}
-        assert running.meter.take()["counts"] == [[REFUSED, ["Wait", "no_message"], len(gone)]]
+        assert running.meter.take()["counts"] == [[REFUSED.name, ["Wait", "no_message"], len(gone)]]
         eventually(lambda: running.in_progress() == 0)
 
 
@@ -263,7 +262,7 @@ def test_reflection_takes_so_many_streams_and_gives_up_those_that_ask_nothing(
 
     def all_but_the_places_are_refused() -> bool:
         for name, labels, number in running.meter.take()["counts"]:
-            assert (name, labels) == (REFUSED, ["ServerReflectionInfo", "overload"])
+            assert (name, labels) == (REFUSED.name, ["ServerReflectionInfo", "overload"])
             refused.append(number)
         return sum(refused) == 2 * REFLECTION_PLACES
 
@@ -296,7 +295,7 @@ def test_a_connection_has_a_bounded_number_of_calls_at_once(monkeypatch: pytest.
 
 def test_a_server_has_as_many_places_as_its_settings_say(start: Callable[..., Server]) -> None:
     server = start(threads=1, max_concurrency=3)
-    assert [PLACES, [], 3] in server._worker._meter.take()["gauges"]
+    assert [PLACES.name, [], 3] in server._worker._meter.take()["gauges"]
 
 
 def test_a_task_that_fails_leaves_its_place() -> None:

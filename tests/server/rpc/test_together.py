@@ -17,9 +17,9 @@ from server.ranking.features import UserFields
 from server.ranking.resolve import Resolver
 from server.ranking.users import PendingRead, Users
 from server.rpc.gate import MOST_TOGETHER
+from server.rpc.grpc_server import IN_PROGRESS
 from server.rpc.observers import RANK
 from server.rpc.ranking_service import RankingService
-from server.telemetry.families import IN_PROGRESS
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.stalling import stalled
@@ -75,7 +75,7 @@ class Crowd:
 
     def _in_progress(self) -> float:
         taken = self.server._worker._meter.take()["gauges"]
-        return float({name: value for name, _, value in taken}[IN_PROGRESS])
+        return float({name: value for name, _, value in taken}[IN_PROGRESS.name])
 
 
 @pytest.fixture

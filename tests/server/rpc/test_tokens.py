@@ -22,8 +22,8 @@ from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.errors import ServerError
 from model_store.store import Store
 from server.rpc import security as tokens_module
+from server.rpc.gate import REFUSED
 from server.rpc.security import Tokens
-from server.telemetry.families import REFUSED
 from server.telemetry.meter import Meter
 from tests.server import echo, shop
 from tests.server.one_process import Server
@@ -67,7 +67,7 @@ def test_a_token_opens_the_services_of_its_roles_alone_and_any_of_them_reflectio
             assert (echo.outcome(address, access).name, reflection(address, access)) == (called, reflected)
         with grpc.insecure_channel(address) as channel:  # health needs none
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
-    counts = {tuple(labels): n for name, labels, n in meter.take()["counts"] if name == REFUSED}
+    counts = {tuple(labels): n for name, labels, n in meter.take()["counts"] if name == REFUSED.name}
     assert counts["Echo", "forbidden"] == 1
     assert counts["Echo", "unauthenticated"] == 3
     path.write_text(f'feedback = ["{BOTH}"]')  # a role without tokens lets nobody in

@@ -33,7 +33,7 @@ from server.settings import Settings
 from server.sync.distribution import Distribution
 from server.sync.last_good import check_state
 from server.sync.model_builder import ModelBuilder
-from server.sync.model_sync import ModelSync, State
+from server.sync.model_sync import RELOADS, ModelSync, State
 from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
 from server.telemetry.meter import Meter
 from tests.server import shop
@@ -63,8 +63,7 @@ def begin(start: Start, shop_store: Store, tmp_path: Path) -> Start:
 
 def reloads(server: Server, kind: str) -> int:
     server.totals.add("supervisor", server.meter.take())
-    counts = server.totals.counts()
-    return sum(int(n) for name, labels, n in counts if "reloads" in name and labels[-1] == kind)
+    return sum(int(n) for labels, n in server.totals.samples()[RELOADS.name] if labels[-1] == kind)
 
 
 def test_a_server_that_came_by_deltas_answers_as_one_that_loaded_the_snapshot(

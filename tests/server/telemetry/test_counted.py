@@ -9,20 +9,23 @@ import pytest
 
 from ftrie.client.client import Client, RankFailed
 from ftrie.client.feedback import Feedback, ReportFailed
+from model_store.metrics import Family
 from model_store.store import Store
-from server.telemetry.families import DEGRADED, ERRORS, FRESHNESS, UNKNOWN_USERS, USER_CACHE
+from server.ranking.users import USER_CACHE
+from server.sync.model_sync import FRESHNESS
+from server.telemetry.meter import DEGRADED, ERRORS, UNKNOWN_USERS
 from server.telemetry.prometheus import registry
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 
 
-def count(server: Server, name: str, **labels: str) -> float:
+def count(server: Server, name: Family | str, **labels: str) -> float:
     return sum(
         sample.value
         for metric in registry(server.totals).collect()
         for sample in metric.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
+        if sample.name == str(name) and labels.items() <= sample.labels.items()
     )
 
 

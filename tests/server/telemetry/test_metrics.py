@@ -16,19 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from model_store.errors import StoreUnavailable
 from server.errors import Degradation
-from server.telemetry.families import (
-    DEGRADED,
-    ERRORS,
-    FAMILIES,
-    FRESHNESS,
-    IN_PROGRESS,
-    OLDER,
-    USER_CACHE,
-    VERSIONS_KEPT,
-)
-from server.telemetry.http import MetricsPage
-from server.telemetry.meter import Meter, Totals
-from server.telemetry.prometheus import registry
+from server.ranking.users import USER_CACHE
+from server.rpc.grpc_server import IN_PROGRESS
+from server.sync.model_sync import FRESHNESS
+from server.telemetry.meter import DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT, Meter, Totals, declare
+from server.telemetry.prometheus import MetricsPage, registry
 
 AWAY = Degradation.of("items", StoreUnavailable("away"))
 
@@ -68,7 +60,7 @@ def test_what_many_threads_count_while_it_is_taken_is_taken_exactly_once() -> No
     assert found["ftrie_candidates_total", labels] == 200 * each * threads
     assert found["ftrie_stage_seconds_total", (*labels, "store")] == pytest.approx(5e-9 * each * threads)
     assert found["ftrie_stage_seconds_total", (*labels, "ranking")] == pytest.approx(7e-9 * each * threads)
-    assert found[DEGRADED, ("shop", "items")] == each * threads
+    assert found[DEGRADED.name, ("shop", "items")] == each * threads
     assert meter.take()["answers"] == [], "threads that have ended are forgotten once they were taken"
 
 
@@ -80,12 +72,12 @@ def test_a_dead_worker_s_counts_stay_and_its_gauges_go() -> None:
         meter.failed("shop", "Rank", "INTERNAL")
         meter.set(IN_PROGRESS, value=3)
         totals.add(source, over_json(meter.take()))
-    assert samples(totals)[IN_PROGRESS, ()] == 6
+    assert samples(totals)[IN_PROGRESS.name, ()] == 6
     totals.gone("w1")
     found = samples(totals)
-    assert found[IN_PROGRESS, ()] == 3
+    assert found[IN_PROGRESS.name, ()] == 3
     assert found["ftrie_call_seconds_count", ("shop", "1", "plain")] == 2
-    assert found[ERRORS, ("shop", "Rank", "INTERNAL")] == 2
+    assert found[ERRORS.name, ("shop", "Rank", "INTERNAL")] == 2
 
 
 def test_only_the_latest_versions_have_series_and_the_sum_never_falls() -> None:
@@ -118,13 +110,13 @@ def test_what_was_observed_is_in_its_bucket_and_in_the_sum_of_all_processes() ->
     assert found["ftrie_call_seconds_bucket", ("shop", "1", "plain", "2.5")] == 0
 
 
-def test_a_metric_that_no_document_names_cannot_be_reported() -> None:
+def test_a_metric_is_declared_once_and_reported_with_the_labels_declared() -> None:
+    with pytest.raises(ValueError, match="declared twice"):
+        declare(USER_CACHE.name, (), "again")
     meter = Meter()
-    meter.count("ftrie_misspelled_total")
-    with pytest.raises(ValueError, match="ftrie_misspelled_total"):
+    meter.count(USER_CACHE)  # a label is missing
+    with pytest.raises(ValueError, match="its labels are"):
         meter.take()
-    with pytest.raises(ValueError, match="no such metric"):
-        meter.set(USER_CACHE, value=1)  # a label is missing
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from tests.trainer.runs.running import COMPILE_S, SPEC
 from tests.trainer.runs.test_warnings import a_status
 from tests.worlds import event_logs
 from trainer.events.events import Lag
-from trainer.runs.metrics import FAMILIES
 from trainer.runs.status import Status
 from trainer.runs.stream import Counts
 
@@ -54,7 +53,6 @@ def test_a_disk_that_stays_full_is_told_of_once(store_url: str, tmp_path: Path) 
 
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/trainer.md").read_text("utf-8")
-METRIC = re.compile(r"^\| `(ftrie_\w+)` \| (\w+) \| (.+?) \| (.+) \|$", re.MULTILINE)
 
 
 def test_a_line_of_status_is_documented_member_by_member() -> None:
@@ -65,11 +63,3 @@ def test_a_line_of_status_is_documented_member_by_member() -> None:
 def test_every_count_is_named() -> None:
     (row,) = re.findall(r"^\| `counts` \|.*$", PAGE, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == {"counts", *(field.name for field in fields(Counts))}
-
-
-def test_the_metrics_are_documented_with_kind_and_labels_in_order() -> None:
-    rows = [
-        (name, kind, tuple(re.findall(r"`(\w+)`", labels)), says)
-        for name, kind, labels, says in METRIC.findall(PAGE)
-    ]
-    assert rows == [tuple(family) for family in FAMILIES]
