@@ -1,8 +1,8 @@
 """The `ftrie` command line: registers all commands, and maps errors to one message and an exit code.
 
-Each command is a module of its name in `ftrie.commands`, whose function `register(app)` adds it to the app. Only the
-module of the command that is run is imported, all of them for `ftrie --help`, which is why they import numba, pyarrow,
-grpc and redis inside the command functions.
+Each command is a module of `ftrie.commands` (see `ftrie.command`). Only the module of the command that is run is
+imported, all of them for `ftrie --help`, which is why they import numba, pyarrow, grpc and redis inside the command
+functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from contextvars import copy_context
 from functools import cache
-from importlib import import_module
 from types import FrameType
 from typing import Annotated
 
@@ -23,8 +22,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ftrie
-from ftrie.files import FILES, checked
-from ftrie.help import COMMANDS, plain_help
+from ftrie.command import Commands, all_commands, command_named, plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 from model_store.signal_deferral import deferred
@@ -71,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     set_json_output("--json" in arguments)
     try:
-        named = arguments[:1] if arguments and arguments[0] in COMMANDS else ()
+        named = arguments[:1] if arguments and command_named(arguments[0]) else ()
         code = build(*named)(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -93,40 +91,40 @@ def _run(arguments: Sequence[str]) -> int:
 @cache
 def build(*names: str) -> typer.core.TyperGroup:
     """The command line with the commands of these names, or with all. Made once for each: it never changes."""
-    app = typer.Typer(
-        name="ftrie",
-        help="Learn click-through rates from logs, publish the models, serve rankings.",
+    app = Commands(
+        "ftrie",
+        "Learn click-through rates from logs, publish the models, serve rankings.",
         epilog="Start with `ftrie demo`, or with `ftrie init clicks.csv`.",
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name in names or COMMANDS:
-        import_module(f"ftrie.commands.{name.replace('-', '_')}").register(app)
+    for name, each in ({name: command_named(name) for name in names} or all_commands()).items():
+        if isinstance(each, Commands):
+            app.add_typer(each)
+        else:
+            app.command(name, epilog=each.epilog)(each)
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
-    _finish(command, ())
+    _add_variables(command, ())
     plain_help(command)
     return command
 
 
-def _finish(command: object, words: tuple[str, ...]) -> None:
-    """Add what all commands share: flags from the environment, and the check that no output names an input.
+def _add_variables(command: object, words: tuple[str, ...]) -> None:
+    """Let the flags of all commands be given in the environment.
 
     --top-k of `ftrie rank` gets the variable FTRIE_RANK_TOP_K, which precedes the variable of the flag itself.
     """
     if isinstance(command, typer.core.TyperGroup):
         for name, child in command.commands.items():
-            _finish(child, (*words, name))
+            _add_variables(child, (*words, name))
     elif isinstance(command, typer.core.TyperCommand):
         for option in command.params:
             if isinstance(option, typer.core.TyperOption):
                 flag = max(option.opts, key=len).removeprefix("--")
                 variable = "_".join(("ftrie", *words, flag)).upper().replace("-", "_")
                 option.envvar = [variable, option.envvar] if isinstance(option.envvar, str) else variable
-        if " ".join(words) in FILES:
-            command.callback = checked(" ".join(words), command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""The terminal output of all commands: progress, notes, tables and JSON; and the flags --store and --json.
+"""The terminal output of all commands: progress, notes, tables and JSON; and the flag --json.
 
 Answers go to stdout, everything else to stderr. Progress is a bar on a terminal and a plain line every 5 s elsewhere;
 with --json only the answer and warnings are printed.
@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import typer
-
 from model_store.errors import harmless, listed, shown
+from model_store.flags import Flag
 from trainer.output import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ PIPE_WIDTH = 10_000
 MOST_WHOLE = 24
 BAR_WIDTH = 12
 BETWEEN_COLUMNS = 2
-DEFAULT_STORE = "embedded:.ftrie"
 
 _json_output: ContextVar[bool] = ContextVar("json_output", default=False)
 
@@ -47,19 +45,8 @@ def set_json_output(value: bool) -> bool:
     return value
 
 
-StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="FTRIE_STORE",
-        metavar="URL",
-        help="redis://…, rediss://…, unix://…, cluster://HOST:PORT,…, sentinel://HOST:PORT,…/MASTER (+tls), or "
-        "embedded:DIR, which starts or joins a Valkey in DIR.",
-    ),
-]
 JsonOption = Annotated[
-    bool,
-    typer.Option("--json", envvar="FTRIE_JSON", callback=set_json_output, help="Print the answer as JSON."),
+    bool, Flag("Print the answer as JSON.", names="--json", env="FTRIE_JSON", callback=set_json_output)
 ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
 
 from model_store.errors import ServerError
+from model_store.flags import Argument, Flag, StoreOption
 from model_store.redis.redis_keys import check_model_name
 
 DEFAULT_THREADS = 8
@@ -16,21 +17,6 @@ DEFAULT_USER_TTL_S = 60.0
 LOOPBACK = "127.0.0.1"
 MILLISECONDS = 1e-3
 DAY_S = 86_400.0
-
-
-@dataclass(frozen=True)
-class Flag:
-    """How `ftrie serve` offers a setting. A value outside `min` and `max` is refused.
-
-    default: of the flag, where it is not that of the setting. unit: of the flag's whole numbers in the setting's.
-    """
-
-    help: str
-    metavar: str | None = None
-    min: float | None = None
-    max: float | None = None
-    default: Any = None
-    unit: float | None = None
 
 
 def _seconds(help: str, min: float = 0.0) -> Flag:
@@ -45,8 +31,12 @@ def _share(help: str) -> Flag:
     return Flag(help, "SHARE", 0.0, 1.0)
 
 
-def _file(help: str) -> Flag:
-    return Flag(help, "FILE")
+def _read(help: str) -> Flag:
+    return Flag(help, "FILE", file="reads")
+
+
+def _written(help: str) -> Flag:
+    return Flag(help, "FILE", file="writes")
 
 
 @dataclass(frozen=True)
@@ -57,8 +47,8 @@ class Settings:
     text means none; port 0 takes a free port, and an optional port that is None is not opened.
     """
 
-    models: tuple[str, ...]
-    store: str
+    models: Annotated[tuple[str, ...], Argument("The models' names.", "MODEL…")]
+    store: StoreOption
     port: Annotated[int, _port("Where to listen; 0 takes a free port.", 50051)] = 0
     host: Annotated[str, Flag("Which interface; 0.0.0.0 for all: give --tls-cert and --tokens.")] = LOOPBACK
     workers: Annotated[int, Flag("Processes that answer, all on the same port.", min=1, max=256)] = 1
@@ -81,6 +71,7 @@ class Settings:
             "Where the last good models are kept, to start from when the store is away. Default: a folder for the port "
             "in the user's cache; none with --port 0.",
             "DIR",
+            file="writes",
         ),
     ] = ""
     alone_s: Annotated[
@@ -96,7 +87,9 @@ class Settings:
     pin: Annotated[bool, Flag("Keep each worker on one core: faster if it has the core to itself.")] = False
     admin_port: Annotated[int | None, _port("Serve administration here (ftrie admin).")] = None
     admin_host: Annotated[str, Flag("Which interface for administration.")] = LOOPBACK
-    shadow_log: Annotated[str, _file("Score shadow variants, and append what they would have answered.")] = ""
+    shadow_log: Annotated[
+        str, _written("Score shadow variants, and append what they would have answered.")
+    ] = ""
     shadow_sample: Annotated[float, _share("Of the requests, by their ids.")] = 1.0
     feedback_length: Annotated[
         int, Flag("Clicks and conversions that a stream keeps, about.", "N", min=1)
@@ -104,7 +97,11 @@ class Settings:
     feedback_age_s: Annotated[float, _seconds("How old one of them may become.", min=1.0)] = DAY_S
     impressions: Annotated[
         tuple[str, ...],
-        Flag("Log what is shown: store, redis://HOST:PORT or file:PATH; may be given several times.", "SINK"),
+        Flag(
+            "Log what is shown: store, redis://HOST:PORT or file:PATH; may be given several times.",
+            "SINK",
+            file="writes",
+        ),
     ] = ()
     impressions_length: Annotated[int, Flag("Impressions that a stream keeps, about.", "N", min=1)] = (
         1_000_000
@@ -122,19 +119,19 @@ class Settings:
     max_concurrency: Annotated[
         int, Flag("Calls a worker takes at once; more are refused. Default: 32 a thread.", min=0)
     ] = 0
-    tls_cert: Annotated[str, _file("Serve TLS with this certificate, PEM.")] = ""
-    tls_key: Annotated[str, _file("Its key, PEM.")] = ""
+    tls_cert: Annotated[str, _read("Serve TLS with this certificate, PEM.")] = ""
+    tls_key: Annotated[str, _read("Its key, PEM.")] = ""
     tls_client_ca: Annotated[
-        str, _file("Mutual TLS: accept clients whose certificate one of these authorities signed, PEM.")
+        str, _read("Mutual TLS: accept clients whose certificate one of these authorities signed, PEM.")
     ] = ""
-    tokens: Annotated[str, _file("TOML with the bearer tokens of each role; read again when it changes.")] = (
+    tokens: Annotated[str, _read("TOML with the bearer tokens of each role; read again when it changes.")] = (
         ""
     )
     log_level: Annotated[str, Flag("debug, info, warning or error.")] = "info"
     access_log: Annotated[float, _share("Log this share of the answers.")] = 0.0
     traces: Annotated[str, Flag("Send OpenTelemetry traces to this OTLP endpoint (gRPC).", "URL")] = ""
     trace_share: Annotated[float, _share("Of the calls whose caller has not decided.")] = 0.01
-    record: Annotated[str, _file("Append requests here, for ftrie bench serve; it holds cookies.")] = ""
+    record: Annotated[str, _written("Append requests here, for ftrie bench serve; it holds cookies.")] = ""
     record_share: Annotated[float, _share("Of the requests, drawn at random.")] = 1.0
 
     def __post_init__(self) -> None:

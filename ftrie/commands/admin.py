@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.commands.flags import ServerFlags, grouped
+from ftrie.command import Commands
+from ftrie.commands.flags import ServerFlags
 from ftrie.terminal import JsonOption, print_json, print_table
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -23,9 +23,7 @@ Plain = dict[str, Any]
 class AdminFlags(ServerFlags):
     """How to reach the admin port."""
 
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server's admin port.")] = (
-        "127.0.0.1:50052"
-    )
+    address: Annotated[str, Flag("The server's admin port.", "HOST:PORT")] = "127.0.0.1:50052"
 
     def client(self) -> AdminClient:
         """The client. Raises ServerError."""
@@ -38,23 +36,9 @@ class AdminFlags(ServerFlags):
 class ReloadFlags(AdminFlags):
     """With time for a version to be loaded."""
 
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 60.0
+    timeout: Annotated[float, Flag("How long to wait.", "SECONDS", min=0.001)] = 60.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie admin`."""
-    group = typer.Typer(
-        name="admin",
-        help="Status of a running server (ftrie serve --admin-port).",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    group.command("status", epilog="Example: ftrie admin status --address 127.0.0.1:50052")(status)
-    group.command("reload", epilog="Example: ftrie admin reload ads")(reload)
-    app.add_typer(group)
-
-
-@grouped
 def status(
     server: AdminFlags,
     as_json: JsonOption = False,
@@ -89,9 +73,8 @@ def status(
                 print(f"{model['name']}: {problem}")
 
 
-@grouped
 def reload(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
     server: ReloadFlags,
     as_json: JsonOption = False,
 ) -> None:
@@ -160,3 +143,13 @@ def plain(message: Message) -> Plain:
         message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
     )
     return {name: native(name, value) for name, value in found.items()}
+
+
+admin = Commands(
+    "admin",
+    "Status of a running server (ftrie serve --admin-port).",
+    ("Serve", 6),
+    no_args_is_help=True,
+)
+admin.command("status", epilog="Example: ftrie admin status --address 127.0.0.1:50052")(status)
+admin.command("reload", epilog="Example: ftrie admin reload ads")(reload)

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     InputsArgument,
     JsonSpecOption,
     LogFlags,
     ModelArgument,
     WithoutOption,
-    grouped,
 )
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table
+from ftrie.terminal import JsonOption, print_json, print_table
+from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 if TYPE_CHECKING:
     from trainer.runs.audit import RowAudit
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie audit`."""
-    app.command("audit", epilog="Example: ftrie audit ads clicks.csv --row 17")(audit)
-
-
-@grouped
+@command("Judge", 2, "Example: ftrie audit ads clicks.csv --row 17")
 def audit(
     model: ModelArgument,
     inputs: InputsArgument,
     *,
-    row: Annotated[int, typer.Option(min=1, metavar="N", help="The row of the log, from 1.")] = 1,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The variant; default: the first.")
-    ] = None,
+    row: Annotated[int, Flag("The row of the log, from 1.", "N", min=1)] = 1,
+    variant: Annotated[str | None, Flag("The variant; default: the first.", "NAME")] = None,
     store: StoreOption = DEFAULT_STORE,
     without: WithoutOption = None,
     spec: JsonSpecOption = None,

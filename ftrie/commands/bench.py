@@ -19,9 +19,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ftrie.commands.flags import AccessFlags, BalanceOption, grouped
+from ftrie.command import Commands
+from ftrie.commands.flags import AccessFlags, BalanceOption
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress
 from model_store.errors import FtrieError, installing, listed
+from model_store.flags import Argument, Flag
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 RESULTS = CHECKOUT / "benchmarks" / "results"
@@ -36,17 +38,6 @@ REMEDIES = {
 """How to install the packages and programs that benchmarks need."""
 
 _NEEDS = re.compile(r"^NEEDS = (.+)$", re.MULTILINE)
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ftrie bench run` and `ftrie bench serve`."""
-    group = typer.Typer(cls=_Bench, help="Measure: this checkout, or a server.", rich_markup_mode=None)
-    group.command("list", epilog="Example: ftrie bench list")(list_)
-    group.command("run", epilog="Example: ftrie bench run peers")(bench)
-    group.command(
-        "serve", epilog="Example: ftrie bench serve 127.0.0.1:50051 --requests requests.jsonl --rate 500"
-    )(bench_serve)
-    app.add_typer(group, name="bench", epilog="Example: ftrie bench trie")
 
 
 class _Bench(typer.core.TyperGroup):
@@ -111,10 +102,8 @@ def missing(name: str) -> list[str]:
     ]
 
 
-def bench(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Which to run; default: all.")
-    ] = None,
+def run(
+    names: Annotated[list[str] | None, Argument("Which to run; default: all.", "NAME")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure ftrie and its peers on the same bytes, print the tables and write benchmarks/results/*.json.
@@ -154,36 +143,24 @@ def _run(name: str, *, quiet: bool) -> None:
         raise FtrieError(f"the benchmark {name} failed with exit code {finished.returncode}; see above")
 
 
-@grouped
 def bench_serve(
     address: Annotated[
-        str,
-        typer.Argument(
-            metavar="HOST:PORT", help="The server; several: IP:PORT,IP:PORT, or one name, dns:///HOST:PORT."
-        ),
+        str, Argument("The server; several: IP:PORT,IP:PORT, or one name, dns:///HOST:PORT.", "HOST:PORT")
     ],
     requests: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE.jsonl",
-            exists=True,
-            dir_okay=False,
-            help="Requests, as written by ftrie serve --record.",
-        ),
+        Path, Flag("Requests, as written by ftrie serve --record.", "FILE.jsonl", file="reads", exists=True)
     ],
     concurrency: Annotated[
-        int, typer.Option(min=1, max=1024, help="Number of callers, each with one call at a time.")
+        int, Flag("Number of callers, each with one call at a time.", min=1, max=1024)
     ] = 8,
-    duration: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How long to call.")] = 10.0,
+    duration: Annotated[float, Flag("How long to call.", "SECONDS", min=0.1)] = 10.0,
     rate: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Calls a second; default: as many as the callers can make."),
+        float | None, Flag("Calls a second; default: as many as the callers can make.", min=0.001)
     ] = None,
     pace: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Call at the recorded times, this many times as fast."),
+        float | None, Flag("Call at the recorded times, this many times as fast.", min=0.001)
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Deadline of a call.")] = 5.0,
+    timeout: Annotated[float, Flag("Deadline of a call.", "SECONDS", min=0.001)] = 5.0,
     balance: BalanceOption = None,
     *,
     access: AccessFlags,
@@ -222,3 +199,17 @@ def _print_load(found: dict[str, Any], histogram: list[str]) -> None:
     print("\n".join(histogram))
     for status, calls in found["errors"].items():
         print(f"{status}: {calls:,}")
+
+
+bench = Commands(
+    "bench",
+    "Measure: this checkout, or a server.",
+    ("Try it", 4),
+    cls=_Bench,
+    epilog="Example: ftrie bench trie",
+)
+bench.command("list", epilog="Example: ftrie bench list")(list_)
+bench.command("run", epilog="Example: ftrie bench run peers")(run)
+bench.command(
+    "serve", epilog="Example: ftrie bench serve 127.0.0.1:50051 --requests requests.jsonl --rate 500"
+)(bench_serve)

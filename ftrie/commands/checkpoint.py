@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from ftrie.command import command
 from ftrie.terminal import JsonOption, print_json, print_table
+from model_store.flags import Argument
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Description
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie checkpoint`."""
-    app.command("checkpoint", epilog="Example: ftrie checkpoint state")(checkpoint)
-
-
+@command("Learn", 7, "Example: ftrie checkpoint state")
 def checkpoint(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder given to --checkpoint.")],
+    folder: Annotated[Path, Argument("The folder given to --checkpoint.", "DIR", file="reads")],
     as_json: JsonOption = False,
 ) -> None:
     """List the checkpoints of a run, newest first, with the position in its logs; every byte is verified."""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, json_output, note, print_json
+from ftrie.command import command
+from ftrie.terminal import JsonOption, json_output, note, print_json
 from model_store.errors import UsageError, installing
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 from model_store.signal_deferral import deferred
 
 if TYPE_CHECKING:
@@ -22,56 +22,40 @@ HOST = "127.0.0.1"
 EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert")
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie dashboard`."""
-    app.command("dashboard", epilog="Example: ftrie dashboard --server 127.0.0.1:9464 --open")(dashboard)
-
-
+@command("Serve", 7, "Example: ftrie dashboard --server 127.0.0.1:9464 --open")
 def dashboard(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="The model shown first; default: the first by name."),
+        str | None, Argument("The model shown first; default: the first by name.", "MODEL")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS", help="Listen here; others than this machine need --password-file and TLS."
-        ),
+        str, Flag("Listen here; others than this machine need --password-file and TLS.", "ADDRESS")
     ] = HOST,
-    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="0 chooses a free one.")] = 8600,
+    port: Annotated[int, Flag("0 chooses a free one.", "N", min=0, max=65535)] = 8600,
     server: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A server's --metrics-port, for the page of the system; repeatable."
-        ),
+        Flag("A server's --metrics-port, for the page of the system; repeatable.", "HOST:PORT"),
     ] = None,
     trainer: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="A trainer's --metrics-port, likewise; repeatable."),
+        list[str] | None, Flag("A trainer's --metrics-port, likewise; repeatable.", "HOST:PORT")
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FILE", help="A labelled log for slices; default: the latest impressions; repeatable."
-        ),
+        Flag("A labelled log for slices; default: the latest impressions; repeatable.", "FILE", file="reads"),
     ] = None,
     effect: Annotated[
-        float, typer.Option(min=1e-6, max=10.0, metavar="X", help="The relative change of the CTR to detect.")
+        float, Flag("The relative change of the CTR to detect.", "X", min=1e-6, max=10.0)
     ] = 0.05,
     allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Let viewers change shares, pin, promote, activate and roll back."
-        ),
+        bool, Flag("Let viewers change shares, pin, promote, activate and roll back.")
     ] = False,
     password_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Viewers sign in with the password in this file's first line."),
+        Flag("Viewers sign in with the password in this file's first line.", "FILE", file="reads"),
     ] = None,
-    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="Serve TLS with this certificate, PEM.")] = "",
-    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key, PEM.")] = "",
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    tls_cert: Annotated[str, Flag("Serve TLS with this certificate, PEM.", "FILE", file="reads")] = "",
+    tls_key: Annotated[str, Flag("Its key, PEM.", "FILE", file="reads")] = "",
+    open_browser: Annotated[bool, Flag("Open it in a browser.", names="--open")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show experiments, models, learning, features, rankings and the system in a browser, as they are now.

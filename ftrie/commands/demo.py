@@ -5,29 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ftrie.command import command
 from ftrie.commands.dashboard import HOST
 from ftrie.terminal import JsonOption, note
+from model_store.flags import Flag
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie demo`."""
-    app.command("demo", epilog="Example: ftrie demo")(demo)
-
-
+@command("Try it", 1, "Example: ftrie demo")
 def demo(
     as_json: JsonOption = False,
-    rows: Annotated[int, typer.Option(min=1_000, help="Impressions on each of the two days.")] = 500_000,
-    seed: Annotated[int, typer.Option(help="Seed of the shop.")] = 1,
+    rows: Annotated[int, Flag("Impressions on each of the two days.", min=1_000)] = 500_000,
+    seed: Annotated[int, Flag("Seed of the shop.")] = 1,
     keep: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help="Work in DIR and keep the spec, the logs, the records and the store."
-        ),
+        Flag("Work in DIR and keep the spec, the logs, the records and the store.", "DIR", file="writes"),
     ] = None,
     open_browser: Annotated[
-        bool, typer.Option("--open", help="At the end show the dashboard in a browser, until Ctrl-C.")
+        bool, Flag("At the end show the dashboard in a browser, until Ctrl-C.", names="--open")
     ] = False,
 ) -> None:
     """Run the whole loop on a simulated shop: train two variants, publish, serve, rank; then tastes change.

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
-from ftrie.commands.flags import DialectFlags, InputsArgument, LogFlags, grouped
+from ftrie.command import command
+from ftrie.commands.flags import DialectFlags, InputsArgument, LogFlags
 from ftrie.terminal import JsonOption, note_once, print_json
+from model_store.flags import Flag
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -26,24 +28,15 @@ WIDTH = 80
 _INDENT = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie doctor`."""
-    app.command("doctor", epilog="Example: ftrie doctor clicks.csv.gz && ftrie train ads.toml clicks.csv.gz")(
-        doctor
-    )
-
-
-@grouped
+@command("Learn", 2, "Example: ftrie doctor clicks.csv.gz && ftrie train ads.toml clicks.csv.gz")
 def doctor(
     inputs: InputsArgument,
     *,
     spec: Annotated[
-        Path | None,
-        typer.Option(metavar="SPEC", help="The model spec; default: what `ftrie init` would guess."),
+        Path | None, Flag("The model spec; default: what `ftrie init` would guess.", "SPEC", file="reads")
     ] = None,
     label: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Without --spec: the column that tells whether there was a click."),
+        str | None, Flag("Without --spec: the column that tells whether there was a click.", "NAME")
     ] = None,
     log: LogFlags,
     dialect: DialectFlags,

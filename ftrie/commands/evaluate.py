@@ -6,9 +6,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     InputsArgument,
     JsonSpecOption,
@@ -17,18 +16,10 @@ from ftrie.commands.flags import (
     StrictOption,
     TimedLogFlags,
     WithoutOption,
-    grouped,
 )
-from ftrie.terminal import (
-    DEFAULT_STORE,
-    JsonOption,
-    StoreOption,
-    note,
-    print_json,
-    print_table,
-    warn,
-)
+from ftrie.terminal import JsonOption, note, print_json, print_table, warn
 from model_store.errors import InputError, SpecError, counted, listed
+from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -37,73 +28,61 @@ if TYPE_CHECKING:
     from trainer.runs.evaluate import Evaluation
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie evaluate`."""
-    examples = (
-        "ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5; ftrie evaluate ads day.csv --report ads.html"
-    )
-    app.command("evaluate", epilog=f"Examples: {examples}")(evaluate)
-
-
-@grouped
+@command(
+    "Judge",
+    1,
+    "Examples: ftrie evaluate ads:7 'clicks/2026-11-*.csv.gz' --k 5; ftrie evaluate ads day.csv --report "
+    "ads.html",
+)
 def evaluate(
     model: ModelArgument,
     inputs: InputsArgument,
     *,
     store: StoreOption = DEFAULT_STORE,
-    k: Annotated[int, typer.Option("--k", min=1, help="NDCG takes the first K ranks into account.")] = 10,
+    k: Annotated[int, Flag("NDCG takes the first K ranks into account.", min=1)] = 10,
     without: WithoutOption = None,
     position: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Judge the order shown too: the column with a row's position in its request; events have it.",
+        Flag(
+            "Judge the order shown too: the column with a row's position in its request; events have it.",
+            "COLUMN",
         ),
     ] = None,
     predictions: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv", help="Write every row's ids, label, score, ctr and uncertainty here."
-        ),
+        Flag("Write every row's ids, label, score, ctr and uncertainty here.", "FILE.csv", file="writes"),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw where the model is wrong, on what it relies and what has drifted to this page (.html), or the "
+        Flag(
+            "Draw where the model is wrong, on what it relies and what has drifted to this page (.html), or the "
             "charts alone (.svg); with --json also as numbers.",
+            "FILE",
+            file="writes",
         ),
     ] = None,
     slices: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slice",
-            metavar="FIELD",
-            help="A field by whose values --report shows calibration; repeatable. Default: fields of 2 to 64 values.",
+        Flag(
+            "A field by whose values --report shows calibration; repeatable. Default: fields of 2 to 64 values.",
+            "FIELD",
+            names="--slice",
         ),
     ] = None,
-    worst: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Rows with the largest log-loss that --report lists.")
-    ] = 10,
+    worst: Annotated[int, Flag("Rows with the largest log-loss that --report lists.", "N", min=0)] = 10,
     repeats: Annotated[
-        int,
-        typer.Option(
-            min=0, metavar="N", help="How often --report permutes each field over the rows; 0: not at all."
-        ),
+        int, Flag("How often --report permutes each field over the rows; 0: not at all.", "N", min=0)
     ] = 5,
     variant: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The variant of --predictions (default: the first) and of --report (default: all).",
-        ),
+        Flag("The variant of --predictions (default: the first) and of --report (default: all).", "NAME"),
     ] = None,
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     spec: JsonSpecOption = None,
     log: TimedLogFlags,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Scoring threads; the result does not depend on their number.")
+        int | None, Flag("Scoring threads; the result does not depend on their number.", min=1)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

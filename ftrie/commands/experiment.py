@@ -12,40 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftrie.command import Commands
 from ftrie.commands.experiment_report import report
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
+from ftrie.terminal import JsonOption, note, print_json, print_table, warn
 from model_store.errors import counted
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.versions.experiments import Experiment
     from server.ranking.experiments import Assignment
 
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
+Model = Annotated[str, Argument("The model's name.", "MODEL")]
 RevisionOption = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="N", help="Only if this is still the revision; 0: only if there is none."),
+    int | None, Flag("Only if this is still the revision; 0: only if there is none.", "N", min=0)
 ]
 Edit = Callable[["Experiment"], "Experiment"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ftrie experiment`."""
-    group = typer.Typer(
-        name="experiment",
-        help="Divide a model's traffic between its variants, while servers run.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    group.command("show", epilog="Example: ftrie experiment show ads")(show)
-    group.command("set", epilog="Example: ftrie experiment set ads base=0.9 plain=0.1")(set_)
-    group.command("pin", epilog="Example: ftrie experiment pin ads u1=plain u2=base")(pin)
-    group.command("unpin", epilog="Example: ftrie experiment unpin ads u1 u2")(unpin)
-    group.command("shadow", epilog="Example: ftrie experiment shadow ads plain")(shadow)
-    group.command("report", epilog="Example: ftrie experiment report ads --since 1h")(report)
-    group.command("stop", epilog="Example: ftrie experiment stop ads --winner base")(stop)
-    group.command("clear", epilog="Example: ftrie experiment clear ads")(clear)
-    app.add_typer(group)
 
 
 def show(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -66,19 +48,13 @@ def set_(
     model: Model,
     shares: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[VARIANT=SHARE]...", help="Fractions that sum to 1; a variant not named gets nothing."
-        ),
+        Argument("Fractions that sum to 1; a variant not named gets nothing.", "[VARIANT=SHARE]..."),
     ] = None,
     salt: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help='Salt of the hash of cookies; "" for the model\'s name.'),
+        str | None, Flag('Salt of the hash of cookies; "" for the model\'s name.', "TEXT")
     ] = None,
     objective: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help='What to order by if a request has no objective; "" for the click rate.'
-        ),
+        str | None, Flag('What to order by if a request has no objective; "" for the click rate.', "TEXT")
     ] = None,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
@@ -99,9 +75,7 @@ def set_(
 
 def pin(
     model: Model,
-    pins: Annotated[
-        list[str], typer.Argument(metavar="COOKIE=VARIANT...", help="Cookies and their variants.")
-    ],
+    pins: Annotated[list[str], Argument("Cookies and their variants.", "COOKIE=VARIANT...")],
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -113,10 +87,8 @@ def pin(
 
 def unpin(
     model: Model,
-    cookies: Annotated[
-        list[str] | None, typer.Argument(metavar="COOKIE...", help="Cookies whose pins to remove.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Remove all pins.")] = False,
+    cookies: Annotated[list[str] | None, Argument("Cookies whose pins to remove.", "COOKIE...")] = None,
+    every: Annotated[bool, Flag("Remove all pins.", names="--all")] = False,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -137,9 +109,9 @@ def unpin(
 def shadow(
     model: Model,
     variants: Annotated[
-        list[str] | None, typer.Argument(metavar="VARIANT...", help="The variants to score in the shadow.")
+        list[str] | None, Argument("The variants to score in the shadow.", "VARIANT...")
     ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Score none.")] = False,
+    off: Annotated[bool, Flag("Score none.")] = False,
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -153,7 +125,7 @@ def shadow(
 
 def stop(
     model: Model,
-    winner: Annotated[str, typer.Option(metavar="VARIANT", help="The variant that answers all requests.")],
+    winner: Annotated[str, Flag("The variant that answers all requests.", "VARIANT")],
     revision: RevisionOption = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -269,3 +241,19 @@ def _print_as_json(
             "moves": moves,
         }
     )
+
+
+experiment = Commands(
+    "experiment",
+    "Divide a model's traffic between its variants, while servers run.",
+    ("Serve", 5),
+    no_args_is_help=True,
+)
+experiment.command("show", epilog="Example: ftrie experiment show ads")(show)
+experiment.command("set", epilog="Example: ftrie experiment set ads base=0.9 plain=0.1")(set_)
+experiment.command("pin", epilog="Example: ftrie experiment pin ads u1=plain u2=base")(pin)
+experiment.command("unpin", epilog="Example: ftrie experiment unpin ads u1 u2")(unpin)
+experiment.command("shadow", epilog="Example: ftrie experiment shadow ads plain")(shadow)
+experiment.command("report", epilog="Example: ftrie experiment report ads --since 1h")(report)
+experiment.command("stop", epilog="Example: ftrie experiment stop ads --winner base")(stop)
+experiment.command("clear", epilog="Example: ftrie experiment clear ads")(clear)

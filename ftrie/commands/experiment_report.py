@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
+from ftrie.terminal import JsonOption, note, print_json, print_table, warn
 from model_store.errors import counted, listed
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from ftrie.outcomes import Outcome, Outcomes
@@ -24,23 +25,14 @@ PICTURE_WIDTH = 48
 
 
 def report(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    since: Annotated[
-        str,
-        typer.Option(metavar="TIME", help="Start: 90s, 30m, 1h or 7d ago, or a time in ISO-8601."),
-    ] = "1h",
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End, in the same form; default: now.")
-    ] = None,
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
+    since: Annotated[str, Flag("Start: 90s, 30m, 1h or 7d ago, or a time in ISO-8601.", "TIME")] = "1h",
+    until: Annotated[str | None, Flag("End, in the same form; default: now.", "TIME")] = None,
     base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIANT", help="The variant the others are compared with; default: the spec's first."
-        ),
+        str | None, Flag("The variant the others are compared with; default: the spec's first.", "VARIANT")
     ] = None,
     effect: Annotated[
-        float,
-        typer.Option(min=1e-6, max=10.0, metavar="X", help="The relative change of the CTR to detect."),
+        float, Flag("The relative change of the CTR to detect.", "X", min=1e-6, max=10.0)
     ] = 0.05,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,

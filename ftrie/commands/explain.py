@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.commands.flags import RankFlags, ServerFlags, grouped
+from ftrie.command import command
+from ftrie.commands.flags import RankFlags, ServerFlags
 from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
+from model_store.flags import Argument
 
 if TYPE_CHECKING:
     from ftrie.client.messages import Contributions, ExplainedItem, Explanation
@@ -17,17 +17,11 @@ BAR_WIDTH = 24
 UP, DOWN = "█", "░"
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie explain`."""
-    app.command(
-        "explain",
-        epilog="Example: ftrie explain ads --cookie u1 --candidates a,b --context device=mobile --top-k 1",
-    )(explain)
-
-
-@grouped
+@command(
+    "Serve", 3, "Example: ftrie explain ads --cookie u1 --candidates a,b --context device=mobile --top-k 1"
+)
 def explain(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
     request: RankFlags,
     server: ServerFlags,
     as_json: JsonOption = False,

@@ -11,9 +11,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrie.commands.flags import ServerFlags, grouped
+from ftrie.command import command
+from ftrie.commands.flags import ServerFlags
 from ftrie.terminal import JsonOption, print_json, warn
 from model_store.errors import counted
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from ftrie.client.client import Client
@@ -22,33 +24,17 @@ if TYPE_CHECKING:
 MOST_NAMED = 20
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie feedback`."""
-    app.command(
-        "feedback", epilog="Example: ftrie feedback ads 5d41402abc4b2a76 shoes-7 --conversion --value 49.9"
-    )(feedback)
-
-
-@grouped
+@command("Serve", 4, "Example: ftrie feedback ads 5d41402abc4b2a76 shoes-7 --conversion --value 49.9")
 def feedback(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
     server: ServerFlags,
-    request_id: Annotated[
-        str, typer.Argument(metavar="[REQUEST_ID]", help="Of the answer that contained the items.")
-    ] = "",
-    items: Annotated[
-        list[str] | None, typer.Argument(metavar="[ITEM]...", help="The ids of the clicked items.")
-    ] = None,
-    conversion: Annotated[
-        bool, typer.Option("--conversion", help="Report conversions instead of clicks.")
-    ] = False,
-    event_id: Annotated[
-        str, typer.Option(metavar="ID", help="Identifies the event across repeated reports; for one item.")
-    ] = "",
-    value: Annotated[float, typer.Option(metavar="NUMBER", help="The value of a conversion.")] = 0.0,
+    request_id: Annotated[str, Argument("Of the answer that contained the items.", "[REQUEST_ID]")] = "",
+    items: Annotated[list[str] | None, Argument("The ids of the clicked items.", "[ITEM]...")] = None,
+    conversion: Annotated[bool, Flag("Report conversions instead of clicks.")] = False,
+    event_id: Annotated[str, Flag("Identifies the event across repeated reports; for one item.", "ID")] = "",
+    value: Annotated[float, Flag("The value of a conversion.", "NUMBER")] = 0.0,
     file: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Report the JSON lines of this file; - is standard input."),
+        str, Flag("Report the JSON lines of this file; - is standard input.", "FILE", file="reads")
     ] = "",
     as_json: JsonOption = False,
 ) -> None:

@@ -1,23 +1,22 @@
 """The flags that several commands share, each declared once.
 
-A flag is an annotated type (`RejectsOption`); flags that belong together are a frozen dataclass of them (`LogFlags`). A
-command decorated with `grouped` takes such a group as one parameter.
+A flag is an annotated type (`RejectsOption`); flags that belong together are a frozen dataclass of them (`LogFlags`),
+which a command takes as one parameter.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ftrie.terminal import note_once
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from ftrie.client.access import Access
@@ -27,135 +26,80 @@ if TYPE_CHECKING:
     from trainer.logs.dialect import Dialect
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command of a function some of whose parameters are groups of flags.
-
-    A parameter annotated with a dataclass stands for one flag per field, in this order and with the fields' defaults;
-    the function receives the dataclass. All parameters must be known by name.
-    """
-    groups: dict[str, Any] = {}
-    flags: list[inspect.Parameter] = []
-    hints = get_type_hints(command, include_extras=True)
-    for name, parameter in inspect.signature(command).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            own = get_type_hints(hints[name], include_extras=True)
-            flags += [_flag(each.name, own[each.name], _default(each)) for each in fields(hints[name])]
-        else:
-            flags.append(_flag(name, hints[name], parameter.default))
-
-    @functools.wraps(command)
-    def call(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
-        command(**values)
-
-    call.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
-    call.__annotations__ = {flag.name: flag.annotation for flag in flags}
-    return call
-
-
-def _flag(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return inspect.Parameter.empty if field.default is MISSING else field.default
-
-
 # --- Models, logs, and what a run writes ---
 
-SpecArgument = Annotated[Path, typer.Argument(metavar="SPEC", help="The model spec, a TOML file.")]
+SpecArgument = Annotated[Path, Argument("The model spec, a TOML file.", "SPEC", file="reads")]
 InputsArgument = Annotated[
     list[str],
-    typer.Argument(
-        metavar="INPUT…",
-        help="Log files or globs, read in this order, or impressions and clicks, joined; - is standard input.",
+    Argument(
+        "Log files or globs, read in this order, or impressions and clicks, joined; - is standard input.",
+        "INPUT…",
+        file="reads",
     ),
 ]
 ModelArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="NAME (its active version) or NAME:VERSION in the store, or a file: .arrow, .json.",
+    Argument(
+        "NAME (its active version) or NAME:VERSION in the store, or a file: .arrow, .json.",
+        "MODEL",
+        file="reads",
     ),
 ]
-JsonSpecOption = Annotated[Path | None, typer.Option(metavar="TOML", help="The spec of a .json model.")]
+JsonSpecOption = Annotated[Path | None, Flag("The spec of a .json model.", "TOML", file="reads")]
 WithoutOption = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="FIELD", help="Score without this field or cross (a*b), as if no row had it; repeatable."
-    ),
+    Flag("Score without this field or cross (a*b), as if no row had it; repeatable.", "FIELD"),
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
+    Flag(
+        "Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
         "default: detected.",
+        "NAME",
     ),
 ]
 NoHeaderOption = Annotated[
     bool,
-    typer.Option(
-        "--no-header",
-        help="CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
-        "detected.",
+    Flag(
+        "CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
+        "detected."
     ),
 ]
 SeparatorOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="CHAR",
-        help="CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.",
-    ),
+    Flag("CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.", "CHAR"),
 ]
-NullOption = Annotated[
-    list[str] | None,
-    typer.Option("--null", metavar="WORD", help="CSV, TSV: a cell without a value; may be repeated."),
-]
-QuoteOption = Annotated[
-    str | None, typer.Option(metavar="CHAR", help="CSV, TSV: what encloses cells, empty for nothing.")
-]
+NullOption = Annotated[list[str] | None, Flag("CSV, TSV: a cell without a value; may be repeated.", "WORD")]
+QuoteOption = Annotated[str | None, Flag("CSV, TSV: what encloses cells, empty for nothing.", "CHAR")]
 EscapeOption = Annotated[
-    str | None,
-    typer.Option(metavar="CHAR", help="CSV, TSV: a backslash, if cells are escaped with it; empty if not."),
+    str | None, Flag("CSV, TSV: a backslash, if cells are escaped with it; empty if not.", "CHAR")
 ]
 DecimalOption = Annotated[
-    str | None,
-    typer.Option(metavar="CHAR", help="CSV, TSV: the decimal mark of numbers, a point or a comma."),
+    str | None, Flag("CSV, TSV: the decimal mark of numbers, a point or a comma.", "CHAR")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="Hashing threads; the result does not depend on their number.")
+    int | None, Flag("Hashing threads; the result does not depend on their number.", min=1)
 ]
 RejectsOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="List bad rows here: JSON lines of file, line, reason.")
+    Path | None, Flag("List bad rows here: JSON lines of file, line, reason.", "FILE", file="writes")
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first bad row.")]
+StrictOption = Annotated[bool, Flag("Stop at the first bad row.")]
 SaveOption = Annotated[
-    Path | None, typer.Option(metavar="FILE.arrow", help="Write the learned model to this file.")
+    Path | None, Flag("Write the learned model to this file.", "FILE.arrow", file="writes")
 ]
-ForceOption = Annotated[
-    bool,
-    typer.Option("--force", help="Publish even if more than a tenth of the rows were rejected."),
-]
+ForceOption = Annotated[bool, Flag("Publish even if more than a tenth of the rows were rejected.")]
 InitFromOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="VERSION|FILE",
-        help="Start from a published model: its version in the store, `active`, or a FILE.arrow; ignored when "
+    Flag(
+        "Start from a published model: its version in the store, `active`, or a FILE.arrow; ignored when "
         "resuming from a checkpoint.",
+        "VERSION|FILE",
+        file="reads",
     ),
 ]
 ThresholdOption = Annotated[
     float,
-    typer.Option(
-        min=0.0,
-        metavar="X",
-        help="When publishing changes: hold a weight back until it has moved by more than X.",
-    ),
+    Flag("When publishing changes: hold a weight back until it has moved by more than X.", "X", min=0.0),
 ]
 KEPT = (
     "How many of the newest versions to keep; default: 5, and a snapshot of each of the last 5 minutes, 6 hours and 3 "
@@ -163,10 +107,10 @@ KEPT = (
 )
 KeepOption = Annotated[
     int | None,
-    typer.Option(
+    Flag(
+        f"When versions are published, delete old ones as `ftrie store gc` does. {KEPT} 0 keeps all.",
+        "N",
         min=0,
-        metavar="N",
-        help=f"When versions are published, delete old ones as `ftrie store gc` does. {KEPT} 0 keeps all.",
     ),
 ]
 
@@ -204,15 +148,11 @@ class LogFlags:
 
     items: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="A file of items: columns that the log lacks, joined by input.item."
-        ),
+        Flag("A file of items: columns that the log lacks, joined by input.item.", "FILE", file="reads"),
     ] = None
     users: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="A file of users: columns that the log lacks, joined by input.cookie."
-        ),
+        Flag("A file of users: columns that the log lacks, joined by input.cookie.", "FILE", file="reads"),
     ] = None
     format: FormatOption = None
     no_header: NoHeaderOption = False
@@ -235,14 +175,9 @@ class TimedLogFlags(LogFlags):
 
     since: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            help="Only rows from this time of input.timestamp on; earlier ones count as history.",
-        ),
+        Flag("Only rows from this time of input.timestamp on; earlier ones count as history.", "TIME"),
     ] = None
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Only rows before this time of input.timestamp.")
-    ] = None
+    until: Annotated[str | None, Flag("Only rows before this time of input.timestamp.", "TIME")] = None
 
     def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
         """See LogFlags."""
@@ -251,9 +186,10 @@ class TimedLogFlags(LogFlags):
 
 CacheOption = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Keep the log's rows in this file, and read them from there as long as the log stays the same.",
+    Flag(
+        "Keep the log's rows in this file, and read them from there as long as the log stays the same.",
+        "FILE",
+        file="keeps",
     ),
 ]
 
@@ -286,43 +222,35 @@ DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 TlsCaOption = Annotated[
     str,
-    typer.Option(
-        "--tls-ca",
-        envvar="FTRIE_TLS_CA",
-        metavar="FILE",
-        help="Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
+    Flag(
+        "Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
         "this system.",
+        "FILE",
+        env="FTRIE_TLS_CA",
+        file="reads",
     ),
 ]
 TlsCertOption = Annotated[
-    str,
-    typer.Option(
-        "--tls-cert",
-        envvar="FTRIE_TLS_CERT",
-        metavar="FILE",
-        help="For mutual TLS: the client's certificate, PEM.",
-    ),
+    str, Flag("For mutual TLS: the client's certificate, PEM.", "FILE", env="FTRIE_TLS_CERT", file="reads")
 ]
 TlsKeyOption = Annotated[
-    str,
-    typer.Option("--tls-key", envvar="FTRIE_TLS_KEY", metavar="FILE", help="For mutual TLS: its key, PEM."),
+    str, Flag("For mutual TLS: its key, PEM.", "FILE", env="FTRIE_TLS_KEY", file="reads")
 ]
 TokenOption = Annotated[
     str,
-    typer.Option(
-        "--token",
-        envvar="FTRIE_TOKEN",
-        help="The bearer token; better in FTRIE_TOKEN, since all users of a machine see its command lines.",
+    Flag(
+        "The bearer token; better in FTRIE_TOKEN, since all users of a machine see its command lines.",
+        env="FTRIE_TOKEN",
     ),
 ]
 
 
 BalanceOption = Annotated[
     Literal["round_robin", "cookie"] | None,
-    typer.Option(
-        metavar="HOW",
-        help="How calls are divided among several servers: round_robin (default for a list), or cookie, each user's "
+    Flag(
+        "How calls are divided among several servers: round_robin (default for a list), or cookie, each user's "
         "to one server.",
+        "HOW",
     ),
 ]
 
@@ -347,12 +275,11 @@ class AccessFlags:
 class _AddressFlags:
     address: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="The server; or several, IP:PORT,IP:PORT, of which any that is healthy takes a call.",
+        Flag(
+            "The server; or several, IP:PORT,IP:PORT, of which any that is healthy takes a call.", "HOST:PORT"
         ),
     ] = DEFAULT_ADDRESS
-    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="How long to wait.")] = 5.0
+    timeout: Annotated[float, Flag("How long to wait.", "SECONDS", min=0.001)] = 5.0
 
 
 @dataclass(frozen=True)
@@ -370,47 +297,30 @@ _FILTER = re.compile(r"(?P<field>.+?)(?P<test>!=|>=|<=|=)(?P<value>.*)", re.DOTA
 class RankFlags:
     """One ranking request."""
 
-    cookie: Annotated[str, typer.Option(help="The user's id, as --user ID.")] = ""
-    candidates: Annotated[str, typer.Option(metavar="A,B,C", help="Item ids, separated by commas.")] = ""
-    candidate_set: Annotated[str, typer.Option(metavar="NAME", help="A set of items in the store.")] = ""
+    cookie: Annotated[str, Flag("The user's id, as --user ID.")] = ""
+    candidates: Annotated[str, Flag("Item ids, separated by commas.", "A,B,C")] = ""
+    candidate_set: Annotated[str, Flag("A set of items in the store.", "NAME")] = ""
     context: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD=VALUE", help="A feature of the context; repeat it for a set."),
+        list[str] | None, Flag("A feature of the context; repeat it for a set.", "FIELD=VALUE")
     ] = None
     user: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ID|FIELD=VALUE",
-            help="The user's id, or a feature of the user, which overrides the stored one.",
-        ),
+        Flag("The user's id, or a feature of the user, which overrides the stored one.", "ID|FIELD=VALUE"),
     ] = None
-    top_k: Annotated[
-        int | None, typer.Option(min=1, max=MAX_TOP_K, help="How many items; all if left out.")
-    ] = None
-    variant: Annotated[str | None, typer.Option(help="Force a variant; else the cookie decides.")] = None
+    top_k: Annotated[int | None, Flag("How many items; all if left out.", min=1, max=MAX_TOP_K)] = None
+    variant: Annotated[str | None, Flag("Force a variant; else the cookie decides.")] = None
     objective: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help='What to order by, such as "ctr * bid"; default: the model\'s.'),
+        str, Flag('What to order by, such as "ctr * bid"; default: the model\'s.', "TEXT")
     ] = ""
     filters: Annotated[
         list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="TEST",
-            help="FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated.",
-        ),
+        Flag("FIELD=A,B or FIELD!=A,B or FIELD>=N or FIELD<=N; may be repeated.", "TEST", names="--filter"),
     ] = None
     caps: Annotated[
-        list[str] | None,
-        typer.Option("--cap", metavar="FIELD=N", help="At most N items of one value; may be repeated."),
+        list[str] | None, Flag("At most N items of one value; may be repeated.", "FIELD=N", names="--cap")
     ] = None
-    explore: Annotated[
-        str,
-        typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, a number of uncertainties."),
-    ] = ""
-    request_id: Annotated[
-        str, typer.Option(help="The request's id, which is the seed of Thompson draws.")
-    ] = ""
+    explore: Annotated[str, Flag("ucb:WIDTH or thompson:WIDTH, a number of uncertainties.", "HOW:WIDTH")] = ""
+    request_id: Annotated[str, Flag("The request's id, which is the seed of Thompson draws.")] = ""
 
     def options(self) -> Options:
         """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""

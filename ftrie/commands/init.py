@@ -5,46 +5,38 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption, grouped
+from ftrie.command import command
+from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption
 from ftrie.terminal import JsonOption, note, print_json, print_table
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from trainer.guess.guesses import Guess
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie init`."""
-    examples = (
-        "ftrie init clicks.csv.gz -o ads.toml; ftrie init clicks.tsv --no-header --label c1 -o ads.toml; "
-        "ftrie init impressions.jsonl.gz clicks.jsonl.gz -o ads.toml"
-    )
-    app.command("init", epilog=f"Examples: {examples}")(init)
-
-
-@grouped
+@command(
+    "Learn",
+    1,
+    "Examples: ftrie init clicks.csv.gz -o ads.toml; ftrie init clicks.tsv --no-header --label c1 -o "
+    "ads.toml; ftrie init impressions.jsonl.gz clicks.jsonl.gz -o ads.toml",
+)
 def init(
     *,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT…",
-            help="A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input. "
+        Argument(
+            "A log file (CSV, TSV, JSON lines, Parquet, Vowpal Wabbit, libsvm, libffm); - is standard input. "
             "Or files of impressions and their clicks.",
+            "INPUT…",
+            file="reads",
         ),
     ],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the spec here, not to stdout."),
+        Path | None, Flag("Write the spec here, not to stdout.", "FILE", names="--output -o", file="writes")
     ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The column that tells whether there was a click.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Only guess: leave out the measuring on the log's first rows.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    label: Annotated[str | None, Flag("The column that tells whether there was a click.", "NAME")] = None,
+    quick: Annotated[bool, Flag("Only guess: leave out the measuring on the log's first rows.")] = False,
+    force: Annotated[bool, Flag("Overwrite FILE.")] = False,
     format: FormatOption = None,
     no_header: NoHeaderOption = False,
     dialect: DialectFlags,

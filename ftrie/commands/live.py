@@ -5,60 +5,52 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from ftrie.command import command
 from ftrie.terminal import JsonOption
+from model_store.flags import Flag
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie live`."""
-    app.command("live", epilog="Example: ftrie live --seconds 240 --picture loop.svg")(live)
-
-
+@command("Try it", 2, "Example: ftrie live --seconds 240 --picture loop.svg")
 def live(
-    seconds: Annotated[
-        float | None, typer.Option(min=1.0, help="How long; default: until Ctrl-C or SIGTERM.")
-    ] = None,
-    rate: Annotated[float, typer.Option(min=0.01, help="Visits a second.")] = 100.0,
+    seconds: Annotated[float | None, Flag("How long; default: until Ctrl-C or SIGTERM.", min=1.0)] = None,
+    rate: Annotated[float, Flag("Visits a second.", min=0.01)] = 100.0,
     change_at: Annotated[
         float | None,
-        typer.Option(
+        Flag(
+            "When tastes change abruptly; default: after a quarter of --seconds, at most 60.",
+            "SECOND",
             min=0.0,
-            metavar="SECOND",
-            help="When tastes change abruptly; default: after a quarter of --seconds, at most 60.",
         ),
     ] = None,
     frozen: Annotated[
         float,
-        typer.Option(
+        Flag(
+            "Share of visits ranked by a copy of the model frozen before the change; 0: none.",
+            "SHARE",
             min=0.0,
             max=1.0,
-            metavar="SHARE",
-            help="Share of visits ranked by a copy of the model frozen before the change; 0: none.",
         ),
     ] = 0.1,
-    publish_every: Annotated[str, typer.Option(metavar="1s|N", help="Same as in ftrie trainer.")] = "1s",
-    explore: Annotated[str, typer.Option(metavar="HOW:WIDTH", help="Same as in ftrie rank.")] = "thompson:3",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the market.")] = 1,
+    publish_every: Annotated[str, Flag("Same as in ftrie trainer.", "1s|N")] = "1s",
+    explore: Annotated[str, Flag("Same as in ftrie rank.", "HOW:WIDTH")] = "thompson:3",
+    seed: Annotated[int, Flag("Seed of the market.", min=0)] = 1,
     bots: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, metavar="SHARE", help="Share of users that click everything or nothing."
-        ),
+        float, Flag("Share of users that click everything or nothing.", "SHARE", min=0.0, max=1.0)
     ] = 0.02,
-    delay: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to a click.")
-    ] = 1.5,
+    delay: Annotated[float, Flag("Mean time from an answer to a click.", "SECONDS", min=0.0)] = 1.5,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir", metavar="DIR", help="Work here, and keep the store, the logs and the checkpoints."
+        Flag(
+            "Work here, and keep the store, the logs and the checkpoints.",
+            "DIR",
+            names="--dir",
+            file="writes",
         ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="Draw the click rates over time.")
+        Path | None, Flag("Draw the click rates over time.", "FILE.svg", file="writes")
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
+    open_browser: Annotated[bool, Flag("Open the dashboard in a browser.", names="--open")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run the whole loop on this machine: store, trainer, two servers and traffic, with the dashboard to watch it.

@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.commands.flags import RankFlags, ServerFlags, grouped
+from ftrie.command import command
+from ftrie.commands.flags import RankFlags, ServerFlags
 from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
+from model_store.flags import Argument
 
 if TYPE_CHECKING:
     from ftrie.client.messages import RankedItem, Ranking
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 MORE = ("objective", "uncertainty", "propensity")
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie rank`."""
-    app.command(
-        "rank",
-        epilog="Example: ftrie rank ads --cookie u1 --candidates a,b,c --context device=mobile --top-k 2",
-    )(rank)
-
-
-@grouped
+@command(
+    "Serve", 2, "Example: ftrie rank ads --cookie u1 --candidates a,b,c --context device=mobile --top-k 2"
+)
 def rank(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
     request: RankFlags,
     server: ServerFlags,
     as_json: JsonOption = False,

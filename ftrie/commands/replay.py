@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     LogFlags,
     RejectsOption,
     SaveOption,
     SpecArgument,
     ThreadsOption,
-    grouped,
 )
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, progress
+from ftrie.terminal import JsonOption, note, print_json, print_table, progress
 from model_store.errors import InputError
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -41,51 +42,40 @@ class PolicyFlags:
 
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
+        Flag(
+            "Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
             "learning[@VARIANT], uniform, logged; repeatable.",
+            "NAME",
+            file="reads",
         ),
     ] = None
     choose: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="HOW",
-            help="How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.",
-        ),
+        Flag("How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.", "HOW"),
     ] = None
     decision: Annotated[
         str | None,
-        typer.Option(
-            metavar="row|list",
-            help="What a propensity refers to: the item of a row, or an item being in its request's list. "
+        Flag(
+            "What a propensity refers to: the item of a row, or an item being in its request's list. "
             "Default: row for labelled rows, list for events.",
+            "row|list",
         ),
     ] = None
     propensity: Annotated[
         str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="The probability with which a row was shown; default: propensity_score, propensity or pscore.",
+        Flag(
+            "The probability with which a row was shown; default: propensity_score, propensity or pscore.",
+            "COLUMN",
         ),
     ] = None
-    position: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Estimates by position too; default: position.")
-    ] = None
+    position: Annotated[str | None, Flag("Estimates by position too; default: position.", "COLUMN")] = None
     clip: Annotated[
-        float | None,
-        typer.Option(
-            min=1.0, metavar="W", help="Weights are clipped at W; default: the square root of the rows."
-        ),
+        float | None, Flag("Weights are clipped at W; default: the square root of the rows.", "W", min=1.0)
     ] = None
-    bootstrap: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Bootstrap draws of cookies, for intervals; 0: none."),
-    ] = 1000
-    seed: Annotated[int, typer.Option(min=0, help="The seed of these draws.")] = 1
+    bootstrap: Annotated[int, Flag("Bootstrap draws of cookies, for intervals; 0: none.", "N", min=0)] = 1000
+    seed: Annotated[int, Flag("The seed of these draws.", min=0)] = 1
     without: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Models choose without this field or cross (a*b); repeatable."),
+        list[str] | None, Flag("Models choose without this field or cross (a*b); repeatable.", "FIELD")
     ] = None
 
     def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> EstimationRun:
@@ -114,29 +104,27 @@ class ReplayLogFlags(LogFlags):
 
     items: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file of items: the candidates, and columns that the log lacks, joined by input.item.",
+        Flag(
+            "A file of items: the candidates, and columns that the log lacks, joined by input.item.",
+            "FILE",
+            file="reads",
         ),
     ] = None
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie replay`."""
-    app.command(
-        "replay",
-        epilog="Example: ftrie replay ads.toml 'impressions/*.jsonl.gz' 'clicks/*.jsonl.gz' --policy ads:7@base",
-    )(replay)
-
-
-@grouped
+@command(
+    "Judge",
+    3,
+    "Example: ftrie replay ads.toml 'impressions/*.jsonl.gz' 'clicks/*.jsonl.gz' --policy ads:7@base",
+)
 def replay(
     spec: SpecArgument,
     logs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="LOG…",
-            help="Events, as sources of `ftrie trainer` (`store` names the store's own streams), or labelled rows.",
+        Argument(
+            "Events, as sources of `ftrie trainer` (`store` names the store's own streams), or labelled rows.",
+            "LOG…",
+            file="reads",
         ),
     ],
     *,
@@ -145,15 +133,12 @@ def replay(
     rejects: RejectsOption = None,
     threads: ThreadsOption = None,
     save: SaveOption = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Publish the learned model.")] = False,
+    publish: Annotated[bool, Flag("Publish the learned model.")] = False,
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Publish even if more than a tenth of the rows or events were rejected."
-        ),
+        bool, Flag("Publish even if more than a tenth of the rows or events were rejected.")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what --json prints to this file.")
+        Path | None, Flag("Write what --json prints to this file.", "FILE", file="writes")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,

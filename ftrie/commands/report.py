@@ -5,34 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from ftrie.command import command
 from ftrie.terminal import JsonOption, note, print_json
 from model_store.errors import counted
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from ftrie.report.series import RunMetrics
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie report`."""
-    app.command("report", epilog="Example: ftrie report monday.jsonl tuesday.jsonl -o report.html")(report)
-
-
+@command("Learn", 8, "Example: ftrie report monday.jsonl tuesday.jsonl -o report.html")
 def report(
     metrics: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="METRICS…", help="Files that `ftrie train --metrics` wrote; several are overlaid."
-        ),
+        Argument("Files that `ftrie train --metrics` wrote; several are overlaid.", "METRICS…", file="reads"),
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="File to write; a name ending in .svg gets the charts alone.",
+        Flag(
+            "File to write; a name ending in .svg gets the charts alone.",
+            "FILE",
+            names="--output -o",
+            file="writes",
         ),
     ] = Path("report.html"),
     as_json: JsonOption = False,

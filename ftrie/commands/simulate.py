@@ -6,82 +6,50 @@ from typing import Annotated
 
 import typer
 
-from ftrie.commands.flags import DEFAULT_ADDRESS, AccessFlags, grouped
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption
+from ftrie.command import command
+from ftrie.commands.flags import DEFAULT_ADDRESS, AccessFlags
+from ftrie.terminal import JsonOption
+from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie simulate`."""
-    app.command(
-        "simulate",
-        epilog="Example: ftrie simulate --address 127.0.0.1:50051 --rate 100 --change-at 60 --load",
-    )(simulate)
-
-
-@grouped
+@command("Try it", 3, "Example: ftrie simulate --address 127.0.0.1:50051 --rate 100 --change-at 60 --load")
 def simulate(
     address: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="A server; may be repeated, to use several in turn."),
+        list[str] | None, Flag("A server; may be repeated, to use several in turn.", "HOST:PORT")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
-    model: Annotated[str, typer.Option(metavar="NAME", help="The model that ranks.")] = "market",
-    rate: Annotated[float, typer.Option(min=0.01, help="Visits a second.")] = 50.0,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="How long; default: until Ctrl-C or SIGTERM.")
-    ] = None,
+    model: Annotated[str, Flag("The model that ranks.", "NAME")] = "market",
+    rate: Annotated[float, Flag("Visits a second.", min=0.01)] = 50.0,
+    seconds: Annotated[float | None, Flag("How long; default: until Ctrl-C or SIGTERM.", min=0.1)] = None,
     from_: Annotated[
-        float, typer.Option("--from", min=0.0, metavar="SECOND", help="Start at this second of the market.")
+        float, Flag("Start at this second of the market.", "SECOND", min=0.0, names="--from")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the market.")] = 1,
+    seed: Annotated[int, Flag("Seed of the market.", min=0)] = 1,
     change_at: Annotated[
-        float | None,
-        typer.Option(min=0.0, metavar="SECOND", help="When tastes change abruptly; default: never."),
+        float | None, Flag("When tastes change abruptly; default: never.", "SECOND", min=0.0)
     ] = None,
-    drift: Annotated[
-        float, typer.Option(min=0.0, metavar="LOGITS", help="Amplitude of the slow drift of tastes.")
-    ] = 0.3,
+    drift: Annotated[float, Flag("Amplitude of the slow drift of tastes.", "LOGITS", min=0.0)] = 0.3,
     bots: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, metavar="SHARE", help="Share of users that click everything or nothing."
-        ),
+        float, Flag("Share of users that click everything or nothing.", "SHARE", min=0.0, max=1.0)
     ] = 0.02,
-    delay: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Mean time from an answer to a click.")
-    ] = 1.5,
+    delay: Annotated[float, Flag("Mean time from an answer to a click.", "SECONDS", min=0.0)] = 1.5,
     late: Annotated[
-        float,
-        typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of clicks delayed by --window more."),
+        float, Flag("Share of clicks delayed by --window more.", "SHARE", min=0.0, max=1.0)
     ] = 0.01,
-    window: Annotated[
-        float,
-        typer.Option(min=0.0, metavar="SECONDS", help="The join's window; see --late."),
-    ] = 600.0,
-    candidates: Annotated[int, typer.Option(min=1, help="Items that compete in a visit.")] = 12,
-    shown: Annotated[int, typer.Option(min=1, help="How many of them are shown.")] = 6,
-    explore: Annotated[
-        str, typer.Option(metavar="HOW:WIDTH", help="ucb:WIDTH or thompson:WIDTH, as in ftrie rank.")
-    ] = "",
-    beside: Annotated[
-        str, typer.Option(metavar="MODEL", help="A second model, which ranks --beside-share of the visits.")
-    ] = "",
+    window: Annotated[float, Flag("The join's window; see --late.", "SECONDS", min=0.0)] = 600.0,
+    candidates: Annotated[int, Flag("Items that compete in a visit.", min=1)] = 12,
+    shown: Annotated[int, Flag("How many of them are shown.", min=1)] = 6,
+    explore: Annotated[str, Flag("ucb:WIDTH or thompson:WIDTH, as in ftrie rank.", "HOW:WIDTH")] = "",
+    beside: Annotated[str, Flag("A second model, which ranks --beside-share of the visits.", "MODEL")] = "",
     beside_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of visits that --beside ranks.")
+        float, Flag("Share of visits that --beside ranks.", "SHARE", min=0.0, max=1.0)
     ] = 0.1,
     feedback: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW", help="service: the servers' FeedbackService; stream: the store's stream."
-        ),
+        str, Flag("service: the servers' FeedbackService; stream: the store's stream.", "HOW")
     ] = "service",
-    load: Annotated[
-        bool, typer.Option("--load", help="Load the users and items into the store first.")
-    ] = False,
-    callers: Annotated[int, typer.Option(min=1, max=256, help="Maximum of concurrent visits.")] = 16,
-    every: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="Interval between output lines.")
-    ] = 2.0,
+    load: Annotated[bool, Flag("Load the users and items into the store first.")] = False,
+    callers: Annotated[int, Flag("Maximum of concurrent visits.", min=1, max=256)] = 16,
+    every: Annotated[float, Flag("Interval between output lines.", "SECONDS", min=0.1)] = 2.0,
     *,
     access: AccessFlags,
     as_json: JsonOption = False,

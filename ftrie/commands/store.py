@@ -7,49 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ftrie.command import Commands
 from ftrie.commands import store_inspect, store_records
 from ftrie.commands.flags import KEPT, KeepOption
-from ftrie.terminal import (
-    DEFAULT_STORE,
-    JsonOption,
-    StoreOption,
-    note,
-    print_json,
-    print_table,
-    progress,
-    warn,
-)
+from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.versions.model_versions import ModelVersions
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")]
-ModelFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help=".arrow is an artefact, .json the JSON form.")
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ftrie store`."""
-    store = typer.Typer(
-        name="store",
-        help="Inspect published models, choose the active version, import, export and load.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-    )
-    store.command("versions", epilog="Example: ftrie store versions ads")(versions)
-    store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
-    store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
-    store.command("resume", epilog="Example: ftrie store resume ads")(resume)
-    store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
-    store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
-    store.command("check", epilog="Example: ftrie store check ads --repair")(check)
-    store_inspect.register(store)
-    store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
-    store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
-    store_records.register_load(store)
-    store_records.register_dead(store)
-    app.add_typer(store)
+Model = Annotated[str, Argument("The model's name.", "MODEL")]
+MODEL_FILE = ".arrow is an artefact, .json the JSON form."
 
 
 def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -98,12 +66,9 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
 
 def activate(
     model: Model,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version to serve.")],
+    version: Annotated[int, Argument("The version to serve.", "VERSION", min=1)],
     force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Even if a guard or a server has refused it; the trainer continues from it."
-        ),
+        bool, Flag("Even if a guard or a server has refused it; the trainer continues from it.")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -123,10 +88,7 @@ def activate(
 def rollback(
     model: Model,
     version: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="VERSION", min=1, help="The version to activate; default: the one active before."
-        ),
+        int | None, Argument("The version to activate; default: the one active before.", "VERSION", min=1)
     ] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -162,7 +124,7 @@ def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption
 
 def audit(
     model: Model,
-    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest to show.")] = 20,
+    last: Annotated[int, Flag("How many of the latest to show.", "N", min=1)] = 20,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -182,8 +144,8 @@ def audit(
 
 def gc(
     model: Model,
-    keep: Annotated[int | None, typer.Option(min=1, metavar="N", help=KEPT)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
+    keep: Annotated[int | None, Flag(KEPT, "N", min=1)] = None,
+    dry_run: Annotated[bool, Flag("Only show what would be deleted.")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -202,11 +164,9 @@ def gc(
 def check(
     models: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...", help="The models to check; default: all, and users, items and candidates."
-        ),
+        Argument("The models to check; default: all, and users, items and candidates.", "[MODEL]..."),
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Repair invalid values.")] = False,
+    repair: Annotated[bool, Flag("Repair invalid values.")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -237,12 +197,13 @@ def check(
 
 def import_(
     model: Model,
-    file: ModelFile,
+    file: Annotated[Path, Argument(MODEL_FILE, "FILE", file="reads")],
     spec: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TOML",
-            help="The spec of a .json model; default: the active version's, else an inferred one.",
+        Flag(
+            "The spec of a .json model; default: the active version's, else an inferred one.",
+            "TOML",
+            file="reads",
         ),
     ] = None,
     keep: KeepOption = None,
@@ -287,21 +248,16 @@ def _collect(versions: ModelVersions, keep: int | None) -> list[int]:
 
 def export(
     model: Model,
-    file: ModelFile,
-    version: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The version; default: the active one.")
-    ] = None,
+    file: Annotated[Path, Argument(MODEL_FILE, "FILE", file="writes")],
+    version: Annotated[int | None, Flag("The version; default: the active one.", "N", min=1)] = None,
     variant: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only this variant, as a model of its own; required for .json if each variant has its own weights.",
+        Flag(
+            "Only this variant, as a model of its own; required for .json if each variant has its own weights.",
+            "NAME",
         ),
     ] = None,
-    as_delta: Annotated[
-        bool,
-        typer.Option("--delta", help="Write a delta as stored, not the whole model."),
-    ] = False,
+    as_delta: Annotated[bool, Flag("Write a delta as stored, not the whole model.", names="--delta")] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -361,3 +317,23 @@ def _print_active(model: str, version: int, before: int | None, as_json: bool) -
         print_json({"model": model, "active": version, "before": before})
     else:
         print(f"{model}: version {version} is active" + (f" (before: {before})" if before else ""))
+
+
+store = Commands(
+    "store",
+    "Inspect published models, choose the active version, import, export and load.",
+    ("Store", 1),
+    no_args_is_help=True,
+)
+store.command("versions", epilog="Example: ftrie store versions ads")(versions)
+store.command("activate", epilog="Example: ftrie store activate ads 7")(activate)
+store.command("rollback", epilog="Example: ftrie store rollback ads")(rollback)
+store.command("resume", epilog="Example: ftrie store resume ads")(resume)
+store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
+store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
+store.command("check", epilog="Example: ftrie store check ads --repair")(check)
+store_inspect.register(store)
+store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
+store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
+store_records.register_load(store)
+store_records.register_dead(store)

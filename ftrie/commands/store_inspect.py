@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, print_json, print_table, warn
+from ftrie.command import Commands
+from ftrie.terminal import JsonOption, print_json, print_table, warn
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
@@ -18,26 +18,22 @@ Table = tuple[list[str], list[list[Any]]]
 Facts = dict[str, Any]
 
 
-def register(store: typer.Typer) -> None:
+def register(store: Commands) -> None:
     """Add `ftrie store inspect`."""
     store.command("inspect", epilog="Example: ftrie store inspect ads --prefix 'age*'")(inspect)
 
 
 def inspect(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", min=1, help="Default: the active version.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many of the heaviest keys to show.")] = 10,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show only the keys and weights of this variant.")
-    ] = None,
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
+    version: Annotated[int | None, Argument("Default: the active version.", "VERSION", min=1)] = None,
+    top: Annotated[int, Flag("How many of the heaviest keys to show.", "N", min=0)] = 10,
+    variant: Annotated[str | None, Flag("Show only the keys and weights of this variant.", "NAME")] = None,
     prefix: Annotated[
         str | None,
-        typer.Option(
-            metavar="PREFIX",
-            help="Show only the keys under a prefix such as age* (a final * is a wildcard): counts and weights per "
+        Flag(
+            "Show only the keys under a prefix such as age* (a final * is a wildcard): counts and weights per "
             "variant, and the branches below.",
+            "PREFIX",
         ),
     ] = None,
     store: StoreOption = DEFAULT_STORE,

@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ftrie.terminal import (
-    DEFAULT_STORE,
-    JsonOption,
-    StoreOption,
-    note_once,
-    print_json,
-    print_table,
-    progress,
-)
+from ftrie.command import Commands
+from ftrie.terminal import JsonOption, note_once, print_json, print_table, progress
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.streams.dead_letters import Letter
@@ -23,19 +15,14 @@ if TYPE_CHECKING:
 
 RecordFile = Annotated[
     Path,
-    typer.Argument(
-        metavar="FILE", help=".csv, .tsv, .jsonl or .parquet, optionally followed by .gz or .zst."
-    ),
+    Argument(".csv, .tsv, .jsonl or .parquet, optionally followed by .gz or .zst.", "FILE", file="reads"),
 ]
 
 
-def register_load(store: typer.Typer) -> None:
+def register_load(store: Commands) -> None:
     """Add `ftrie store load`."""
-    load = typer.Typer(
-        name="load",
-        help="Load users, items and candidate sets, which requests name by id.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
+    load = Commands(
+        "load", "Load users, items and candidate sets, which requests name by id.", no_args_is_help=True
     )
     load.command("users", epilog="Example: ftrie store load users users.csv --id-column cookie")(users)
     load.command("items", epilog="Example: ftrie store load items items.parquet")(items)
@@ -45,9 +32,7 @@ def register_load(store: typer.Typer) -> None:
 
 def users(
     file: RecordFile,
-    id_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: cookie, user or user_id.")
-    ] = None,
+    id_column: Annotated[str | None, Flag("Default: cookie, user or user_id.", "NAME")] = None,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,15 +42,9 @@ def users(
 
 def items(
     file: RecordFile,
-    id_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Default: item, item_id or id.")
-    ] = None,
+    id_column: Annotated[str | None, Flag("Default: item, item_id or id.", "NAME")] = None,
     only: Annotated[
-        bool,
-        typer.Option(
-            "--only",
-            help="Have servers read all items again and drop those that the store lacks.",
-        ),
+        bool, Flag("Have servers read all items again and drop those that the store lacks.")
     ] = False,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
@@ -75,8 +54,8 @@ def items(
 
 
 def candidates(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The candidate set's name.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="One item id per line.")],
+    name: Annotated[str, Argument("The candidate set's name.", "NAME")],
+    file: Annotated[Path, Argument("One item id per line.", "FILE", file="reads")],
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:
@@ -114,14 +93,14 @@ def _load(
 SHOWN_CHARACTERS = 80
 
 
-def register_dead(store: typer.Typer) -> None:
+def register_dead(store: Commands) -> None:
     """Add `ftrie store dead`."""
     store.command("dead", epilog="Example: ftrie store dead ads --last 5 --json")(dead)
 
 
 def dead(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model's name.")],
-    last: Annotated[int, typer.Option(min=1, metavar="N", help="How many of the latest to show.")] = 20,
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
+    last: Annotated[int, Flag("How many of the latest to show.", "N", min=1)] = 20,
     store: StoreOption = DEFAULT_STORE,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     CachedTimedLogFlags,
     ForceOption,
@@ -24,10 +25,10 @@ from ftrie.commands.flags import (
     StrictOption,
     ThreadsOption,
     ThresholdOption,
-    grouped,
 )
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
+from ftrie.terminal import JsonOption, note, print_json, print_table, warn
 from model_store.errors import Stopped, counted
+from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -49,13 +50,10 @@ class PublishingFlags:
 
     publish_every: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|30s",
-            help="Publish changes while learning, every N rows or at intervals such as 30s, 5m.",
-        ),
+        Flag("Publish changes while learning, every N rows or at intervals such as 30s, 5m.", "N|30s"),
     ] = None
     snapshot_every: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --publish-every: a full snapshot every N deltas.")
+        int, Flag("With --publish-every: a full snapshot every N deltas.", "N", min=0)
     ] = 10
     publish_threshold: ThresholdOption = 0.0
     keep: KeepOption = None
@@ -78,32 +76,25 @@ class MetricsFlags:
 
     metrics: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Write metrics here while learning, JSON lines for `ftrie report`."
-        ),
+        Flag("Write metrics here while learning, JSON lines for `ftrie report`.", "FILE", file="writes"),
     ] = None
     window: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Rows per line of metrics; default: 1,000 at first, growing with the log.",
-        ),
+        Flag("Rows per line of metrics; default: 1,000 at first, growing with the log.", "N", min=1),
     ] = None
     slices: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slice",
-            metavar="NAME",
-            help="Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
+        Flag(
+            "Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
+            "NAME",
+            names="--slice",
         ),
     ] = None
     regret: Annotated[
         bool,
-        typer.Option(
-            "--regret",
-            help="Compare every variant with the best fixed weights of the examples so far, found afterwards: its "
-            "loss minus theirs, and the mean. Keeps the log in memory, up to 25 million keys of examples.",
+        Flag(
+            "Compare every variant with the best fixed weights of the examples so far, found afterwards: its "
+            "loss minus theirs, and the mean. Keeps the log in memory, up to 25 million keys of examples."
         ),
     ] = False
 
@@ -119,18 +110,12 @@ class CheckpointFlags:
     """Where the run's state is kept, and where the run starts."""
 
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write checkpoints of the run here; the last three are kept."),
+        Path | None, Flag("Write checkpoints of the run here; the last three are kept.", "DIR", file="writes")
     ] = None
     every: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|5m", help="Interval of checkpoints: rows, or a time such as 30s, 5m, 1h; default 5m."
-        ),
+        str | None, Flag("Interval of checkpoints: rows, or a time such as 30s, 5m, 1h; default 5m.", "N|5m")
     ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
-    ] = False
+    resume: Annotated[bool, Flag("Resume from the newest checkpoint in DIR, if there is one.")] = False
     init_from: InitFromOption = None
 
     def opened(self, spec: ModelSpec) -> Checkpoints | None:
@@ -157,19 +142,19 @@ class PassFlags:
 
     passes: Annotated[
         int,
-        typer.Option(
+        Flag(
+            "Learn the log up to N times: later passes take its blocks in an order shuffled by learner.seed.",
+            "N",
             min=1,
-            metavar="N",
-            help="Learn the log up to N times: later passes take its blocks in an order shuffled by learner.seed.",
         ),
     ] = 1
     tolerance: Annotated[
         float | None,
-        typer.Option(
+        Flag(
+            "With --passes: stop after a pass that lowers no variant's log-loss by this share; default 0.0001.",
+            "X",
             min=0.0,
             max=1.0,
-            metavar="X",
-            help="With --passes: stop after a pass that lowers no variant's log-loss by this share; default 0.0001.",
         ),
     ] = None
 
@@ -184,24 +169,17 @@ class PassFlags:
         return PassOptions(self.passes, self.tolerance)
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie train`."""
-    app.command("train", epilog="Example: ftrie train ads.toml 'clicks/*.csv.gz' --publish --activate")(train)
-
-
-@grouped
+@command("Learn", 3, "Example: ftrie train ads.toml 'clicks/*.csv.gz' --publish --activate")
 def train(
     spec: SpecArgument,
     inputs: InputsArgument,
     *,
     store: StoreOption = DEFAULT_STORE,
-    publish: Annotated[bool, typer.Option("--publish", help="Publish the model to the store.")] = False,
-    activate: Annotated[
-        bool, typer.Option("--activate", help="Publish the model and make servers switch to it.")
-    ] = False,
+    publish: Annotated[bool, Flag("Publish the model to the store.")] = False,
+    activate: Annotated[bool, Flag("Publish the model and make servers switch to it.")] = False,
     publishing: PublishingFlags,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report of the run here, as JSON.")
+        Path | None, Flag("Write the report of the run here, as JSON.", "FILE", file="writes")
     ] = None,
     watched: MetricsFlags,
     rejects: RejectsOption = None,
@@ -211,10 +189,7 @@ def train(
     several: PassFlags,
     threads: ThreadsOption = None,
     batch_bytes: Annotated[
-        int,
-        typer.Option(
-            min=1024, metavar="N", help="Bytes of text read at once; the result does not depend on it."
-        ),
+        int, Flag("Bytes of text read at once; the result does not depend on it.", "N", min=1024)
     ] = 1 << 20,
     start: CheckpointFlags,
     force: ForceOption = False,
@@ -243,7 +218,7 @@ def train(
     passes.check(model_spec)
     if start.checkpoint is None and (start.resume or start.every is not None):
         raise typer.BadParameter("--resume and --every need --checkpoint DIR")
-    # A wrong path or URL should not cost a training run, nor a log; outputs have been checked (ftrie.files).
+    # A wrong path or URL should not cost a training run, nor a log; outputs have been checked (ftrie.command).
     expand(inputs)
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     CachedLogFlags,
     ForceOption,
@@ -18,11 +19,11 @@ from ftrie.commands.flags import (
     SaveOption,
     SpecArgument,
     StrictOption,
-    grouped,
 )
 from ftrie.commands.train import print_variants, rejected_for
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note, print_json, print_table, warn
+from ftrie.terminal import JsonOption, note, print_json, print_table, warn
 from model_store.errors import counted
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from trainer.distributed.checkpoint import DistributedCheckpoints
@@ -39,41 +40,39 @@ _MOST_REDUCERS = 4
 class ClusterFlags:
     """Who works on the run, and where."""
 
-    workers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Processes that hold the rows, each a part of them.")
-    ]
+    workers: Annotated[int, Flag("Processes that hold the rows, each a part of them.", "N", min=1)]
     reducers: Annotated[
         int | None,
-        typer.Option(
+        Flag(
+            "Processes that hold the keys, each a range of their hashes; default: as many as workers, at most 4.",
+            "N",
             min=1,
-            metavar="N",
-            help="Processes that hold the keys, each a range of their hashes; default: as many as workers, at most 4.",
         ),
     ] = None
     address: Annotated[
         str | None,
-        typer.Option(
-            metavar="RAY",
-            help="Join this Ray cluster: HOST:PORT, or `auto` for the one that runs on this machine. Default: start "
+        Flag(
+            "Join this Ray cluster: HOST:PORT, or `auto` for the one that runs on this machine. Default: start "
             "Ray here, for this run.",
+            "RAY",
         ),
     ] = None
     shard_memory: Annotated[
         int | None,
-        typer.Option(
-            min=16,
-            metavar="MIB",
-            help="Keep at most this much of each worker's rows in memory, and the rest in files of its temporary "
+        Flag(
+            "Keep at most this much of each worker's rows in memory, and the rest in files of its temporary "
             "folder; default: all in memory.",
+            "MIB",
+            min=16,
         ),
     ] = None
     worker_timeout: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            metavar="SECONDS",
-            help="Replace a worker or reducer that still works on a step so long after half of the others have "
+        Flag(
+            "Replace a worker or reducer that still works on a step so long after half of the others have "
             "finished it; default: wait, and warn.",
+            "SECONDS",
+            min=1.0,
         ),
     ] = None
 
@@ -84,65 +83,61 @@ class MethodFlags:
 
     method: Annotated[
         str,
-        typer.Option(
-            metavar="NAME",
-            help="surrogate, admm, admm-adaptive or average (one round); docs/distributed.md compares them.",
+        Flag(
+            "surrogate, admm, admm-adaptive or average (one round); docs/distributed.md compares them.",
+            "NAME",
         ),
     ] = "surrogate"
     rho: Annotated[
-        float | None,
-        typer.Option(
-            min=1e-12, metavar="X", help="With an admm method: the penalty of disagreement; default 1.0."
-        ),
+        float | None, Flag("With an admm method: the penalty of disagreement; default 1.0.", "X", min=1e-12)
     ] = None
     consensus: Annotated[
         str,
-        typer.Option(
-            metavar="FORM",
-            help="With --method admm: general (the workers that hold a key agree on its weight) or plain (all do).",
+        Flag(
+            "With --method admm: general (the workers that hold a key agree on its weight) or plain (all do).",
+            "FORM",
         ),
     ] = "general"
     loss: Annotated[
         str,
-        typer.Option(
-            metavar="MEAN",
-            help="rows: the mean over all rows; workers: of each worker's mean, however many rows it has.",
+        Flag(
+            "rows: the mean over all rows; workers: of each worker's mean, however many rows it has.", "MEAN"
         ),
     ] = "rows"
     iterations: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="At most so many iterations for each variant with own values."),
+        int, Flag("At most so many iterations for each variant with own values.", "N", min=1)
     ] = 50
     tolerance: Annotated[
         float,
-        typer.Option(
+        Flag(
+            "Stop once an iteration lowers the objective by less than this share of it.",
+            "X",
             min=0.0,
             max=1.0,
-            metavar="X",
-            help="Stop once an iteration lowers the objective by less than this share of it.",
         ),
     ] = 1e-5
     held_out: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARE|FILE",
-            help="Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
+        Flag(
+            "Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
             "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
+            "SHARE|FILE",
+            file="reads",
         ),
     ] = None
     penalties: Annotated[
         str | None,
-        typer.Option(
-            metavar="L1,L1,…",
-            help="With --held-out: minimise with each of these instead of the spec's l1, from the greatest to the "
+        Flag(
+            "With --held-out: minimise with each of these instead of the spec's l1, from the greatest to the "
             "least, each from the minimum before it.",
+            "L1,L1,…",
         ),
     ] = None
     keep: Annotated[
         str,
-        typer.Option(
-            metavar="WHICH",
-            help="With --held-out: best (the iteration that predicts those rows best) or last (the minimum).",
+        Flag(
+            "With --held-out: best (the iteration that predicts those rows best) or last (the minimum).",
+            "WHICH",
         ),
     ] = "best"
 
@@ -152,16 +147,12 @@ class IterationCheckpointFlags:
     """Where the run's state is kept."""
 
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write checkpoints of the run here; the last three are kept."),
+        Path | None, Flag("Write checkpoints of the run here; the last three are kept.", "DIR", file="writes")
     ] = None
     every: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Iterations from one checkpoint to the next; default 5."),
+        int | None, Flag("Iterations from one checkpoint to the next; default 5.", "N", min=1)
     ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Resume from the newest checkpoint in DIR, if there is one.")
-    ] = False
+    resume: Annotated[bool, Flag("Resume from the newest checkpoint in DIR, if there is one.")] = False
 
     def opened(self) -> DistributedCheckpoints | None:
         """The folder of checkpoints, locked for this run; None without --checkpoint. Raises CheckpointError."""
@@ -179,34 +170,29 @@ class IterationCheckpointFlags:
         return found
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie train-distributed`."""
-    epilog = (
-        "Example: ftrie train-distributed ads.toml 'clicks/*.csv.gz' --workers 8 --held-out 0.05 --activate"
-    )
-    app.command("train-distributed", epilog=epilog)(train_distributed)
-
-
-@grouped
+@command(
+    "Learn",
+    4,
+    "Example: ftrie train-distributed ads.toml 'clicks/*.csv.gz' --workers 8 --held-out 0.05 --activate",
+)
 def train_distributed(
     spec: SpecArgument,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT…",
-            help="Log files or globs; every worker's machine must have them at the same path.",
+        Argument(
+            "Log files or globs; every worker's machine must have them at the same path.",
+            "INPUT…",
+            file="reads",
         ),
     ],
     *,
     cluster: ClusterFlags,
     how: MethodFlags,
     store: StoreOption = DEFAULT_STORE,
-    publish: Annotated[bool, typer.Option("--publish", help="Publish the model to the store.")] = False,
-    activate: Annotated[
-        bool, typer.Option("--activate", help="Publish the model and make servers switch to it.")
-    ] = False,
+    publish: Annotated[bool, Flag("Publish the model to the store.")] = False,
+    activate: Annotated[bool, Flag("Publish the model and make servers switch to it.")] = False,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report of the run here, as JSON.")
+        Path | None, Flag("Write the report of the run here, as JSON.", "FILE", file="writes")
     ] = None,
     rejects: RejectsOption = None,
     strict: StrictOption = False,

@@ -6,9 +6,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.commands.flags import (
     ForceOption,
     InitFromOption,
@@ -18,8 +17,9 @@ from ftrie.commands.flags import (
     ThresholdOption,
 )
 from ftrie.commands.train import check_threshold, print_variants
-from ftrie.terminal import DEFAULT_STORE, JsonOption, StoreOption, note_parts, print_json
+from ftrie.terminal import JsonOption, note_parts, print_json
 from model_store.errors import UsageError
+from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Every
@@ -30,104 +30,78 @@ REPEAT_S = 60.0
 """A status line that has not changed is printed again this often."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie trainer`."""
-    app.command(
-        "trainer",
-        epilog="Example: ftrie trainer ads.toml --store redis://localhost --activate --publish-every 1s",
-    )(trainer)
-
-
+@command(
+    "Learn", 5, "Example: ftrie trainer ads.toml --store redis://localhost --activate --publish-every 1s"
+)
 def trainer(
     spec: SpecArgument,
     more: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="SOURCE", help="More sources: --from A B is --from A --from B."),
+        list[str] | None, Argument("More sources: --from A B is --from A --from B.", "SOURCE", file="follows")
     ] = None,
     sources: Annotated[
         list[str],
-        typer.Option(
-            "--from",
-            metavar="SOURCE",
-            help="Where events come from, repeatable: `store` (the model's two streams there, the default), "
+        Flag(
+            "Where events come from, repeatable: `store` (the model's two streams there, the default), "
             "redis://…, a file, folder or glob that may grow, kafka://HOST:PORT/TOPIC, rows=PATH for labelled rows.",
+            "SOURCE",
+            names="--from",
+            file="follows",
         ),
     ] = [],  # noqa: B006
     store: StoreOption = DEFAULT_STORE,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", help=f"Write checkpoints of the trainer here; default: {DEFAULT_FOLDER}/MODEL."
+        Flag(
+            f"Write checkpoints of the trainer here; default: {DEFAULT_FOLDER}/MODEL.", "DIR", file="writes"
         ),
     ] = None,
-    every: Annotated[
-        str, typer.Option(metavar="N|30s", help="Interval of checkpoints: examples, or a time.")
-    ] = "30s",
+    every: Annotated[str, Flag("Interval of checkpoints: examples, or a time.", "N|30s")] = "30s",
     init_from: InitFromOption = None,
     save: SaveOption = None,
     activate: Annotated[
-        bool, typer.Option("--activate/--no-activate", help="Make servers switch to what is published.")
+        bool, Flag("Make servers switch to what is published.", names="--activate/--no-activate")
     ] = True,
-    publish: Annotated[bool, typer.Option("--publish/--no-publish", help="Publish while learning.")] = True,
-    publish_every: Annotated[
-        str, typer.Option(metavar="1s|N", help="Interval of deltas: a time, or examples.")
-    ] = "1s",
-    snapshot_every: Annotated[
-        str, typer.Option(metavar="1m|N", help="Interval of full snapshots: a time, or deltas.")
-    ] = "1m",
+    publish: Annotated[bool, Flag("Publish while learning.", names="--publish/--no-publish")] = True,
+    publish_every: Annotated[str, Flag("Interval of deltas: a time, or examples.", "1s|N")] = "1s",
+    snapshot_every: Annotated[str, Flag("Interval of full snapshots: a time, or deltas.", "1m|N")] = "1m",
     publish_threshold: ThresholdOption = 0.0,
     keep: KeepOption = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Learn what the sources have, close all windows, and end.")
-    ] = False,
+    once: Annotated[bool, Flag("Learn what the sources have, close all windows, and end.")] = False,
     wait: Annotated[
-        bool,
-        typer.Option(
-            "--wait", help="If another trainer has this model, wait for it to end instead of failing."
-        ),
+        bool, Flag("If another trainer has this model, wait for it to end instead of failing.")
     ] = False,
     partition: Annotated[
         str | None,
-        typer.Option(
-            metavar="I/N",
-            help="Learn the requests of partition I of N, each by a trainer of its own; any/N: of the first one that "
+        Flag(
+            "Learn the requests of partition I of N, each by a trainer of its own; any/N: of the first one that "
             "has no trainer, and wait while all have. Partition 1 publishes.",
+            "I/N",
         ),
     ] = None,
     reconcile: Annotated[
-        str, typer.Option(metavar="1m", help="Interval, in the events' time, at which partitions are merged.")
+        str, Flag("Interval, in the events' time, at which partitions are merged.", "1m")
     ] = "1m",
     idle: Annotated[
         float,
-        typer.Option(
+        Flag(
+            "Seconds without new data after which a file or topic no longer holds back the others.",
+            "S",
             min=0.0,
-            metavar="S",
-            help="Seconds without new data after which a file or topic no longer holds back the others.",
         ),
     ] = 2.0,
     memory: Annotated[
         int,
-        typer.Option(
-            min=1,
-            metavar="MIB",
-            help="MiB of memory for impressions that wait for clicks; the rest is kept on disk.",
-        ),
+        Flag("MiB of memory for impressions that wait for clicks; the rest is kept on disk.", "MIB", min=1),
     ] = 256,
     max_lag: Annotated[
-        float,
-        typer.Option(
-            min=0.0, metavar="S", help="When lag exceeds S seconds, publish less often and log a warning."
-        ),
+        float, Flag("When lag exceeds S seconds, publish less often and log a warning.", "S", min=0.0)
     ] = 30.0,
-    say_every: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Interval of status lines, in seconds.")
-    ] = 5.0,
+    say_every: Annotated[float, Flag("Interval of status lines, in seconds.", "S", min=0.1)] = 5.0,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics on this port.")
+        int | None, Flag("Serve Prometheus metrics on this port.", min=0, max=65535)
     ] = None,
     metrics_host: Annotated[
-        str,
-        typer.Option(metavar="HOST", help="The address of --metrics-port; 0.0.0.0 for all interfaces."),
+        str, Flag("The address of --metrics-port; 0.0.0.0 for all interfaces.", "HOST")
     ] = "127.0.0.1",
     force: ForceOption = False,
     as_json: JsonOption = False,

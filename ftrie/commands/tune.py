@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
-from ftrie.commands.flags import CachedTimedLogFlags, SpecArgument, ThreadsOption, grouped
+from ftrie.command import command
+from ftrie.commands.flags import CachedTimedLogFlags, SpecArgument, ThreadsOption
 from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
 from model_store.errors import OutputError, counted
+from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -27,116 +29,104 @@ WORTH_IT = 0.8
 """A candidate that is as good as the best is named if it has at most this share of its non-zero weights."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie tune`."""
-    epilog = (
-        "Examples: ftrie tune ads.toml 'clicks/*.csv.gz' --crosses --keys 100000 -o best.toml; "
-        "ftrie tune ads.toml 'clicks/*.csv.gz' --try alpha=0.03,0.1,0.3 --try l1=0,1,3 --hold-out 1d --state ads.tune"
-    )
-    app.command("tune", epilog=epilog)(tune)
-
-
-@grouped
+@command(
+    "Learn",
+    6,
+    "Examples: ftrie tune ads.toml 'clicks/*.csv.gz' --crosses --keys 100000 -o best.toml; ftrie tune "
+    "ads.toml 'clicks/*.csv.gz' --try alpha=0.03,0.1,0.3 --try l1=0,1,3 --hold-out 1d --state ads.tune",
+)
 def tune(
     spec: SpecArgument,
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="INPUT…", help="Log files or globs, read in this order.")
-    ],
+    inputs: Annotated[list[str], Argument("Log files or globs, read in this order.", "INPUT…", file="reads")],
     *,
     tries: Annotated[
         list[str] | None,
-        typer.Option(
-            "--try",
-            metavar="NAME=V,V…",
-            help="Values to try for a parameter of [learner]; repeated: all combinations. "
+        Flag(
+            "Values to try for a parameter of [learner]; repeated: all combinations. "
             "Default: alpha, beta and l1, up to 24 points around those of SPEC; then l2 around the best.",
+            "NAME=V,V…",
+            names="--try",
         ),
     ] = None,
     widen: Annotated[
         int,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Where the best lies on the edge of the grid, try values beyond it, up to N times.",
-        ),
+        Flag("Where the best lies on the edge of the grid, try values beyond it, up to N times.", "N", min=0),
     ] = 2,
     crosses: Annotated[
         bool,
-        typer.Option(
-            "--crosses",
-            help="Try every pair of fields as a cross; the best spec has those that gain more than chance explains.",
+        Flag(
+            "Try every pair of fields as a cross; the best spec has those that gain more than chance explains."
         ),
     ] = False,
     keys: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --crosses: the most keys that all proposed crosses together may add.",
-        ),
+        Flag("With --crosses: the most keys that all proposed crosses together may add.", "N", min=1),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write SPEC with the best parameters and crosses here."
+        Flag(
+            "Write SPEC with the best parameters and crosses here.",
+            "FILE",
+            names="--output -o",
+            file="writes",
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw the search to this page; a name ending in .svg gets the charts alone."
+        Flag(
+            "Draw the search to this page; a name ending in .svg gets the charts alone.",
+            "FILE",
+            file="writes",
         ),
     ] = None,
     hold_out: Annotated[
         str | None,
-        typer.Option(
-            metavar="PART",
-            help="Choose on the rows before the last part, a share of the rows or a time span such as 1d, and judge "
+        Flag(
+            "Choose on the rows before the last part, a share of the rows or a time span such as 1d, and judge "
             f"the best on it, frozen and learning on; 0: choose on all rows. Default: {HELD_OUT}.",
+            "PART",
         ),
     ] = None,
     judge_last: Annotated[
         float,
-        typer.Option(
+        Flag(
+            "Choose by the last part only of the rows not held out, such as 0.1; the others are learned.",
             min=0.0,
             max=1.0,
-            help="Choose by the last part only of the rows not held out, such as 0.1; the others are learned.",
         ),
     ] = 1.0,
     by: Annotated[
         str,
-        typer.Option(
-            metavar="METRIC",
-            help="Rank by logloss or auc, or by a mean over requests: mrr, ndcg@10, hit@1, hit@3, hit@10, request_auc.",
+        Flag(
+            "Rank by logloss or auc, or by a mean over requests: mrr, ndcg@10, hit@1, hit@3, hit@10, request_auc.",
+            "METRIC",
         ),
     ] = "logloss",
     online: Annotated[
         bool,
-        typer.Option(
-            "--online",
-            help="Rank for a model that goes on learning, as of `ftrie trainer`: each row is learned before the next "
-            "is predicted. Default: for one that `ftrie train` leaves, each tenth of the rows before it is learned.",
+        Flag(
+            "Rank for a model that goes on learning, as of `ftrie trainer`: each row is learned before the next "
+            "is predicted. Default: for one that `ftrie train` leaves, each tenth of the rows before it is learned."
         ),
     ] = False,
-    variant: Annotated[
-        str | None, typer.Option(help="The variant whose features are used; default: the first.")
-    ] = None,
+    variant: Annotated[str | None, Flag("The variant whose features are used; default: the first.")] = None,
     halving: Annotated[
         int | None,
-        typer.Option(
+        Flag(
+            "Successive halving: start with ROWS rows, and keep the best third after each round.",
+            "ROWS",
             min=1,
-            metavar="ROWS",
-            help="Successive halving: start with ROWS rows, and keep the best third after each round.",
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the results of finished passes here; the same command goes on after them if it was stopped.",
+        Flag(
+            "Keep the results of finished passes here; the same command goes on after them if it was stopped.",
+            "FILE",
+            file="writes",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    force: Annotated[bool, Flag("Overwrite the output file.")] = False,
     log: CachedTimedLogFlags,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,

@@ -5,29 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ftrie import terminal
+from ftrie.command import command
 from ftrie.terminal import JsonOption, note, print_json, print_table
+from model_store.flags import Flag
 
 _SLOWEST = 10
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ftrie warmup`."""
-    app.command("warmup", epilog="Example: ftrie warmup && ftrie demo")(warmup)
-
-
+@command("Try it", 5, "Example: ftrie warmup && ftrie demo")
 def warmup(
     as_json: JsonOption = False,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that compile at once; default: one a core.")
+        int | None, Flag("Processes that compile at once; default: one a core.", min=1)
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Also check that this ftrie can serve the last good models of `serve --state DIR`.",
+        Flag(
+            "Also check that this ftrie can serve the last good models of `serve --state DIR`.",
+            "DIR",
+            file="reads",
         ),
     ] = None,
 ) -> None:

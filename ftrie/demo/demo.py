@@ -22,9 +22,10 @@ from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
 from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
 from ftrie.demo.processes import Process, free_port, run_ftrie
-from ftrie.terminal import DEFAULT_STORE, json_output, print_json, print_table
+from ftrie.terminal import json_output, print_json, print_table
 from ftrie.warmup import BESIDE_TRAINING, SERVING, Compilation
 from model_store.errors import ServerError
+from model_store.flags import DEFAULT_STORE
 from model_store.store import Store
 
 VARIANTS = ("base", "plain")

@@ -22,6 +22,7 @@ from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant, summaries
 from model_store.errors import InputError, UsageError, counted, listed
+from model_store.flags import DEFAULT_STORE
 from model_store.model_files import write_model
 from model_store.store import Store as StoreEngine
 from trainer.learn.metrics.records import VariantMetrics
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     import altair as alt
 
     from ftrie.library.ranker import Ranker
-
-DEFAULT_STORE = "embedded:.ftrie"
-"""The store if neither an argument nor FTRIE_STORE names one; that of the command line too."""
 
 
 class Model:

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Any
 
 from ftrie.library.data import Data, is_path, one_table
-from ftrie.library.model import DEFAULT_STORE, Model, opened_engine
+from ftrie.library.model import Model, opened_engine
 from ftrie.library.output import names_arguments, warn
 from model_store.errors import UsageError
+from model_store.flags import DEFAULT_STORE
 from model_store.model_files import read_named
 from model_store.store import Store as StoreEngine
 from model_store.versions.model_versions import ModelVersions

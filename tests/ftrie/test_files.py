@@ -9,37 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from ftrie.files import FILES, check_outputs
+from ftrie.command import Parameter, check_outputs
 from model_store.errors import OutputError, UsageError
 from tests.ftrie.conftest import Say
 from tests.ftrie.test_cli import commands
 
-COMMANDS = dict(commands())
+COMMANDS: dict[str, dict[str, Parameter]] = {
+    words: command.callback.__dict__["parameters"] for words, command in commands()
+}
 LOG = "click,age\n1,25\n0,31\n"
 NAMES_FILES = re.compile(r"FILE|PATH|DIR|TOML|SPEC|SOURCE|SINK|INPUT|LOG\b|METRICS")
-PAIRS = [(words, out, read) for words, files in FILES.items() for out in files.writes for read in files.reads]
+WRITTEN, READ = ("writes", "keeps"), ("reads", "follows")
+PAIRS = [
+    (words, out.name, read.name)
+    for words, parameters in COMMANDS.items()
+    for out in parameters.values()
+    for read in parameters.values()
+    if out.flag.file in WRITTEN and read.flag.file in READ
+]
 
 
 def refused(words: str, **values: Any) -> str:
     with pytest.raises(UsageError) as error:
-        check_outputs(COMMANDS[words], FILES[words], values)
+        check_outputs(COMMANDS[words], values)
     return str(error.value)
 
 
 def test_every_parameter_that_names_a_file_is_known_as_written_or_read() -> None:
-    assert set(FILES) <= set(COMMANDS)
-    for words, command in COMMANDS.items():
-        named = {
-            each.name
-            for each in command.params
-            if "Path" in str(each.type_descriptor.annotation) or NAMES_FILES.search(each.metavar or "")
-        }
-        files = FILES.get(words)
-        known = {*files.writes, *files.reads} if files else set()
-        assert named - known == set(), f"add them to ftrie.files.FILES[{words!r}]"
-        assert known <= {each.name for each in command.params}
+    for words, parameters in COMMANDS.items():
+        for each in parameters.values():
+            names_a_file = "Path" in str(each.kind) or NAMES_FILES.search(each.flag.metavar or "")
+            assert each.flag.file or not names_a_file, f"say file=… in the Flag of {each.shown} of {words!r}"
 
 
 def linked(path: Path, how: Callable[[Path, Path], None]) -> str:
@@ -66,15 +67,11 @@ def test_an_output_that_is_an_input_is_refused_in_every_command(tmp_path: Path, 
     name = SPELLINGS[spelling](log)
     for words, out, read in PAIRS:
         message = refused(words, **{out: log, read: [name]})
-        assert str(log) in message and f"is an input of this run ({flag(words, read)} {name})" in message
-        assert message.startswith(flag(words, out))
-
-
-def flag(words: str, name: str) -> str:
-    option: Any = next(each for each in COMMANDS[words].params if each.name == name)
-    if isinstance(option, typer.core.TyperOption):
-        return str(max(option.opts, key=len))
-    return str(option.metavar).rstrip("…")
+        assert (
+            str(log) in message
+            and f"is an input of this run ({COMMANDS[words][read].shown} {name})" in message
+        )
+        assert message.startswith(COMMANDS[words][out].shown)
 
 
 def test_prefixes_and_suffixes_of_names_are_understood_and_two_outputs_are_two_files(tmp_path: Path) -> None:
@@ -100,17 +97,15 @@ def test_other_files_devices_and_names_of_models_are_no_inputs(tmp_path: Path) -
         ("trainer", {"sources": [str(tmp_path)], "checkpoint": tmp_path / "state"}),
     ]
     for words, given in values:
-        check_outputs(COMMANDS[words], FILES[words], given)
+        check_outputs(COMMANDS[words], given)
 
 
 OUTPUTS = [
-    (words, name)
-    for words, files in FILES.items()
-    for name in files.writes
+    (words, each.name)
+    for words, parameters in COMMANDS.items()
+    for each in parameters.values()
     # A cache that cannot be written stops no run.
-    if words != "serve"
-    and name != "cache"
-    and next(e for e in COMMANDS[words].params if e.name == name).metavar != "DIR"
+    if words != "serve" and each.flag.file == "writes" and each.flag.metavar != "DIR"
 ]
 
 
@@ -120,7 +115,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
 ) -> None:
     for path in (tmp_path, tmp_path / "none" / "page.html"):
         with pytest.raises(OutputError, match=f"cannot write {path}: "):
-            check_outputs(COMMANDS[words], FILES[words], {name: path})
+            check_outputs(COMMANDS[words], {name: path})
 
 
 def test_nothing_is_truncated_before_the_check(tmp_path: Path, monkeypatch: Any, say: Say) -> None:

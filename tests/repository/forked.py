@@ -57,9 +57,10 @@ def forking(folder: Path) -> Iterator[str]:
 
 def _serve(path: str) -> int:
     """Fork for each client, until SIGTERM, in any process returns its exit code."""
-    from ftrie.help import COMMANDS
+    from ftrie.command import all_commands
 
-    for name in (*(f"ftrie.commands.{each.replace('-', '_')}" for each in COMMANDS), *HEAVY):
+    all_commands()  # imports their modules
+    for name in HEAVY:
         import_module(name)
     threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     threads = [name for name in threads if name != "jemalloc_bg_thd"]  # which a fork stops in good order
