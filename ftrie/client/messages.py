@@ -239,7 +239,7 @@ class Options(RankOptions, total=False):
     or the user's id, whose stored features are used; with both, give the id as `cookie`. context: features. None is no
     value, a list is a set, a mapping to numbers a weighted set, and a list under `raw_keys` whole keys of a model that
     was trained elsewhere. no_log: for load tests. With it, or a forced variant, no impression is
-    logged (docs/impressions.md).
+    logged (docs/events.md).
     """
 
     candidates: Sequence[str]

@@ -1,7 +1,7 @@
 """Writing feedback: clicks and conversions of a model, each added to the model's stream once.
 
 One script takes a batch (feedback.lua): a new event is added to the stream and remembered for a day; a known one
-changes nothing. So a batch may be repeated until it is answered. docs/feedback.md describes the events.
+changes nothing. So a batch may be repeated until it is answered. docs/events.md describes the events.
 """
 
 from __future__ import annotations

@@ -143,9 +143,10 @@ def test_every_format_extension_and_category_of_rejects_of_inputs_is_listed() ->
 
 
 def sources(heading: str) -> list[list[str]]:
-    """The body of the last table below a heading, cell by cell; "" is the top of the page."""
-    part = page("sources.md").partition(f"## {heading}\n")[2] if heading else page("sources.md")
-    lines = re.findall(r"^\|(.+)\|$", part.partition("\n## ")[0], re.MULTILINE)
+    """The body of the last table below a heading of "Sources", cell by cell; "" is its top."""
+    part = page("events.md").partition("\n## Sources\n")[2]
+    part = part.partition(f"\n### {heading}\n")[2] if heading else part
+    lines = re.findall(r"^\|(.+)\|$", re.split(r"\n##+ ", part)[0], re.MULTILINE)
     return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
 
 
@@ -175,7 +176,7 @@ def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:
 
 
 def test_kinds_endings_and_sizes_of_sources_are_those_of_the_code() -> None:
-    text = page("sources.md")
+    text = page("events.md")
     assert all(f"`{kind}=NAME`" in text for kind in opening.KINDS)
     endings = re.search(r"those ending in (.+?);", text)
     assert endings is not None

@@ -62,7 +62,7 @@ def open_sources(
     *,
     once: bool = False,
 ) -> list[Source]:
-    """Open the sources that `names` stand for (docs/sources.md), each at its position.
+    """Open the sources that `names` stand for (docs/events.md), each at its position.
 
     positions: from `Source.position`, none to begin at the start. once: read what is there now, then end.
     A store opened here is closed with its source. Raises InputError for an invalid name and for positions of other

@@ -2,7 +2,7 @@
 
 An entry's id is its time of arrival by the store's clock. The clock is read before each read of entries and gives the
 watermark, so several streams of one store can be merged into one order. An id that is ahead of the clock says nothing:
-such an entry arrives when it is read. docs/sources.md describes positions, adr/0017 the clocks.
+such an entry arrives when it is read. docs/events.md describes positions, adr/0017 the clocks.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def test_the_command_reports_item_by_item_and_once(server: Server, store: Store,
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("jq"), reason="needs jq, as the script does")
 def test_the_script_of_the_documentation_ranks_and_reports_a_click(server: Server, store: Store) -> None:
-    (script,) = re.findall(r"```sh\n(answer=.*?)```", (ROOT / "docs/feedback.md").read_text(), re.DOTALL)
+    (script,) = re.findall(r"```sh\n(answer=.*?)```", (ROOT / "docs/events.md").read_text(), re.DOTALL)
     script = script.replace(" ads ", f" {shop.NAME} ").replace("shoes-7,shoes-9", "item-1,item-2")
     place = {"FTRIE_RANK_ADDRESS": server.address, "FTRIE_FEEDBACK_ADDRESS": server.address}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""What a request was scored on and the line it leaves make the same keys: docs/impressions.md, "The same keys".
+"""What a request was scored on and the line it leaves make the same keys: docs/events.md, "The same keys".
 
 First a spec with a field of every kind, then derived fields over specs, requests and records of any kind.
 """

@@ -24,7 +24,7 @@ SPEC = parse_spec(
 
 
 def section(title: str) -> str:
-    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    return re.split(r"\n##+ ", PAGE.split(f"\n### {title}\n")[1])[0]
 
 
 def rows(title: str) -> list[list[str]]:
@@ -84,8 +84,9 @@ def test_the_limits_are_those_of_the_code() -> None:
 
 
 def test_the_examples_are_events() -> None:
-    blocks = re.findall(r"```json\n(.+?)```", PAGE, re.DOTALL)
-    commands = re.findall(r"'(\{\".+?\})'", PAGE)
+    form = PAGE.partition("\n## The form of an event\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```json\n(.+?)```", form, re.DOTALL)
+    commands = re.findall(r"'(\{\".+?\})'", form)
     lines = [json.dumps(json.loads(text)).encode() for text in (*blocks, *commands)]
     events = parsed(*lines)
     assert len(lines) == 6 and events.bad == {}
