@@ -118,7 +118,7 @@ def exploration() -> None:
 
 
 def distributed() -> None:
-    """Methods by iterations and bytes, and what more workers would need (docs/scaling.md)."""
+    """Methods by iterations and bytes, and what more workers would need (docs/distributed.md)."""
     _avazu()
     _benchmark("distributed", "methods", "cost", "--pictures", str(IMAGES))
 

@@ -1,4 +1,4 @@
-"""Which events are a partition's own, of those that all partitions of a model read (docs/partitions.md).
+"""Which events are a partition's own, of those that all partitions of a model read (docs/distributed.md).
 
 A request belongs to one partition by a hash of its id, so an impression and its clicks are in the same one. A line
 whose id cannot be read belongs to one partition by a hash of its bytes: there it becomes a dead letter, once.

@@ -1,7 +1,7 @@
 """One partition's model between two rounds: what it has learned since the last one, and the merge of all partitions'.
 
 In: of each partition the keys that it has changed, and their state. Out: one state for each of these keys, the same to
-the bit in every partition. docs/partitions.md compares this rule with others.
+the bit in every partition. docs/distributed.md compares this rule with others.
 
 A key that one partition has changed gets that partition's state. For one that several have changed, with their weights
 w_i and the growth d_i of n in each:
