@@ -8,7 +8,7 @@ model that a server can serve. Rows reach the engine in one of two ways:
 - as a table (`_TableEngine`): tables with categories, texts or lists, with crosses or `fields`. Rows are hashed as
   those of a log.
 
-docs/sklearn.md is the user's page, with the outcome of each of scikit-learn's own checks.
+docs/library.md is the user's page, with those of scikit-learn's own checks that it does not pass.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ same with alpha = lr / decay and beta = 1 / decay. In the code 1 / eta = base + 
     w = -(z - clamp(z, -l1, l1)) / (base + slope sqrt(n) + l2),        z = sum_s g[s] - sigma[s] w[s]
 
 sigma[1] contains `base`, so z starts at -base w[1] and from then on takes g - slope (sqrt(n + g^2) - sqrt(n)) w. From
-w[1] = 0 this is the trainer's learner (`trainer/learn/learners/ftrl.py`) step for step. docs/torch.md explains when a
+w[1] = 0 this is the trainer's learner (`trainer/learn/learners/ftrl.py`) step for step. docs/library.md explains when a
 coordinate starts, and what a learning rate scheduler does.
 
 Oracle: `tests/ftrie/proximal_oracle.py`.

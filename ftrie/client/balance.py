@@ -99,7 +99,7 @@ def channel_options(balance: Balance) -> list[tuple[str, str | int]]:
 
 
 def service_config(balance: Balance) -> dict[str, Any]:
-    """gRPC's service config, the same in every language (docs/balancing.md)."""
+    """gRPC's service config, the same in every language (docs/serving.md)."""
     ring = {"ring_hash_experimental": {"requestHashHeader": COOKIE_HEADER}}
     return {
         "loadBalancingConfig": [{"round_robin": {}} if balance == "round_robin" else ring],

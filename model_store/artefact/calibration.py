@@ -1,7 +1,7 @@
 """Calibration curves, which map a variant's predictions to observed click rates.
 
 The trainer fits them (`trainer.learn.calibration`), an artefact stores them, the server and `ftrie evaluate` apply
-them. Every curve is increasing, so the order of candidates does not change. docs/calibration.md describes them.
+them. Every curve is increasing, so the order of candidates does not change. docs/evaluate.md describes them.
 """
 
 from __future__ import annotations

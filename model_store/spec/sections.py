@@ -349,7 +349,7 @@ class Variant(Section):
 
 
 class CalibrationSection(Section):
-    """How predictions are corrected to observed click rates (the paper, section 7; docs/calibration.md).
+    """How predictions are corrected to observed click rates (the paper, section 7; docs/evaluate.md).
 
     `by` names a field of the user's or the context's side; each value with enough examples gets its own curve.
     """

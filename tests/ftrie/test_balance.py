@@ -268,7 +268,7 @@ def test_recorded_requests_are_replayed_to_several(servers: list[Named], tmp_pat
 def test_the_document_s_examples_run_and_its_config_is_the_client_s(
     servers: list[Named], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "docs/balancing.md").read_text("utf-8")
+    page = (ROOT / "docs/serving.md").read_text("utf-8").partition("\n## Several servers\n")[2]
     (config,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert json.loads(config) == service_config("cookie")
     (tmp_path / "balancing.json").write_text(config)

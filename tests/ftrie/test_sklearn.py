@@ -1,5 +1,5 @@
 """`ftrie.sklearn.FTRLClassifier`: its weights are those of the definition and of a log of the same rows, whatever holds
-the rows; it passes scikit-learn's checks as docs/sklearn.md lists them, and works in scikit-learn's pipelines."""
+the rows; it passes scikit-learn's checks as docs/library.md lists them, and works in scikit-learn's pipelines."""
 
 from __future__ import annotations
 
@@ -388,9 +388,10 @@ def test_scikit_learns_own_checks_end_as_the_page_says() -> None:
     version, on_the_page = checks.on_the_page()
     if version != checks.version():
         return  # another version has other checks
-    assert set(re.findall(r"check_\w+", on_the_page)) == {each.name for each in outcomes}
-    skipped = [each.name for each in outcomes if each.status == "skipped"]
-    if not any(f"- `{name}`" in on_the_page for name in skipped):  # for want of a package
+    listed = set(re.findall(r"check_\w+", on_the_page))
+    others = {each.name for each in outcomes if each.status != "passed"}
+    assert {each.name for each in outcomes if each.status == "xfail"} <= listed <= others
+    if listed == others:  # none is skipped for want of a package
         assert on_the_page == checks.table(outcomes)
 
 

@@ -263,7 +263,7 @@ def _history_lines(guesses: Sequence[Guess], names: Mapping[str, str]) -> Iterat
     taken = {*names.values()}
     for name, members in found.items():
         if name not in taken:
-            yield Line(name, members, "the trainer keeps it, docs/history.md", "a history", guessed=False)
+            yield Line(name, members, "the trainer keeps it, docs/features.md", "a history", guessed=False)
 
 
 def _fields(lines: Sequence[Line], measured: Measured | None) -> Iterator[str]:
