@@ -61,7 +61,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 }
 """By the name in the markers, the Markdown between them."""
 _BLOCK = re.compile(
-    r"^(<!-- generated: (.+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL
+    r"^(<!-- generated: ([^\n]+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL
 )
 _SECTION = re.compile(r"^## (ftrie(?: [a-z-]+)*)$", re.MULTILINE)
 

@@ -86,7 +86,7 @@ def take(url: str) -> None:
 
 
 def demo() -> None:
-    """Learn the demo's first day with metrics, and draw them (docs/training_metrics.md)."""
+    """Learn the demo's first day with metrics, and draw them (docs/metrics.md)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _ftrie("demo", "--keep", name)

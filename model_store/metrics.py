@@ -1,6 +1,6 @@
 """What a metric is, for servers and trainers: each is declared once, beside the line that counts it.
 
-The tables of docs/server_metrics.md and docs/trainer.md are made from the declarations (docs/generate.py).
+The tables of docs/metrics.md are made from the declarations (docs/generate.py).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield f"alert {alert['alert']}", alert["expr"]
     for path in sorted((ROOT / "ftrie/dashboard").rglob("*.py")):
         yield path.name, "\n".join(re.findall(r'"(ftrie_[a-z_]+)"', path.read_text("utf-8")))
-    for page in ("server_metrics.md", "operating.md"):
+    for page in ("metrics.md", "operating.md"):
         yield page, (ROOT / "docs" / page).read_text("utf-8")
 
 

@@ -53,8 +53,7 @@ def test_every_failure_has_a_test_and_every_test_a_row_that_says_everything() ->
         assert len(row) == 7 and all(row), row
         assert re.search(r"\d[\d.]* s\b", row[5]), f"how long until it recovers? {row}"
     families = set(re.findall(r"`(ftrie_\w+?)(?:_count)?(?:\{[^`]*\})?`", page("degradation.md")))
-    tables_of_metrics = page("server_metrics.md") + page("trainer.md")
-    assert families and families <= set(re.findall(r"^\| `(ftrie_\w+)` \|", tables_of_metrics, re.MULTILINE))
+    assert families and families <= set(re.findall(r"^\| `(ftrie_\w+)` \|", page("metrics.md"), re.MULTILINE))
 
 
 def test_protocol_has_a_row_for_every_answer() -> None:
@@ -82,15 +81,15 @@ RECORDS = {
 
 
 def test_a_record_of_training_metrics_is_documented_with_exactly_its_fields() -> None:
-    text = page("training_metrics.md")
-    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(RECORDS)
+    text = page("metrics.md")
+    assert re.findall(r"^#### (\w+)$", text, re.MULTILINE) == list(RECORDS)
     for heading, record in RECORDS.items():
-        rows = tables("training_metrics.md", f"### {heading}")[1:]
+        rows = tables("metrics.md", f"#### {heading}")[1:]
         assert [row[0] for row in rows] == list(record.model_fields)
         for name, says in rows:
             if name in ("kind", "format"):
                 assert says == f'"{record.model_fields[name].default}"'
-    assert dict(tables("training_metrics.md", "### header")[1:])["version"] == str(records.FORMAT_VERSION)
+    assert dict(tables("metrics.md", "#### header")[1:])["version"] == str(records.FORMAT_VERSION)
     for says in (
         f"{metrics.AUC_BUCKETS} buckets for all rows, {watcher.SLICE_BUCKETS} for slices",
         f"up to {regret.MOST_KEYS:,} keys of examples",

@@ -46,7 +46,7 @@ def slow_score(spec: ModelSpec, weights: Weights, example: Mapping[str, Value], 
 
 
 def slow_knows_user(spec: ModelSpec, weights: Weights, request: Mapping[str, Value], variant: int) -> bool:
-    """Whether a model knows a user, as docs/server_metrics.md defines it."""
+    """Whether a model knows a user, as docs/metrics.md defines it."""
     plan = FeaturePlan.of(spec)
     tokens = {field.name: field.tokens(request.get(field.name)) for field in plan.request_fields}
     terms = [((field,), field.prefix, field.mask) for field in plan.fields if field.spec.main]

@@ -69,7 +69,8 @@ def scraped(address: str) -> Samples:
     """Every sample of a live /metrics, after its families are seen to be those documented."""
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as scraping:
         families = list(text_string_to_metric_families(scraping.read().decode()))
-    documented = re.findall(r"^\| `(ftrie_\w+)` \|", page("server_metrics.md"), re.MULTILINE)
+    of_servers = page("metrics.md").partition("\n## Of a trainer\n")[0]
+    documented = re.findall(r"^\| `(ftrie_\w+)` \|", of_servers, re.MULTILINE)
     assert {family.name for family in families} == {name.removesuffix("_total") for name in documented}
     return [(s.name, s.labels, s.value) for family in families for s in family.samples]
 

@@ -1,6 +1,6 @@
 """The figures of training metrics, and the metrics file: JSON lines, appended and flushed while the run goes on.
 
-docs/training_metrics.md lists every field.
+docs/metrics.md lists every field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Warnings about a learning model: predictions that diverge, variants that are equal, too many hash collisions.
 
 The model is checked whenever a chunk of rows is large enough: 1,000 rows, 100 with a click and 100 without. A shorter
-log is checked as a whole at its end. docs/training_metrics.md#warnings has the bounds.
+log is checked as a whole at its end. docs/metrics.md#warnings has the bounds.
 """
 
 from __future__ import annotations
