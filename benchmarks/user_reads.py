@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROUNDS, Spread, alternate, report
+from model_store.keys import USER, record_key
 from model_store.records.lookups import HashFields, packed
 from model_store.redis.direct_connection import DirectConnection
-from model_store.redis.redis_keys import USER, record_key
 from model_store.store import Store
 
 FIELDS = HashFields(tuple(f"field{n}" for n in range(8)))

@@ -19,6 +19,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 import server
 from ftrie.cli import build
+from model_store.keys import ROLES, TABLE
 from model_store.metrics import Family
 from server.telemetry import meter
 from trainer.runs import metrics as trainer_metrics
@@ -55,7 +56,25 @@ def server_metrics() -> str:
     return metrics_table(each for _, each in sorted(meter.FAMILIES.items()))
 
 
+def keys() -> str:
+    """The table of docs/redis_keys.md."""
+    rows = [
+        f"| `{key.pattern}` | {' or '.join(key.types)} | {key.holds} | {key.written} | {key.read} | {key.kept} |"
+        for key in TABLE
+    ]
+    head = ["| key | type | holds | written by | read by | lifetime |", "|---|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def rules() -> str:
+    """The rules of docs/operating.md, which its test takes from the same place."""
+    lines = [role.rule for role in ROLES]
+    return "\n".join(["<!-- run by: tests/server/rpc/test_store_access.py -->", "```", *lines, "```"])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "keys": keys,
+    "rules": rules,
     "server metrics": server_metrics,
     "trainer metrics": lambda: metrics_table(trainer_metrics.FAMILIES, without="model"),
 }

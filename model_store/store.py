@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from model_store.keys import ModelKeys, Report, silent
 from model_store.records.records import Records
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import Report, silent
 from model_store.versions.model_versions import ModelVersions
 
 if TYPE_CHECKING:

@@ -25,21 +25,17 @@ from redis.exceptions import WatchError
 
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
 from model_store.features.history import check_record
-from model_store.ratios import BUCKETS
-from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import (
+from model_store.keys import (
     CANDIDATES,
     HISTORY_OF,
     ITEM,
     ITEMS_CHANGES,
     ITEMS_EPOCH,
     ITEMS_GENERATION,
-    USER,
-    ModelKeys,
-)
-from model_store.redis.stored_values import (
     MOST,
     MOST_COUNTED,
+    USER,
+    ModelKeys,
     audit_entry,
     counter,
     number,
@@ -49,6 +45,8 @@ from model_store.redis.stored_values import (
     time_of,
     version_number,
 )
+from model_store.ratios import BUCKETS
+from model_store.redis.connection import StoreConnection
 from model_store.versions.chain import chain_of, chunks_there
 from model_store.versions.experiments import FORMAT, PIN, Experiment
 from model_store.versions.guard_record import GuardRecord

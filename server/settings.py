@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from model_store.errors import ServerError
 from model_store.flags import Argument, Flag, StoreOption
-from model_store.redis.redis_keys import check_model_name
+from model_store.keys import check_model_name
 
 DEFAULT_THREADS = 8
 DEFAULT_STORE_BUDGET_S = 0.05

@@ -30,9 +30,9 @@ from ftrie.library.output import warn
 from model_store.artefact.artefact import Artefact
 from model_store.errors import FieldValueError, UnreadableValue, UsageError
 from model_store.features.features import FeaturePlan
+from model_store.keys import ITEM, USER, record_key
 from model_store.records.lookups import HashFields, Record
 from model_store.records.records import Records as StoreRecords
-from model_store.redis.redis_keys import ITEM, USER, record_key
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.experiments import Experiment

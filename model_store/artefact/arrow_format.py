@@ -30,7 +30,7 @@ from model_store.artefact.rows import (
     to_q213,
 )
 from model_store.errors import ArtefactError, NewerFormat, SpecError
-from model_store.redis.stored_values import shown
+from model_store.keys import shown
 from model_store.spec.spec import spec_from_json
 
 SNAPSHOT, DELTA = "snapshot", "delta"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from model_store.keys import ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION, is_id
 from model_store.records.lookups import Lookups, is_of_another_type, packed
-from model_store.redis.redis_keys import ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION, is_id
 
 IDS_AN_ENTRY = 100
 ENTRIES_KEPT = 5_000

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from model_store.errors import StoreError, StoreUnavailable
+from model_store.keys import CANDIDATES, ITEM, USER, history_key, record_key
 from model_store.redis.connection import StoreConnection
 from model_store.redis.direct_connection import Answer, AnsweredError, ClusterConnection, DirectConnection
-from model_store.redis.redis_keys import CANDIDATES, ITEM, USER, history_key, record_key
 
 MAX_MEMBERS = 10_001
 """How many members of a LIST or ZSET are read: one more than a request may have."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from model_store.records.item_changes import ItemChanges
-from model_store.records.lookups import Lookups, Record
-from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import (
+from model_store.keys import (
     CANDIDATES,
     ITEM,
     ITEMS_CHANGES,
@@ -22,6 +19,9 @@ from model_store.redis.redis_keys import (
     history_key,
     record_key,
 )
+from model_store.records.item_changes import ItemChanges
+from model_store.records.lookups import Lookups, Record
+from model_store.redis.connection import StoreConnection
 
 BATCH = 1000
 Progress = Callable[[int], None]

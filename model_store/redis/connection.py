@@ -41,6 +41,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
+from model_store.keys import answer_key, cure, shown, unreadable
 from model_store.redis.embedded import EmbeddedValkey
 from model_store.redis.nodes import (
     ClusterNodes,
@@ -52,9 +53,7 @@ from model_store.redis.nodes import (
     SentinelNodes,
     slot_of,
 )
-from model_store.redis.redis_keys import answer_key
 from model_store.redis.store_url import CLUSTER, EMBEDDED, ONE, Address, StoreUrl, without_password
-from model_store.redis.stored_values import cure, shown, unreadable
 
 LONGEST_BLOCK_S = 2.0
 RETRIES, RETRY_S = 3, 0.1

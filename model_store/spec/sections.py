@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from model_store.errors import UsageError
-from model_store.redis.redis_keys import check_model_name
+from model_store.keys import check_model_name
 
 MAX_CROSS_FIELDS = 4
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from model_store.keys import ModelKeys
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
 from model_store.streams.event_streams import EventStream
 
 KEPT = 10_000

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from redis.exceptions import RedisError, ResponseError
 
+from model_store.keys import unreadable
 from model_store.redis.connection import StoreConnection
-from model_store.redis.stored_values import unreadable
 
 LENGTH = 1_000_000
 """Default length of a stream, approximate."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from model_store.errors import StoreError
+from model_store.keys import ModelKeys
 from model_store.records.lookups import Lookups, packed
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
 
 LENGTH = 1_000_000
 """Approximate length of the stream."""

@@ -17,9 +17,8 @@ from typing import Any
 
 from model_store.bounded import json_object
 from model_store.errors import StoreError, UnreadableValue
+from model_store.keys import AUDIT_TEXTS, ModelKeys, Report, audit_entry, silent
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import AUDIT_TEXTS, Report, audit_entry, silent
 from model_store.versions.experiments import Experiment
 
 KEPT = 10_000

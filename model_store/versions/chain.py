@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.errors import ArtefactError, UnreadableValue
+from model_store.keys import ModelKeys
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
 from model_store.versions.manifest import MOST_CHUNKS, Manifest
 
 Parents = Mapping[int, int | None]

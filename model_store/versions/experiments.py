@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 
 from model_store.bounded import is_finite, is_text, json_names, json_object
 from model_store.errors import ExperimentChanged, ExperimentError, StoreError, listed
+from model_store.keys import MAX_ID_BYTES, ModelKeys, number
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import MAX_ID_BYTES, ModelKeys
-from model_store.redis.stored_values import number
 from model_store.spec.spec import MAX_VARIANTS, SHARE_TOLERANCE
 from model_store.versions.manifest import now
 

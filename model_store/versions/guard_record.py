@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.errors import UnreadableValue
+from model_store.keys import ModelKeys, Report, record, silent, version_number
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import Report, record, silent, version_number
 
 
 class Pin:

@@ -12,8 +12,8 @@ import socket
 from typing import Any
 
 from model_store.errors import LeaseHeld, StaleEpoch
+from model_store.keys import ModelKeys
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
 
 TTL_S = 10.0
 

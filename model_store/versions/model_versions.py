@@ -26,8 +26,8 @@ from model_store.errors import (
     VersionNotFound,
     VersionRefused,
 )
+from model_store.keys import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
 from model_store.redis.connection import StoreConnection
-from model_store.redis.stored_values import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
 from model_store.versions.chain import Progress, chunks_there, incomplete, upload
 from model_store.versions.lease import TrainerLease, held, taken_over
 from model_store.versions.manifest import CHUNK_BYTES, Manifest, now

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from redis.exceptions import RedisError
 
 from model_store.errors import UnreadableValue
+from model_store.keys import ModelKeys, Report, online_cell, silent
 from model_store.ratios import BUCKETS, Ratio
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import Report, online_cell, silent
 
 Int64s = npt.NDArray[np.int64]
 

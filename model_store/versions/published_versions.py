@@ -15,9 +15,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from model_store.artefact.arrow_format import DELTA
 from model_store.errors import ArtefactError, NewerFormat, UnreadableValue, VersionNotFound
-from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import (
+from model_store.keys import (
+    ModelKeys,
     Report,
     cure,
     number,
@@ -27,6 +26,7 @@ from model_store.redis.stored_values import (
     version_number,
     version_numbers,
 )
+from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.versions.audit import Audit
 from model_store.versions.chain import check_parent, download
 from model_store.versions.experiments import StoredExperiment

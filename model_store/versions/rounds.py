@@ -17,9 +17,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from model_store.errors import StaleEpoch, StoreError, UnreadableValue
+from model_store.keys import ModelKeys, number, shown, unreadable
 from model_store.redis.connection import StoreConnection
-from model_store.redis.redis_keys import ModelKeys
-from model_store.redis.stored_values import number, shown, unreadable
 from model_store.versions.chain import UPLOAD_EXPIRY_S
 from model_store.versions.lease import TrainerLease, taken_over
 from model_store.versions.manifest import CHUNK_BYTES

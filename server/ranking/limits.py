@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 
-from model_store.redis.redis_keys import MAX_ID_BYTES as MAX_ID_BYTES
+from model_store.keys import MAX_ID_BYTES as MAX_ID_BYTES
 from server.errors import InvalidRequest
 
 MAX_CANDIDATES = 10_000

@@ -16,7 +16,7 @@ import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, ReportRequest, ReportResponse
-from model_store.redis.redis_keys import MAX_ID_BYTES
+from model_store.keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
 from server.errors import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
-from model_store.redis.stored_values import cure
+from model_store.keys import cure
 from model_store.spec.spec import spec_from_json
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions

@@ -10,7 +10,7 @@ import pytest
 
 from ftrie.cli import run
 from ftrie.client.messages import Ranking
-from model_store.redis.redis_keys import history_key
+from model_store.keys import history_key
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import COMPILE_S, Running, Valkey, serving

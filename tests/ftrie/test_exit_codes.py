@@ -10,7 +10,7 @@ import pytest
 
 from model_store import errors
 from model_store.errors import SpecError, UsageError
-from model_store.redis.redis_keys import ModelKeys
+from model_store.keys import ModelKeys
 from model_store.spec.spec import parse_spec
 from server.settings import Settings
 from tests.ftrie.conftest import Say

@@ -18,7 +18,7 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.features.features import FeaturePlan
 from model_store.features.history import HistoryPlan, UserHistory
-from model_store.redis.redis_keys import history_key
+from model_store.keys import history_key
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.integration.processes import FTRIE, ROOT, ftrie, serving

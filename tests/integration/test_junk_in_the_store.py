@@ -1,6 +1,6 @@
-"""Every key of docs/redis_keys.md with wrong types and wrong values: nothing dies of it, and `store check` repairs it.
+"""Every key of `model_store.keys` with wrong types and wrong values: nothing dies of it, and `store check` repairs it.
 
-The keys are those of the document: a new one is fuzzed by itself, or fails here until `filled` writes it.
+The keys are those of the table: a new one is fuzzed by itself, or fails here until `filled` writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ftrie.client.admin import AdminClient, AdminFailed
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import FtrieError
 from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
-from model_store.redis.redis_keys import history_key
+from model_store.keys import TABLE, AnyKey, ModelKeys, history_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
@@ -31,7 +31,6 @@ from server.settings import Settings
 from server.sync import model_sync as follower
 from server.sync.experiment_sync import ExperimentSync
 from server.telemetry.status import SupervisorStatus
-from tests.model_store.redis.test_redis_keys import ROWS, pattern_of
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -44,7 +43,7 @@ TYPES = ("string", "list", "set", "zset", "hash", "stream")
 NUMBERS = (b"abc", b"", b"-1", b"1e9", b"0", b"9" * 12, b"9" * 24, b"\xff\xfe", b" 7", b"07")
 TEXTS = (b"abc", b"", b"\xff\xfe", b"[" * 100_000, b"null", b"1e999", b'{"a": 1' + b"0" * 400 + b"}")
 FUTURE = "9999999999999-0"
-READ_BY_A_TRAINER = [f"ftrie:{{model}}:{name}" for name in ("active", "trainer", "epoch", "impressions")]
+READ_BY_A_TRAINER = (ModelKeys.active, ModelKeys.trainer, ModelKeys.epoch, ModelKeys.impressions)
 WAIT_S = 30.0
 MINUTE = 28_000_000
 IMPRESSION = b"""{
@@ -114,14 +113,14 @@ class Junk:
 
 
 def junk_of(store: Store) -> list[Junk]:
-    """All junk there is for the keys of the document."""
+    """All junk there is for the keys of the table."""
     found = []
     keys = sorted(key.decode() for key in store.client.scan_iter())
-    for pattern, types in ROWS:
-        there = [key for key in keys if is_of(key, pattern)]
-        assert there, f"{pattern}: `filled` writes no such key, so junk in it would go unnoticed"
+    for kind in TABLE:
+        there = [key for key in keys if is_of(key, kind)]
+        assert there, f"{kind.pattern}: `filled` writes no such key, so junk in it would go unnoticed"
         for key in there[:4]:
-            found += wrong_types(key, [kind for kind in TYPES if kind not in types])
+            found += wrong_types(key, [each for each in TYPES if each not in kind.types])
             found += wrong_values(store, key)
     return found
 
@@ -344,8 +343,8 @@ def serves(whole: Whole, version: int) -> None:
     assert status.problem == ""
 
 
-@pytest.mark.parametrize(("number", "key"), list(enumerate(key for key, _ in ROWS)))
-def test_junk_kills_nothing_and_is_repaired(whole: Whole, number: int, key: str) -> None:
+@pytest.mark.parametrize(("number", "key"), list(enumerate(TABLE)), ids=[key.pattern for key in TABLE])
+def test_junk_kills_nothing_and_is_repaired(whole: Whole, number: int, key: AnyKey) -> None:
     """A selection: for every other key a wrong type, for the others a wrong value."""
     of_key = [junk for junk in whole.junk if is_of(junk.key, key)]
     some = [junk for junk in of_key if junk.name.startswith("a ") == (number % 2 == 0)]
@@ -354,8 +353,10 @@ def test_junk_kills_nothing_and_is_repaired(whole: Whole, number: int, key: str)
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("key", [key for key, _ in ROWS])
-def test_more_junk_kills_nothing_and_is_repaired(whole: Whole, key: str, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("key", TABLE, ids=[key.pattern for key in TABLE])
+def test_more_junk_kills_nothing_and_is_repaired(
+    whole: Whole, key: AnyKey, pytestconfig: pytest.Config
+) -> None:
     """Of some 1,200 cases those that `--fuzz-cases` and `--chaos-seed` draw; a number that large takes them all.
 
     Wrong types and wrong values take turns.
@@ -371,5 +372,5 @@ def test_more_junk_kills_nothing_and_is_repaired(whole: Whole, key: str, pytestc
         survives(whole, junk)
 
 
-def is_of(key: str, row: str) -> bool:
-    return re.fullmatch(pattern_of(row).pattern.replace("ads", shop.NAME), key) is not None
+def is_of(key: str, kind: AnyKey) -> bool:
+    return re.fullmatch(kind.expression, key) is not None

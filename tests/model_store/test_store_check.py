@@ -10,7 +10,7 @@ import pytest
 from ftrie.cli import run
 from model_store.errors import ArtefactError, StaleEpoch, UnreadableValue
 from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
-from model_store.redis.redis_keys import history_key
+from model_store.keys import history_key
 from model_store.store import Store
 from model_store.store_check import _ModelCheck
 from model_store.versions.model_versions import ModelVersions

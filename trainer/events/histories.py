@@ -34,8 +34,8 @@ from model_store.features.history import (
     absent,
     kept,
 )
+from model_store.keys import MAX_ID_BYTES
 from model_store.records.records import BATCH, Records
-from model_store.redis.redis_keys import MAX_ID_BYTES
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
 from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION, Merged

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from glob import escape, glob
 
 from model_store.errors import InputError
-from model_store.redis.redis_keys import ModelKeys
+from model_store.keys import ModelKeys
 from model_store.redis.store_url import EMBEDDED, SCHEMES
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from model_store.keys import ITEMS_CHANGES
 from model_store.records import item_changes
 from model_store.records.item_changes import IDS_AN_ENTRY, ItemChanges
-from model_store.redis.redis_keys import ITEMS_CHANGES
 from model_store.store import Store
 from tests.model_store.kinds import on_every_kind
 

@@ -12,8 +12,8 @@ import pytest
 
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreError, StoreUnavailable
+from model_store.keys import ModelKeys
 from model_store.redis.embedded import EmbeddedValkey
-from model_store.redis.redis_keys import ModelKeys
 from model_store.store import Store
 from model_store.store_check import Finding
 from model_store.streams.feedback import Event, Reported

@@ -21,7 +21,7 @@ from ftrie.client.access import CallFailed, FieldViolation
 from ftrie.client.client import Client, RankFailed
 from ftrie.demo.processes import free_port
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
-from model_store.redis.redis_keys import ITEMS_CHANGES
+from model_store.keys import ITEMS_CHANGES
 from model_store.store import Store
 from server.errors import MAX_MESSAGE_BYTES, Degradation, NotReady, ObjectiveError, abort, is_own_fault
 from tests.server import shop

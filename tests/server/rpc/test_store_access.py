@@ -22,8 +22,8 @@ from ftrie.cli import run
 from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback
 from model_store.errors import StoreError
+from model_store.keys import ROLES
 from model_store.redis.embedded import SOCKET
-from model_store.redis.roles import ROLES
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event, Reported

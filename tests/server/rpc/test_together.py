@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import DEGRADATION_REASON_UNAVAILABLE, RankRequest, RankResponse
-from model_store.redis.redis_keys import USER, record_key
+from model_store.keys import USER, record_key
 from model_store.store import Store
 from server.ranking.features import UserFields
 from server.ranking.resolve import Resolver

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from model_store.errors import StoreUnavailable
-from model_store.redis.redis_keys import ITEMS_CHANGES, ITEMS_GENERATION
+from model_store.keys import ITEMS_CHANGES, ITEMS_GENERATION
 from model_store.store import Store
 from server.sync.item_sync import ItemSync
 from tests.stalling import stalled

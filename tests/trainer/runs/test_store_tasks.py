@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.redis.redis_keys import ModelKeys
+from model_store.keys import ModelKeys
 from model_store.store import Store
 from model_store.streams.dead_letters import JSON_BYTES
 from trainer.runs.daemon import StoreTasks

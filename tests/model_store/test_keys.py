@@ -1,4 +1,4 @@
-"""docs/redis_keys.md against what is in Redis after everything that writes has been done."""
+"""The table of keys and docs/redis_keys.md against what is in Redis after everything that writes has been done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from model_store.errors import StoreError
-from model_store.redis.redis_keys import MAX_ID_BYTES, USER, ModelKeys, record_key
+from model_store.keys import MAX_ID_BYTES, TABLE, USER, ModelKeys, record_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
@@ -16,12 +16,7 @@ from tests.model_store.models import ROOT, model
 from tests.worlds import online_cell
 
 DOCUMENT = (ROOT / "docs" / "redis_keys.md").read_text()
-ROWS = re.findall(r"^\| `(ftrie:[^`]+)` \| ([^|]+) \|", DOCUMENT, re.MULTILINE)
 PARTITIONS = PartitionsRecord(start=1, partitions=2, every_us=60_000_000, spec="{}")
-
-
-def pattern_of(key: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"<\w+>", r"[^:]+", re.escape(key.replace("{model}", "{ads}"))))
 
 
 def loop_written(store: Store) -> None:
@@ -38,7 +33,7 @@ def loop_written(store: Store) -> None:
     rounds.put(PARTITIONS, 0, contribution(2), b"bytes", second)
 
 
-def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_round(store: Store) -> None:
+def test_every_key_in_redis_is_in_the_table_with_its_type_and_the_other_way_round(store: Store) -> None:
     ads = store.model("ads")
     for _ in range(2):
         ads.publish_and_activate(model())
@@ -57,11 +52,11 @@ def test_every_key_in_redis_is_in_the_document_with_its_type_and_the_other_way_r
     seen = set()
     for found in store.client.scan_iter():
         kind = store.client.type(found).decode()
-        rows = [row for row in ROWS if pattern_of(row[0]).fullmatch(found.decode())]
-        assert len(rows) == 1, found
-        assert kind in re.split(r", | or ", rows[0][1]), found
-        seen.add(rows[0])
-    assert seen == set(ROWS)
+        keys = [key for key in TABLE if re.fullmatch(key.expression, found.decode())]
+        assert len(keys) == 1, found
+        assert kind in keys[0].types, found
+        seen.add(keys[0])
+    assert seen == set(TABLE)
 
 
 def documented(heading: str, row: str = r"^\| `(\w+)` \|") -> list[str]:
