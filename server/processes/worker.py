@@ -100,7 +100,7 @@ class Worker:
             feedback=self._feedback.gate(callers),
             shares_port=shares_port,
             connection_age_s=settings.connection_age_s or 0.0,
-            in_turn=self._service.in_turn,
+            batching=self._service.in_turn,
         )
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)

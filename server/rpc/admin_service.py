@@ -14,16 +14,17 @@ import structlog
 
 from ctr.v1 import admin_pb2 as pb
 from model_store.errors import StoreUnavailable
-from server.errors import InvalidRequest, abort, is_own_fault, readable, served_name
+from server.errors import InvalidRequest, abort, is_own_fault, served_name
 from server.rpc import security
-from server.rpc.gate import BoundedPool, Gate
+from server.rpc.gate import CallPool, Gate, handlers_of
 from server.rpc.grpc_server import MAX_STREAMS, listen, reflection_gates
 from server.settings import Settings
 from server.sync.experiment_sync import ExperimentSync
 from server.telemetry.meter import Meter
 from server.telemetry.status import ModelStatus, SupervisorStatus
 
-SERVICE = "ctr.v1.ModelAdminService"
+_WIRE = pb.DESCRIPTOR.services_by_name["ModelAdminService"]
+SERVICE = _WIRE.full_name
 RELOAD_S = 60.0
 """How long a Reload waits if its caller set no deadline."""
 THREADS = 2
@@ -48,6 +49,25 @@ class Administered(Protocol):
         """Read the store at once; returns whether that was done within the time."""
 
 
+def _answering(method: Callable[[Any, Any, Context], Any]) -> Callable[[Any, Any, Context], Any]:
+    """`method`, with every failure logged and ended by `abort`."""
+
+    def answer(service: Any, request: Any, context: Context) -> Any:
+        if isinstance(request, InvalidRequest):
+            abort(context, request)
+        try:
+            return method(service, request, context)
+        except Exception as error:
+            facts = {"call": method.__name__, "caller": context.peer()}
+            if is_own_fault(error):
+                _log.error("admin call failed", **facts, exc_info=error)
+            else:
+                _log.warning("admin call refused", **facts, error=str(error))
+            abort(context, error)
+
+    return answer
+
+
 class ModelAdminService:
     """Answers for one server. Thread safety: every method, any thread."""
 
@@ -56,19 +76,9 @@ class ModelAdminService:
 
     def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The handlers for a grpc server."""
-        methods = {
-            method.__name__: grpc.unary_unary_rpc_method_handler(
-                _answering(method),
-                request_deserializer=readable(request),
-                response_serializer=response.SerializeToString,
-            )
-            for method, request, response in (
-                (self.GetStatus, pb.GetStatusRequest, pb.GetStatusResponse),
-                (self.Reload, pb.ReloadRequest, pb.ReloadResponse),
-            )
-        }
-        return grpc.method_handlers_generic_handler(SERVICE, methods)
+        return handlers_of(_WIRE, self)
 
+    @_answering
     def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """The RPC."""
         status = self._server.status()
@@ -90,6 +100,7 @@ class ModelAdminService:
             predecessor_pids=status.successor_of,
         )
 
+    @_answering
     def Reload(self, request: pb.ReloadRequest, context: Context) -> pb.ReloadResponse:
         """The RPC."""
         name = served_name(request.model, [model.name for model in self._server.status().models])
@@ -140,7 +151,7 @@ class AdminPort:
     def __init__(self, server: Administered, settings: Settings) -> None:
         """Raises ServerError for invalid TLS or token files."""
         self._settings = settings
-        pool = BoundedPool(THREADS, PLACES, "admin")
+        pool = CallPool(THREADS, "admin", PLACES)
         service = ModelAdminService(server)
         # A meter of its own: these calls are not counted as ranking calls.
         tokens, meter = security.tokens(settings), Meter()
@@ -174,22 +185,3 @@ class AdminPort:
     def stop(self) -> None:
         """Finish the calls in progress, within a second."""
         self._grpc.stop(GRACE_S).wait(2 * GRACE_S)
-
-
-def _answering(method: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
-    """`method`, with every failure logged and ended by `abort`."""
-
-    def answer(request: Any, context: Context) -> Any:
-        if isinstance(request, InvalidRequest):
-            abort(context, request)
-        try:
-            return method(request, context)
-        except Exception as error:
-            facts = {"call": method.__name__, "caller": context.peer()}
-            if is_own_fault(error):
-                _log.error("admin call failed", **facts, exc_info=error)
-            else:
-                _log.warning("admin call refused", **facts, error=str(error))
-            abort(context, error)
-
-    return answer

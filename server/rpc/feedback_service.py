@@ -15,7 +15,14 @@ import grpc
 import structlog
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, RejectedEvent, ReportRequest, ReportResponse
+from ctr.v1.feedback_pb2 import (
+    DESCRIPTOR,
+    FeedbackEvent,
+    FeedbackKind,
+    RejectedEvent,
+    ReportRequest,
+    ReportResponse,
+)
 from model_store.keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
@@ -25,12 +32,11 @@ from server.errors import (
     NotReady,
     abort,
     is_own_fault,
-    readable,
     served_name,
     status_of,
 )
 from server.ranking.store_reads import Source
-from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate
+from server.rpc.gate import PLACES_A_THREAD, CallPool, Gate, handlers_of
 from server.rpc.security import Tokens
 from server.telemetry.meter import Meter, declare
 
@@ -41,7 +47,8 @@ FEEDBACK = declare(
     "or `failed` (the call ended with an error, and the caller will report them again); the sum is the number of "
     "events in all reports that could be read",
 )
-SERVICE = "ctr.v1.FeedbackService"
+_WIRE = DESCRIPTOR.services_by_name["FeedbackService"]
+SERVICE = _WIRE.full_name
 METHOD = "Report"
 THREADS = 4
 WAIT_S = 1.0
@@ -105,18 +112,8 @@ class FeedbackService:
 
     def gate(self, tokens: Tokens | None) -> Gate:
         """The gate and handlers for a grpc server, on threads of their own."""
-        pool = BoundedPool(THREADS, PLACES_A_THREAD * THREADS, "report")
-
-        def report(message: ReportRequest | InvalidRequest, context: grpc.ServicerContext) -> ReportResponse:
-            return self.Report(message, context)
-
-        report.experimental_thread_pool = pool  # type: ignore[attr-defined]
-        handler = grpc.unary_unary_rpc_method_handler(
-            report,
-            request_deserializer=readable(ReportRequest),
-            response_serializer=ReportResponse.SerializeToString,
-        )
-        handlers = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
+        pool = CallPool(THREADS, "report", PLACES_A_THREAD * THREADS)
+        handlers = handlers_of(_WIRE, self, pool)
         return Gate(handlers, pool, self._meter, tokens.guard("feedback") if tokens else None)
 
     def Report(

@@ -28,9 +28,11 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import grpc
 import structlog
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from grpc import _server as grpc_server
 
-from server.errors import Ended, ended
+from server.errors import Ended, ended, readable
 from server.rpc.security import Guard
 from server.telemetry.meter import Meter, declare
 
@@ -60,9 +62,9 @@ _AWAITED = "receive_message"  # in the call state's `due` until the message has 
 
 log = structlog.get_logger(__name__)
 
-InTurn = Callable[[Sequence["UnaryCall"]], Iterator["UnaryCall"]]
-"""Yields each of the calls that a thread has taken once, in the order to answer them. What it does before it yields a
-call is done for it; the call is answered before the next one is asked for."""
+Batching = Callable[[Sequence["UnaryCall"]], Iterator["UnaryCall"]]
+"""Takes the calls that a thread has taken together and yields each once, in the order to answer them: work that calls
+share is done before the first of them is yielded. A call is answered before the next one is asked for."""
 
 
 class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs alone
@@ -71,7 +73,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
     def __init__(
         self,
         handlers: grpc.GenericRpcHandler[Any, Any],
-        pool: BoundedPool,
+        pool: CallPool,
         meter: Meter,
         guard: Guard | None = None,
         own_guards: Mapping[str, Guard] = MappingProxyType({}),
@@ -103,6 +105,39 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
             self._meter.count(REFUSED, _name(details.method), "overload")
             return random.choice(self._overloaded)
         return handler
+
+
+def handlers_of(
+    service: ServiceDescriptor, answers: object, pool: CallPool | None = None
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """The handlers of a service of the wire: `answers` has a method of the name of each of its methods.
+
+    A message that cannot be read is given to it as an `InvalidRequest`. pool: runs the calls; None: that of the server.
+    """
+
+    def behaviour(answer: Callable[[Any, grpc.ServicerContext], Any]) -> Callable[..., Any]:
+        def call(message: Any, context: grpc.ServicerContext) -> Any:  # a method cannot have attributes
+            return answer(message, context)
+
+        call.experimental_thread_pool = pool  # type: ignore[attr-defined]
+        return call
+
+    return grpc.method_handlers_generic_handler(
+        service.full_name,
+        {
+            method.name: grpc.unary_unary_rpc_method_handler(
+                behaviour(getattr(answers, method.name)),
+                request_deserializer=readable(GetMessageClass(method.input_type)),
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+            for method in service.methods
+        },
+    )
+
+
+def path_of(service: ServiceDescriptor, method: str) -> str:
+    """The full name of one of a service's methods, as calls have it. Raises KeyError if it has none of this name."""
+    return f"/{service.full_name}/{service.methods_by_name[method].name}"
 
 
 class _RunAtOnce(ThreadPoolExecutor):
@@ -140,7 +175,7 @@ def _name(method: str) -> str:
     return method.rpartition("/")[2]
 
 
-def _overload(places: int) -> Ended:
+def _overload(places: float) -> Ended:
     after_ms = random.randint(*RETRY_AFTER_MS)
     message = f"this worker has {places} calls in progress, its limit; try again in {after_ms} ms"
     return ended(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", message, retry_after_ms=after_ms)
@@ -157,32 +192,39 @@ def _without_thread(pool: str) -> Iterator[None]:
         log.error("a thread cannot be started", pool=pool, error=str(error))
 
 
-class PatientPool(ThreadPoolExecutor):
-    """Threads for the calls of one service. Cancels calls whose message does not arrive.
+class CallPool(ThreadPoolExecutor):
+    """Threads for the calls of one service, and places: calls running or waiting for a thread. Cancels silent calls.
 
     grpc would give a call its thread before the message has arrived: the thread asks for the message, sleeps, and is
     woken again. Here grpc's own thread asks for it, and a unary call is queued once its message is there. That saves a
     sleep and a wake-up a call, and callers who send nothing hold no thread. A stream takes a thread at once. Each
-    second the pool cancels the calls that have waited too long for their message.
+    second the pool cancels the calls that have waited too long for their message, since those of streams hold a thread.
 
-    With `in_turn`, a thread takes up to MOST_TOGETHER calls if so many are queued for which no other thread is idle. It
-    never waits for more.
+    A unary call takes a place once its message is there: callers who send none take no place from others. The caller of
+    `submit` checks `is_full` first. With `batching`, a thread takes up to MOST_TOGETHER calls if so many are queued for
+    which no other thread is idle. It never waits for more.
 
     It relies on grpc's internals (the arguments of `submit`, the state's `due`); tests fail when they change.
     Thread safety: `submit` from any.
     """
 
-    def __init__(self, threads: int, name: str, in_turn: InTurn | None = None) -> None:
-        """in_turn: shares work between calls that one thread has taken; None takes one call at a time."""
+    def __init__(
+        self, threads: int, name: str, places: float = math.inf, batching: Batching | None = None
+    ) -> None:
+        """batching: shares work between calls that one thread has taken; None takes one call at a time."""
         super().__init__(max_workers=threads, thread_name_prefix=name)
         self.on_silent: Callable[[str], None] = lambda method: None
         """Called with the method of a call that is cancelled since its message has not arrived."""
-        self._most_waiting = math.inf
+        self.places = places
+        self._begun: deque[None] = (
+            deque()
+        )  # an entry a call: append and pop are atomic, a counter's += is not
+        self._most_waiting = WAITING_A_PLACE * places
         self._waiting: dict[int, tuple[float, Any, Any]] = {}
         """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
         on it is one atomic dict operation."""
         self._name = name
-        self._in_turn = in_turn
+        self._batching = batching
         self._ready: SimpleQueue[Any] = SimpleQueue()  # UnaryCalls, _Errands, None
         self._idle: deque[None] = deque()
         self._callers = 0
@@ -199,7 +241,7 @@ class PatientPool(ThreadPoolExecutor):
         if _ASKS and len(args) == _UNARY_ARGUMENTS and getattr(args[4], "__name__", "") == _WAITS_FOR_MESSAGE:
             self._ask_for_message(UnaryCall(self, fn, *args))
             return _ENDED
-        self._begins()
+        self.begins()
         with _without_thread(self._name):
             return super().submit(self._run, fn, args, kwargs)
         return _ENDED
@@ -247,7 +289,7 @@ class PatientPool(ThreadPoolExecutor):
         with self._starting, _without_thread(self._name):
             if self._callers < self._max_workers:
                 name = f"{self._name}_{self._callers}"
-                answers = self._ready, self._idle, self._in_turn
+                answers = self._ready, self._idle, self._batching
                 threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
                 weakref.finalize(self, self._ready.put, None)
                 self._callers += 1
@@ -260,13 +302,23 @@ class PatientPool(ThreadPoolExecutor):
             return fn(*args, **kwargs)
         finally:
             self._waiting.pop(thread, None)
-            self._ended()
+            self.ended()
 
-    def _begins(self) -> None:
-        """A call waits for a thread from now on."""
+    def in_progress(self) -> int:
+        """The number of calls that were submitted and have not ended."""
+        return len(self._begun)
 
-    def _ended(self) -> None:
-        """A call has left its thread."""
+    def is_full(self) -> bool:
+        """Whether the next call must be refused."""
+        return len(self._begun) >= self.places
+
+    def begins(self) -> None:
+        """A call takes a place. One that its caller cancels has it until a thread drops it."""
+        self._begun.append(None)
+
+    def ended(self) -> None:
+        """A call has left its thread and its place."""
+        self._begun.pop()
 
     def cancel_stuck(self) -> None:
         """Cancel the calls that have waited too long for their message."""
@@ -320,7 +372,7 @@ class UnaryCall:
 
     def __init__(
         self,
-        pool: PatientPool,
+        pool: CallPool,
         enter: Callable[..., Any],
         answer: Any,
         event: Any,
@@ -339,7 +391,7 @@ class UnaryCall:
         """The call waits for a thread from now on: for a place too, unless it has ended without a message."""
         self._counts = self.state.request is not None
         if self._counts:
-            self._pool._begins()
+            self._pool.begins()
 
     @property
     def method(self) -> str:
@@ -368,7 +420,7 @@ class UnaryCall:
             self._enter(self._answer, self.event, self.state, *functions)
         finally:
             if self._counts:
-                self._pool._ended()
+                self._pool.ended()
 
     def _message(self) -> Any:
         """What grpc's `unary_request` returns once it has waited: the message, None if the call is over."""
@@ -384,25 +436,25 @@ class UnaryCall:
             return request
 
 
-def _answer_calls(ready: SimpleQueue[UnaryCall | None], idle: deque[None], in_turn: InTurn | None) -> None:
+def _answer_calls(ready: SimpleQueue[UnaryCall | None], idle: deque[None], batching: Batching | None) -> None:
     """Answer calls whose messages have arrived until None is taken. Keeps no pool alive that has no call.
 
     idle: has an entry for each thread that waits for a call.
     """
-    goes_on = True
-    while goes_on:
+    more = True
+    while more:
         idle.append(None)
         call = ready.get()
         idle.pop()
         if call is None:
             return
         calls = [call]
-        if in_turn is not None:
-            goes_on = _take_more(ready, len(idle), calls)
-        if in_turn is None or len(calls) == 1:
+        if batching is not None:
+            more = _take_more(ready, len(idle), calls)
+        if batching is None or len(calls) == 1:
             _answer(call)
         else:
-            _answer_in_turn(calls, in_turn)
+            _answer_together(calls, batching)
         del call, calls
 
 
@@ -417,11 +469,11 @@ def _take_more(ready: SimpleQueue[UnaryCall | None], idle: int, calls: list[Unar
     return True
 
 
-def _answer_in_turn(calls: Sequence[UnaryCall], in_turn: InTurn) -> None:
-    """Answer each of the calls, those that `in_turn` fails to yield last."""
+def _answer_together(calls: Sequence[UnaryCall], batching: Batching) -> None:
+    """Answer each of the calls, those that `batching` fails to yield last."""
     waiting = dict.fromkeys(calls)
     try:
-        for call in in_turn(calls):
+        for call in batching(calls):
             del waiting[call]
             _answer(call)
     except Exception:  # which must not leave calls without an answer
@@ -437,36 +489,7 @@ def _answer(call: UnaryCall) -> None:
         log.exception("a call ended without an answer")
 
 
-class BoundedPool(PatientPool):
-    """A pool that counts its calls, running or waiting for a thread; the caller of `submit` checks `is_full` first.
-
-    A unary call counts once its message is there: callers who send none take no place from others. Thread safety:
-    `submit` from grpc's one thread; the rest from any. A deque's append and pop are atomic.
-    """
-
-    def __init__(self, threads: int, places: int, name: str = "rank", in_turn: InTurn | None = None) -> None:
-        super().__init__(threads, name, in_turn)
-        self.places = places
-        self._most_waiting = WAITING_A_PLACE * places
-        self._begun: deque[None] = deque()
-
-    def in_progress(self) -> int:
-        """The number of calls that were submitted and have not ended."""
-        return len(self._begun)
-
-    def is_full(self) -> bool:
-        """Whether the next call must be refused."""
-        return len(self._begun) >= self.places
-
-    def _begins(self) -> None:
-        """A call that its caller cancelled is counted until a thread drops it."""
-        self._begun.append(None)
-
-    def _ended(self) -> None:
-        self._begun.pop()
-
-
-def _watch(pool: weakref.ref[PatientPool]) -> None:
+def _watch(pool: weakref.ref[CallPool]) -> None:
     """Cancel stuck calls each second until the pool is garbage-collected."""
     while True:
         time.sleep(LOOK_EVERY_S)

@@ -12,10 +12,10 @@ from model_store.errors import ServerError
 from model_store.locks import address_of, port_taken
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
-from server.rpc.gate import PLACES_A_THREAD, BoundedPool, Gate, InTurn
+from server.rpc.gate import PLACES_A_THREAD, Batching, CallPool, Gate
 from server.rpc.health import SERVICE as HEALTH_SERVICE
 from server.rpc.health import Health
-from server.rpc.ranking_service import SERVICE
+from server.rpc.ranking_service import EXPLAIN, SERVICE
 from server.rpc.security import ROLES, Guard, Tokens
 from server.telemetry.meter import Meter, declare
 
@@ -25,7 +25,6 @@ PLACES = declare(
     (),
     "calls that the workers accept at once: `--max-concurrency` times the workers",
 )
-EXPLAIN = f"/{SERVICE}/Explain"
 MAX_REQUEST_BYTES = 16 << 20
 MAX_STREAMS = 1000
 """Concurrent calls on one connection, of all services together; clients queue further calls."""
@@ -48,14 +47,14 @@ def grpc_server(
     feedback: Gate | None = None,
     shares_port: bool = False,
     connection_age_s: float = 0.0,
-    in_turn: InTurn | None = None,
+    batching: Batching | None = None,
 ) -> grpc.Server:
     """The grpc server, not listening yet. `ranking` is first: grpc asks its handlers in order for each call.
 
     max_concurrency: calls in progress, running or waiting (0: 32 a thread); further ones are refused. tokens: of
     callers that may rank, explain and use reflection; None admits every caller. feedback: the feedback service.
     shares_port: other servers may listen on the same port; otherwise that is an error. connection_age_s: when clients
-    are told to reconnect (0: never); calls in progress finish. in_turn: of `ranking`, see `PatientPool`.
+    are told to reconnect (0: never); calls in progress finish. batching: of `ranking`, see `CallPool`.
     """
     options: list[tuple[str, int]] = [
         ("grpc.so_reuseport", int(shares_port)),
@@ -66,7 +65,7 @@ def grpc_server(
     ]
     if connection_age_s:
         options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
-    pool = BoundedPool(threads, max_concurrency or PLACES_A_THREAD * threads, in_turn=in_turn)
+    pool = CallPool(threads, "rank", max_concurrency or PLACES_A_THREAD * threads, batching)
     meter = meter or Meter()
     meter.gauge(IN_PROGRESS, read=pool.in_progress)
     meter.set(PLACES, value=pool.places)
@@ -107,10 +106,10 @@ def reflection_gates(services: Iterable[str], meter: Meter, guard: Guard | None)
     """Gates and handlers of server reflection, for `services` and itself, in both versions of its protocol.
 
     A tool may keep a reflection stream open for hours, and each open stream holds a thread, so that a few tools could
-    stop a server whose ranking threads they shared. Streams without a request for 10 s are cancelled (`PatientPool`).
+    stop a server whose ranking threads they shared. Streams without a request for 10 s are cancelled (`CallPool`).
     """
     servicer = reflection.ReflectionServicer(service_names=(*services, *REFLECTION_SERVICES))
-    pool = BoundedPool(REFLECTION_THREADS, REFLECTION_PLACES, "reflection")
+    pool = CallPool(REFLECTION_THREADS, "reflection", REFLECTION_PLACES)
 
     def info(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
         return servicer.ServerReflectionInfo(_readable(requests, context), context)

@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2
 from server.errors import InvalidRequest, abort, readable
 from server.rpc import gate
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
-from server.rpc.gate import PatientPool
+from server.rpc.gate import CallPool
 from server.rpc.ranking_service import SERVICE as RANKING_SERVICE
 
 SERVICE = health.SERVICE_NAME
@@ -37,7 +37,7 @@ class Health:
         self._served = dict.fromkeys((f"{RANKING_SERVICE}/{model}" for model in models), False)
         self._watches: dict[int, _Watch] = {}
         """Each operation on it is one atomic dict operation."""
-        self._checks = PatientPool(CHECK_THREADS, "health")
+        self._checks = CallPool(CHECK_THREADS, "health")
         self._sender = _Sender()
 
     def say(self, *, serving: bool, served: Iterable[str] = ()) -> None:
@@ -125,7 +125,7 @@ class _Watch:
         self.sent: int | None = None
 
 
-class _Sender(PatientPool):
+class _Sender(CallPool):
     """The thread that sends statuses. A watch that takes none for too long is cancelled: all others wait for it."""
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class _Sender(PatientPool):
             self._sending = None
 
     def cancel_stuck(self) -> None:
-        """Besides what `PatientPool` cancels: a send that lasts too long."""
+        """Besides what `CallPool` cancels: a send that lasts too long."""
         super().cancel_stuck()
         sending = self._sending
         if sending is not None and sending[0] < time.monotonic() - gate.MESSAGE_WITHIN_S:

@@ -11,11 +11,10 @@ import grpc
 
 from server.impressions import sinks
 from server.impressions.shadows import ShadowLog
+from server.rpc.ranking_service import RANK
 from server.settings import Settings
 from server.telemetry.log import AccessLog
 from server.telemetry.meter import Meter
-
-RANK = "/ctr.v1.RankingService/Rank"
 
 
 def check(settings: Settings) -> None:

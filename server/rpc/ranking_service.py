@@ -12,6 +12,7 @@ from time import perf_counter_ns
 import grpc
 import structlog
 
+from ctr.v1.ranking_pb2 import DESCRIPTOR
 from server.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -30,11 +31,12 @@ from server.ranking.resolve import Call, Prefetched, Resolver
 from server.ranking.served import ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import Users
-from server.rpc.gate import UnaryCall
+from server.rpc.gate import UnaryCall, path_of
 from server.telemetry.meter import Meter
 
-SERVICE = "ctr.v1.RankingService"
-RANK = f"/{SERVICE}/Rank"
+_WIRE = DESCRIPTOR.services_by_name["RankingService"]
+SERVICE = _WIRE.full_name
+RANK, EXPLAIN = (path_of(_WIRE, name) for name in ("Rank", "Explain"))
 REQUEST_ID_BYTES = 16
 
 _log = structlog.get_logger(__name__)
@@ -73,7 +75,7 @@ class RankingService:
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
     def in_turn(self, calls: Sequence[UnaryCall]) -> Iterator[UnaryCall]:
-        """The calls in the order to answer them, see `server.rpc.gate.InTurn`: first those that need no user read.
+        """The calls in the order to answer them, see `server.rpc.gate.Batching`: first those that need no user read.
 
         The users of the others are then read together, so that the calls share the round trip, and its system calls and
         thread switches.

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from ftrie.client.access import CallFailed
 from server.rpc import gate as pools
 from server.rpc import grpc_server as grpc_server_module
-from server.rpc.gate import REFUSED, RETRY_AFTER_MS, BoundedPool
+from server.rpc.gate import REFUSED, RETRY_AFTER_MS, CallPool
 from server.rpc.grpc_server import IN_PROGRESS, PLACES, REFLECTION_PLACES
 from server.telemetry.meter import Meter
 from tests.server import echo
@@ -299,7 +299,7 @@ def test_a_server_has_as_many_places_as_its_settings_say(start: Callable[..., Se
 
 
 def test_a_task_that_fails_leaves_its_place() -> None:
-    pool = BoundedPool(1, 1)
+    pool = CallPool(1, "calls", 1)
     future = pool.submit(lambda: 1 / 0)
     assert isinstance(future.exception(timeout=20), ZeroDivisionError)
     pool.submit(int).result(timeout=20)
