@@ -191,7 +191,7 @@ def test_the_command_prints_tables_and_json(
     assert plain["workers"][0]["state"] == "serving" and plain["predecessor_pids"] == []
     model = plain["models"][0]
     assert (model["kind"], model["key_count"]) == ("snapshot", len(shop.masks()))
-        assert model["refusal_counts"].keys() <= {"damaged"}, "what another test of this server has damaged"
+    assert model["refusal_counts"].keys() <= {"damaged"}, "what another test of this server has damaged"
     assert model["publish_time"].endswith("Z") and model["traffic_split"]["shares"] == [
         {"variant": "base", "share": 0.5},
         {"variant": "plain", "share": 0.5},
