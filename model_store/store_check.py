@@ -47,6 +47,7 @@ from model_store.keys import (
 )
 from model_store.ratios import BUCKETS
 from model_store.redis.connection import StoreConnection
+from model_store.versions.audit import By
 from model_store.versions.chain import chain_of, chunks_there
 from model_store.versions.experiments import FORMAT, PIN, Experiment
 from model_store.versions.guard_record import GuardRecord
@@ -597,7 +598,7 @@ class _ModelCheck:
             "removed, since no version can be served" if target is None else f"version {target} is active"
         )
         if self._findings.add(key, judge, expected, repair, change) and self._findings.repair:
-            self._versions.audit.write("ftrie store check", "repair", None, target)
+            self._versions.audit.write(By("ftrie store check"), "repair", None, target)
 
     def _right_active(self) -> int | None:
         """The complete version that was activated last, as far as other keys tell."""

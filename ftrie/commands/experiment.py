@@ -6,7 +6,6 @@ A command reads the experiment's record, changes its part and writes the record 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -136,17 +135,13 @@ def stop(
 
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Delete the experiment, even an unreadable one: the shares of the spec divide the traffic again."""
-    from model_store.errors import StoreError
     from model_store.store import Store
+    from model_store.versions.audit import By
     from server.sync.experiment_sync import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
-        before: Experiment | None = None
-        with suppress(StoreError):  # an unreadable one
-            before = versions.experiment()
-        record = versions.experiments.clear()
-        versions.audit.write_experiment("ftrie experiment clear", before, record, action="clear")
+        record = versions.experiments.clear(By("ftrie experiment clear"))
         spec = assigned_by_spec(versions)
     _print_experiment(model, record, spec and spec.asked_for(record), None, as_json)
 
@@ -154,11 +149,13 @@ def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption 
 def _change(command: str, model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
     """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
+    from model_store.versions.audit import By
     from server.sync.experiment_sync import change_experiment
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
-        changed = change_experiment(versions, edit, tool=f"ftrie experiment {command}", revision=revision)
+        by = By(f"ftrie experiment {command}")
+        changed = change_experiment(versions, edit, by=by, revision=revision)
     if changed.by_spec is None:
         note(f"no version of {model} is active yet, so the names of variants are not checked")
     after = changed.by_spec and changed.by_spec.asked_for(changed.record)

@@ -75,12 +75,12 @@ def activate(
 ) -> None:
     """Activate a version after verifying its bytes. Running servers follow."""
     from model_store.store import Store
+    from model_store.versions.audit import By
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
-        before = versions.activate(version, force=force)
-        versions.audit.write("ftrie store activate", "activate", before, version)
-        pinned = versions.pin.version()
+        before = versions.activate(version, force=force, by=By("ftrie store activate"))
+        pinned = versions.pinned()
     _print_active(model, version, before, as_json)
     _note_pin(model, pinned)
 
@@ -95,12 +95,12 @@ def rollback(
 ) -> None:
     """Activate the version that was active before, or VERSION."""
     from model_store.store import Store
+    from model_store.versions.audit import By
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
-        now_active, before = versions.go_back(version)
-        versions.audit.write("ftrie store rollback", "rollback", before, now_active)
-        pinned = versions.pin.version()
+        now_active, before = versions.go_back(version, by=By("ftrie store rollback"))
+        pinned = versions.pinned()
     _print_active(model, now_active, before, as_json)
     _note_pin(model, pinned)
 
@@ -108,12 +108,10 @@ def rollback(
 def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Let the trainer activate versions again, after a manual `activate` or `rollback`."""
     from model_store.store import Store
+    from model_store.versions.audit import By
 
     with Store.open(store) as opened:
-        versions = opened.model(model, warn)
-        pinned = versions.pin.resume()
-        if pinned is not None:
-            versions.audit.write("ftrie store resume", "resume", pinned, None)
+        pinned = opened.model(model, warn).resume(By("ftrie store resume"))
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
@@ -214,6 +212,7 @@ def import_(
     from model_store.artefact.arrow_format import DELTA
     from model_store.model_files import read_model
     from model_store.store import Store
+    from model_store.versions.audit import By
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
@@ -221,11 +220,11 @@ def import_(
         if read.remark:
             note(read.remark)
         with progress(f"publish {model}", unit="bytes") as bar:
-            before = versions.known_active()
             version = versions.publish_and_activate(
-                read.model, on_progress=lambda done, total: bar.update(done, total=total)
+                read.model,
+                on_progress=lambda done, total: bar.update(done, total=total),
+                by=By("ftrie store import"),
             )
-        versions.audit.write("ftrie store import", "activate", before, version)
         deleted = _collect(versions, keep)
     if as_json:
         kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}

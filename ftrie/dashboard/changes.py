@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ftrie.dashboard.feed import Feed
 from model_store.errors import ExperimentError
+from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
 from server.sync.experiment_sync import change_experiment
@@ -40,30 +41,24 @@ class Changes:
 
     def activate(self, who: str, version: int) -> str:
         """Have servers serve a version."""
-        versions = self._versions()
-        before = versions.activate(version)
-        versions.audit.write(TOOL, "activate", before, version, who)
+        self._versions().activate(version, by=By(TOOL, who))
         self._feed.refreshed(REFRESHED_S)
         return f"Version {version} is active."
 
     def roll_back(self, who: str) -> str:
         """Have servers serve the version that was active before."""
-        versions = self._versions()
-        active, before = versions.go_back(None)
-        versions.audit.write(TOOL, "rollback", before, active, who)
+        active = self._versions().rollback(by=By(TOOL, who))
         self._feed.refreshed(REFRESHED_S)
         return f"Version {active} is active again."
 
     def resume(self, who: str) -> str:
         """Let the trainer activate versions again."""
-        versions = self._versions()
-        pinned = versions.pin.resume()
-        versions.audit.write(TOOL, "resume", pinned, None, who)
+        self._versions().resume(By(TOOL, who))
         self._feed.refreshed(REFRESHED_S)
         return "The trainer activates what it publishes."
 
     def _experiment(self, who: str, edit: Callable[[Experiment], Experiment], done: str) -> str:
-        changed = change_experiment(self._versions(), edit, tool=TOOL, who=who)
+        changed = change_experiment(self._versions(), edit, by=By(TOOL, who))
         self._feed.refreshed(REFRESHED_S)
         moves = "" if changed.moves is None else f"; {changed.moves:.1%} of the cookies get another variant"
         return f"{done}{moves}."

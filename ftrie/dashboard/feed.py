@@ -265,7 +265,7 @@ class _ModelWatch:
             name=self._name,
             at=time.time(),
             active=active,
-            pinned=versions.pin.version(),
+            pinned=versions.pinned(),
             spec=self._spec(active, before),
             versions=listed,
             manifests=dict(self._manifests),

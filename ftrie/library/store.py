@@ -19,8 +19,6 @@ from model_store.versions.published_versions import VersionInfo
 from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
 
 _SCHEME = "store://"
-TOOL = "python"
-"""In the audit of what operators changed."""
 
 
 class Store:
@@ -69,25 +67,15 @@ class Store:
 
         force: even if a guard or server has refused it. Raises VersionNotFound, VersionRefused, ArtefactError.
         """
-        versions = self._versions(model)
-        before = versions.activate(version, force=force)
-        versions.audit.write(TOOL, "activate", before, version)
-        return before
+        return self._versions(model).activate(version, force=force)
 
     def rollback(self, model: str, version: int | None = None) -> int:
         """Activate the version that was active before, or `version`; returns the version now active."""
-        versions = self._versions(model)
-        active, before = versions.go_back(version)
-        versions.audit.write(TOOL, "rollback", before, active)
-        return active
+        return self._versions(model).rollback(version)
 
     def resume(self, model: str) -> int | None:
         """Let the trainer activate versions again after a manual activation; returns the version that was pinned."""
-        versions = self._versions(model)
-        pinned = versions.pin.resume()
-        if pinned is not None:
-            versions.audit.write(TOOL, "resume", pinned, None)
-        return pinned
+        return self._versions(model).resume()
 
     def gc(self, model: str, keep: int | None = None) -> list[int]:
         """Delete old versions, never one that is served or needed; returns those that were deleted."""

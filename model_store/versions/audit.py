@@ -1,16 +1,15 @@
 """What operators changed of one model: a stream with who did what, with which tool, and what was there before.
 
-In: a change that a command, the dashboard, the admin service or the Python library has made. Out: the latest changes,
-newest first. The record serves operators; it is no proof, since whoever may change a model may also delete its record.
+The methods that change a model (`ModelVersions.activate`, `StoredExperiment.change`, …) write the entry once the
+change is made. Out: the latest changes, newest first. The record helps operators; it proves nothing, since a user who
+may change a model may also delete its record.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,13 +18,22 @@ from model_store.bounded import json_object
 from model_store.errors import StoreError, UnreadableValue
 from model_store.keys import AUDIT_TEXTS, ModelKeys, Report, audit_entry, silent
 from model_store.redis.connection import StoreConnection
-from model_store.versions.experiments import Experiment
 
 KEPT = 10_000
 """Approximate length of the stream."""
 TEXT_CHARACTERS = 4_096
 """How much of each text is kept."""
-_CHANGED = ("state", "winner", "shares", "salt", "shadows", "objective")
+
+
+@dataclass(frozen=True)
+class By:
+    """Whose order a change is. tool: such as `ftrie store activate`; who: by default the `operator`."""
+
+    tool: str
+    who: str = ""
+
+
+PYTHON = By("python")
 
 
 @dataclass(frozen=True)
@@ -95,14 +103,12 @@ class Audit:
         self._add = connection.script("audit")
         self._warn = on_warning
 
-    def write(
-        self, tool: str, action: str, before: str | int | None, after: str | int | None, who: str = ""
-    ) -> bool:
-        """Write a change that was made; who: by default `operator`. False, with a warning, if that failed.
+    def write(self, by: By, action: str, before: str | int | None, after: str | int | None) -> bool:
+        """Write a change that was made. False, with a warning, if that failed.
 
         Raises no StoreError: the change itself is done, and must not seem to have failed.
         """
-        texts = (who or operator(), tool, action, _text(before), _text(after))
+        texts = (by.who or operator(), by.tool, action, _text(before), _text(after))
         fields = [
             word
             for name, text in zip(AUDIT_TEXTS, texts, strict=True)
@@ -111,20 +117,9 @@ class Audit:
         try:
             self._add([self._key], [KEPT, *fields])
         except StoreError as error:
-            self._warn(f"the change is made, but not in the audit ({tool}: {action}): {error}")
+            self._warn(f"the change is made, but not in the audit ({by.tool}: {action}): {error}")
             return False
         return True
-
-    def write_experiment(
-        self, tool: str, before: Experiment | None, after: Experiment | None, who: str = "", action: str = ""
-    ) -> bool:
-        """Write a change of the experiment. action: by default `start`, `stop`, or what differs. As `write`."""
-        was, is_now = before or Experiment(), after or Experiment()
-        found_before, found_after = _differing(was, is_now), _differing(is_now, was)
-        if not action and was.running != is_now.running:
-            action = "start" if is_now.running else "stop"
-        action = action or _action(was, is_now)
-        return self.write(tool, action, _json(found_before), _json(found_after), who)
 
     def read(self, count: int = 100) -> list[AuditEntry]:
         """The latest `count` changes, newest first. An entry that cannot be read is skipped and reported.
@@ -155,22 +150,3 @@ def operator() -> str:
 
 def _text(value: str | int | None) -> str:
     return "" if value is None else str(value)
-
-
-def _json(parts: Mapping[str, Any]) -> str:
-    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
-
-
-def _differing(of: Experiment, other: Experiment) -> dict[str, Any]:
-    """The parts of an experiment that another one has otherwise. Pins only by number: cookies are personal data."""
-    mine, others = of.plain(), other.plain()
-    parts = {name: mine[name] for name in _CHANGED if mine[name] != others[name]}
-    return parts | ({"pins": len(of.pins)} if of.pins != other.pins else {})
-
-
-def _action(before: Experiment, after: Experiment) -> str:
-    if before.shares != after.shares:
-        return "shares"
-    if before.pins != after.pins:
-        return "unpin" if before.pins.items() >= after.pins.items() else "pin"
-    return "shadow" if before.shadows != after.shadows else "settings"

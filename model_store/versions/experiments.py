@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from model_store.errors import ExperimentChanged, ExperimentError, StoreError, l
 from model_store.keys import MAX_ID_BYTES, ModelKeys, number
 from model_store.redis.connection import StoreConnection
 from model_store.spec.spec import MAX_VARIANTS, SHARE_TOLERANCE
+from model_store.versions.audit import PYTHON, Audit, By
 from model_store.versions.manifest import now
 
 FORMAT = 1
@@ -263,10 +265,11 @@ class StoredExperiment:
     the model's event stream. Every method raises StoreUnavailable if the store does not answer.
     """
 
-    def __init__(self, connection: StoreConnection, keys: ModelKeys, model: str) -> None:
+    def __init__(self, connection: StoreConnection, keys: ModelKeys, model: str, audit: Audit) -> None:
         self._store = connection
         self._keys = keys
         self._model = model
+        self._audit = audit
         self._replace = connection.script("experiment")
         self._last: tuple[tuple[Any, ...], Experiment] | None = None
 
@@ -297,8 +300,10 @@ class StoredExperiment:
         """
         return self._put(changed, str(changed.revision))
 
-    def change(self, edit: Callable[[Experiment], Experiment], revision: int | None = None) -> Experiment:
-        """Read, edit and write, again if another operator was faster. Returns the stored record.
+    def change(
+        self, edit: Callable[[Experiment], Experiment], revision: int | None = None, by: By = PYTHON
+    ) -> Experiment:
+        """Read, edit and write, again if another operator was faster, and record it. Returns the stored record.
 
         `revision`: change only that one, else raise ExperimentChanged. `edit` gets an empty Experiment if there is no
         record, and may raise ExperimentError.
@@ -311,15 +316,23 @@ class StoredExperiment:
                 after = replace(edit(before), revision=before.revision)
                 if after.assignment != before.assignment:
                     after = replace(after, assigned=now())
-                return self.write(after)
+                after = self.write(after)
             except ExperimentChanged:
                 if attempt == ATTEMPTS - 1:
                     raise
+            else:
+                self._record(by, before, after)
+                return after
         raise AssertionError("the loop returns or raises")
 
-    def clear(self) -> Experiment:
+    def clear(self, by: By = PYTHON) -> Experiment:
         """Write an empty record, so that the spec applies, whether or not the present record is readable."""
-        return self._put(Experiment(assigned=now()), ANY)
+        before = None
+        with suppress(StoreError):  # an unreadable one
+            before = self.read()
+        after = self._put(Experiment(assigned=now()), ANY)
+        self._record(by, before or Experiment(), after, "clear")
+        return after
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
         fresh = replace(experiment, updated=now())
@@ -328,6 +341,13 @@ class StoredExperiment:
         if answer[0] == b"changed":
             raise self._changed(experiment.revision, answer[1].decode())
         return replace(fresh, revision=int(answer[1]))
+
+    def _record(self, by: By, before: Experiment, after: Experiment, action: str = "") -> None:
+        """Write a change to the audit. action: by default `start`, `stop`, or what differs."""
+        if not action and before.running != after.running:
+            action = "start" if after.running else "stop"
+        action = action or _action(before, after)
+        self._audit.write(by, action, _differing(before, after), _differing(after, before))
 
     def _whole(self, size: int) -> Experiment:
         try:
@@ -346,3 +366,22 @@ class StoredExperiment:
             f"the experiment of {self._model} has changed: expected revision {expected}, found {there}; "
             f"check `ftrie experiment show {self._model}` and try again"
         )
+
+
+_AUDITED = ("state", "winner", "shares", "salt", "shadows", "objective")
+
+
+def _differing(of: Experiment, other: Experiment) -> str:
+    """JSON of what another one has otherwise. Pins only by number: cookies are personal data."""
+    mine, others = of.plain(), other.plain()
+    parts = {name: mine[name] for name in _AUDITED if mine[name] != others[name]}
+    parts |= {"pins": len(of.pins)} if of.pins != other.pins else {}
+    return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def _action(before: Experiment, after: Experiment) -> str:
+    if before.shares != after.shares:
+        return "shares"
+    if before.pins != after.pins:
+        return "unpin" if before.pins.items() >= after.pins.items() else "pin"
+    return "shadow" if before.shadows != after.shadows else "settings"

@@ -1,7 +1,6 @@
-"""What guards and operators record about a model: the pinned version, refused versions, the last rollback.
+"""What guards record about a model: refused versions, the last rollback, the version being watched.
 
-activate.lua sets the pin when an operator activates a version of a model that has a trainer; the trainer keeps
-publishing, but activates nothing until `ftrie store resume`. `trainer.publish.guard` and `trainer.publish.rollback`
+`trainer.publish.guard` and `trainer.publish.rollback`
 decide what to refuse and when to roll back (docs/trainer.md); `GuardRecords` stores it.
 """
 
@@ -11,29 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.errors import UnreadableValue
-from model_store.keys import ModelKeys, Report, record, silent, version_number
+from model_store.keys import ModelKeys, Report, record, silent
 from model_store.redis.connection import StoreConnection
-
-
-class Pin:
-    """The version that an operator pinned. Every method raises StoreUnavailable if the store does not answer."""
-
-    def __init__(self, connection: StoreConnection, keys: ModelKeys) -> None:
-        self._store = connection
-        self._client = connection.at(keys.versions)
-        self._keys = keys
-        self._resume = connection.script("resume")
-
-    def version(self) -> int | None:
-        """The pinned version, None without one."""
-        with self._store.answers(self._keys.trainer):
-            pinned = self._client.hget(self._keys.trainer, "pinned")
-        return version_number(f"{self._keys.trainer} pinned", pinned) if pinned else None
-
-    def resume(self) -> int | None:
-        """Remove the pin, so that trainers activate again; returns the version that was pinned."""
-        return int(self._resume([self._keys.trainer, self._keys.active_epoch])) or None
-
 
 REFUSED, ROLLED_BACK = "refused", "rolled_back"
 

@@ -28,6 +28,7 @@ from model_store.errors import (
 )
 from model_store.keys import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
 from model_store.redis.connection import StoreConnection
+from model_store.versions.audit import PYTHON, By
 from model_store.versions.chain import Progress, chunks_there, incomplete, upload
 from model_store.versions.lease import TrainerLease, held, taken_over
 from model_store.versions.manifest import CHUNK_BYTES, Manifest, now
@@ -56,6 +57,7 @@ class ModelVersions(PublishedVersions):
         super().__init__(connection, model, on_junk)
         self._publish = connection.script("publish")
         self._activate = connection.script("activate")
+        self._resume = connection.script("resume")
 
     # -- writing
 
@@ -99,44 +101,56 @@ class ModelVersions(PublishedVersions):
         return version
 
     def publish_and_activate(
-        self, model: Artefact | Delta, *, parent: int | None = None, on_progress: Progress | None = None
+        self,
+        model: Artefact | Delta,
+        *,
+        parent: int | None = None,
+        on_progress: Progress | None = None,
+        by: By | None = None,
     ) -> int:
-        """Publish and activate. Raises StaleEpoch if a writer that began later has activated a version."""
+        """Publish and activate. by: the operator whose order that is, for the audit; None for a program's.
+
+        Raises StaleEpoch if a writer that began later has activated a version.
+        """
         epoch = self.begin()
         version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
-        self._point_to(version, epoch, "activate", WRITER)
+        self._point_to(version, epoch, "activate", WRITER, by)
         return version
 
-    def activate(self, version: int, *, epoch: int | None = None, force: bool = False) -> int | None:
+    def activate(
+        self, version: int, *, epoch: int | None = None, force: bool = False, by: By = PYTHON
+    ) -> int | None:
         """Make `version` active; returns the version that was active before.
 
-        Without an `epoch` this is an operator's order: the version's bytes are verified, and every writer that began
-        before is fenced off, a trainer until `pin.resume`. Everything that a delta needs must exist. `force` activates
-        a version that a guard or a server has refused, and clears the refusal; if a guard had refused it, or it is
-        active already, no writer is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch, VersionRefused;
-        then nothing has changed.
+        Without an `epoch` this is an operator's order, which the audit records: the version's bytes are verified, and
+        every writer that began before is fenced off, a trainer until `resume`. Everything that a delta needs must
+        exist. `force` activates a version that a guard or a server has refused, and clears the refusal; if a guard had
+        refused it, or it is active already, no writer is fenced off. Raises VersionNotFound, ArtefactError, StaleEpoch,
+        VersionRefused; then nothing has changed.
         """
         if not force or epoch is not None:
-            return self._verify_and_point(version, epoch, "activate")
+            return self._verify_and_point(version, epoch, "activate", by)
         manifest = self.manifest(version)
         if manifest.refused or version == self.active():
             self._verify(manifest)
-            before = self._point_to(version, self._fence(), "activate", OVERRULING)
+            before = self._point_to(version, self._fence(), "activate", OVERRULING, by)
             if manifest.refused:
                 self.guard.overrule(version)
         else:
-            before = self._verify_and_point(version, None, "activate")
+            before = self._verify_and_point(version, None, "activate", by)
         self.guard.force(version)
         return before
 
-    def rollback(self, version: int | None = None) -> int:
+    def rollback(self, version: int | None = None, *, by: By = PYTHON) -> int:
         """Activate `version` again, by default the one active before; returns the version now active.
 
         Raises what `go_back` raises.
         """
-        return self.go_back(version)[0]
+        return self.go_back(version, by=by)[0]
 
-    def go_back(self, version: int | None = None, *, epoch: int | None = None) -> tuple[int, int | None]:
+    def go_back(
+        self, version: int | None = None, *, epoch: int | None = None, by: By = PYTHON
+    ) -> tuple[int, int | None]:
         """Same as `rollback`; returns the version now active, and the one it replaced.
 
         If no version of the history exists any more, the newest version older than the active one is chosen. Deltas
@@ -150,7 +164,14 @@ class ModelVersions(PublishedVersions):
                 f"{self.model} has no version before the active one ({self.known_active() or 'none is active'}); "
                 f"its versions: {listed(self._numbers())}"
             )
-        return target, self._verify_and_point(target, epoch, "rollback")
+        return target, self._verify_and_point(target, epoch, "rollback", by)
+
+    def resume(self, by: By = PYTHON) -> int | None:
+        """Remove the pin, so that trainers activate again, and record it; returns the version that was pinned."""
+        pinned = int(self._resume([self.keys.trainer, self.keys.active_epoch])) or None
+        if pinned is not None:
+            self.audit.write(by, "resume", pinned, None)
+        return pinned
 
     def served_before(self, version: int) -> int | None:
         """The last active version older than `version` that is complete and not refused; None without one."""
@@ -186,9 +207,9 @@ class ModelVersions(PublishedVersions):
         answer = self._publish(keys, words)
         self._check(answer, [manifest])
 
-    def _verify_and_point(self, version: int, epoch: int | None, way: str) -> int | None:
+    def _verify_and_point(self, version: int, epoch: int | None, way: str, by: By) -> int | None:
         if epoch is not None:
-            return self._point_to(version, epoch, way, WRITER)
+            return self._point_to(version, epoch, way, WRITER, None)
         manifest = self.manifest(version)
         if manifest.refused:
             raise VersionRefused(
@@ -196,7 +217,7 @@ class ModelVersions(PublishedVersions):
                 f"it anyway: ftrie store activate {self.model} {version} --force"
             )
         self._verify(manifest)
-        return self._point_to(version, self._next_epoch(), way, OPERATOR)
+        return self._point_to(version, self._next_epoch(), way, OPERATOR, by)
 
     def _next_version(self) -> int:
         """A number above all existing versions, even if the sequence was set back."""
@@ -236,7 +257,8 @@ class ModelVersions(PublishedVersions):
         else:
             self._download(manifest)
 
-    def _point_to(self, version: int, epoch: int, way: str, who: str) -> int | None:
+    def _point_to(self, version: int, epoch: int, way: str, who: str, by: By | None) -> int | None:
+        """Set the active pointer, and record an operator's order; returns the version that was active before."""
         chain = self._chain(version)[::-1]
         own = self.keys
         keys = [own.active, own.active_epoch, own.history, own.events, own.trainer]
@@ -248,12 +270,15 @@ class ModelVersions(PublishedVersions):
         words = [version, epoch, way, HISTORY, who, *(each.chunks for each in chain)]
         answer = self._activate(keys, words)
         self._check(answer, chain)
-        _, before, *skipped = answer
+        _, active, *skipped = answer
+        before = int(active) if active else None
+        if by is not None:  # after the change, since a refused one leaves no entry
+            self.audit.write(by, way, before, version)
         for key in skipped:
             self._report(
                 f"{unreadable(key.decode(), 'held an unreadable value')}; version {version} was activated anyway"
             )
-        return int(before) if before else None
+        return before
 
     def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
         """Raise the error that a script's answer stands for, unless it is ok. chain: the version, its parent, …"""

@@ -30,7 +30,7 @@ from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.versions.audit import Audit
 from model_store.versions.chain import check_parent, download
 from model_store.versions.experiments import StoredExperiment
-from model_store.versions.guard_record import GuardRecords, Pin
+from model_store.versions.guard_record import GuardRecords
 from model_store.versions.manifest import Manifest
 from model_store.versions.online_metrics import OnlineMetrics
 
@@ -75,11 +75,10 @@ class PublishedVersions:
         """on_junk is called once with a message for each value that was skipped because it cannot be read."""
         self.model = model
         self.keys = ModelKeys(model)
-        self.experiments = StoredExperiment(connection, self.keys, model)
         self.guard = GuardRecords(connection, self.keys, self._report)
-        self.pin = Pin(connection, self.keys)
         self.online = OnlineMetrics(connection, self.keys, self._report)
         self.audit = Audit(connection, self.keys, self._report)
+        self.experiments = StoredExperiment(connection, self.keys, model, self.audit)
         self._store = connection
         self._client = connection.at(self.keys.versions)
         self._on_junk = on_junk
@@ -90,6 +89,16 @@ class PublishedVersions:
         with self._store.answers(self.keys.active):
             version = self._client.get(self.keys.active)
         return None if version is None else version_number(self.keys.active, version)
+
+    def pinned(self) -> int | None:
+        """The version that an operator pinned, None without one. Raises UnreadableValue.
+
+        activate.lua sets the pin when an operator activates a version of a model that has a trainer; the trainer keeps
+        publishing, but activates nothing until `resume`.
+        """
+        with self._store.answers(self.keys.trainer):
+            pinned = self._client.hget(self.keys.trainer, "pinned")
+        return version_number(f"{self.keys.trainer} pinned", pinned) if pinned else None
 
     def spec_since(self) -> datetime | None:
         """Since when versions of the active one's spec are active; None if unknown. UTC, by the store's clock."""

@@ -14,6 +14,7 @@ import structlog
 from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
 from model_store.keys import cure
 from model_store.spec.spec import spec_from_json
+from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
 from server.ranking.experiments import Assignment, check_objective
@@ -155,14 +156,12 @@ def change_experiment(
     versions: ModelVersions,
     edit: Callable[[Experiment], Experiment],
     *,
-    tool: str,
-    who: str = "",
+    by: By,
     revision: int | None = None,
 ) -> ChangedExperiment:
-    """Edit the record if the result fits the active version, and record who did.
+    """Edit the record if the result fits the active version. by: whose order, for the audit.
 
-    tool, who: see `model_store.versions.audit`. revision: change only that one. Raises ExperimentError,
-    ExperimentChanged, StoreError.
+    revision: change only that one. Raises ExperimentError, ExperimentChanged, StoreError.
     """
     by_spec = assigned_by_spec(versions)
     previous: list[Experiment] = []
@@ -175,8 +174,7 @@ def change_experiment(
             Assignment(versions.model, by_spec.variants, by_spec.spec_shares, after)
         return after
 
-    record = versions.experiments.change(checked, revision)
-    versions.audit.write_experiment(tool, previous[-1], record, who)
+    record = versions.experiments.change(checked, revision, by)
     return ChangedExperiment(previous[-1], record, by_spec)
 
 

@@ -25,6 +25,7 @@ from model_store.keys import TABLE, AnyKey, ModelKeys, history_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
+from model_store.versions.audit import By
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from server.rpc.admin_service import ModelAdminService
 from server.settings import Settings
@@ -89,7 +90,7 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
-    versions.audit.write("a test", "activate", 2, 3)
+    versions.audit.write(By("a test"), "activate", 2, 3)
     partition, rounds = store.trainer_lease(shop.NAME, "another", 2), store.rounds(shop.NAME)
     partition.take()
     record = PartitionsRecord(partition.epoch, partitions=2, every_us=60_000_000, spec=shop.spec().to_json())
@@ -185,7 +186,7 @@ class Whole:
         self.grpc.start()
         self.admin = AdminClient(f"127.0.0.1:{port}", WAIT_S)
         self.runs = 0
-        store.model(shop.NAME).pin.resume()
+        store.model(shop.NAME).resume()
         self.train()  # loads the kernels
 
     def as_it_was(self) -> None:
@@ -255,7 +256,7 @@ def asked_of_the_store(whole: Whole) -> list[tuple[str, Callable[[], object]]]:
         ("dead", lambda: list(whole.store.dead_letters(shop.NAME).latest(5))),
         ("audit", lambda: versions.audit.read(5)),
         ("gc --dry-run", lambda: versions.gc(2, dry_run=True)),
-        ("resume", versions.pin.resume),
+        ("resume", versions.resume),
         ("train", whole.train),
         ("activate", lambda: versions.activate(2)),
         ("rollback", versions.rollback),
@@ -328,7 +329,7 @@ def is_repaired(whole: Whole, junk: Junk) -> None:
 
     if others := [each for each in good if each != active]:
         assert versions.activate(others[0]) == active and versions.rollback() == active
-    versions.pin.resume()
+    versions.resume()
     newest = versions.publish_and_activate(shop.artefact(4))
     assert newest == max(info.version for info in versions.versions())
     versions.gc(50)

@@ -11,6 +11,7 @@ from model_store.keys import MAX_ID_BYTES, TABLE, USER, ModelKeys, record_key
 from model_store.store import Store
 from model_store.streams.dead_letters import Letter
 from model_store.streams.feedback import Event
+from model_store.versions.audit import By
 from model_store.versions.rounds import PartitionsRecord, contribution
 from tests.model_store.models import ROOT, model
 from tests.worlds import online_cell
@@ -45,7 +46,7 @@ def test_every_key_in_redis_is_in_the_table_with_its_type_and_the_other_way_roun
     store.records.item_changes.state()  # gives the data its epoch
     store.client.incr("ftrie:items:generation")
     ads.guard.watch(1, 0)
-    assert ads.audit.write("a tool", "activate", 1, 2)
+    assert ads.audit.write(By("a tool"), "activate", 1, 2)
     ads.online.write({(1, "base"): online_cell(requests=1)})
     ads.online.add_up(range(1))
     loop_written(store)
@@ -73,7 +74,7 @@ def test_the_document_lists_each_hash_field_by_field(store: Store) -> None:
     loop_written(store)
     store.client.hset(keys.trainer, "spec", "another one's")
     ads.activate(ads.publish(model()))
-    ads.pin.resume()
+    ads.resume()
     ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))
     assert {*fields(keys.manifest(1))} == {*documented("The manifest")}
     assert {*fields(keys.trainer)} == {*documented("The trainer's lease")}

@@ -61,7 +61,7 @@ def test_a_script_that_refuses_has_changed_nothing(store: Store, ads: ModelVersi
     before = {key: store.client.dump(key) for key in store.client.scan_iter() if b"epoch" not in key}
     with pytest.raises(UnreadableValue, match=r"ftrie:\{ads\}:trainer epoch: got 'abc'"):
         ads.activate(1)
-    for change in (store.trainer_lease("ads", "one").take, ads.pin.resume):
+    for change in (store.trainer_lease("ads", "one").take, ads.resume):
         with pytest.raises(UnreadableValue, match="trainer epoch"):
             change()
     assert {key: store.client.dump(key) for key in before} == before
@@ -167,7 +167,7 @@ def test_a_pin_a_lease_and_a_guard_are_repaired_field_by_field(store: Store, ads
     with pytest.raises(UnreadableValue, match="candidate: got 'abc'"):
         ads.gc(1)
     assert [each.found.split()[0] for each in store.check(repair=True)] == ["candidate", "until_ms", "pinned"]
-    assert ads.pin.version() == 2
+    assert ads.pinned() == 2
     lease.renew()
     assert store.check() == []
 

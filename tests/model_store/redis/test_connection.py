@@ -17,6 +17,7 @@ from model_store.redis.embedded import EmbeddedValkey
 from model_store.store import Store
 from model_store.store_check import Finding
 from model_store.streams.feedback import Event, Reported
+from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.lease import TrainerLease
 from model_store.versions.rounds import PartitionsRecord, contribution
@@ -100,11 +101,14 @@ CHANGES: list[tuple[bytes, Change]] = [
     (b"EVALSHA", lambda store, name: store.model(name).experiments.clear().revision),
     (b"EVALSHA", lambda store, name: _lease(store, name).losses),  # lease.lua
     (b"EVALSHA", lambda store, name: store.model(name).activate(2)),  # pinned
-    (b"EVALSHA", lambda store, name: store.model(name).pin.resume()),  # resume.lua
+    (b"EVALSHA", lambda store, name: store.model(name).resume()),  # resume.lua
     (b"EVALSHA", lambda store, name: store.model(name).guard.refuse([1, 2, 99], "of a test")),  # refuse.lua
     (b"EVALSHA", lambda store, name: store.model(name).guard.count_refused()),  # guard.lua
     (b"EVALSHA", lambda store, name: store.model(name).guard.note_rollback(2, 1, "of a test")),
-    (b"EVALSHA", lambda store, name: store.model(name).audit.write("a tool", "activate", 1, 2)),  # audit.lua
+    (
+        b"EVALSHA",
+        lambda store, name: store.model(name).audit.write(By("a tool"), "activate", 1, 2),
+    ),  # audit.lua
     (b"EVALSHA", lambda store, name: _round_part(store, name)),  # round.lua
     (b"EVALSHA", lambda store, name: _reported(store, name)),  # feedback.lua
     (b"EXEC", lambda store, name: _collected(store, name)),
@@ -153,7 +157,7 @@ def _left(store: Store, name: str) -> dict[str, object]:
     guard = replace(versions.guard.record(), when_us=0)
     streams = [store.event_stream(getattr(ModelKeys(name), each)) for each in ("events", "clicks", "audit")]
     return {
-        "active": (versions.active(), versions.history(), versions.pin.version()),
+        "active": (versions.active(), versions.history(), versions.pinned()),
         "versions": [(each.version, each.refused) for each in versions.versions()],
         "experiment": replace(versions.experiment() or Experiment(), updated=None),
         "guard": guard,

@@ -39,15 +39,15 @@ def test_an_operators_order_holds_against_the_trainer_and_its_successors(store: 
     restarted.release()
     with pytest.raises(Pinned):
         ads.activate(later, epoch=trainer(store, "b").epoch)
-    assert ads.active() == ads.pin.version() == chosen
+    assert ads.active() == ads.pinned() == chosen
 
 
 def test_resumed_the_trainer_that_runs_goes_on_and_the_next_order_stops_it_again(store: Store) -> None:
     ads, first = store.model("ads"), trainer(store)
     chosen, other = activated(store, first.epoch), activated(store, first.epoch)
     ads.activate(chosen)
-    assert ads.pin.resume() == chosen
-    assert ads.pin.version() is None and ads.pin.resume() is None
+    assert ads.resume() == chosen
+    assert ads.pinned() is None and ads.resume() is None
     ads.activate(other, epoch=first.epoch)
     later = activated(store, first.epoch)
     assert ads.active() == later
@@ -64,7 +64,7 @@ def test_resuming_lets_nobody_on_but_the_trainer(store: Store) -> None:
     run_after = ads.begin()
     chosen = activated(store, first.epoch)
     ads.activate(chosen)
-    ads.pin.resume()
+    ads.resume()
     for epoch in (run_before, run_after):
         with pytest.raises(StaleEpoch):
             ads.activate(chosen, epoch=epoch)
@@ -76,13 +76,13 @@ def test_resuming_lets_nobody_on_but_the_trainer(store: Store) -> None:
 def test_without_a_trainer_nothing_is_pinned_and_overruling_a_guard_stops_no_trainer(store: Store) -> None:
     ads = store.model("ads")
     ads.activate(ads.publish_and_activate(model()))
-    assert ads.pin.version() is None
+    assert ads.pinned() is None
     ads.publish_and_activate(model())
     first = trainer(store)
     refused = ads.publish(model(), epoch=first.epoch, refused="of a test")
     for _ in range(2):  # the second time it is active already
         ads.activate(refused, force=True)
-        assert ads.pin.version() is None
+        assert ads.pinned() is None
         assert ads.manifest(refused).forced
     assert activated(store, first.epoch) == ads.active()
 

@@ -115,5 +115,5 @@ def test_a_rollback_holds_over_restarts_until_versions_may_go_on(store, store_ur
         assert "stays inactive: an operator has pinned version 1" in said
         assert "ftrie store resume hotels" in said
         assert (versions.versions()[-1].version, versions.active()) == (newest, 1)
-    versions.pin.resume()
+    versions.resume()
     assert (learned(), versions.active()) == (0, 5)
