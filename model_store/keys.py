@@ -173,7 +173,7 @@ SERVER, TRAINER, LOADER, OPERATOR, FEEDBACK = (
 """The users that a store with ACLs needs; `ROLES` says what each is for."""
 
 TABLE: list[AnyKey] = []
-"""All keys, in the order of docs/redis_keys.md and of a check."""
+"""All keys, in the order of docs/redis_keys.md and of a check: each after what it depends on."""
 
 _PLACES = {
     **dict.fromkeys(("I", "start", "K", "minute", "hour"), r"\d+"),
@@ -188,8 +188,9 @@ class AnyKey:
 
     types: of Redis, one or several; written, read: by whom; kept: for how long. roles: who may write it under ACLs; a
     model's trainer may write all its keys. ids: of a stream whose ids are times, what becomes of it if one is ahead of
-    the clock, RENUMBERED or REMOVED. repair: of a key of another type. name: by default the attribute's, below the
-    prefix of a model's keys; `<…>` are its places.
+    the clock, RENUMBERED or REMOVED. repair: of a key of another type; empty if a check of the contents finds that, or
+    nothing reads the key then. name: by default the attribute's, below the prefix of a model's keys; `<…>` are its
+    places.
     """
 
     def __init__(
@@ -214,8 +215,8 @@ class AnyKey:
         self._pieces = re.split("<.+?>", self.pattern)
         places = [_PLACES.get(place, ".+") for place in re.findall("<(.+?)>", self.pattern)]
         model = rf"\{{{_MODEL_NAME.pattern}\}}"
-        self.expression = "".join(_between([re.escape(piece) for piece in self._pieces], places))
-        self.expression = self.expression.replace(re.escape("{model}"), model)
+        whole = "".join(_between([re.escape(piece) for piece in self._pieces], places))
+        self.expression = whole.replace(re.escape("{model}"), model)
         TABLE.append(self)
 
     def named(self, model: str, *places: object) -> str:
@@ -291,6 +292,7 @@ class ModelKeys:
         written="publish.lua",
         read="servers, import, inspect",
         kept="until gc",
+        repair="",
         name="version:<n>",
     )
     chunk = KeyFamily(
@@ -299,6 +301,7 @@ class ModelKeys:
         written="the publisher",
         read="servers, export",
         kept="1 h, then, once visible, until gc",
+        repair="",
         name="version:<n>:chunk:<i>",
     )
     history = Key(
@@ -388,6 +391,7 @@ class ModelKeys:
         written="round.lua",
         read="all partitions",
         kept="until it is not needed; 7 days",
+        repair="",
         name="round:<start>:<K>:<part>",
     )
     round_chunk = KeyFamily(
@@ -398,21 +402,29 @@ class ModelKeys:
         kept="1 h, then, once visible, as the part",
         name="round:<start>:<K>:<part>:chunk:<epoch>:<i>",
     )
-    active = Key("string", "the active version; authoritative", written="activate.lua", read="servers")
+    active = Key(
+        "string", "the active version; authoritative", written="activate.lua", read="servers", repair=""
+    )
     sequence = Key(
         "string",
         "the last version number assigned",
         written="publishers (INCR)",
         read="publishers",
+        repair="",
     )
     epoch = Key(
         "string",
         "the last epoch assigned; an epoch is a writer's fencing token",
         written="writers (INCR)",
         read="writers",
+        repair="",
     )
     active_epoch = Key(
-        "string", "the epoch of the last activation", written="activate.lua", read="activate.lua"
+        "string",
+        "the epoch of the last activation",
+        written="activate.lua",
+        read="activate.lua",
+        repair="",
     )
     outcomes = KeyFamily(
         "hash",
@@ -437,6 +449,7 @@ class ModelKeys:
         written="every script",
         read="the same",
         kept="a minute",
+        repair="",
         name="answer:<call>",
     )
 

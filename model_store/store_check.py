@@ -1,9 +1,9 @@
-"""Finds invalid values in the store's keys and repairs them, for `ftrie store check`.
+"""Finds invalid values in the store's keys and repairs them, for `ftrie store check`: a walk over the table of keys.
 
-Each finding names the value, what is expected, and the repair. Repairs use what the store itself knows: a manifest is
-rebuilt from the version's bytes, the list of versions from the manifests, the active pointer from the events. What
-cannot be restored is removed, or marked as refused so that no rollback chooses it. docs/operating.md describes its
-use.
+Of every key the type and the ids are checked as `model_store.keys` says; of a collection each part, as PARTS says.
+What depends on several keys follows: a manifest is rebuilt from the version's bytes, the list of versions from the
+manifests, the active pointer from the events. What cannot be restored is removed, or marked as refused so that no
+rollback chooses it. docs/operating.md describes its use.
 
 Versions come and go while a check reads them. So what seems invalid is judged again by what is there then: a version
 that has been collected is none, and one that was published meanwhile is examined before the active pointer is judged.
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import WatchError
@@ -26,16 +26,14 @@ from redis.exceptions import WatchError
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
 from model_store.features.history import check_record
 from model_store.keys import (
-    CANDIDATES,
-    HISTORY_OF,
-    ITEM,
-    ITEMS_CHANGES,
-    ITEMS_EPOCH,
-    ITEMS_GENERATION,
     MOST,
     MOST_COUNTED,
-    USER,
+    REMOVED,
+    TABLE,
+    AnyKey,
+    Key,
     ModelKeys,
+    RecordKeys,
     audit_entry,
     counter,
     number,
@@ -65,38 +63,15 @@ _MOST_AHEAD_MS = 60_000
 """How far the last id of a stream may be ahead of the store's clock, which may have been set back by a little."""
 _AHEAD_MS = 3_600_000
 """How far a lease's times may be ahead of the store's clock."""
-_MODEL = re.compile(rb"ftrie:\{([A-Za-z0-9._-]{1,128})\}:(.+)", re.DOTALL)
-_MANIFEST = re.compile(rb"version:([1-9]\d{0,11})")
-_OUTCOMES = re.compile(rb"outcomes:(hour:)?\d+")
-_LEASE_OF_PARTITION = re.compile(rb"trainer:\d+")
-_PART = re.compile(rb"round:\d+:\d+:(?:\d+|state-\d+|model)")
-_PART_CHUNK = re.compile(rb"(round:\d+:\d+:[^:]+):chunk:.+", re.DOTALL)
-_TYPES = {
-    "versions": "zset",
-    "history": "list",
-    "events": "stream",
-    "experiment": "hash",
-    "impressions": "stream",
-    "clicks": "stream",
-    "dead": "stream",
-    "audit": "stream",
-    "trainer": "hash",
-    "guard": "hash",
-    "partitions": "hash",
-}
-"""Keys of a model that are removed if they have another type; versions and counters are checked separately."""
-_RECORDS = {
-    USER: ("hash",),
-    ITEM: ("hash",),
-    CANDIDATES: ("list", "set", "zset"),
-    ITEMS_CHANGES: ("stream",),
-    ITEMS_EPOCH: ("string",),
-    ITEMS_GENERATION: ("string",),
-}
-_LEASE = ("epoch", "until_ms", "seen_ms", "spec_ms", "rows", "resumed")
+_ANY = re.compile("|".join(f"({key.expression})" for key in TABLE).encode(), re.DOTALL)
+_MODEL = re.compile(rb"ftrie:\{([^:]+)\}:")
+_VERSION = re.compile(rb"[1-9]\d{0,11}")
 
+T = TypeVar("T")
 Judge = Callable[[], str | None]
 """Returns the invalid value at a key, None if it is valid."""
+Change = Callable[[Any], object]
+"""A repair: adds commands to a transaction."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +91,125 @@ def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -
     Raises StoreUnavailable, StoreError, and UsageError for an invalid name. O(keys of the store + bytes of the models).
     """
     findings = _Findings(connection, repair)
-    found: dict[str, set[bytes]] = {name: set() for name in models}
-    for name in models:
-        ModelKeys(name)  # raises UsageError for an invalid name
+    found: dict[str, dict[AnyKey, list[bytes]]] = {ModelKeys(name).model: {} for name in models}
     for batch in connection.scan(b"ftrie:*", BATCH):
+        records: dict[AnyKey, list[bytes]] = {}
         for key in batch:
-            if (of_model := _MODEL.fullmatch(key)) and (not models or of_model[1].decode() in found):
-                found.setdefault(of_model[1].decode(), set()).add(of_model[2])
+            known = _ANY.fullmatch(key)
+            if known is None:
+                continue
+            kind = TABLE[(known.lastindex or 1) - 1]
+            if (named := _MODEL.match(key)) is None:
+                records.setdefault(kind, []).append(key)
+            elif not models or named[1].decode() in found:
+                found.setdefault(named[1].decode(), {}).setdefault(kind, []).append(key)
         if not models:
-            _check_records(findings, [key for key in batch if not _MODEL.fullmatch(key)])
-    for name, suffixes in sorted(found.items()):
-        _ModelCheck(findings, connection, name, suffixes).run()
+            for kind, keys in records.items():
+                findings.kind(kind, keys, _Limits())
+    for name, of_model in sorted(found.items()):
+        _ModelCheck(findings, name, of_model).run()
     return findings.found
+
+
+# -- the parts of a value, each by itself
+
+
+class _Limits(NamedTuple):
+    """What numbers of a model may be at most: epochs, and times in ms."""
+
+    epoch: int = MOST_COUNTED
+    ms: int = MOST
+
+
+class _Part(NamedTuple):
+    """How the parts of a value are checked: members, fields or entries, or a whole string, whose name is empty.
+
+    wrong: what is invalid of a part, given the key, the part's name, its value, and the limits. A wrong part is
+    removed.
+    """
+
+    wrong: Callable[[str, bytes, Any, _Limits], str | None]
+    expected: str
+    repair: str
+
+
+def _member(key: str, name: bytes, value: Any, limits: _Limits) -> str | None:
+    return _unreadable(lambda: version_number(key, name)) and f"the member {shown(name)}"
+
+
+def _guard_field(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
+    reports: list[str] = []
+    record(key, {name: value}, GuardRecord(), reports.append)
+    is_ahead = name == b"when_us" and (_number_of(value) or 0) > 1000 * limits.ms
+    return f"{name.decode()} {shown(value)}" if reports or is_ahead else None
+
+
+def _lease_time(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
+    """A lease whose end is far ahead of the clock would never expire."""
+    return _beyond(name, value, limits.ms) if name in (b"until_ms", b"seen_ms", b"spec_ms") else None
+
+
+def _lease_number(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
+    most = {b"epoch": limits.epoch, b"resumed": limits.epoch, b"rows": MOST}
+    return _beyond(name, value, most[name]) if name in most else None
+
+
+def _cell(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
+    found = f"{shown(name)}: {shown(value)}"
+    return _unreadable(lambda: online_cell(key, name, value, SUMS, BUCKETS)) and found
+
+
+def _entry(key: str, name: bytes, value: Mapping[bytes, bytes], limits: _Limits) -> str | None:
+    return _unreadable(lambda: audit_entry(key, name, value), key)
+
+
+def _history(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
+    found = _unreadable(lambda: check_record(value))
+    return found and found.removeprefix("got ")
+
+
+_VERSIONS = _Part(_member, "numbers of versions", "the member is removed")
+_AGAIN = "the field is removed; the trainer writes it again"
+_LEASE = (
+    _Part(_lease_time, "a time near the present", _AGAIN),
+    _Part(_lease_number, "a whole number", _AGAIN),
+)
+_CELLS = _Part(_cell, "versions and sums", "the field is removed")
+PARTS: Mapping[AnyKey, Sequence[_Part]] = {
+    ModelKeys.versions: [_VERSIONS],
+    ModelKeys.history: [_VERSIONS],
+    ModelKeys.guard: [_Part(_guard_field, "what docs/redis_keys.md has", "the field is removed")],
+    ModelKeys.trainer: _LEASE,
+    ModelKeys.partition_lease: _LEASE,
+    ModelKeys.outcomes: [_CELLS],
+    ModelKeys.outcomes_of_hour: [_CELLS],
+    ModelKeys.audit: [_Part(_entry, "who changed what", "the entry is removed")],
+    RecordKeys.history: [
+        _Part(_history, "a user's history", "removed; the trainer writes it again with the user's next event")
+    ],
+}
+"""The kinds of keys whose parts are checked one by one."""
+_READ: Mapping[str, tuple[Any, ...]] = {
+    "string": ("GET",),
+    "hash": ("HGETALL",),
+    "list": ("LRANGE", 0, -1),
+    "zset": ("ZRANGE", 0, -1),
+    "stream": ("XRANGE", "-", "+"),
+}
+_REMOVE: Mapping[str, Callable[[Any, bytes, bytes], object]] = {
+    "string": lambda pipe, key, name: pipe.unlink(key),
+    "hash": lambda pipe, key, name: pipe.hdel(key, name),
+    "list": lambda pipe, key, name: pipe.lrem(key, 0, name),
+    "zset": lambda pipe, key, name: pipe.zrem(key, name),
+    "stream": lambda pipe, key, name: pipe.xdel(key, name),
+}
+
+
+def _parts(answer: Any) -> dict[bytes, Any]:
+    """The parts of a value by their names, of an answer to one of _READ."""
+    if isinstance(answer, list):
+        return dict(each if isinstance(each, tuple) else (each, each) for each in answer)
+    return answer if isinstance(answer, dict) else {} if answer is None else {b"": answer}
 
 
 class _Findings:
@@ -138,24 +220,18 @@ class _Findings:
         self.repair = repair
         self.store = connection
 
-    def add(
-        self,
-        key: str | bytes,
-        judge: Judge,
-        expected: str,
-        repair: str,
-        change: Callable[[Any], object] | None,
-    ) -> bool:
+    def add(self, key: str | bytes, judge: Judge, expected: str, repair: str, change: Change | None) -> bool:
         """Judge a key; if invalid, record a finding and repair it by `change` in one transaction. True if invalid.
 
         change: None if there is no repair.
         """
-        name = key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
+        name = _text(key)
         lost = None  # what was repaired by a transaction whose answer was lost
         while (found := judge()) is not None:
             repaired = self.repair and change is not None
             if repaired and change is not None:
                 with self.store.answers(name), self.store.at(key).pipeline(transaction=True) as pipe:
+                    # Watched before it is judged again: what is changed is what was judged, or nothing is.
                     pipe.watch(key)
                     if judge() != found:
                         continue
@@ -172,82 +248,101 @@ class _Findings:
             self.found.append(Finding(name, lost, expected, repair, True))
         return lost is not None
 
-    def types(self, keys: Sequence[bytes], kinds: Sequence[str], repair: str = "removed") -> None:
-        """Check that all these keys have one of these types; remove others."""
-        with self.store.answers():
-            there = [kind.decode() for (kind,) in self.store.each([(key, [("TYPE", key)]) for key in keys])]
-        for key, kind in zip(keys, there, strict=True):
-            if kind not in ("none", *kinds):
-                self.add(key, self.type_judge(key, kinds), f"a {' or '.join(kinds)}", repair, _unlink(key))
+    def kind(self, kind: AnyKey, keys: Sequence[bytes], limits: _Limits) -> None:
+        """Check keys of one kind as the table says: their types, their ids, and their parts."""
+        if not kind.repair:
+            return
+        for begin in range(0, len(keys), BATCH):
+            some = keys[begin : begin + BATCH]
+            there = [answer.decode() for answer in self._each(some, ("TYPE",))]
+            for key, type_ in zip(some, there, strict=True):
+                if type_ not in ("none", *kind.types):
+                    expected = f"a {' or '.join(kind.types)}"
+                    self.add(key, self.type_judge(key, kind.types), expected, kind.repair, _unlink(key))
+                if kind.ids:
+                    self._ids(kind, key)
+            if kind in PARTS:
+                sound = [key for key, type_ in zip(some, there, strict=True) if type_ in kind.types]
+                for key, answer in zip(sound, self._each(sound, _READ[kind.types[0]]), strict=True):
+                    self._parts(kind, key, _parts(answer), limits)
 
-    def type_judge(self, key: str | bytes, kinds: Sequence[str]) -> Judge:
+    def _parts(self, kind: AnyKey, key: bytes, parts: Mapping[bytes, Any], limits: _Limits) -> None:
+        type_, named = kind.types[0], _text(key)
+        for name, value in parts.items():
+            for wrong, expected, repair in PARTS[kind]:
+                if wrong(named, name, value, limits) is None:
+                    continue
+
+                def judge(name: bytes = name, wrong: Any = wrong) -> str | None:
+                    words = ("XRANGE", name, name) if type_ == "stream" else _READ[type_]
+                    try:
+                        [answer] = self._each([key], words)
+                    except UnreadableValue:
+                        return None  # of another type, which is a finding of its own
+                    there = _parts(answer)
+                    found: str | None = wrong(named, name, there[name], limits) if name in there else None
+                    return found
+
+                def remove(pipe: Any, name: bytes = name) -> None:
+                    _REMOVE[type_](pipe, key, name)
+
+                self.add(key, judge, expected, repair, remove)
+
+    def _each(self, keys: Sequence[bytes], words: Sequence[Any]) -> list[Any]:
+        """The answers to one command for each key. Raises UnreadableValue if the type of one is not the command's."""
+        with self.store.answers():
+            return [
+                answer
+                for (answer,) in self.store.each([(key, [(words[0], key, *words[1:])]) for key in keys])
+            ]
+
+    def _ids(self, kind: AnyKey, key: bytes) -> None:
+        """Check a stream's last id: if it is ahead of the clock, all later entries get such an id."""
+        store, removed = self.store, kind.ids == REMOVED
+        most_ms = 24 * _AHEAD_MS if removed else _MOST_AHEAD_MS
+
+        def judge() -> str | None:
+            try:
+                with store.answers():
+                    if not store.at(key).exists(key):
+                        return None
+                    last = store.at(key).xinfo_stream(key)["last-generated-id"]
+            except UnreadableValue:
+                return None
+            ahead_ms = int(last.partition(b"-")[0]) - _now_ms(store, key)
+            return f"the last id {last.decode()}, ahead of the store's clock" if ahead_ms > most_ms else None
+
+        def renumber(pipe: Any) -> None:
+            store.script("renumber").queue(pipe, [_text(key), f"{_text(key)}:renumbered"], [_MOST_AHEAD_MS])
+
+        again = "entries that are ahead get ids of the present, in their order; none is lost"
+        expected = "an id of the present"
+        self.add(key, judge, expected, REMOVED if removed else again, _unlink(key) if removed else renumber)
+
+    def type_judge(self, key: str | bytes, types: Sequence[str]) -> Judge:
         """A judge that accepts a missing key or one of these types."""
 
         def judge() -> str | None:
             with self.store.answers():
-                kind = self.store.at(key).type(key).decode()
-            return None if kind in ("none", *kinds) else f"a {kind}"
+                there = self.store.at(key).type(key).decode()
+            return None if there in ("none", *types) else f"a {there}"
 
         return judge
 
 
-def _check_records(findings: _Findings, keys: Sequence[bytes]) -> None:
-    """Check users, items, candidate sets, and the keys about changed items."""
-    for prefix, kinds in _RECORDS.items():
-        whole = prefix in (ITEMS_CHANGES, ITEMS_EPOCH, ITEMS_GENERATION)
-        of_kind = [key for key in keys if (key == prefix if whole else key.startswith(prefix))]
-        if of_kind:
-            findings.types(of_kind, kinds)
-        if whole and prefix == ITEMS_CHANGES and of_kind:
-            _check_clock(findings, prefix.decode(), keep=False)
-    _check_histories(findings, [key for key in keys if key.startswith(HISTORY_OF)])
-
-
-def _check_histories(findings: _Findings, keys: Sequence[bytes]) -> None:
-    """Check the bytes of users' histories. A damaged one is removed: the trainer writes it with the next event."""
-    if not keys:
-        return
-    findings.types(keys, ["string"])
-    with findings.store.answers():
-        kinds = [kind for (kind,) in findings.store.each([(key, [("TYPE", key)]) for key in keys])]
-        strings = [key for key, kind in zip(keys, kinds, strict=True) if kind == b"string"]
-        records = [raw for (raw,) in findings.store.each([(key, [("GET", key)]) for key in strings])]
-
-    def judged(raw: bytes | None) -> str | None:
-        try:
-            if raw is not None:
-                check_record(raw)
-        except UnreadableValue as error:
-            return str(error).removeprefix("got ")
-        return None
-
-    def judge_of(key: bytes) -> Judge:
-        def judge() -> str | None:
-            if findings.type_judge(key, ["string"])() is not None:
-                return None  # a finding of its own
-            with findings.store.answers():
-                return judged(findings.store.at(key).get(key))
-
-        return judge
-
-    for key, raw in zip(strings, records, strict=True):
-        if judged(raw) is not None:
-            repair = "removed; the trainer writes it again with the user's next event"
-            findings.add(key, judge_of(key), "a user's history", repair, _unlink(key))
+# -- what several keys decide
 
 
 class _ModelCheck:
     """The check of one model. `run` checks first what later checks rely on."""
 
-    def __init__(
-        self, findings: _Findings, connection: StoreConnection, model: str, suffixes: Iterable[bytes]
-    ) -> None:
+    def __init__(self, findings: _Findings, model: str, found: Mapping[AnyKey, Sequence[bytes]]) -> None:
+        """found: the model's keys that a scan has found."""
         self._findings = findings
-        self._store = connection
-        self._client = connection.at(ModelKeys(model).versions)
-        self._versions = ModelVersions(connection, model)
-        self._keys, self._model = ModelKeys(model), model
-        self._suffixes = sorted(suffixes)
+        self._store = findings.store
+        self._client = self._store.at(ModelKeys(model).versions)
+        self._versions = ModelVersions(self._store, model)
+        self._keys, self._model, self._found = ModelKeys(model), model, found
         self._sound: dict[int, Manifest] = {}
         """The versions that can be served, with their manifests as repaired."""
         self._examined: set[int] = set()
@@ -256,60 +351,54 @@ class _ModelCheck:
         self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
 
     def run(self) -> None:
-        keys = self._keys
-        for name, kind in _TYPES.items():
-            rebuilt = "removed, and rebuilt from the manifests"
-            self._findings.types(
-                [getattr(keys, name).encode()], [kind], rebuilt if name == "versions" else "removed"
-            )
-        for name in ("events", "impressions", "clicks", "audit"):
-            _check_clock(self._findings, getattr(keys, name), keep=name != "events")
-        feedback = [s for s in self._suffixes if s.startswith(b"feedback:")]
-        for begin in range(0, len(feedback), BATCH):
-            self._findings.types([self._full(s) for s in feedback[begin : begin + BATCH]], ["string"])
-        self._members()
+        self._each_kind()
+        self._times()
         self._examine()
-        self._history()
-        self._guard()
-        self._leases()
+        self._pinned()
         self._rounds()
         self._active()
         self._counters()
         self._experiment()
-        self._online()
-        self._audit()
 
-    def _full(self, suffix: bytes) -> bytes:
-        return self._keys.versions.removesuffix("versions").encode() + suffix
+    def _each_kind(self) -> None:
+        """Check what the table says of each key. A single key may have been written since the scan."""
+        limits = _Limits(self._highest_epoch, _now_ms(self._store, self._keys.versions) + _AHEAD_MS)
+        for kind in TABLE:
+            if kind.pattern.startswith("ftrie:{model}:"):
+                single = [kind.named(self._model).encode()] if isinstance(kind, Key) else []
+                self._findings.kind(kind, single or sorted(self._found.get(kind, [])), limits)
+
+    def _read(self, default: T, *words: Any) -> T:
+        """The answer to a command; the default if its key, the first argument, has another type."""
+        try:
+            with self._store.answers(words[1]):
+                answer: T = self._client.execute_command(*words)
+        except UnreadableValue:
+            return default
+        return answer
 
     # -- versions
 
-    def _members(self) -> None:
-        """Check that `versions` holds version numbers with times."""
+    def _times(self) -> None:
+        """Check the times of the versions in `versions`."""
         key = self._keys.versions
         for member, seconds in self._scored():
-            try:
-                version = version_number(key, member)
-            except UnreadableValue:
-                judge = self._member_judge(member, _always(f"the member {shown(member)}"))
-                self._findings.add(
-                    key, judge, "numbers of versions", "the member is removed", _zrem(key, member)
-                )
+            if time_of(seconds) is not None or not _VERSION.fullmatch(member):
                 continue
-            if time_of(seconds) is None:
-                when = self._created(version)
-                self._findings.add(
-                    key,
-                    self._member_judge(
-                        member,
-                        lambda score: f"the time {score} of a version" if time_of(score) is None else None,
-                    ),
-                    "seconds since 1970",
-                    f"version {version} gets the time of its manifest",
-                    _zadd(key, version, when),
-                )
+            version = int(member)
 
-    def _member_judge(self, member: bytes, judge: Callable[[float], str | None]) -> Judge:
+            def wrong(score: float) -> str | None:
+                return f"the time {score} of a version" if time_of(score) is None else None
+
+            try:
+                when = self._versions.manifest(version).created.timestamp()
+            except (ArtefactError, StoreError):
+                when = now().timestamp()
+            repair = f"version {version} gets the time of its manifest"
+            listed = _zadd(key, version, when)
+            self._findings.add(key, self._score_judge(member, wrong), "seconds since 1970", repair, listed)
+
+    def _score_judge(self, member: bytes, judge: Callable[[float], str | None]) -> Judge:
         def now_there() -> str | None:
             with self._store.answers():
                 score = self._client.zscore(self._keys.versions, member)
@@ -329,18 +418,8 @@ class _ModelCheck:
 
     def _numbers(self) -> set[int]:
         """The versions that are listed or have a manifest."""
-        listed = {
-            int(member)
-            for member, _ in self._scored()
-            if _MANIFEST.fullmatch(b"version:" + member) is not None
-        }
-        return listed | {int(found[1]) for s in self._suffixes if (found := _MANIFEST.fullmatch(s))}
-
-    def _created(self, version: int) -> float:
-        try:
-            return self._versions.manifest(version).created.timestamp()
-        except (ArtefactError, StoreError):
-            return now().timestamp()
+        listed = {int(member) for member, _ in self._scored() if _VERSION.fullmatch(member)}
+        return listed | {int(key.rpartition(b":")[2]) for key in self._found.get(ModelKeys.manifest, [])}
 
     def _examine(self) -> None:
         """Check the versions that there are now and were not checked before."""
@@ -358,7 +437,7 @@ class _ModelCheck:
         key, listing = self._keys.manifest(version), self._keys.versions
         fields = self._fields(version)
         if not fields and not chunks_there(self._store, self._keys, version):
-            judge = self._member_judge(b"%d" % version, lambda score: f"version {version}, which has no data")
+            judge = self._score_judge(b"%d" % version, lambda score: f"version {version}, which has no data")
             self._findings.add(listing, judge, "existing versions", "it is removed", _zrem(listing, version))
             return
         right, damage = self._right_manifest(version, fields)
@@ -377,7 +456,7 @@ class _ModelCheck:
             return found if self._is_there(version) else None
 
         def rebuild(pipe: Any) -> None:
-            _replace(key, made[-1].to_hash())(pipe)
+            _replace(pipe, key, made[-1].to_hash())
 
         self._findings.add(key, wrong, "what the bytes say", "rebuilt from them", rebuild)
         right = made[-1]
@@ -398,12 +477,7 @@ class _ModelCheck:
 
     def _fields(self, version: int) -> dict[bytes, bytes]:
         """The manifest's HASH; a key of another type gives one empty field."""
-        try:
-            with self._store.answers(self._keys.manifest(version)):
-                found: dict[bytes, bytes] = self._client.hgetall(self._keys.manifest(version))
-        except UnreadableValue:
-            return {b"": b""}
-        return found
+        return self._read({b"": b""}, "HGETALL", self._keys.manifest(version))
 
     def _right_manifest(self, version: int, fields: dict[bytes, bytes]) -> tuple[Manifest | None, str]:
         """The manifest rebuilt from the bytes and from fields that bytes cannot provide; or None and why not."""
@@ -434,6 +508,11 @@ class _ModelCheck:
             chunk_bytes = made.chunk_bytes
         if there is not None and hashlib.sha256(data).hexdigest() != there.sha256:
             return None, f"its bytes have another SHA-256 than the manifest's {there.sha256[:12]}…"
+        recent = _text_in(fields, b"recent")
+        try:
+            recent = recent and (recent if RecentFigures.from_json(recent) else "")
+        except (ArtefactError, RecursionError):
+            recent = ""
         made = replace(
             made,
             chunk_bytes=chunk_bytes,
@@ -442,7 +521,7 @@ class _ModelCheck:
             through_us=_number_in(fields, b"through_us"),
             refused=_text_in(fields, b"refused"),
             forced=_text_in(fields, b"forced") == "1",
-            recent=_recent(_text_in(fields, b"recent")),
+            recent=recent,
         )
         return made, ""
 
@@ -454,12 +533,10 @@ class _ModelCheck:
         return None if when is None else when.astimezone(UTC).replace(microsecond=0)
 
     def _wrong(self, version: int, right: Manifest) -> str | None:
-        """The wrong fields of the stored manifest. One written by an earlier ftrie may lack optional fields."""
+        """The wrong fields of the stored manifest. Those that a reader takes for empty may be missing."""
         fields = self._fields(version)
         expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
         optional = {b"through_us", b"recent", b"refused", b"forced"}
-        if not right.is_delta:  # perhaps published by an ftrie without deltas
-            optional |= {b"kind", b"content"}
         wrong = [
             f"{name.decode()} {shown(fields[name])}" if name in fields else f"no {name.decode()}"
             for name, value in expected.items()
@@ -480,14 +557,9 @@ class _ModelCheck:
                 pipe.unlink(*gone)
                 pipe.zrem(self._keys.versions, version)
 
-            unreadable = "an unreadable manifest of unreadable bytes"
-            self._findings.add(
-                key,
-                lambda: unreadable if self._fields(version) == fields else None,
-                "a version",
-                "it is removed",
-                remove,
-            )
+            found = "an unreadable manifest of unreadable bytes"
+            judge = lambda: found if self._fields(version) == fields else None  # noqa: E731
+            self._findings.add(key, judge, "a version", "it is removed", remove)
             return
         reason = f"{DAMAGED}{damage}"
 
@@ -526,44 +598,20 @@ class _ModelCheck:
                 chain_of(version, parents)
             except ArtefactError as error:
                 key, reason = self._keys.manifest(version), f"{DAMAGED}{error}"
-                self._findings.add(
-                    key,
-                    self._text_judge(key, reason, str(error)),
-                    "a delta of complete versions",
-                    "the version is refused, so that no rollback chooses it",
-                    _hset(key, "refused", reason),
-                )
+
+                def judge(key: str = key, reason: str = reason, found: str = str(error)) -> str | None:
+                    with self._store.answers(key):
+                        refused = self._client.hget(key, "refused")
+                    return (
+                        None if refused in (None, reason.encode()) else found
+                    )  # None: it has been collected
+
+                repair = "the version is refused, so that no rollback chooses it"
+                mark = partial(_hset, key=key, field="refused", value=reason)
+                self._findings.add(key, judge, "a delta of complete versions", repair, mark)
                 del self._sound[version], parents[version]
 
-    def _text_judge(self, key: str, reason: str, found: str) -> Judge:
-        def judge() -> str | None:
-            with self._store.answers(key):
-                refused = self._client.hget(key, "refused")
-            return None if refused in (None, reason.encode()) else found  # None: it has been collected
-
-        return judge
-
     # -- what points at versions
-
-    def _history(self) -> None:
-        key = self._keys.history
-
-        def members() -> list[bytes]:
-            try:
-                with self._store.answers(key):
-                    found: list[bytes] = self._client.lrange(key, 0, -1)
-            except UnreadableValue:
-                return []
-            return found
-
-        for member in dict.fromkeys(members()):
-            try:
-                version_number(key, member)
-            except UnreadableValue:
-                judge = _among(members, member)
-                self._findings.add(
-                    key, judge, "numbers of versions", "the member is removed", _lrem(key, member)
-                )
 
     def _active(self) -> None:
         """Check that the active version exists and is complete."""
@@ -605,20 +653,16 @@ class _ModelCheck:
 
         def candidates() -> Iterator[int | None]:
             yield self._versions.last_activated()
-            yield self._hash_number(self._keys.trainer, "pinned")
+            yield self._number(self._keys.trainer, "pinned")
             with suppress(StoreError):
                 yield from self._versions.history()
-            yield self._hash_number(self._keys.guard, "good")
+            yield self._number(self._keys.guard, "good")
             yield from sorted((v for v, each in self._sound.items() if not each.refused), reverse=True)
 
         return next((each for each in candidates() if each in self._sound), None)
 
-    def _hash_number(self, key: str, field: str) -> int | None:
-        try:
-            with self._store.answers(key):
-                return number(self._client.hget(key, field) or b"")
-        except (UnreadableValue, ValueError):
-            return None
+    def _number(self, key: str, field: str) -> int | None:
+        return _number_of(self._read(b"", "HGET", key, field) or b"")
 
     def _shown_string(self, key: str) -> str:
         with self._store.answers():
@@ -630,8 +674,8 @@ class _ModelCheck:
     def _counters(self) -> None:
         """Check that `sequence` >= every version, `epoch` >= every epoch, and `active_epoch` <= `epoch`."""
         keys = self._keys
-        leases = [keys.trainer, *self._partition_leases()]
-        floor = max([*self._epochs, *(self._hash_number(key, "epoch") or 0 for key in leases)])
+        leases = [keys.trainer, *map(_text, self._found.get(ModelKeys.partition_lease, []))]
+        floor = max([*self._epochs, *(self._number(key, "epoch") or 0 for key in leases)])
         last = self._counter(keys.active_epoch) or 0
         epoch = self._counter(keys.epoch) or 0
         top = max(epoch, floor) if epoch >= floor else max(floor, last)
@@ -643,64 +687,42 @@ class _ModelCheck:
             (keys.epoch, floor, floor + _AHEAD if floor else MOST_COUNTED, top),
             (keys.active_epoch, 0, top, floor),
         ):
-            self._findings.add(
-                key,
-                self._counter_judge(key, least, most),
-                f"a whole number from {least} to {most}",
-                f"set to {right}",
-                _set(key, right),
-            )
+
+            def judge(key: str = key, least: int = least, most: int = most) -> str | None:
+                value = self._counter(key)
+                if value is None:
+                    return self._shown_string(key)
+                return None if least <= value <= most else str(value)
+
+            def change(pipe: Any, key: str = key, right: int = right) -> None:
+                pipe.set(key, right)
+
+            expected = f"a whole number from {least} to {most}"
+            self._findings.add(key, judge, expected, f"set to {right}", change)
 
     def _counter(self, key: str) -> int | None:
-        try:
-            with self._store.answers(key):
-                return counter(key, self._client.get(key))
-        except UnreadableValue:
-            return None
-
-    def _counter_judge(self, key: str, least: int, most: int) -> Judge:
-        def judge() -> str | None:
-            value = self._counter(key)
-            if value is None:
-                return self._shown_string(key)
-            return None if least <= value <= most else str(value)
-
-        return judge
+        with suppress(UnreadableValue), self._store.answers(key):
+            return counter(key, self._client.get(key))
+        return None
 
     # -- records
 
-    def _partition_leases(self) -> list[str]:
-        return [self._full(s).decode() for s in self._suffixes if _LEASE_OF_PARTITION.fullmatch(s)]
-
-    def _leases(self) -> None:
-        """Check the leases of all partitions, and the pin, which that of the first one holds."""
-        others = self._partition_leases()
-        self._findings.types([key.encode() for key in others], ["hash"])
-        for each in (self._keys.trainer, *others):
-            self._lease(each)
+    def _pinned(self) -> None:
+        """Check the pin, which the lease of the first partition holds: an operator pins the version activated last."""
         key = self._keys.trainer
-        active = self._hash_pin()
+        try:
+            active = self._versions.known_active()
+        except StoreError:
+            active = None
+        right = "" if active is None else str(active)
 
-        def pinned(raw: bytes) -> str | None:
-            return None if not raw or (_number_in({b"": raw}, b"") or 0) in self._numbers() else shown(raw)
+        def judge() -> str | None:
+            pin: bytes = self._read(b"", "HGET", key, "pinned") or b""
+            is_right = not pin or (_number_of(pin) or 0) in self._numbers()
+            return None if is_right else f"pinned {shown(pin)}"
 
-        pin = _hset(key, "pinned", active)
-        self._field(key, "pinned", pinned, "a version, or nothing", f"set to {active!r}", pin)
-
-    def _lease(self, key: str) -> None:
-        """Check numbers, and that no time is ahead of the clock, since such a lease would never expire."""
-        latest_ms = _now_ms(self._store, self._keys.trainer) + _AHEAD_MS
-        for name in _LEASE:
-            is_time = name.endswith("_ms")
-
-            most = latest_ms if is_time else None if name == "rows" else self._highest_epoch
-
-            def judge(raw: bytes, most: int | None = most) -> str | None:
-                return _not_a_number(raw, most)
-
-            expected = "a time near the present" if is_time else "a whole number"
-            again = "the field is removed; the trainer writes it again"
-            self._field(key, name, judge, expected, again, _hdel(key, name))
+        change = partial(_hset, key=key, field="pinned", value=right)
+        self._findings.add(key, judge, "a version, or nothing", f"set to {right!r}", change)
 
     def _rounds(self) -> None:
         """Check the record of the partitions and the bytes of every part of a round.
@@ -710,75 +732,18 @@ class _ModelCheck:
         rounds, key = Rounds(self._store, self._model), self._keys.partitions
 
         def record_judge() -> str | None:
-            if self._findings.type_judge(key, ["hash"])() is not None:
+            if self._findings.type_judge(key, ModelKeys.partitions.types)() is not None:
                 return None  # a finding of its own
-            try:
-                rounds.record()
-            except UnreadableValue as error:
-                return str(error).removeprefix(f"{key}: ").partition(";")[0]
-            return None
+            return _unreadable(rounds.record, key)
 
         again = "removed; the trainer of partition 1 writes it again"
         self._findings.add(key, record_judge, "how the partitions started", again, _unlink(key))
-        chunks: dict[bytes, list[bytes]] = {}
-        for suffix in self._suffixes:
-            if of_part := _PART_CHUNK.fullmatch(suffix):
-                chunks.setdefault(of_part[1], []).append(self._full(suffix))
-        for suffix in self._suffixes:
-            if _PART.fullmatch(suffix):
-                part = self._full(suffix).decode()
-                self._findings.add(
-                    part,
-                    partial(rounds.damage, part),
-                    "a complete part of a round",
-                    "removed; the trainer of its partition writes it again",
-                    _unlink(part, *chunks.get(suffix, ())),
-                )
-        self._findings.types([each for some in chunks.values() for each in some], ["string"])
-
-    def _hash_pin(self) -> str:
-        """The right value of the pin: an operator pins the version activated last."""
-        try:
-            active = self._versions.known_active()
-        except StoreError:
-            active = None
-        return "" if active is None else str(active)
-
-    def _guard(self) -> None:
-        key, latest_us = self._keys.guard, 1000 * (_now_ms(self._store, self._keys.guard) + _AHEAD_MS)
-        for name in vars(GuardRecord()):
-
-            def judge(raw: bytes, name: str = name) -> str | None:
-                reports: list[str] = []
-                if name == "when_us" and (_number_in({b"": raw}, b"") or 0) > latest_us:
-                    return shown(raw)
-                record(key, {name.encode(): raw}, GuardRecord(), reports.append)
-                return shown(raw) if reports else None
-
-            expected = "what docs/redis_keys.md has"
-            self._field(key, name, judge, expected, "the field is removed", _hdel(key, name))
-
-    def _field(
-        self,
-        key: str,
-        name: str,
-        judge: Callable[[bytes], str | None],
-        expected: str,
-        repair: str,
-        change: Callable[[Any], object],
-    ) -> None:
-        """Check one field of a HASH, if it exists."""
-
-        def now_there() -> str | None:
-            try:
-                with self._store.answers(key):
-                    raw = self._client.hget(key, name)
-            except UnreadableValue:
-                return None  # of another type, which is a finding of its own
-            wrong = None if raw is None else judge(raw)
-            return None if wrong is None else f"{name} {wrong}"
-
-        self._findings.add(key, now_there, expected, repair, change)
+        chunks = self._found.get(ModelKeys.round_chunk, [])
+        for part in map(_text, sorted(self._found.get(ModelKeys.round_part, []))):
+            own = [chunk for chunk in chunks if chunk.startswith(f"{part}:chunk:".encode())]
+            again = "removed; the trainer of its partition writes it again"
+            judge = partial(rounds.damage, part)
+            self._findings.add(part, judge, "a complete part of a round", again, _unlink(part, *own))
 
     def _experiment(self) -> None:
         """Check the experiment; a repair keeps its readable fields."""
@@ -804,63 +769,9 @@ class _ModelCheck:
         kept = readable_part(fields)
         content = kept.to_hash() | {"revision": str(kept.revision + 1)}
         repair = "upgrade ftrie" if newer else "readable fields are kept; the others are reset"
-        self._findings.add(key, judge, "an experiment", repair, None if newer else _replace(key, content))
-
-    def _online(self) -> None:
-        keys = [self._full(s) for s in self._suffixes if _OUTCOMES.fullmatch(s)]
-        for begin in range(0, len(keys), BATCH):
-            self._findings.types(keys[begin : begin + BATCH], ["hash"])
-        for key in keys:
-            for field, value in self._hash(key).items():
-                try:
-                    online_cell(key.decode(), field, value, SUMS, BUCKETS)
-                except UnreadableValue:
-                    judge = self._cell_judge(key, field, value)
-                    self._findings.add(
-                        key, judge, "versions and sums", "the field is removed", _hdel(key, field)
-                    )
-
-    def _audit(self) -> None:
-        """Check every entry about a change."""
-        key = self._keys.audit
-
-        def junk(entry: bytes) -> str | None:
-            with self._store.answers(key):
-                found = self._client.xrange(key, entry, entry)
-            try:
-                for _, fields in found:
-                    audit_entry(key, entry, fields)
-            except UnreadableValue as error:
-                return str(error).removeprefix(f"{key}: ").partition(";")[0]
-            return None
-
-        try:
-            with self._store.answers(key):
-                entries = self._client.xrange(key)
-        except UnreadableValue:  # of another type, which is a finding of its own
-            return
-        for entry, fields in entries:
-            try:
-                audit_entry(key, entry, fields)
-            except UnreadableValue:
-                self._findings.add(
-                    key,
-                    partial(junk, entry),
-                    "who changed what",
-                    "the entry is removed",
-                    _xdel(key, entry),
-                )
-
-    def _cell_judge(self, key: bytes, field: bytes, value: bytes) -> Judge:
-        return lambda: f"{shown(field)}: {shown(value)}" if self._hash(key).get(field) == value else None
-
-    def _hash(self, key: bytes) -> dict[bytes, bytes]:
-        try:
-            with self._store.answers(key.decode()):
-                found: dict[bytes, bytes] = self._client.hgetall(key)
-        except UnreadableValue:
-            return {}
-        return found
+        self._findings.add(
+            key, judge, "an experiment", repair, None if newer else partial(_replace, key=key, fields=content)
+        )
 
 
 def readable_part(fields: dict[bytes, bytes]) -> Experiment:
@@ -887,109 +798,62 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
     return Experiment.from_hash(kept)
 
 
-def _check_clock(findings: _Findings, key: str, *, keep: bool) -> None:
-    """Check a stream's last id: if it is ahead of the clock, all later entries get such an id.
-
-    keep: give its entries ids of the present; else remove it, and readers start again.
-    """
-    store = findings.store
-    most_ms = _MOST_AHEAD_MS if keep else 24 * _AHEAD_MS
-
-    def judge() -> str | None:
-        try:
-            with store.answers(key):
-                if not store.at(key).exists(key):
-                    return None
-                last = store.at(key).xinfo_stream(key)["last-generated-id"]
-        except UnreadableValue:
-            return None
-        ahead_ms = int(last.partition(b"-")[0]) - _now_ms(store, key)
-        return f"the last id {last.decode()}, ahead of the store's clock" if ahead_ms > most_ms else None
-
-    def change(pipe: Any) -> None:
-        if keep:
-            store.script("renumber").queue(pipe, [key, f"{key}:renumbered"], [_MOST_AHEAD_MS])
-        else:
-            pipe.delete(key)
-
-    again = "entries that are ahead get ids of the present, in their order; none is lost"
-    findings.add(key, judge, "an id of the present", again if keep else "removed", change)
-
-
-def _now_ms(store: StoreConnection, key: str) -> int:
+def _now_ms(store: StoreConnection, key: str | bytes) -> int:
     with store.answers():
         return int(store.at(key).time()[0]) * 1000
 
 
-def _number_in(fields: dict[bytes, bytes], name: bytes) -> int | None:
-    """A number of a manifest, None if it is missing or invalid."""
+def _unreadable(read: Callable[[], object], key: str = "") -> str | None:
+    """Why a value cannot be read, without the key and the remedy; None if it can."""
     try:
-        return number(fields[name], 0 if name == b"epoch" else 1)
-    except (KeyError, ValueError):
+        read()
+    except UnreadableValue as error:
+        return str(error).removeprefix(f"{key}: ").partition(";")[0]
+    return None
+
+
+def _number_of(raw: bytes, least: int = 0) -> int | None:
+    """A number, None if it is invalid."""
+    try:
+        return number(raw, least)
+    except ValueError:
         return None
 
 
-def _text_in(fields: dict[bytes, bytes], name: bytes) -> str:
+def _beyond(name: bytes, raw: bytes, most: int) -> str | None:
+    found = _number_of(raw)
+    return f"{name.decode()} {shown(raw)}" if found is None or found > most else None
+
+
+def _number_in(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
+    """A number of a manifest, None if it is missing or invalid."""
+    return _number_of(fields.get(name, b""), 0 if name == b"epoch" else 1)
+
+
+def _text_in(fields: Mapping[bytes, bytes], name: bytes) -> str:
     return fields.get(name, b"").decode("utf-8", "replace")
 
 
-def _recent(text: str) -> str:
-    try:
-        return text if not text or RecentFigures.from_json(text) else ""
-    except (ArtefactError, RecursionError):
-        return ""
+def _text(key: str | bytes) -> str:
+    return key if isinstance(key, str) else key.decode("utf-8", "backslashreplace")
 
 
-def _not_a_number(raw: bytes, most: int | None = None) -> str | None:
-    try:
-        return None if number(raw) <= (MOST if most is None else most) else shown(raw)
-    except ValueError:
-        return shown(raw)
-
-
-def _always(found: str) -> Callable[[float], str | None]:
-    return lambda score: found
-
-
-def _among(members: Callable[[], list[bytes]], member: bytes) -> Judge:
-    return lambda: f"the member {shown(member)}" if member in members() else None
-
-
-def _unlink(*keys: str | bytes) -> Callable[[Any], object]:
+def _unlink(*keys: str | bytes) -> Change:
     return lambda pipe: pipe.unlink(*keys)
 
 
-def _set(key: str, value: int) -> Callable[[Any], object]:
-    return lambda pipe: pipe.set(key, value)
+def _hset(pipe: Any, key: str, field: str, value: str) -> None:
+    pipe.hset(key, field, value)
 
 
-def _zrem(key: str, member: bytes | int) -> Callable[[Any], object]:
-    return lambda pipe: pipe.zrem(key, member)
-
-
-def _zadd(key: str, version: int, seconds: float) -> Callable[[Any], object]:
+def _zadd(key: str, version: int, seconds: float) -> Change:
     return lambda pipe: pipe.zadd(key, {str(version): int(seconds)})
 
 
-def _lrem(key: str, member: bytes) -> Callable[[Any], object]:
-    return lambda pipe: pipe.lrem(key, 0, member)
+def _zrem(key: str, member: bytes | int) -> Change:
+    return lambda pipe: pipe.zrem(key, member)
 
 
-def _hset(key: str, field: str, value: str) -> Callable[[Any], object]:
-    return lambda pipe: pipe.hset(key, field, value)
-
-
-def _hdel(key: str | bytes, field: str | bytes) -> Callable[[Any], object]:
-    return lambda pipe: pipe.hdel(key, field)
-
-
-def _xdel(key: str, entry: bytes) -> Callable[[Any], object]:
-    return lambda pipe: pipe.xdel(key, entry)
-
-
-def _replace(key: str, fields: dict[str, str]) -> Callable[[Any], object]:
-    def change(pipe: Any) -> None:
-        pipe.delete(key)
-        pipe.hset(key, mapping=fields)
-
-    return change
+def _replace(pipe: Any, key: str, fields: Mapping[str, str]) -> None:
+    pipe.delete(key)
+    pipe.hset(key, mapping=fields)
