@@ -1,7 +1,8 @@
 """What a command is made of: its flags, the files that they name, its place in the help, and how the help looks.
 
 A command is a module of its name in `ftrie.commands` with a function of its name, decorated with `command`, or with a
-`Commands` of its name. Parameters are flags, `name: Annotated[type, Flag(…)]`, or dataclasses of such fields.
+`Commands` of its name. Parameters are flags, `name: Annotated[type, Flag(…)]`, or groups of them: dataclasses, or
+dictionaries (TypedDict).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import MethodType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 import typer
 
@@ -135,7 +136,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 @dataclass(frozen=True)
 class _Group:
-    """A parameter of a command: a dataclass of flags, or one flag (make is None). parameters: by field."""
+    """A parameter of a command: a group of flags, or one flag (make is None). parameters: by field."""
 
     make: Callable[..., Any] | None
     parameters: dict[str, Parameter]
@@ -146,7 +147,11 @@ def _groups(function: Callable[..., Any]) -> dict[str, _Group]:
     hints = get_type_hints(function, include_extras=True)
     found = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        if is_dataclass(hints[name]):
+        if is_typeddict(hints[name]):
+            own = get_type_hints(hints[name], include_extras=True)
+            members = {each: _parameter(each, hint, None) for each, hint in own.items()}
+            found[name] = _Group(dict, members)
+        elif is_dataclass(hints[name]):
             own = get_type_hints(hints[name], include_extras=True)
             members = {
                 each.name: _parameter(each.name, own[each.name], _default(each))
@@ -160,8 +165,9 @@ def _groups(function: Callable[..., Any]) -> dict[str, _Group]:
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     flag = next(each for each in get_args(hint) if isinstance(each, Flag))
+    kind = get_args(hint)[0] if flag.type is None else flag.type
     default = default if flag.default is None else flag.default
-    return Parameter(_UNITS.sub("", name), get_args(hint)[0], flag, default)
+    return Parameter(_UNITS.sub("", name), kind, flag, False if kind is bool and default is None else default)
 
 
 def _default(field: Any) -> Any:

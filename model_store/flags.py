@@ -22,7 +22,7 @@ DEFAULT_STORE = "embedded:.ftrie"
 class Flag:
     """How the command line offers a setting, named like the field without its unit. A value out of range is refused.
 
-    default: of the flag, where it is not that of the setting. unit: of the flag's whole numbers in the setting's.
+    default, type: of the flag, where they are not those of the setting. unit: of the flag's whole numbers in the setting's.
     names: where they are not that of the field, such as "--output -o"; a bool has no `--no-…` unless it is named.
     env: a variable beside FTRIE_COMMAND_FLAG. file: what is done with the files that the value names. exists: the value
     is a file that must exist. callback: called with the value as soon as it is parsed.
@@ -33,6 +33,7 @@ class Flag:
     min: float | None = None
     max: float | None = None
     default: Any = None
+    type: Any = None
     unit: float | None = None
     names: str = ""
     env: str | None = None

@@ -9,11 +9,11 @@ from ftrie.command import command
 from ftrie.commands.flags import (
     InputsArgument,
     JsonSpecOption,
-    LogFlags,
     ModelArgument,
     WithoutOption,
 )
-from ftrie.terminal import JsonOption, print_json, print_table
+from ftrie.library.data import Log, log_of
+from ftrie.terminal import JsonOption, note_once, print_json, print_table
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def audit(
     store: StoreOption = DEFAULT_STORE,
     without: WithoutOption = None,
     spec: JsonSpecOption = None,
-    log: LogFlags,
+    log: Log,
     as_json: JsonOption = False,
 ) -> None:
     """Explain one row's score: its keys, their weights and contributions, and which keys the model lacks."""
@@ -40,7 +40,8 @@ def audit(
 
     named = read_named(model, store, spec)
     with compiling_scorer(terminal):
-        found = audit(named.artefact, log.log(inputs, named.artefact.spec.input), row, variant, without or ())
+        opened = log_of(inputs, named.artefact.spec.input, note=note_once(), **log)
+        found = audit(named.artefact, opened, row, variant, without or ())
     if as_json:
         from dataclasses import asdict
 

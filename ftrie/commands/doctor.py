@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +12,13 @@ import typer
 
 from ftrie import terminal
 from ftrie.command import command
-from ftrie.commands.flags import DialectFlags, InputsArgument, LogFlags
+from ftrie.commands.flags import DialectFlags, InputsArgument
+from ftrie.library.data import Log, log_of
 from ftrie.terminal import JsonOption, note_once, print_json
 from model_store.flags import Flag
 
 if TYPE_CHECKING:
-    from model_store.spec.spec import ModelSpec
     from trainer.doctor.findings import Diagnosis, Finding
-    from trainer.examples.open_log import Log
 
 ERRORS_FOUND = 9
 """The exit code if a finding is an error."""
@@ -38,7 +36,7 @@ def doctor(
     label: Annotated[
         str | None, Flag("Without --spec: the column that tells whether there was a click.", "NAME")
     ] = None,
-    log: LogFlags,
+    log: Log,
     dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,6 +46,7 @@ def doctor(
     shift, values that explode, broken propensities and cells: each finding has a count, an example, and what to do. The
     log is read once. Exit code 9 if a finding is an error.
     """
+    from model_store.spec.spec import load_spec
     from trainer.doctor.examine import examine
 
     if spec is not None and label is not None:
@@ -58,28 +57,18 @@ def doctor(
         raise typer.BadParameter(
             "--separator and its like are for a log without --spec, whose [input] says it"
         )
-    model_spec, opened = _opened(inputs, spec, log)
-    opened = replace(opened, dialect=dialect.dialect())
-    found = examine(opened, model_spec, label, terminal)
+    if spec is None and (log["items"] is not None or log["users"] is not None):
+        raise typer.BadParameter("--items and --users need --spec, which names the columns of their ids")
+    given = load_spec(spec) if spec is not None else None
+    section = given.input if given is not None else None
+    opened = log_of(inputs, section, note=note_once(), dialect=dialect.dialect(), **log)
+    found = examine(opened, given, label, terminal)
     if as_json:
         print_json(found.as_dict())
     else:
         _print(found)
     if found.errors:
         raise typer.Exit(ERRORS_FOUND)
-
-
-def _opened(inputs: list[str], spec: Path | None, flags: LogFlags) -> tuple[ModelSpec | None, Log]:
-    """The spec, if there is one, and the log. Raises SpecError, InputError, typer.BadParameter."""
-    from model_store.spec.spec import load_spec
-    from trainer.examples.open_log import Log
-
-    if spec is not None:
-        loaded = load_spec(spec)
-        return loaded, flags.log(inputs, loaded.input)
-    if flags.items is not None or flags.users is not None:
-        raise typer.BadParameter("--items and --users need --spec, which names the columns of their ids")
-    return None, Log(inputs, flags.format, (), note_once(), no_header=flags.no_header)
 
 
 def _print(found: Diagnosis) -> None:

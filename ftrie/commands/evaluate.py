@@ -14,10 +14,10 @@ from ftrie.commands.flags import (
     ModelArgument,
     RejectsOption,
     StrictOption,
-    TimedLogFlags,
     WithoutOption,
 )
-from ftrie.terminal import JsonOption, note, print_json, print_table, warn
+from ftrie.library.data import TimedLog, log_of
+from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import InputError, SpecError, counted, listed
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
@@ -80,7 +80,7 @@ def evaluate(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     spec: JsonSpecOption = None,
-    log: TimedLogFlags,
+    log: TimedLog,
     threads: Annotated[
         int | None, Flag("Scoring threads; the result does not depend on their number.", min=1)
     ] = None,
@@ -114,7 +114,7 @@ def evaluate(
     with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
-            log.log(inputs, given),
+            log_of(inputs, given, note=note_once(), **log),
             k=k,
             position=position,
             predictions=file,

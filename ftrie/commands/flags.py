@@ -1,7 +1,7 @@
 """The flags that several commands share, each declared once.
 
-A flag is an annotated type (`RejectsOption`); flags that belong together are a frozen dataclass of them (`LogFlags`),
-which a command takes as one parameter.
+A flag is an annotated type (`RejectsOption`); flags that belong together are a dataclass of them (`ServerFlags`), which
+a command takes as one parameter. Those of a log are in `ftrie.library.data`.
 """
 
 from __future__ import annotations
@@ -9,20 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ftrie.terminal import note_once
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from ftrie.client.access import Access
     from ftrie.client.messages import Exploration, Filter, Options
-    from model_store.spec.sections import InputSection
-    from trainer.examples.open_log import Log
     from trainer.logs.dialect import Dialect
 
 
@@ -49,33 +46,6 @@ JsonSpecOption = Annotated[Path | None, Flag("The spec of a .json model.", "TOML
 WithoutOption = Annotated[
     list[str] | None,
     Flag("Score without this field or cross (a*b), as if no row had it; repeatable.", "FIELD"),
-]
-FormatOption = Annotated[
-    str | None,
-    Flag(
-        "Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
-        "default: detected.",
-        "NAME",
-    ),
-]
-NoHeaderOption = Annotated[
-    bool,
-    Flag(
-        "CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
-        "detected."
-    ),
-]
-SeparatorOption = Annotated[
-    str | None,
-    Flag("CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.", "CHAR"),
-]
-NullOption = Annotated[list[str] | None, Flag("CSV, TSV: a cell without a value; may be repeated.", "WORD")]
-QuoteOption = Annotated[str | None, Flag("CSV, TSV: what encloses cells, empty for nothing.", "CHAR")]
-EscapeOption = Annotated[
-    str | None, Flag("CSV, TSV: a backslash, if cells are escaped with it; empty if not.", "CHAR")
-]
-DecimalOption = Annotated[
-    str | None, Flag("CSV, TSV: the decimal mark of numbers, a point or a comma.", "CHAR")
 ]
 ThreadsOption = Annotated[
     int | None, Flag("Hashing threads; the result does not depend on their number.", min=1)
@@ -119,11 +89,20 @@ KeepOption = Annotated[
 class DialectFlags:
     """How a CSV or TSV file is written, for commands that need no spec, whose `[input]` says it otherwise."""
 
-    separator: SeparatorOption = None
-    quote: QuoteOption = None
-    escape: EscapeOption = None
-    null: NullOption = None
-    decimal: DecimalOption = None
+    separator: Annotated[
+        str | None,
+        Flag("CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.", "CHAR"),
+    ] = None
+    quote: Annotated[str | None, Flag("CSV, TSV: what encloses cells, empty for nothing.", "CHAR")] = None
+    escape: Annotated[
+        str | None, Flag("CSV, TSV: a backslash, if cells are escaped with it; empty if not.", "CHAR")
+    ] = None
+    null: Annotated[list[str] | None, Flag("CSV, TSV: a cell without a value; may be repeated.", "WORD")] = (
+        None
+    )
+    decimal: Annotated[
+        str | None, Flag("CSV, TSV: the decimal mark of numbers, a point or a comma.", "CHAR")
+    ] = None
 
     def dialect(self) -> Dialect:
         """What is given. Raises SpecError."""
@@ -140,80 +119,6 @@ class DialectFlags:
         lines = [f"{name} = {json.dumps(value)}" for name, value in given.items() if value is not None]
         text = "\n".join(['[model]\nname = "m"\n[input]\nlabel = "l"', *lines])
         return Dialect.of(parse_spec(text, "the dialect's flags").input)
-
-
-@dataclass(frozen=True)
-class LogFlags:
-    """The format of a log of rows, and the files that are joined to it."""
-
-    items: Annotated[
-        Path | None,
-        Flag("A file of items: columns that the log lacks, joined by input.item.", "FILE", file="reads"),
-    ] = None
-    users: Annotated[
-        Path | None,
-        Flag("A file of users: columns that the log lacks, joined by input.cookie.", "FILE", file="reads"),
-    ] = None
-    format: FormatOption = None
-    no_header: NoHeaderOption = False
-
-    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
-        """The log, its files of items and users loaded. Raises SpecError, InputError."""
-        from trainer.examples.open_log import Log
-        from trainer.examples.side_tables import side_tables
-        from trainer.logs.reader import BATCH_BYTES
-
-        note = note_once()
-        tables = side_tables(self.items, self.users, section, note)
-        size = batch_bytes or BATCH_BYTES
-        return Log(inputs, self.format, tables, note, size, no_header=self.no_header)
-
-
-@dataclass(frozen=True)
-class TimedLogFlags(LogFlags):
-    """A log, and the time from and until which its rows count."""
-
-    since: Annotated[
-        str | None,
-        Flag("Only rows from this time of input.timestamp on; earlier ones count as history.", "TIME"),
-    ] = None
-    until: Annotated[str | None, Flag("Only rows before this time of input.timestamp.", "TIME")] = None
-
-    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
-        """See LogFlags."""
-        return replace(super().log(inputs, section, batch_bytes), since=self.since, until=self.until)
-
-
-CacheOption = Annotated[
-    Path | None,
-    Flag(
-        "Keep the log's rows in this file, and read them from there as long as the log stays the same.",
-        "FILE",
-        file="keeps",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class CachedLogFlags(LogFlags):
-    """A log whose rows may be kept in a file."""
-
-    cache: CacheOption = None
-
-    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
-        """See LogFlags."""
-        return replace(super().log(inputs, section, batch_bytes), cache=self.cache)
-
-
-@dataclass(frozen=True)
-class CachedTimedLogFlags(TimedLogFlags):
-    """A log whose rows may be kept in a file, and the time from and until which they count."""
-
-    cache: CacheOption = None
-
-    def log(self, inputs: Sequence[str], section: InputSection, batch_bytes: int | None = None) -> Log:
-        """See LogFlags."""
-        return replace(super().log(inputs, section, batch_bytes), cache=self.cache)
 
 
 # --- Reaching a server ---

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ftrie.command import command
-from ftrie.commands.flags import DialectFlags, FormatOption, NoHeaderOption
+from ftrie.commands.flags import DialectFlags
+from ftrie.library.data import Format, log_of
 from ftrie.terminal import JsonOption, note, print_json, print_table
 from model_store.flags import Argument, Flag
 
@@ -37,8 +38,7 @@ def init(
     label: Annotated[str | None, Flag("The column that tells whether there was a click.", "NAME")] = None,
     quick: Annotated[bool, Flag("Only guess: leave out the measuring on the log's first rows.")] = False,
     force: Annotated[bool, Flag("Overwrite FILE.")] = False,
-    format: FormatOption = None,
-    no_header: NoHeaderOption = False,
+    format: Format,
     dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,12 +54,11 @@ def init(
     from ftrie import terminal
     from model_store.errors import InputError
     from model_store.whole_file import write_whole
-    from trainer.examples.open_log import Log
     from trainer.runs.first_spec import first_spec, steps_table
 
     if output is not None and output.exists() and not force:
         raise InputError(f"{output} exists already; overwrite it with --force")
-    log = Log(inputs, format, (), note, no_header=no_header, dialect=dialect.dialect())
+    log = log_of(inputs, note=note, dialect=dialect.dialect(), **format)
     found = first_spec(log, label, measures=not quick, output=terminal)
     text, choice = found.text, found.choice
     if output is not None:

@@ -14,13 +14,13 @@ import typer
 from ftrie import terminal
 from ftrie.command import command
 from ftrie.commands.flags import (
-    LogFlags,
     RejectsOption,
     SaveOption,
     SpecArgument,
     ThreadsOption,
 )
-from ftrie.terminal import JsonOption, note, print_json, print_table, progress
+from ftrie.library.data import Data, Log, log_of
+from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress
 from model_store.errors import InputError
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
@@ -98,18 +98,18 @@ class PolicyFlags:
         )
 
 
-@dataclass(frozen=True)
-class ReplayLogFlags(LogFlags):
-    """The format of labelled rows, and the files that are joined to them."""
+class ReplayLog(Log, total=False):
+    """A log of labelled rows; of events, items alone."""
 
-    items: Annotated[
-        Path | None,
+    items: Annotated[  # with its own help
+        Data | None,
         Flag(
             "A file of items: the candidates, and columns that the log lacks, joined by input.item.",
             "FILE",
+            type=Path | None,
             file="reads",
         ),
-    ] = None
+    ]
 
 
 @command(
@@ -129,7 +129,7 @@ def replay(
     ],
     *,
     policies: PolicyFlags,
-    log: ReplayLogFlags,
+    log: ReplayLog,
     rejects: RejectsOption = None,
     threads: ThreadsOption = None,
     save: SaveOption = None,
@@ -163,7 +163,7 @@ def replay(
         raise typer.BadParameter(f"--decision {policies.decision}: expected row or list")
     model_spec = load_spec(spec)
     check_there([each for each in logs if each != STDIN])
-    of_events = kind_of(logs, model_spec.input.label, log.format) == EVENTS
+    of_events = kind_of(logs, model_spec.input.label, log["format"]) == EVENTS
     if policies.policy and any(map(is_pipe, logs)):
         raise InputError(
             "standard input and other pipes can be read only once, and estimates need the log a second time; "
@@ -179,7 +179,7 @@ def replay(
         estimating = None
         if policies.policy:
             default = DECISION_LIST if of_events else DECISION_ROW
-            estimating = policies.estimating(model_spec, log.items, store, default)
+            estimating = policies.estimating(model_spec, log["items"], store, default)
         if of_events:
             replayed, read = _replay_events(model_spec, logs, policies, estimating, opened)
         else:
@@ -210,11 +210,11 @@ class _Done:
         }
 
 
-def _check_flags_of_events(policies: PolicyFlags, log: LogFlags, rejects: Path | None) -> None:
-    given: dict[str, object] = {"--users": log.users, "--format": log.format, "--rejects": rejects}
-    given["--no-header"] = log.no_header or None
+def _check_flags_of_events(policies: PolicyFlags, log: ReplayLog, rejects: Path | None) -> None:
+    given: dict[str, object] = {"--users": log["users"], "--format": log["format"], "--rejects": rejects}
+    given["--no-header"] = log["no_header"] or None
     if not policies.policy:
-        given["--items"] = log.items
+        given["--items"] = log["items"]
     for flag, value in given.items():
         if value is not None:
             raise InputError(f"{flag} is for labelled rows; events carry their features, and are JSON")
@@ -225,7 +225,7 @@ def _replay_rows(
     logs: Sequence[str],
     policies: PolicyFlags,
     estimating: EstimationRun | None,
-    flags: LogFlags,
+    flags: ReplayLog,
     rejects: Path | None,
     threads: int | None,
 ) -> tuple[Replayed, Read]:
@@ -237,8 +237,8 @@ def _replay_rows(
     from trainer.runs.warmup import compile_kernels, formats_of
 
     inputs = files_of_rows(logs)
-    compile_kernels(spec, formats_of(inputs, flags.format), output=terminal)
-    log = flags.log(inputs, spec.input)
+    compile_kernels(spec, formats_of(inputs, flags["format"]), output=terminal)
+    log = log_of(inputs, spec.input, note=note_once(), **flags)
     with RejectLog(rejects) as reject_log:
         replayed = replay_rows(spec, log, rejects=reject_log, threads=threads, output=terminal)
     decision = estimating.decision if estimating is not None else DECISION_ROW

@@ -14,7 +14,6 @@ import typer
 from ftrie import terminal
 from ftrie.command import command
 from ftrie.commands.flags import (
-    CachedTimedLogFlags,
     ForceOption,
     InitFromOption,
     InputsArgument,
@@ -26,7 +25,8 @@ from ftrie.commands.flags import (
     ThreadsOption,
     ThresholdOption,
 )
-from ftrie.terminal import JsonOption, note, print_json, print_table, warn
+from ftrie.library.data import CachedTimedLog, log_of
+from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import Stopped, counted
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
@@ -185,7 +185,7 @@ def train(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     save: SaveOption = None,
-    log: CachedTimedLogFlags,
+    log: CachedTimedLog,
     several: PassFlags,
     threads: ThreadsOption = None,
     batch_bytes: Annotated[
@@ -231,14 +231,14 @@ def train(
             fresh = files.checkpoints is None or files.checkpoints.earlier is None
             initial = initial_model(model_spec, start.init_from, store) if fresh else None
             compile_kernels(
-                *(model_spec, formats_of(inputs, log.format)),
+                *(model_spec, formats_of(inputs, log["format"])),
                 slices=bool(watched.slices),
                 publishes=publisher is not None,
                 output=terminal,
             )
             run = train(
                 model_spec,
-                log.log(inputs, model_spec.input, batch_bytes),
+                log_of(inputs, model_spec.input, note=note_once(), batch_bytes=batch_bytes, **log),
                 rejects=files.rejects,
                 threads=threads,
                 metrics=files.metrics,

@@ -13,7 +13,6 @@ import typer
 from ftrie import terminal
 from ftrie.command import command
 from ftrie.commands.flags import (
-    CachedLogFlags,
     ForceOption,
     RejectsOption,
     SaveOption,
@@ -21,7 +20,8 @@ from ftrie.commands.flags import (
     StrictOption,
 )
 from ftrie.commands.train import print_variants, rejected_for
-from ftrie.terminal import JsonOption, note, print_json, print_table, warn
+from ftrie.library.data import CachedLog, log_of
+from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import counted
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
@@ -197,7 +197,7 @@ def train_distributed(
     rejects: RejectsOption = None,
     strict: StrictOption = False,
     save: SaveOption = None,
-    log: CachedLogFlags,
+    log: CachedLog,
     start: IterationCheckpointFlags,
     force: ForceOption = False,
     as_json: JsonOption = False,
@@ -221,8 +221,8 @@ def train_distributed(
     model_spec = load_spec(spec)
     options = _options(cluster, how)
     check_distributable(model_spec)
-    check_inputs([*inputs, *options.held_out.inputs], log.format, model_spec.input.label)
-    formats = formats_of([*inputs, *options.held_out.inputs], log.format)
+    check_inputs([*inputs, *options.held_out.inputs], log["format"], model_spec.input.label)
+    formats = formats_of([*inputs, *options.held_out.inputs], log["format"])
     publish = publish or activate
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -236,7 +236,7 @@ def train_distributed(
         compile_kernels(model_spec, formats, output=terminal)
         run = run_distributed(
             model_spec,
-            log.log(inputs, model_spec.input),
+            log_of(inputs, model_spec.input, note=note_once(), **log),
             options,
             rejects=stack.enter_context(RejectLog(rejects)),
             strict=strict,

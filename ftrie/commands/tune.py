@@ -10,8 +10,9 @@ import typer
 
 from ftrie import terminal
 from ftrie.command import command
-from ftrie.commands.flags import CachedTimedLogFlags, SpecArgument, ThreadsOption
-from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
+from ftrie.commands.flags import SpecArgument, ThreadsOption
+from ftrie.library.data import CachedTimedLog, log_of
+from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress, warn
 from model_store.errors import OutputError, counted
 from model_store.flags import Argument, Flag
 
@@ -127,7 +128,7 @@ def tune(
         ),
     ] = None,
     force: Annotated[bool, Flag("Overwrite the output file.")] = False,
-    log: CachedTimedLogFlags,
+    log: CachedTimedLog,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -168,14 +169,14 @@ def tune(
     if output is not None:  # fails now if the file cannot be edited
         pairs = pairs_of(model_spec, compared_variant(model_spec, variant)) if crosses else ()
         with_best(text, model_spec, candidates[0], tuple(pairs)[:1])
-    opened = log.log(inputs, model_spec.input)
+    opened = log_of(inputs, model_spec.input, note=note_once(), **log)
     held_out, widen = _parts(opened, hold_out, widen)
     frozen = not online and STDIN not in opened.inputs
     comparison = Comparison(judge_last, by, variant, halving, widen=widen, l2=not tries, frozen=frozen)
     options = Options(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
-    _compile(model_spec, candidates, options, formats_of(inputs, log.format))
+    _compile(model_spec, candidates, options, formats_of(inputs, log["format"]))
     with progress("tuning") as bar:
         repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total), kept)
         found = search(model_spec, candidates, repeated, options)

@@ -1,57 +1,142 @@
-"""What the library takes as data: files, tables in memory and streams of tables, as the trainer's `Log`."""
+"""What names a log: files, tables in memory or streams of tables, and the arguments beside them.
+
+An argument is declared once: `since=` of `ftrie.train` and `--since` of `ftrie train` are one field.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, Unpack
 
 from ftrie.library.output import warn
-from model_store.spec.sections import InputSection
-from trainer.examples.open_log import Log
-from trainer.examples.side_tables import side_tables
-from trainer.logs.tables import Table, table_of
-from trainer.output import Output
-from trainer.runs.first_spec import first_spec
+from model_store.flags import Flag
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from model_store.spec.sections import InputSection
+    from trainer.examples.open_log import Log as EngineLog
+    from trainer.logs.dialect import Dialect
 
 Data: TypeAlias = Any
 """A path, a glob or a list of them; or a table: pyarrow, pandas, polars, a DuckDB relation, a mapping of columns, or a
 list of rows as dictionaries; or an iterator of such tables, which is read once."""
 
 
+class Tables(TypedDict, total=False):
+    """Features that the log lacks: files, or tables in memory."""
+
+    items: Annotated[
+        Data | None,
+        Flag(
+            "A file of items: columns that the log lacks, joined by input.item.",
+            "FILE",
+            type=Path | None,
+            file="reads",
+        ),
+    ]
+    users: Annotated[
+        Data | None,
+        Flag(
+            "A file of users: columns that the log lacks, joined by input.cookie.",
+            "FILE",
+            type=Path | None,
+            file="reads",
+        ),
+    ]
+
+
+class Format(TypedDict, total=False):
+    """How the log's files are written, where their names and first lines do not tell."""
+
+    format: Annotated[
+        str | None,
+        Flag(
+            "Format of the log: csv, tsv, jsonl, parquet, vw, libsvm, libffm, or events (impressions and clicks); "
+            "default: detected.",
+            "NAME",
+        ),
+    ]
+    no_header: Annotated[
+        bool,
+        Flag(
+            "CSV, TSV: the first line is a row; the columns are c1, c2, …, or those of [input] columns. Default: "
+            "detected."
+        ),
+    ]
+
+
+class Log(Tables, Format, total=False):
+    """The arguments of a log of rows. A `TimedLog` is learned or judged in part; of a `CachedLog` rows may be kept."""
+
+
+class TimedLog(Log, total=False):
+    """A log, and the time from and until which its rows count."""
+
+    since: Annotated[
+        str | None,
+        Flag("Only rows from this time of input.timestamp on; earlier ones count as history.", "TIME"),
+    ]
+    until: Annotated[str | None, Flag("Only rows before this time of input.timestamp.", "TIME")]
+
+
+class _Cache(TypedDict, total=False):
+    cache: Annotated[
+        Path | None,
+        Flag(
+            "Keep the log's rows in this file, and read them from there as long as the log stays the same.",
+            "FILE",
+            file="keeps",
+        ),
+    ]
+
+
+class CachedLog(Log, _Cache, total=False):
+    """A log whose rows may be kept in a file."""
+
+
+class CachedTimedLog(TimedLog, _Cache, total=False):
+    """A log whose rows may be kept in a file, and the time from and until which they count."""
+
+
 def log_of(
     data: Data,
     section: InputSection | None = None,
     *,
-    items: Data | None = None,
-    users: Data | None = None,
-    format: str | None = None,
-    no_header: bool = False,
-    since: str | None = None,
-    until: str | None = None,
+    note: Callable[[str], None] | None = None,
+    dialect: Dialect | None = None,
+    batch_bytes: int | None = None,
     unlabelled: bool = False,
-) -> Log:
+    **log: Unpack[CachedTimedLog],
+) -> EngineLog:
     """The log that `data` stands for, with the features of items and users joined by the ids that `section` names.
 
-    unlabelled: rows are only scored. Raises InputError for an object that is no log, SpecError for a table of items or
-    users without an id column.
+    note: takes remarks on files that look suspicious; by default they are warnings to a caller in Python. dialect: of a
+    CSV file that no spec describes. batch_bytes: of text read at once. unlabelled: rows are only scored. Raises
+    InputError for an object that is no log, SpecError for a table of items or users without an id column.
     """
-    tables = []
-    if section is not None:
-        tables = side_tables(_records(items), _records(users), section)
+    from trainer.examples.open_log import Log as EngineLog
+    from trainer.examples.side_tables import side_tables
+    from trainer.logs.dialect import UNKNOWN
+    from trainer.logs.reader import BATCH_BYTES
+    from trainer.logs.tables import table_of
+
+    items, users = (_records(log.get(name)) for name in ("items", "users"))
     files = files_of(data)
-    return Log(
+    return EngineLog(
         files or (),
-        format,
-        tables,
-        _note,
-        no_header=no_header,
-        since=since,
-        until=until,
+        log.get("format"),
+        side_tables(items, users, section, note or (lambda text: None)) if section is not None else [],
+        note or warn,
+        batch_bytes or BATCH_BYTES,
+        no_header=log.get("no_header", False),
+        dialect=dialect or UNKNOWN,
+        since=log.get("since"),
+        until=log.get("until"),
+        cache=log.get("cache"),
         table=None if files else table_of(data),
         unlabelled=unlabelled,
     )
@@ -68,10 +153,11 @@ def files_of(data: Data) -> list[str] | None:
 
 def one_table(data: Data) -> pa.Table:
     """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError."""
-    if isinstance(data, Table):
-        table = data
-    else:
-        table = table_of(data)
+    import pyarrow as pa
+
+    from trainer.logs.tables import Table, table_of
+
+    table = data if isinstance(data, Table) else table_of(data)
     return pa.Table.from_batches(table.batches())
 
 
@@ -90,21 +176,6 @@ def as_given(table: pa.Table, data: Data) -> Any:
     return table
 
 
-def guessed_text(
-    data: Data,
-    label: str | None,
-    *,
-    name: str | None,
-    format: str | None,
-    no_header: bool,
-    quick: bool,
-    output: Output,
-) -> str:
-    """The spec that `ftrie init` writes for the log, as TOML text. Raises InputError, SpecError."""
-    log = log_of(data, format=format, no_header=no_header)
-    return first_spec(log, label, name=name or "", measures=not quick, output=output).text
-
-
 def is_path(data: Data) -> Path | None:
     """The path of one file; None if it is a table."""
     return Path(data) if isinstance(data, str | os.PathLike) else None
@@ -113,8 +184,3 @@ def is_path(data: Data) -> Path | None:
 def _records(data: Data | None) -> Path | pa.Table | None:
     """A table of items or users: a file, or a table in memory."""
     return None if data is None else is_path(data) or one_table(data)
-
-
-def _note(message: str) -> None:
-    """Remarks on files that look suspicious are warnings to a caller in Python."""
-    warn(message)

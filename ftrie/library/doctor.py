@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
-from ftrie.library.data import Data, log_of
+from ftrie.library.data import Data, Log, log_of
 from ftrie.library.html import html_table, paragraph
 from ftrie.library.output import LibraryOutput, names_arguments
 from ftrie.library.spec import Spec, spec_of
@@ -106,11 +106,8 @@ def doctor(
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     label: str | None = None,
     *,
-    items: Data | None = None,
-    users: Data | None = None,
-    format: str | None = None,
-    no_header: bool = False,
     progress: bool = True,
+    **log: Unpack[Log],
 ) -> Diagnosis:
     """Say what is wrong with a log or a table for learning, in one pass and bounded memory.
 
@@ -121,8 +118,7 @@ def doctor(
     given = spec_of(spec).model_spec if spec is not None else None
     if given is not None and label is not None:
         raise UsageError("label belongs to data without a spec, which names the label")
-    if given is None and (items is not None or users is not None):
+    if given is None and (log.get("items") is not None or log.get("users") is not None):
         raise UsageError("items and users need a spec, which names the columns of their ids")
-    section = given.input if given is not None else None
-    log = log_of(data, section, items=items, users=users, format=format, no_header=no_header)
-    return Diagnosis(examine(log, given, label, LibraryOutput(progress)))
+    opened = log_of(data, given.input if given is not None else None, **log)
+    return Diagnosis(examine(opened, given, label, LibraryOutput(progress)))

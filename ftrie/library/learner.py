@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import pyarrow as pa
 
-from ftrie.library.data import Data, as_given, log_of
+from ftrie.library.data import Data, Tables, as_given, log_of
 from ftrie.library.model import Model
 from ftrie.library.output import names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
@@ -37,14 +37,14 @@ class Learner:
         self._online = OnlineModel(given, model.artefact if model is not None else None)
 
     @names_arguments
-    def learn(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> Learner:
+    def learn(self, data: Data, **tables: Unpack[Tables]) -> Learner:
         """Learn the rows of a table, or of a log; each is predicted before it is learned. Returns the learner.
 
         A bad row is counted in `report`, warned of and skipped. Raises SpecError for a missing column.
         """
         rejects = self._online.rejects
         before = rejects.count
-        self._online.learn(log_of(data, self._online.spec.input, items=items, users=users))
+        self._online.learn(log_of(data, self._online.spec.input, **tables))
         warn_of_rejects(rejects.count - before, rejects.reasons)
         return self
 
@@ -56,9 +56,9 @@ class Learner:
         self._online.learn_one(row, y, weight)
 
     @names_arguments
-    def predict(self, data: Data, *, items: Data | None = None, users: Data | None = None) -> Any:
+    def predict(self, data: Data, **tables: Unpack[Tables]) -> Any:
         """The click rate of every row by every variant, as `Model.predict` of the present model. O(features)."""
-        log = log_of(data, self._online.spec.input, items=items, users=users)
+        log = log_of(data, self._online.spec.input, **tables)
         parts, rejects = [], []
         for rows, scores, examples in self._online.predict(log):
             parts.append(of_all_rows(scores, examples.rows, rows).ctr)

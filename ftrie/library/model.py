@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftrie.library.data import Data, as_given, log_of
+from ftrie.library.data import Data, Log, TimedLog, as_given, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.output import LibraryOutput, in_python, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec
@@ -83,12 +83,9 @@ class Model:
         *,
         uncertainty: bool = False,
         score: bool = False,
-        items: Data | None = None,
-        users: Data | None = None,
-        format: str | None = None,
-        no_header: bool = False,
         threads: int | None = None,
         progress: bool = False,
+        **log: Unpack[Log],
     ) -> Any:
         """The click rate of every row by every variant: a float64 column a variant, a line a row, in order.
 
@@ -101,14 +98,14 @@ class Model:
         its end.
         """
         output = LibraryOutput(progress)
-        log = self._log(data, items, users, format, no_header)
+        opened = log_of(data, self.artefact.spec.input, **log)
         parts: dict[str, list[npt.NDArray[np.float64]]] = {
             name: [] for name in self._columns(score, uncertainty)
         }
         bad: list[str] = []
         rejected = 0
         with compiling_scorer(output):
-            for batch in predict(self.artefact, log, threads=threads, output=output):
+            for batch in predict(self.artefact, opened, threads=threads, output=output):
                 for name, column in _columns_of(batch, self.variants, score, uncertainty).items():
                     parts[name].append(column)
                 rejected += len(batch.rejects)
@@ -135,7 +132,7 @@ class Model:
 
         Raises SpecError for an unknown variant or a missing column, InputError for a value that does not fit.
         """
-        log = self._log([row], None, None, None, False, unlabelled=True)
+        log = log_of([row], self.artefact.spec.input, unlabelled=True)
         return Explanation(audit(self.artefact, log, 1, variant))
 
     @names_arguments
@@ -148,15 +145,10 @@ class Model:
         without: Sequence[str] = (),
         slices: Sequence[str] = (),
         diagnose: bool = False,
-        items: Data | None = None,
-        users: Data | None = None,
-        since: str | None = None,
-        until: str | None = None,
-        format: str | None = None,
-        no_header: bool = False,
         strict: bool = False,
         threads: int | None = None,
         progress: bool = True,
+        **log: Unpack[TimedLog],
     ) -> Evaluation:
         """Judge the predictions of every variant on labelled rows that were not learned.
 
@@ -166,12 +158,11 @@ class Model:
         SpecError for a missing column, InputError if the data cannot be read to its end.
         """
         output = LibraryOutput(progress)
-        log = self._log(data, items, users, format, no_header, since=since, until=until)
         options = DiagnosticsOptions(tuple(slices)) if diagnose or slices else None
         with compiling_scorer(output), RejectLog(strict=strict) as rejects:
             found = evaluate(
                 self.artefact,
-                log,
+                log_of(data, self.artefact.spec.input, **log),
                 rejects=rejects,
                 k=k,
                 position=position,
@@ -249,30 +240,6 @@ class Model:
             paragraph(repr(self))
             + variants_table(figures)
             + details("keys by field", html_table(["field or cross", "keys", "sum |w|", "max |w|"], owners))
-        )
-
-    def _log(
-        self,
-        data: Data,
-        items: Data | None,
-        users: Data | None,
-        format: str | None,
-        no_header: bool,
-        *,
-        since: str | None = None,
-        until: str | None = None,
-        unlabelled: bool = False,
-    ) -> Any:
-        return log_of(
-            data,
-            self.artefact.spec.input,
-            items=items,
-            users=users,
-            format=format,
-            no_header=no_header,
-            since=since,
-            until=until,
-            unlabelled=unlabelled,
         )
 
     def _columns(self, score: bool, uncertainty: bool) -> list[str]:

@@ -6,12 +6,13 @@ The bar is shown on a terminal and in a notebook, and nowhere else.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, get_type_hints
 
 from ftrie.terminal import library_progress
 from model_store.errors import FtrieError, counted
@@ -68,16 +69,33 @@ def in_python(message: str) -> str:
 
 
 def names_arguments(call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
-    """A function of the library whose errors, which the engine words for the command line, are `in_python`."""
+    """A function of the library whose errors, which the engine words for the command line, are `in_python`.
+
+    Where it takes `**log: Unpack[Log]`, the arguments of Log are in its signature, and no others are taken.
+    """
+    signature = inspect.signature(call)
+    *parameters, last = signature.parameters.values()
+    if last.kind is inspect.Parameter.VAR_KEYWORD:
+        arguments = get_type_hints(call.__globals__[last.annotation.removeprefix("Unpack[").rstrip("]")])
+        parameters += [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False if kind is bool else None, annotation=kind
+            )
+            for name, kind in arguments.items()
+        ]
+        signature = signature.replace(parameters=parameters)
 
     @functools.wraps(call)
     def called(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
+        if unknown := next((name for name in named if name not in signature.parameters), None):
+            raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {unknown!r}")
         try:
             return call(*given, **named)
         except FtrieError as error:
             error.args = (in_python(str(error)), *error.args[1:])
             raise
 
+    called.__dict__["__signature__"] = signature
     return called
 
 

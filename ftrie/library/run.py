@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
-from ftrie.library.data import Data, log_of
+from ftrie.library.data import Data, TimedLog, log_of
 from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
 from ftrie.library.output import LibraryOutput, names_arguments, warn, warn_of_rejects
@@ -52,21 +52,16 @@ def train(
     spec: Spec | str | os.PathLike[str] | Mapping[str, Any],
     data: Data,
     *,
-    items: Data | None = None,
-    users: Data | None = None,
     initial: Model | None = None,
     passes: int = 1,
     tolerance: float = 1e-4,
     window: int | None = None,
     slices: Sequence[str] = (),
     regret: bool = False,
-    since: str | None = None,
-    until: str | None = None,
-    format: str | None = None,
-    no_header: bool = False,
     strict: bool = False,
     threads: int | None = None,
     progress: bool = True,
+    **log: Unpack[TimedLog],
 ) -> Run:
     """Learn every variant of `spec` from `data`, row by row in its order; each row is predicted before it is learned.
 
@@ -81,17 +76,8 @@ def train(
     InputError if it cannot be read to its end, or no row can be learned from.
     """
     given, output = spec_of(spec), LibraryOutput(progress)
-    log = log_of(
-        data,
-        given.model_spec.input,
-        items=items,
-        users=users,
-        format=format,
-        no_header=no_header,
-        since=since,
-        until=until,
-    )
-    formats = formats_of(log.inputs, log.format) if log.table is None else frozenset(["parquet"])
+    opened = log_of(data, given.model_spec.input, **log)
+    formats = formats_of(opened.inputs, opened.format) if opened.table is None else frozenset(["parquet"])
     several = PassOptions(passes, tolerance)
     several.check(given.model_spec)
     compile_kernels(given.model_spec, formats, slices=bool(slices), output=output)
@@ -100,7 +86,7 @@ def train(
         with MetricsFile(path) as file, RejectLog(strict=strict) as rejects:
             run = train_engine(
                 given.model_spec,
-                log,
+                opened,
                 rejects=rejects,
                 threads=threads,
                 metrics=MetricsOptions(window, tuple(slices), file, regret),

@@ -7,9 +7,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from ftrie.library.data import Data, guessed_text
+from ftrie.library.data import Data, Format, log_of
 from ftrie.library.output import LibraryOutput, names_arguments
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec, spec_from_document
 from model_store.whole_file import write_whole
@@ -43,10 +43,9 @@ class Spec:
         label: str | None = None,
         *,
         name: str | None = None,
-        format: str | None = None,
-        no_header: bool = False,
         quick: bool = False,
         progress: bool = True,
+        **format: Unpack[Format],
     ) -> Spec:
         """The spec that `ftrie init` writes: columns guessed, and what is doubtful measured on the first rows.
 
@@ -54,8 +53,12 @@ class Spec:
         guess, from the first 10,000 rows; progress: show a bar. Comments give reasons and figures (`text`). Raises
         InputError for a log that cannot be read, SpecError if no column can be the label.
         """
-        options: dict[str, Any] = {"name": name, "format": format, "no_header": no_header}
-        return cls(guessed_text(data, label, **options, quick=quick, output=LibraryOutput(progress)))
+        from trainer.runs.first_spec import first_spec
+
+        output = LibraryOutput(progress)
+        return cls(
+            first_spec(log_of(data, **format), label, name=name or "", measures=not quick, output=output).text
+        )
 
     @classmethod
     def of(cls, model_spec: ModelSpec) -> Spec:
