@@ -28,8 +28,8 @@ help:
 	@echo "make distributed  install Ray too, for ftrie train-distributed and its tests"
 	@echo "make demo    the whole loop on a simulated shop: train, publish, serve, rank, train again"
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, with a dashboard to watch them"
-	@echo "make test    run the tests, without the slow ones: five to ten minutes on two cores"
-	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (docs/testing.md)"
+	@echo "make test    run the tests without the slow ones (CONTRIBUTING.md says how long it takes)"
+	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (CONTRIBUTING.md)"
 	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
@@ -52,7 +52,7 @@ live: $(DASHBOARD)
 	@$(BIN)/ftrie live
 
 # More processes than cores, since many tests wait for others, the slow ones most of their time; but each process imports for
-# some seconds before its first test. docs/testing.md has the durations.
+# some seconds before its first test. CONTRIBUTING.md has the durations.
 CORES := $$($(BIN)/python -c 'import os; print(os.cpu_count())')
 
 test: $(TEST)

@@ -300,7 +300,7 @@ def _click_log(name: str) -> Path:
     """A real log in the folder that FTRIE_TEST_DATA names; the test is skipped without it."""
     folder = os.environ.get("FTRIE_TEST_DATA")
     if not folder:
-        pytest.skip("needs real click logs: set FTRIE_TEST_DATA to their folder (docs/testing.md)")
+        pytest.skip("needs real click logs: set FTRIE_TEST_DATA to their folder (CONTRIBUTING.md)")
     path = Path(folder) / name
     if not path.exists():
         pytest.skip(f"needs {name}, which is not in FTRIE_TEST_DATA ({folder})")

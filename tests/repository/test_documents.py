@@ -19,11 +19,11 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).exists()]
 
 
-def test_the_readme_has_a_line_for_every_folder() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_the_index_has_a_line_for_every_folder() -> None:
+    index = (ROOT / "docs/README.md").read_text("utf-8")
     folders = {path.relative_to(ROOT).parts[0] for path in tracked() if path.parent != ROOT}
-    missing = [name for name in sorted(folders) if f"`{name}/`" not in readme]
-    assert not missing, f"README.md has no line for {missing}"
+    missing = [name for name in sorted(folders) if f"`{name}/`" not in index]
+    assert not missing, f"docs/README.md has no line for {missing}"
 
 
 def test_the_index_names_every_page() -> None:

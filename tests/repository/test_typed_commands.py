@@ -37,19 +37,14 @@ PAGES = [
 ]
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
 TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
-LONG = [command for block in BLOCKS["README.md"] if block.slow for command in block.commands]
-"""What README.md shows of commands that take minutes: each is typed once, for the page that explains it."""
 TABLE = [
     code
-    for line in (ROOT / "README.md")
-    .read_text("utf-8")
-    .split("\n| to | type |\n")[1]
-    .split("\n\n")[0]
-    .splitlines()
-    for code in re.findall(r"`((?:ftrie[ .]|from |import |kill ).+?)`", line)
-    if not re.search(r"…|impressions\.jsonl|clicks/|any/2|feedback$", code)
+    for line in (ROOT / "docs/README.md").read_text("utf-8").splitlines()
+    if line.count(" | ") == 2
+    for code in re.findall(r"`((?:ftrie[ .]|from |import |kill ).+?)`", line.split(" | ")[1])
+    if not re.search(r"…|impressions\.jsonl|clicks/|any/2|feedback$|train$", code)
 ]
-"""The README's table of what to type; without what is shortened, or needs files, Ray or hosts that are not there."""
+"""What the index has one type; without what is shortened, or needs files, Ray or hosts that are not there."""
 ROWS, DEMO_ROWS = 10_000, 50_000
 TOKEN = "a-token-of-the-documents"
 
@@ -172,8 +167,8 @@ def test_only_what_cannot_run_here_is_left_out() -> None:
 def test_the_readme_typed_in_one_shell_works_and_leaves_nothing_running(
     whole: bool, demo_folder: Path, tmp_path: Path
 ) -> None:
-    """The click that is reported raises the rate that is served. `whole`: with `ftrie live`, and all of the table."""
-    blocks = [block for block in BLOCKS["README.md"] if not block.not_run and (whole or not block.slow)]
+    """The click that is reported raises the rate that is served. `whole`: and then all that the index has one type."""
+    blocks = [block for block in BLOCKS["README.md"] if not block.not_run]
     asked = next(each.text for each in blocks[0].commands if each.text.startswith("ftrie rank"))
     program = f"#!{sys.executable}\nimport ftrie.cli; ftrie.cli.main()\n"
 
@@ -199,19 +194,8 @@ def test_the_readme_typed_in_one_shell_works_and_leaves_nothing_running(
             failed, output = (
                 shell.python(code) if re.search(r"\bimport |^ftrie\.", code) else shell.type(code)
             )
-            assert not failed, f"README.md: {code}\n{output}"
+            assert not failed, f"docs/README.md: {code}\n{output}"
         eventually(lambda: not shell.left(), "the end of all processes")
-
-
-def test_what_takes_minutes_in_the_readme_is_typed_for_another_page() -> None:
-    texts = {
-        each.text
-        for page in TYPED[1:]
-        for block in BLOCKS[page]
-        if not block.not_run
-        for each in block.commands
-    }
-    assert TYPED[0] == "README.md" and LONG and {command.text for command in LONG} <= texts
 
 
 @pytest.mark.slow
@@ -223,10 +207,6 @@ def test_the_commands_of_a_page_work_as_typed(
     with shell_in(demo_folder, tmp_path, forked_ftrie, Shell) as shell:
         _type(shell, [block for block in BLOCKS[page] if not block.not_run])
     assert {code for _, code in shell.exits} <= {0}, shell.exits
-    for command in LONG:
-        if command.text in shell.printed:
-            printed = shell.printed[command.text]
-            assert differences(command.output, printed) == [], f"README.md: $ {command.text}\n{printed}"
 
 
 def _type(shell: Shell, blocks: list[Block]) -> None:

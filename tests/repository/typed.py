@@ -222,8 +222,7 @@ class Shell:
     """A shell in one folder in which the commands of a page are typed, one after the other; and a Python beside it.
 
     `replaced` maps patterns to what is put in their place: hosts, ports and folders only. Use it as a context; leaving
-    it ends what runs in the background with SIGTERM, the last first, and `exits` has how each ended. `printed` has what
-    each command of a block printed, by its text.
+    it ends what runs in the background with SIGTERM, the last first, and `exits` has how each ended.
     """
 
     def __init__(
@@ -233,7 +232,6 @@ class Shell:
         self.environment = {**environment}
         self.replaced = dict(replaced or {})
         self.exits: list[tuple[str, int]] = []
-        self.printed: dict[str, str] = {}
         self._running: list[tuple[str, subprocess.Popen[bytes], Path]] = []
         self._python: subprocess.Popen[str] | None = None
 
@@ -262,7 +260,6 @@ class Shell:
             assert differences(block.python.output, output) == [], f"{block}:\n{output}"
         for command in block.commands:
             code, output = self.type(command.text)
-            self.printed[command.text] = output
             where = f"{block}: $ {command.text}\n{output}"
             assert code == 0, f"exit code {code}: {where}"
             assert differences(command.output, output) == [], where
