@@ -10,9 +10,11 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from model_store.errors import harmless, listed, shown
@@ -130,12 +132,36 @@ def warn(message: str) -> None:
 
 
 def print_json(answer: Any) -> None:
-    """Print `answer` as one line of JSON on stdout. Raises ValueError for a number that is not finite."""
-    print(json.dumps(answer, ensure_ascii=False, allow_nan=False), flush=True)
+    """Print `answer` as one line of JSON on stdout; it may contain records (`plain`).
+
+    Raises ValueError for a number that is not finite.
+    """
+    print(json.dumps(answer, ensure_ascii=False, allow_nan=False, default=plain), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """What JSON lacks: of a dataclass an object of its fields, of a time ISO 8601, of bytes the text.
+
+    Raises TypeError for anything else.
+    """
+    if is_dataclass(value):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"got a {type(value).__name__}; expected what JSON has")
+
+
+def picked(record: Any, names: str, **more: Any) -> dict[str, Any]:
+    """These fields of a dataclass, in this order; more: values that it lacks, or has otherwise."""
+    return {name: more[name] if name in more else getattr(record, name) for name in names.split()}
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows on stdout, numbers right-aligned.
+    """Print rows on stdout, numbers right-aligned, times to the second.
 
     A narrow terminal folds long headings first, then long texts; a pipe folds and cuts nothing.
     """
@@ -144,6 +170,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
     from rich.table import Table
     from rich.text import Text
 
+    rows = [
+        [f"{each:%Y-%m-%d %H:%M:%S} UTC" if isinstance(each, datetime) else each for each in row]
+        for row in rows
+    ]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for number, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[number], int | float | None) for row in rows)

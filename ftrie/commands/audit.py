@@ -43,9 +43,7 @@ def audit(
         opened = log_of(inputs, named.artefact.spec.input, note=note_once(), **log)
         found = audit(named.artefact, opened, row, variant, without or ())
     if as_json:
-        from dataclasses import asdict
-
-        print_json({"model": named.name, "row": row, **asdict(found)})
+        print_json({"model": named.name, "row": row, **vars(found)})
     else:
         _print_audit(named.name, found)
 

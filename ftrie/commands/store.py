@@ -1,4 +1,4 @@
-"""`ftrie store`: lists, activates, collects, checks, imports and exports the versions of models."""
+"""`ftrie store`: the versions of models, the records that requests name by id, and the keys of the store."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie.command import Commands
-from ftrie.commands import store_inspect, store_records
+from ftrie.commands import store_inspect
 from ftrie.commands.flags import KEPT, KeepOption
-from ftrie.terminal import JsonOption, note, print_json, print_table, progress, warn
+from ftrie.terminal import JsonOption, note, note_once, picked, plain, print_json, print_table, progress, warn
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.versions.model_versions import ModelVersions
 
 Model = Annotated[str, Argument("The model's name.", "MODEL")]
+RecordFile = Annotated[
+    Path,
+    Argument(".csv, .tsv, .jsonl or .parquet, optionally followed by .gz or .zst.", "FILE", file="reads"),
+]
+SHOWN_CHARACTERS = 80
 MODEL_FILE = ".arrow is an artefact, .json the JSON form."
 
 
@@ -27,41 +32,22 @@ def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
     with Store.open(store) as opened:
         listed = opened.model(model, warn).versions()
     if as_json:
-        print_json(
-            [
-                {
-                    "version": info.version,
-                    "active": info.active,
-                    "kind": info.kind,
-                    "parent": info.parent,
-                    "published": info.published.isoformat(),
-                    "rows": info.rows,
-                    "bytes": info.size,
-                    "sha256": info.sha256,
-                    "content": info.content,
-                    "refused": info.refused,
-                }
-                for info in listed
-            ]
-        )
+        names = "version active kind parent published rows bytes sha256 content refused"
+        print_json([picked(info, names, bytes=info.size) for info in listed])
         return
-    print_table(
-        ["version", "active", "kind", "parent", "published", "keys", "bytes", "sha256", "refused"],
-        [
-            [
-                info.version,
-                "active" if info.active else "",
-                info.kind,
-                info.parent,
-                f"{info.published:%Y-%m-%d %H:%M:%S} UTC",
-                info.rows,
-                info.size,
-                info.sha256[:12],
-                info.refused,
-            ]
-            for info in listed
-        ],
-    )
+    columns = "version active kind parent published keys bytes sha256 refused"
+    rows = [
+        picked(
+            info,
+            columns,
+            active="active" if info.active else "",
+            keys=info.rows,
+            bytes=info.size,
+            sha256=info.sha256[:12],
+        )
+        for info in listed
+    ]
+    print_table(columns.split(), [[*row.values()] for row in rows])
 
 
 def activate(
@@ -80,9 +66,7 @@ def activate(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         before = versions.activate(version, force=force, by=By("ftrie store activate"))
-        pinned = versions.pinned()
-    _print_active(model, version, before, as_json)
-    _note_pin(model, pinned)
+        _show_active(versions, version, before, as_json)
 
 
 def rollback(
@@ -100,9 +84,7 @@ def rollback(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         now_active, before = versions.go_back(version, by=By("ftrie store rollback"))
-        pinned = versions.pinned()
-    _print_active(model, now_active, before, as_json)
-    _note_pin(model, pinned)
+        _show_active(versions, now_active, before, as_json)
 
 
 def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -132,9 +114,9 @@ def audit(
     with Store.open(store) as opened:
         entries = opened.model(model, warn).audit.read(last)
     if as_json:
-        print_json([entry.as_dict() for entry in entries])
+        print_json(entries)
     elif entries:
-        rows = [[f"{each.at:%Y-%m-%d %H:%M:%S} UTC", each.who, each.tool, each.words] for each in entries]
+        rows = [[each.at, each.who, each.tool, each.words] for each in entries]
         print_table(["time", "who", "tool", "change"], rows)
     else:
         print(f"{model}: no change by an operator is known")
@@ -172,8 +154,6 @@ def check(
 
     Reads the bytes of every version. A trainer and servers may be running.
     """
-    from dataclasses import asdict
-
     from model_store.errors import StoreError, counted
     from model_store.store import Store
 
@@ -181,7 +161,7 @@ def check(
         findings = opened.check(models or (), repair=repair)
     wrong = sum(not each.repaired for each in findings)
     if as_json:
-        print_json({"findings": [asdict(each) for each in findings], "wrong": wrong})
+        print_json({"findings": findings, "wrong": wrong})
     elif findings:
         rows = [[each.key, each.found, each.expected, each.repair] for each in findings]
         print_table(["key", "found", "expected", "repaired" if repair else "--repair does"], rows)
@@ -210,6 +190,7 @@ def import_(
 ) -> None:
     """Publish a model from a file and activate it. A delta is applied to the newest version that it can change."""
     from model_store.artefact.arrow_format import DELTA
+    from model_store.errors import StoreError
     from model_store.model_files import read_model
     from model_store.store import Store
     from model_store.versions.audit import By
@@ -225,24 +206,17 @@ def import_(
                 on_progress=lambda done, total: bar.update(done, total=total),
                 by=By("ftrie store import"),
             )
-        deleted = _collect(versions, keep)
+        deleted = []
+        try:
+            deleted = versions.gc(keep) if keep != 0 else []
+        except StoreError as error:  # that costs only space: the import is done
+            warn(f"old versions could not be deleted: {error}")
     if as_json:
         kind = {"kind": DELTA, "parent": read.parent} if read.parent else {}
         print_json({"model": model, "version": version, "rows": read.model.rows, "deleted": deleted, **kind})
     else:
         what = f"changed since version {read.parent} " if read.parent else ""
         print(f"{model}: version {version} is active, {read.model.rows:,} keys {what}from {file}")
-
-
-def _collect(versions: ModelVersions, keep: int | None) -> list[int]:
-    """Delete old versions. A failure only costs space, since the import is done."""
-    from model_store.errors import StoreError
-
-    try:
-        return versions.gc(keep) if keep != 0 else []
-    except StoreError as error:
-        warn(f"old versions could not be deleted: {error}")
-        return []
 
 
 def export(
@@ -261,9 +235,12 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a published version to a file; for a delta, the whole model."""
+    from model_store.artefact.artefact import Delta
     from model_store.artefact.inspection import one_variant
+    from model_store.errors import ArtefactError
     from model_store.model_files import JSON, check_ending, write_model
     from model_store.store import Store
+    from model_store.whole_file import write_whole
 
     if as_delta and (check_ending(file) == JSON or variant is not None):
         raise typer.BadParameter(
@@ -273,49 +250,120 @@ def export(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         chosen = versions.active_or_fail() if version is None else version
-        if as_delta:
-            _export_delta(versions, chosen, file, as_json)
-            return
-        artefact = versions.materialise(chosen)
-    if variant is not None:
-        artefact = one_variant(artefact, variant)
-    write_model(artefact, file)
-    if artefact.calibration is not None and file.suffix == JSON:
-        note("the JSON form has no calibration; the file gives uncalibrated predictions")
-    if as_json:
-        print_json({"model": model, "version": chosen, "rows": artefact.rows, "file": str(file)})
+        exported = versions.fetch(chosen) if as_delta else versions.materialise(chosen)
+    kind: dict[str, object] = {}
+    changed = ""
+    if isinstance(exported, Delta):
+        write_whole(file, exported.to_bytes())
+        kind, changed = {"kind": "delta", "parent": exported.parent}, f" changed since {exported.parent}"
+    elif as_delta:
+        raise ArtefactError(f"version {chosen} of {model} is a snapshot; export it without --delta")
     else:
-        print(f"{model}: wrote version {chosen}, {artefact.rows:,} keys, to {file}")
-
-
-def _export_delta(versions: ModelVersions, version: int, file: Path, as_json: bool) -> None:
-    from model_store.artefact.artefact import Delta
-    from model_store.errors import ArtefactError
-    from model_store.whole_file import write_whole
-
-    delta = versions.fetch(version)
-    if not isinstance(delta, Delta):
-        raise ArtefactError(f"version {version} of {versions.model} is a snapshot; export it without --delta")
-    write_whole(file, delta.to_bytes())
+        exported = one_variant(exported, variant) if variant is not None else exported
+        write_model(exported, file)
+        if exported.calibration is not None and file.suffix == JSON:
+            note("the JSON form has no calibration; the file gives uncalibrated predictions")
     if as_json:
-        facts = {"model": versions.model, "version": version, "rows": delta.rows, "file": str(file)}
-        print_json(facts | {"kind": "delta", "parent": delta.parent})
+        print_json({"model": model, "version": chosen, "rows": exported.rows, "file": str(file), **kind})
     else:
-        print(
-            f"{versions.model}: wrote version {version}, {delta.rows:,} keys changed since {delta.parent}, to {file}"
-        )
+        print(f"{model}: wrote version {chosen}, {exported.rows:,} keys{changed}, to {file}")
 
 
-def _note_pin(model: str, pinned: int | None) -> None:
-    if pinned is not None:
-        note(f"version {pinned} is pinned; the trainer activates nothing until: ftrie store resume {model}")
+def users(
+    file: RecordFile,
+    id_column: Annotated[str | None, Flag("Default: cookie, user or user_id.", "NAME")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Load user records, one per row; a row replaces the user's whole record."""
+    _load("users", file, id_column, store, as_json)
 
 
-def _print_active(model: str, version: int, before: int | None, as_json: bool) -> None:
+def items(
+    file: RecordFile,
+    id_column: Annotated[str | None, Flag("Default: item, item_id or id.", "NAME")] = None,
+    only: Annotated[
+        bool, Flag("Have servers read all items again and drop those that the store lacks.")
+    ] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Load item records, one per row; a row replaces the item's whole record. Running servers follow."""
+    _load("items", file, id_column, store, as_json, only=only)
+
+
+def candidates(
+    name: Annotated[str, Argument("The candidate set's name.", "NAME")],
+    file: Annotated[Path, Argument("One item id per line.", "FILE", file="reads")],
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace a named candidate set with the ids of a file, in order."""
+    from model_store.store import Store
+    from trainer.logs.record_files import read_ids
+
+    ids = list(read_ids(file))
+    with Store.open(store) as opened:
+        opened.records.put_candidates(name, ids)
+    if as_json:
+        print_json({"candidates": name, "ids": len(ids)})
+    else:
+        print(f"candidates {name}: {len(ids):,} ids from {file}")
+
+
+def _load(
+    kind: str, file: Path, id_column: str | None, store: str, as_json: bool, *, only: bool = False
+) -> None:
+    from model_store.store import Store
+    from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records
+
+    records = read_records(file, USER_IDS if kind == "users" else ITEM_IDS, id_column, note_once())
+    with Store.open(store) as opened, progress(f"load {kind}", unit="rows") as bar:
+        put = opened.records.put_users if kind == "users" else opened.records.put_items
+        rows = put(records, bar.update)
+        if only:
+            opened.records.only_these_items()
+    if as_json:
+        print_json({"kind": kind, "rows": rows})
+    else:
+        print(f"{kind}: {rows:,} rows from {file}")
+
+
+def dead(
+    model: Model,
+    last: Annotated[int, Flag("How many of the latest to show.", "N", min=1)] = 20,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """List events that the trainer could not learn from, latest first, with the reason."""
+    from model_store.store import Store
+
+    with Store.open(store) as opened:
+        letters = list(opened.dead_letters(model).latest(last))
+    if as_json:
+        names = "number source place reason event"
+        print_json([picked(letter, names, number=number, event=letter.json) for number, letter in letters])
+    elif letters:
+        columns = ["number", "source", "place", "reason", "event"]
+        rows = [[n, each.source, each.place, each.reason, _short(each.json)] for n, each in letters]
+        print_table(columns, rows)
+    else:
+        print(f"{model}: no dead letters")
+
+
+def _short(event: bytes) -> str:
+    text: str = plain(event[: 4 * SHOWN_CHARACTERS])
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _show_active(versions: ModelVersions, version: int, before: int | None, as_json: bool) -> None:
+    model, pinned = versions.model, versions.pinned()
     if as_json:
         print_json({"model": model, "active": version, "before": before})
     else:
         print(f"{model}: version {version} is active" + (f" (before: {before})" if before else ""))
+    if pinned is not None:
+        note(f"version {pinned} is pinned; the trainer activates nothing until: ftrie store resume {model}")
 
 
 store = Commands(
@@ -334,5 +382,11 @@ store.command("check", epilog="Example: ftrie store check ads --repair")(check)
 store_inspect.register(store)
 store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
 store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
-store_records.register_load(store)
-store_records.register_dead(store)
+load = Commands(
+    "load", "Load users, items and candidate sets, which requests name by id.", no_args_is_help=True
+)
+load.command("users", epilog="Example: ftrie store load users users.csv --id-column cookie")(users)
+load.command("items", epilog="Example: ftrie store load items items.parquet")(items)
+load.command("candidates", epilog="Example: ftrie store load candidates home home.txt")(candidates)
+store.add_typer(load)
+store.command("dead", epilog="Example: ftrie store dead ads --last 5 --json")(dead)

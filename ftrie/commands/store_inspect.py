@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ftrie.command import Commands
-from ftrie.terminal import JsonOption, print_json, print_table, warn
+from ftrie.terminal import JsonOption, picked, print_json, print_table, warn
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from model_store.artefact.inspection import WeightedKey
-    from model_store.trie.prefixes import PrefixSummary
     from model_store.versions.manifest import Manifest
 
 Table = tuple[list[str], list[list[Any]]]
 Facts = dict[str, Any]
+FACTS = "version kind rows bytes chunks sha256 spec_sha256 parent chain content created format refused"
+"""What is shown of the manifest; chain: the versions needed to load it, itself last."""
 
 
 def register(store: Commands) -> None:
@@ -52,10 +53,9 @@ def inspect(
         artefact = one_variant(artefact, variant)
     if prefix is not None:
         _show_prefix(model, manifest.version, artefact, prefix, top, as_json)
-    elif as_json:
-        _as_json(model, manifest, _facts(manifest, chain), artefact, top)
-    else:
-        _as_tables(model, manifest, _facts(manifest, chain), artefact, top)
+        return
+    facts = picked(manifest, FACTS, bytes=manifest.size, chain=chain, created=manifest.created.isoformat())
+    (_as_json if as_json else _as_tables)(model, manifest, facts, artefact, top)
 
 
 def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top: int, as_json: bool) -> None:
@@ -63,7 +63,9 @@ def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top
 
     found = Prefixes(artefact).under(pattern, top)
     if as_json:
-        print_json({"model": model, "version": version, **_plain(found)})
+        figures = {name: each._asdict() for name, each in found.variants.items()}
+        answer = picked(found, "prefix keys variants branches top", variants=figures, top=found.heaviest)
+        print_json({"model": model, "version": version, **answer})
         return
     names = list(artefact.spec.variants)
     heading = f"{model} version {version}, {found.prefix}*"
@@ -81,19 +83,6 @@ def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top
     for columns, rows in tables:
         print_table(columns, rows)
         print()
-
-
-def _plain(found: PrefixSummary) -> Facts:
-    from dataclasses import asdict
-
-    variants = {name: figures._asdict() for name, figures in found.variants.items()}
-    return {
-        "prefix": found.prefix,
-        "keys": found.keys,
-        "variants": variants,
-        "branches": [asdict(each) for each in found.branches],
-        "top": [asdict(each) for each in found.heaviest],
-    }
 
 
 def _as_tables(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
@@ -152,7 +141,6 @@ def _recent(manifest: Manifest) -> list[Table]:
 
 def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
     import json
-    from dataclasses import asdict
 
     from model_store.artefact.arrow_format import plain_metrics
     from model_store.artefact.inspection import heaviest, summaries
@@ -163,27 +151,8 @@ def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, t
             **facts,
             "recent": json.loads(manifest.recent) if manifest.recent else None,
             "metrics": plain_metrics(artefact.metrics),
-            "keys": [asdict(each) for each in summaries(artefact)],
-            "top": [asdict(each) for each in heaviest(artefact, top)],
+            "keys": summaries(artefact),
+            "top": heaviest(artefact, top),
             "calibration": artefact.calibration and json.loads(artefact.calibration.to_json()),
         }
     )
-
-
-def _facts(manifest: Manifest, chain: list[int]) -> Facts:
-    """The version's manifest; `chain` are the versions needed to load it, itself last."""
-    return {
-        "version": manifest.version,
-        "kind": manifest.kind,
-        "rows": manifest.rows,
-        "bytes": manifest.size,
-        "chunks": manifest.chunks,
-        "sha256": manifest.sha256,
-        "spec_sha256": manifest.spec_sha256,
-        "parent": manifest.parent,
-        "chain": chain,
-        "content": manifest.content,
-        "created": manifest.created.isoformat(),
-        "format": manifest.format,
-        "refused": manifest.refused,
-    }

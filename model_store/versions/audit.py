@@ -66,10 +66,6 @@ class AuditEntry:
         named = self.action in was or self.action in is_now
         return "; ".join(changes if named else [self.action, *changes])
 
-    def as_dict(self) -> dict[str, str]:
-        """The JSON form."""
-        return {**vars(self), "at": self.at.isoformat()}
-
 
 _TOLD = {
     "activate": "activated version {after}",
