@@ -24,9 +24,8 @@ import numpy as np
 
 from benchmarks.common import click_log, report
 from benchmarks.streams import Stream, TailStream
-from ftrie.charts.static import stacked_svg, svg
-from ftrie.report.drawing import curve_chart
-from ftrie.report.series import Point, Series
+from ftrie.draw.charts import curve, point
+from ftrie.draw.pages import stacked_svg, svg
 from model_store.errors import counted
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from model_store.whole_file import write_whole
@@ -236,16 +235,16 @@ def methods(pictures: Path | None) -> None:
 
 
 def _draw(path: Path, data: str, shown: Sequence[Curve]) -> None:
-    by_round, by_byte = [], []
-    for colour, each in enumerate(shown):
-        by_round.append(
-            Series(each.method, colour, tuple(Point(float(i), y) for i, y in enumerate(each.gaps)))
-        )
-        pairs = zip(each.megabytes, each.gaps, strict=True)
-        by_byte.append(Series(each.method, colour, tuple(Point(x, y) for x, y in pairs)))
+    by_round = [point(each.method, float(at), gap) for each in shown for at, gap in enumerate(each.gaps)]
+    by_byte = [
+        point(each.method, megabytes, gap)
+        for each in shown
+        for megabytes, gap in zip(each.megabytes, each.gaps, strict=True)
+    ]
+    colours = {each.method: number for number, each in enumerate(shown)}
     charts = [
-        curve_chart(f"{data}, 4 workers: the gap by iteration", by_round, across="iterations", y_log=True),
-        curve_chart(f"{data}, 4 workers: the gap by megabytes sent", by_byte, across="MB", y_log=True),
+        curve(f"{data}, 4 workers: the gap by iteration", by_round, colours, across="iterations", y_log=True),
+        curve(f"{data}, 4 workers: the gap by megabytes sent", by_byte, colours, across="MB", y_log=True),
     ]
     write_whole(path, stacked_svg(charts).encode())
 
@@ -464,13 +463,12 @@ def cost(pictures: Path | None) -> None:
     report("distributed_scaling", title, columns, table)
     if pictures is not None:
         lines = {"computing": 5, "reducing": 6, "network, 1 Gbit/s": 7, "network, 10 Gbit/s": 8}
-        series = [
-            Series(name, number, tuple(Point(float(row[0]), row[at]) for row in table if row[at]))
-            for number, (name, at) in enumerate(lines.items())
-        ]
-        chart = curve_chart(
-            "A billion rows: seconds of an iteration", series, across="workers", logarithmic=True, y_log=True
+        rows = [point(name, float(row[0]), row[at]) for name, at in lines.items() for row in table if row[at]]
+        title, colours = (
+            "A billion rows: seconds of an iteration",
+            {name: at for at, name in enumerate(lines)},
         )
+        chart = curve(title, rows, colours, across="workers", x_axis="log", y_log=True)
         write_whole(pictures / "scaling.svg", svg(chart).encode())
 
 

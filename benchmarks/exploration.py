@@ -30,7 +30,6 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import report
-from ftrie.charts.static import stacked_svg
 from ftrie.demo.market import (
     AGES,
     CATEGORIES,
@@ -43,8 +42,8 @@ from ftrie.demo.market import (
     shown_items,
 )
 from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
-from ftrie.report.drawing import curve_chart
-from ftrie.report.series import Point, Series
+from ftrie.draw.charts import Row, curve, point
+from ftrie.draw.pages import stacked_svg
 from model_store.spec.spec import ModelSpec, Variant, load_spec
 from model_store.whole_file import write_whole
 from server.model.catalogue import Catalogue
@@ -266,23 +265,24 @@ def picture(found: Mapping[str, Array]) -> str:
         summed: Array = clicks[:, : width * len(at)].reshape(seeds, len(at), width).sum(axis=2)
         return summed
 
-    def series(name: str, number: int, top: Array, lost: Array) -> Series:
+    def series(name: str, top: Array, lost: Array) -> list[Row]:
         """`lost` below `top`; the markets' own differences are no part of the band."""
         middle, error = lost.mean(axis=0), 2.0 * lost.std(axis=0, ddof=1) / math.sqrt(seeds)
         ends = zip(at, top - middle, top - middle - error, top - middle + error, strict=True)
-        return Series(name, number, tuple(Point(*map(float, each)) for each in ends))
+        return [point(name, *map(float, each)) for each in ends]
 
     of_best = chunks(best) / shown
     top = zip(at, of_best.mean(axis=0), strict=True)
-    rates = [Series("best possible", 2, tuple(Point(float(x), float(y)) for x, y in top))]
-    regrets = []
-    for (title, clicks), number in zip(found.items(), (0, 4, 1, 3), strict=True):
+    rates = [point("best possible", float(x), float(y)) for x, y in top]
+    regrets: list[Row] = []
+    for title, clicks in found.items():
         lost = chunks(clicks[..., 1] - clicks[..., 0])
-        rates.append(series(title, number, of_best.mean(axis=0), lost / shown))
-        regrets.append(series(title, number, np.zeros(len(at)), -np.cumsum(lost, axis=1)))
+        rates += series(title, of_best.mean(axis=0), lost / shown)
+        regrets += series(title, np.zeros(len(at)), -np.cumsum(lost, axis=1))
+    colours = {"best possible": 2} | dict(zip(found, (0, 4, 1, 3), strict=True))
     charts = [
-        curve_chart("Clicks per shown item", rates, across="visits", zero=True),
-        curve_chart("Clicks lost so far against the best possible", regrets, across="visits"),
+        curve("Clicks per shown item", rates, colours, across="visits", zero=True),
+        curve("Clicks lost so far against the best possible", regrets, colours, across="visits"),
     ]
     return stacked_svg(charts)
 

@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from benchmarks import impressions, large_model
 from benchmarks.common import report
-from ftrie.charts.kinds import Spec, lines, require_charts
-from ftrie.charts.static import COLUMN_WIDTH, stacked_svg
+from ftrie.draw.charts import Spec, lines, require_charts
+from ftrie.draw.pages import COLUMN_WIDTH, stacked_svg
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.rows import columns_of
 from model_store.features.features import FeaturePlan

@@ -48,9 +48,9 @@ from benchmarks.updates import (
     load,
     new_keys,
 )
-from ftrie.charts.kinds import intervals, lines, require_charts
-from ftrie.charts.static import stacked_svg
 from ftrie.client.client import Client
+from ftrie.draw.charts import intervals, lines, require_charts
+from ftrie.draw.pages import stacked_svg
 from model_store.store import Store
 from model_store.whole_file import write_whole
 

@@ -106,7 +106,7 @@ def evaluate(
         raise SpecError("--slice belongs to --report FILE, which is missing")
     diagnostics = None
     if report is not None:
-        from ftrie.charts.kinds import require_charts
+        from ftrie.draw.charts import require_charts
 
         require_charts()
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
@@ -141,11 +141,9 @@ def _variant(artefact: Artefact, name: str | None) -> int:
 
 
 def _write_page(path: Path, name: str, report: ModelReport) -> None:
-    from ftrie.report.model_page import html_page, svg_page
-    from model_store.whole_file import write_whole
+    from ftrie.draw.model_page import save_report
 
-    page = svg_page(name, report) if path.suffix == ".svg" else html_page(name, report)
-    write_whole(path, page.encode())
+    save_report(path, name, report)
     note(f"{path}: the report of {counted(len(report.variants), 'variant')}")
 
 

@@ -1,4 +1,4 @@
-"""`ftrie report`: draws metrics files to one page. See `ftrie.report`."""
+"""`ftrie report`: draws metrics files to one page. See `ftrie.draw.runs`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_store.errors import counted
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
-    from ftrie.report.series import RunMetrics
+    from ftrie.draw.runs import RunMetrics
 
 
 @command("Learn", 8, "Example: ftrie report monday.jsonl tuesday.jsonl -o report.html")
@@ -35,13 +35,10 @@ def report(
 
     A run that has not ended is drawn as far as it has come.
     """
-    from ftrie.report.page import html_page, svg_page
-    from ftrie.report.series import read_runs
-    from model_store.whole_file import write_whole
+    from ftrie.draw.runs import read_runs, save_report
 
     runs = read_runs(metrics)
-    page = svg_page(runs) if output.suffix == ".svg" else html_page(runs)
-    write_whole(output, page.encode())
+    save_report(output, runs)
     for run in runs:
         for each in run.notes:
             note(f"{run.name}: {each}")

@@ -160,7 +160,7 @@ def tune(
     if output is not None and output.exists() and not force:
         raise OutputError(f"{output} exists already; overwrite it with --force")
     if report is not None:
-        from ftrie.charts.kinds import require_charts
+        from ftrie.draw.charts import require_charts
 
         require_charts()
     model_spec = load_spec(spec)
@@ -186,10 +186,9 @@ def tune(
         best = text if found.keeps_given else with_best(text, model_spec, found.best, found.pairs)
         write_whole(output, best.encode())
     if report is not None:
-        from ftrie.report.tuning import tuning_html, tuning_svg
+        from ftrie.draw.tuning import save_report
 
-        page = tuning_svg(found) if report.suffix == ".svg" else tuning_html(model_spec.model.name, found)
-        write_whole(report, page.encode())
+        save_report(report, model_spec.model.name, found)
     if as_json:
         print_json(_answer(found, output))
     else:
@@ -274,7 +273,7 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
 
 
 def _print(found: Found, output: Path | None) -> None:
-    from ftrie.report.tuning import (
+    from ftrie.draw.tuning import (
         compared,
         difference_text,
         measure,
@@ -323,7 +322,7 @@ def _print(found: Found, output: Path | None) -> None:
 
 
 def _print_crosses(proposal: Proposal) -> None:
-    from ftrie.report.tuning import difference_text
+    from ftrie.draw.tuning import difference_text
 
     tried = len(proposal.tried)
     ranked = "; the ranking has them" if proposal.proposed else ""
@@ -344,7 +343,7 @@ def _print_crosses(proposal: Proposal) -> None:
 
 
 def _print_judged(found: Found) -> None:
-    from ftrie.report.tuning import compared, difference_text, measure, measure_head
+    from ftrie.draw.tuning import compared, difference_text, measure, measure_head
 
     extent = found.extent
     if not found.judged or extent is None:

@@ -1,4 +1,4 @@
-"""A chart of ftrie.charts on a page: made once in the browser, then only its rows are sent."""
+"""A chart of ftrie.draw on a page: made once in the browser, then only its rows are sent."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftrie.charts.kinds import require_charts
 from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap, freeze
 from ftrie.demo.live_output import SETTLED_S, Lines, LiveResult, Windows, write_picture
 from ftrie.demo.market import MODEL, Market, Tastes
 from ftrie.demo.simulate import StoppedBySignals
+from ftrie.draw.charts import require_charts
 from model_store.errors import StoreError, installing
 from model_store.jit import kernels_are_cached
 from server.ranking.warmup import KERNELS as SERVER_KERNELS

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftrie.charts.static import svg
 from ftrie.demo.live_crew import FROZEN, Crew
 from ftrie.demo.market import MODEL
-from ftrie.report.drawing import curve_chart
-from ftrie.report.series import Point, Series
+from ftrie.draw.charts import curve, point
+from ftrie.draw.pages import svg
 from ftrie.terminal import json_output, print_json, print_table
 from model_store.whole_file import write_whole
 
@@ -233,15 +232,20 @@ def write_picture(windows: Sequence[dict[str, Any]], change_at: float, path: Pat
 def picture(windows: Sequence[dict[str, Any]], change_at: float) -> str:
     """Expected click rates over time, by the true chances, hence free of the noise of clicks; as SVG."""
     chunks = _chunks(windows)
-    series = [
-        Series("best possible", 2, _points(chunks, MODEL, "best")),
-        Series("the loop", 0, _points(chunks, MODEL, "expected")),
-        Series("frozen before the change", 1, _points(chunks, FROZEN, "expected")),
+    kinds = {
+        "best possible": (2, MODEL, "best"),
+        "the loop": (0, MODEL, "expected"),
+        "frozen before the change": (1, FROZEN, "expected"),
+    }
+    rows = [
+        point(name, at, getattr(rates, clicks) / rates.shown)
+        for name, (_, model, clicks) in kinds.items()
+        for at, some in chunks
+        if (rates := Rates.total(some, model)).shown
     ]
-    drawn = [each for each in series if each.points]
-    last = float(windows[-1]["second"])
-    mark = (change_at, "tastes change") if change_at < last else None
-    return svg(curve_chart(PICTURE_TITLE, drawn, across="seconds", mark=mark, zero=True))
+    colours = {name: number for name, (number, _, _) in kinds.items()}
+    marks = [(change_at, "tastes change")] if change_at < float(windows[-1]["second"]) else []
+    return svg(curve(PICTURE_TITLE, rows, colours, across="seconds", marks=marks, zero=True))
 
 
 def _chunks(windows: Sequence[dict[str, Any]]) -> list[tuple[float, list[dict[str, Any]]]]:
@@ -253,10 +257,3 @@ def _chunks(windows: Sequence[dict[str, Any]]) -> list[tuple[float, list[dict[st
         number = math.floor((each["second"] - each["seconds"] / 2 - first) / width)
         chunks.setdefault(number, []).append(each)
     return [(first + (number + 0.5) * width, some) for number, some in sorted(chunks.items())]
-
-
-def _points(
-    chunks: Sequence[tuple[float, list[dict[str, Any]]]], model: str, clicks: str
-) -> tuple[Point, ...]:
-    totals = [(at, Rates.total(some, model)) for at, some in chunks]
-    return tuple(Point(at, getattr(rates, clicks) / rates.shown) for at, rates in totals if rates.shown)

@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
+from ftrie.draw.notebook import html_table, paragraph
 from ftrie.library.data import Data, Log, log_of
-from ftrie.library.html import html_table, paragraph
 from ftrie.library.output import LibraryOutput, names_arguments
 from ftrie.library.spec import Spec, spec_of
 from model_store.errors import UsageError

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftrie.draw.notebook import arrow_html, details, html_table, paragraph
 from ftrie.library.data import Data, Log, TimedLog, as_given, log_of
-from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.output import LibraryOutput, in_python, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec
 from ftrie.library.weights import ModelDiff, diff_of, heaviest, weights_table
@@ -214,7 +214,7 @@ class Model:
 
     def plot_weights(self, n: int = 20, variant: str | None = None) -> alt.LayerChart:
         """The `n` keys with the largest weights of a variant. Needs the extra `notebook`."""
-        from ftrie.library.plots import plot_weights
+        from ftrie.draw.notebook import plot_weights
 
         name = variant or self.variants[0]
         if name not in self.variants:
@@ -319,11 +319,8 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = self.table
         first = f"{self.audit.variant}: score {self.score:.6f}, ctr {self.ctr:.6f}"
-        return paragraph(first) + html_table(
-            table.column_names, [list(row.values()) for row in table.to_pylist()]
-        )
+        return paragraph(first) + arrow_html(self.table)
 
 
 class Evaluation:
@@ -352,22 +349,20 @@ class Evaluation:
 
     def save_report(self, path: str | os.PathLike[str]) -> None:
         """Write the page of `ftrie evaluate --report`, .html or .svg. Raises UsageError without `diagnose=True`."""
-        from ftrie.report.model_page import html_page, svg_page
-        from model_store.whole_file import write_whole
+        from ftrie.draw.model_page import save_report
 
-        page = svg_page if Path(path).suffix == ".svg" else html_page
-        write_whole(Path(path), page(self.name, self._diagnosed("save_report")).encode())
+        save_report(Path(path), self.name, self._diagnosed("save_report"))
 
     def plot_calibration(self) -> alt.LayerChart:
         """Click rates by predicted rate, with 95 % intervals. Needs `diagnose=True` and the extra `notebook`."""
-        from ftrie.library.plots import plot_calibration
+        from ftrie.draw.notebook import plot_calibration
 
         total = self._diagnosed("plot_calibration").total
         return plot_calibration({name: each.bins for name, each in total.variants.items()})
 
     def plot_slices(self, name: str) -> alt.LayerChart:
         """Each variant's calibration by the values of a field. Needs `diagnose=True` and the extra `notebook`."""
-        from ftrie.library.plots import plot_slices
+        from ftrie.draw.notebook import plot_slices
 
         slices = {each.field: each.values for each in self._diagnosed("plot_slices").slices}
         if name not in slices:
@@ -387,10 +382,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         first = f"{self.name}: {self.report.rows:,} rows, {self.report.rejected:,} rejected"
-        table = self.table
-        return paragraph(first) + html_table(
-            table.column_names, [list(row.values()) for row in table.to_pylist()]
-        )
+        return paragraph(first) + arrow_html(self.table)
 
 
 def variants_table(variants: Mapping[str, VariantMetrics]) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
+from ftrie.draw.notebook import details, html_table, paragraph
+from ftrie.draw.runs import RunMetrics, read_runs
 from ftrie.library.data import Data, TimedLog, log_of
-from ftrie.library.html import details, html_table, paragraph
 from ftrie.library.model import Model, variants_table
 from ftrie.library.output import LibraryOutput, names_arguments, warn, warn_of_rejects
 from ftrie.library.spec import Spec, spec_of
-from ftrie.report.series import RunMetrics, read_runs
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
 from trainer.learn.metrics.metrics import MetricsOptions
@@ -161,29 +161,26 @@ class Run:
 
     def save_report(self, path: str | os.PathLike[str]) -> None:
         """Write the page of `ftrie report`: .html, or .svg for the charts alone. Raises OutputError."""
-        from ftrie.report.page import html_page, svg_page
-        from model_store.whole_file import write_whole
+        from ftrie.draw.runs import save_report
 
-        target = Path(path)
-        page = svg_page([self._metrics]) if target.suffix == ".svg" else html_page([self._metrics])
-        write_whole(target, page.encode())
+        save_report(Path(path), [self._metrics])
 
     def plot_learning(self, figure: str = "logloss") -> alt.LayerChart:
         """The learning curve of every variant: a column of `metrics` by rows. Needs the extra `notebook`."""
-        from ftrie.library.plots import plot_learning
+        from ftrie.draw.notebook import plot_learning
 
         return plot_learning(self.metrics, figure)
 
     def plot_calibration(self) -> alt.LayerChart:
         """Click rates by predicted rate, over all rows, with 95 % intervals. Needs the extra `notebook`."""
-        from ftrie.library.plots import plot_calibration
+        from ftrie.draw.notebook import plot_calibration
 
         detail = self._metrics.detail
         return plot_calibration(detail.reliability if detail is not None else {})
 
     def plot_slices(self, name: str) -> alt.LayerChart:
         """Each variant's calibration by the values of a slice. Needs the extra `notebook`."""
-        from ftrie.library.plots import plot_slices
+        from ftrie.draw.notebook import plot_slices
 
         return plot_slices(name, self.report.slices.get(name, []))
 

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftrie.library.html import details, html_table, paragraph
+from ftrie.draw.notebook import SHOWN, arrow_html, details, paragraph
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.changes import ChangedRows, changed_rows
 from model_store.artefact.key_ranges import key_ranges
 from model_store.artefact.rows import ModelRows
 from model_store.errors import UsageError, listed
 
-_SHOWN = 10
 _CHUNK = 1 << 16
 Array = npt.NDArray[Any]
 
@@ -119,9 +118,7 @@ class ModelDiff:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        table = self.table.slice(0, _SHOWN)
-        rows = [list(row.values()) for row in table.to_pylist()]
-        return paragraph(str(self)) + details("the largest changes", html_table(table.column_names, rows))
+        return paragraph(str(self)) + details("the largest changes", arrow_html(self.table.slice(0, SHOWN)))
 
 
 def diff_of(older: Artefact, newer: Artefact, variant: str) -> ModelDiff:

@@ -9,7 +9,6 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import intervals, lines, reliability
 from ftrie.dashboard.changes import Changes
 from ftrie.dashboard.pages.layout import (
     Picture,
@@ -28,6 +27,7 @@ from ftrie.dashboard.pages.layout import (
 )
 from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_figures
 from ftrie.dashboard.queries.recent import Exposure
+from ftrie.draw.charts import intervals, lines, reliability
 from ftrie.outcomes import POWER, TINY
 from model_store.errors import FtrieError, InputError
 from model_store.ratios import BUCKETS, Ratio

@@ -8,9 +8,9 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import bars
 from ftrie.dashboard.pages.layout import Picture, Refresh, Table, Text, View, card, paragraph, warning
 from ftrie.dashboard.queries.features import Explorer, Found
+from ftrie.draw.charts import bars
 from model_store.artefact.inspection import WeightedKey
 from model_store.errors import FtrieError
 from model_store.trie.prefixes import PrefixSummary

@@ -17,14 +17,13 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from ftrie.charts.kinds import ROWS, Spec
-from ftrie.charts.theme import config
 from ftrie.dashboard.access import LOGOUT, prefix_of
 from ftrie.dashboard.chart import Chart, library_url
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.queries.models import Models
 from ftrie.dashboard.queries.recent import Recent
-from ftrie.library.html import html_table
+from ftrie.draw.charts import ROWS, Spec, config
+from ftrie.draw.notebook import html_table
 from model_store.errors import FtrieError
 
 REFRESH_S = 1.0

@@ -9,7 +9,6 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import grid, lines, reliability
 from ftrie.dashboard.pages.layout import (
     Picture,
     Refresh,
@@ -31,6 +30,7 @@ from ftrie.dashboard.queries.slices import (
     Slices,
     fields_of,
 )
+from ftrie.draw.charts import grid, lines, reliability
 from model_store.errors import FtrieError
 from model_store.ratios import wilson
 

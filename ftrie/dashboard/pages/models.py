@@ -7,7 +7,6 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import bars
 from ftrie.dashboard.changes import Changes
 from ftrie.dashboard.pages.experiments import changes_table, confirmed
 from ftrie.dashboard.pages.layout import (
@@ -24,6 +23,7 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries.models import MOST_CHANGED, Models, chain_text, guard_lines, version_lines
+from ftrie.draw.charts import bars
 from ftrie.library.weights import ModelDiff
 from model_store.errors import FtrieError
 

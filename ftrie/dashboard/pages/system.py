@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ftrie.charts.kinds import Names, histogram, lines
 from ftrie.dashboard.pages.layout import (
     Picture,
     Refresh,
@@ -19,6 +18,7 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries import system
+from ftrie.draw.charts import Names, histogram, lines
 
 MOST_POINTS = 1_200
 LETTERS = 20

@@ -9,7 +9,6 @@ from typing import Any
 
 from nicegui import ui
 
-from ftrie.charts.kinds import bars
 from ftrie.client.messages import ExplainedItem, Ranking
 from ftrie.dashboard.pages.layout import (
     Picture,
@@ -23,6 +22,7 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries.try_it import Request, TryIt
+from ftrie.draw.charts import bars
 from model_store.artefact.inspection import key_text
 from model_store.errors import FtrieError
 

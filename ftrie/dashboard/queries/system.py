@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ftrie.charts.theme import SERIES
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.scrape import (
     PERCENTILES,
@@ -17,6 +16,7 @@ from ftrie.dashboard.scrape import (
     per_bucket,
     percentile,
 )
+from ftrie.draw.charts import SERIES
 
 CALLS, CALL = "ftrie_call_seconds_count", "ftrie_call_seconds"
 FRESHNESS = "ftrie_freshness_seconds"

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from ftrie.charts.kinds import intervals
-from ftrie.charts.theme import SERIES
 from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
@@ -37,6 +35,7 @@ from ftrie.dashboard.scrape import (
     percentile,
     samples_of,
 )
+from ftrie.draw.charts import SERIES, intervals
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell
 from server.telemetry.prometheus import MetricsPage

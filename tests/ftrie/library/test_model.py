@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import ftrie
-from ftrie.library.html import show_tables
+from ftrie.draw.notebook import show_tables
 from ftrie.library.output import in_python
 from ftrie.library.weights import heaviest
 from model_store.errors import ArtefactError, SpecError, UsageError

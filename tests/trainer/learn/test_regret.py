@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from ftrie.cli import run
-from ftrie.report.page import html_page, svg_page
-from ftrie.report.series import read_runs
+from ftrie.draw.runs import html_page, read_runs, svg_page
 from model_store.errors import CheckpointError, InputError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, parse_spec

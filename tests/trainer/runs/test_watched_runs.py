@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftrie.cli import run
-from ftrie.report.series import read_runs
+from ftrie.draw.runs import read_runs
 from model_store.artefact.artefact import Artefact
 from tests.trainer.learn.test_metrics import lines_of
 from tests.trainer.runs.runs import Shop

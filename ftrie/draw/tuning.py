@@ -6,12 +6,11 @@ In: what `trainer.tune.search` found. Out: one HTML document, or its charts as S
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from ftrie.charts.kinds import Spec
-from ftrie.charts.static import document, element, figure, stacked_svg, table
-from ftrie.report.drawing import dot_chart
-from ftrie.report.series import Point, Series
+from ftrie.draw.charts import Row, Spec, dots, point
+from ftrie.draw.pages import document, element, figure, note, save_page, stacked_svg, table
 from model_store.errors import shown
 from trainer.tune.candidates import Candidate
 from trainer.tune.crosses import Tried
@@ -22,24 +21,28 @@ from trainer.tune.search import Found, Judged
 MOST_DRAWN = 40
 
 
-def tuning_html(model: str, found: Found) -> str:
-    """The search as one HTML document."""
-    parts = [element("p", f"Note: {each}.", role="note") for each in found.warnings()]
+def save_report(path: Path, model: str, found: Found) -> None:
+    """Write the search as one HTML document, or with the suffix .svg its charts alone. Raises OutputError."""
+    pictures = list(_pictures(found))
+    save_page(
+        path,
+        lambda: _html(model, found, pictures),
+        lambda: stacked_svg([picture for _, picture, _ in pictures]),
+    )
+
+
+def _html(model: str, found: Found, pictures: list[tuple[str, Spec, str]]) -> str:
+    parts = [*map(note, found.warnings())]
     for judged in found.judged:
         parts += [element("h2", f"The best on rows that nothing was chosen on, {judged.how}")]
         parts += [_judged(found, judged)]
-    for heading, picture, caption in _pictures(found):
+    for heading, picture, caption in pictures:
         parts += [element("h2", heading)] if heading else []
         parts.append(figure(picture, caption))
     parts += [element("h2", "All candidates"), _ranking(found)]
     if found.crosses is not None:
         parts += [element("h2", "All pairs"), _pairs(found.crosses.tried)]
     return document(f"How {model} was tuned", *parts)
-
-
-def tuning_svg(found: Found) -> str:
-    """The charts alone, one below the other."""
-    return stacked_svg([picture for _, picture, _ in _pictures(found)])
 
 
 def compared(found: Found) -> str:
@@ -81,9 +84,9 @@ def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
     ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
     if ranking:
         names = [", ".join(map(value_text, each.parameters.values())) for each in ranking]
-        points = [_point(row, each.difference) for row, each in enumerate(ranking) if each.difference]
-        candidates = Series(", ".join(found.best), 0, tuple(points))
-        chart = dot_chart(f"{compared(found)} minus the best's", names, [candidates], 0.0)
+        name = ", ".join(found.best)
+        rows = [_row(name, at, each.difference) for at, each in enumerate(ranking) if each.difference]
+        chart = dots(f"{compared(found)} minus the best's", names, rows, {name: 0}, 0.0)
         caption = (
             f"The best: {parameters_text(found.best)}. Bars: 95 % intervals of the paired difference on the same rows; "
             "one that reaches 0 is not distinguishable from the best."
@@ -93,8 +96,8 @@ def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
     for name in found.best:
         best = _best_by(found, name)
         if len(best) > 1:
-            points = [Point(row, value) for row, value in enumerate(best.values())]
-            chart = dot_chart(f"{found.by} by {name}", list(best), [Series("best", 0, tuple(points))], None)
+            rows = [point("best", at, value) for at, value in enumerate(best.values())]
+            chart = dots(f"{found.by} by {name}", list(best), rows, {"best": 0}, None)
             yield (
                 heading,
                 chart,
@@ -103,9 +106,9 @@ def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
             heading = ""
     if found.crosses is not None:
         tried = found.crosses.tried[:MOST_DRAWN]
-        points = [_point(row, each.gain) for row, each in enumerate(tried)]
+        rows = [_row("pairs", at, each.gain) for at, each in enumerate(tried)]
         names = ["*".join(each.fields) for each in tried]
-        chart = dot_chart("Log-loss saved by one cross", names, [Series("pairs", 0, tuple(points))], 0.0)
+        chart = dots("Log-loss saved by one cross", names, rows, {"pairs": 0}, 0.0)
         yield (
             "Crosses",
             chart,
@@ -126,9 +129,8 @@ def _best_by(found: Found, name: str) -> dict[str, float]:
     return {f"{name} = {value_text(value)}": best[value] for value in ordered}
 
 
-def _point(row: int, difference: Difference) -> Point:
-    low, high = difference.interval() or (None, None)
-    return Point(row, difference.mean, low, high)
+def _row(series: str, at: int, difference: Difference) -> Row:
+    return point(series, at, difference.mean, *(difference.interval() or ()))
 
 
 def _judged(found: Found, judged: Judged) -> Element:

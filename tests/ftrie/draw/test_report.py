@@ -9,8 +9,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ftrie.report.page import html_page, svg_page
-from ftrie.report.series import MOST_POINTS, curves, difference, logloss, read_runs, slice_values
+from ftrie.draw.runs import (
+    MOST_POINTS,
+    colours,
+    curves,
+    difference,
+    html_page,
+    logloss,
+    read_runs,
+    slice_values,
+    svg_page,
+)
 from model_store.errors import InputError, UsageError
 from tests.ftrie.conftest import Ask, Say
 from tests.trainer.learn.metrics_rows import add_log, made_up
@@ -115,10 +124,11 @@ def test_several_runs_are_overlaid_and_told_apart(tmp_path):
         windows_of(made_up(200, seed=seed), 50, paths[-1])
     runs = read_runs(paths)
     assert [run.name for run in runs] == ["monday/m.jsonl", "tuesday/m.jsonl"]
-    drawn = curves(runs, logloss)
-    assert [each.name for each in drawn] == [f"{run.name} · {name}" for run in runs for name in NAMES]
-    assert len({each.number for each in drawn}) == 6
-    assert [each.number for each in curves(runs, difference)] == [1, 2, 4, 5]
+    names = [f"{run.name} · {name}" for run in runs for name in NAMES]
+    assert list(dict.fromkeys(row["series"] for row in curves(runs, logloss))) == names
+    assert colours(runs) == {name: number for number, name in enumerate(names)}
+    drawn = dict.fromkeys(row["series"] for row in curves(runs, difference))
+    assert [colours(runs)[name] for name in drawn] == [1, 2, 4, 5]
     assert "tuesday/m.jsonl · lean" in html_page(runs)
 
 
@@ -137,18 +147,18 @@ def test_a_run_without_slices_or_rows_is_a_page_too(tmp_path):
 def test_a_long_run_is_drawn_by_means_of_windows(tmp_path: Path) -> None:
     windows_of(made_up(2 * MOST_POINTS), 1, tmp_path / "m.jsonl")
     (run_read,) = read_runs([tmp_path / "m.jsonl"])
-    series = curves([run_read], logloss)[0]
-    assert len(series.points) == MOST_POINTS
+    rows = [row for row in curves([run_read], logloss) if row["series"] == "base"]
+    assert len(rows) == MOST_POINTS
     first = [line.window for line in run_read.windows[:2]]
     weighed = sum(each.weight * each.variants["base"].logloss for each in first)
     expected = weighed / sum(each.weight for each in first)
-    assert (series.points[0].x, series.points[0].y) == (2, pytest.approx(expected))
+    assert (rows[0]["x"], rows[0]["value"]) == (2, pytest.approx(expected))
 
 
 def test_what_is_mostly_chance_is_not_drawn_but_told(tmp_path):
     windows_of(made_up(440), 100, tmp_path / "m.jsonl")
     runs = read_runs([tmp_path / "m.jsonl"])
-    assert [point.x for point in curves(runs, logloss)[0].points] == [100, 200, 300, 400]
+    assert [row["x"] for row in curves(runs, logloss) if row["series"] == "base"] == [100, 200, 300, 400]
     clicks = {each.value: each.clicks for each in runs[0].detail.slices["brand"]}
     assert set(slice_values(runs, "brand")) == {value for value, count in clicks.items() if count >= 20}
     said = Page(html_page(runs)).said

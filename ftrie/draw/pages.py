@@ -7,12 +7,13 @@ Elements are serialized by ElementTree, which escapes all text: no value of a lo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
-from ftrie.charts.kinds import PLOT_WIDTH, ROWS, Spec, require_charts
-from ftrie.charts.theme import DARK, FONT, LIGHT, config
+from ftrie.draw.charts import DARK, FONT, LIGHT, PLOT_WIDTH, ROWS, Spec, config, require_charts
+from model_store.whole_file import write_whole
 
 WIDTH = 720
 COLUMN_WIDTH = 456
@@ -73,13 +74,13 @@ def stacked_svg(charts: Sequence[Spec], width: int = WIDTH) -> str:
             picture.set(name, f"{value:.0f}")
         whole.append(picture)
         total += height + 16.0
-    for name, text in (
-        ("width", f"{width}"),
-        ("height", f"{total:.0f}"),
-        ("viewBox", f"0 0 {width} {total:.0f}"),
-    ):
-        whole.set(name, text)
+    whole.attrib.update(width=f"{width}", height=f"{total:.0f}", viewBox=f"0 0 {width} {total:.0f}")
     return tostring(whole, encoding="unicode", method="xml") + "\n"
+
+
+def save_page(path: Path, html: Callable[[], str], svg: Callable[[], str]) -> None:
+    """Write a report: as SVG, the charts alone, where the path ends so, else as HTML. Raises OutputError."""
+    write_whole(path, (svg if path.suffix == ".svg" else html)().encode())
 
 
 def document(title: str, *children: Element) -> str:
@@ -94,6 +95,21 @@ def document(title: str, *children: Element) -> str:
     body = element("body", element("main", element("h1", title), *children))
     page = element("html", head, body, lang="en")
     return "<!DOCTYPE html>\n" + tostring(page, encoding="unicode", method="html") + "\n"
+
+
+def quiet(text: str) -> Element:
+    """A remark about what is shown."""
+    return element("p", text, class_="quiet")
+
+
+def note(text: str) -> Element:
+    """What a reader must know of the data."""
+    return element("p", f"Note: {text}.", role="note")
+
+
+def folded(summary: str, *children: Element) -> Element:
+    """Parts that are hidden until a reader opens them."""
+    return element("details", element("summary", summary), *children)
 
 
 def figure(chart: Spec, caption: str) -> Element:
@@ -132,12 +148,11 @@ def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
     import vl_convert
 
     rows = [{name: _short(value) for name, value in row.items()} for row in chart["datasets"][ROWS]]
-    own = config()
-    narrow = {"labelLimit": width // 3}
-    look = own | {
+    look = config()
+    look |= {
         "font": "sans-serif",
         "mark": {},
-        "axis": own["axis"] | narrow,
+        "axis": look["axis"] | {"labelLimit": width // 3},
         "padding": {"left": 2, "right": 12, "top": 2, "bottom": 4},
     }
     spec = chart | {
@@ -153,15 +168,14 @@ def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
     for each in picture.iter():
         each.tag = each.tag.rpartition("}")[2]
     _clean(picture, tips and len(rows) <= MOST_TIPS)
-    size = picture.get("viewBox", "")
+    own = {
+        "role": "img",
+        "aria-label": words,
+        "viewBox": picture.get("viewBox", ""),
+        "font-family": "sans-serif",
+    }
     picture.attrib.clear()
-    for name, text in (
-        ("role", "img"),
-        ("aria-label", words),
-        ("viewBox", size),
-        ("font-family", "sans-serif"),
-    ):
-        picture.set(name, text)
+    picture.attrib.update(own)
     picture.insert(0, element("desc", words))
     return picture
 

@@ -5,17 +5,26 @@ In: a `ModelReport`. Out: one HTML or SVG document that needs neither a network 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from ftrie.charts.kinds import Spec
-from ftrie.charts.static import document, element, figure, stacked_svg, table
-from ftrie.report.drawing import curve_chart, dot_chart, reliability_chart
-from ftrie.report.series import Point, Series
+from ftrie.draw.charts import (
+    Row,
+    Spec,
+    curve,
+    dots,
+    drawn,
+    point,
+    reliability,
+    reliability_rows,
+    value_name,
+)
+from ftrie.draw.pages import document, element, figure, folded, quiet, save_page, stacked_svg, table
 from model_store.errors import counted, shown
 from trainer.learn.metrics.reliability import ENOUGH, GroupReliability, Reliability
-from trainer.runs.diagnostics import Drift, ModelReport, Period, SliceReport, WrongRow
-from trainer.runs.importance import Importance, WeightImportance
+from trainer.runs.diagnostics import Drift, ModelReport, SliceReport, WrongRow
+from trainer.runs.importance import Importance
 
 DRAWN_VALUES = 20
 DRAWN_OWNERS = 30
@@ -23,9 +32,13 @@ DRAWN_FIELDS, DRAWN_DIAGRAMS = 6, 3
 """Fields of which the page shows the drift as curves, and values of a field of which it shows the reliability."""
 OPEN_SLICES = 3
 KEYS_OF_ROW = 10
-OTHER, NOTHING = "(all others)", "(none)"
 
 Picture = tuple[Spec, str]
+
+
+def save_report(path: Path, name: str, report: ModelReport) -> None:
+    """Write the page, or with the suffix .svg its charts alone. Raises OutputError."""
+    save_page(path, lambda: html_page(name, report), lambda: svg_page(report))
 
 
 def html_page(name: str, report: ModelReport) -> str:
@@ -40,7 +53,7 @@ def html_page(name: str, report: ModelReport) -> str:
     )
 
 
-def svg_page(name: str, report: ModelReport) -> str:
+def svg_page(report: ModelReport) -> str:
     """The charts alone, one below the other: of slices only those of the worst field."""
     pictures = [*_total_pictures(report), *_importance_pictures(report.importance)]
     for each in _by_excess(report)[:1]:
@@ -62,7 +75,7 @@ def _totals(report: ModelReport) -> list[Element]:
         f"{_rate(total)}."
     )
     rows = [[name, *_cells(each)] for name, each in total.variants.items()]
-    return [element("p", said, class_="quiet"), table(("variant", *_HEADS), rows, "All rows")]
+    return [quiet(said), table(("variant", *_HEADS), rows, "All rows")]
 
 
 def _cells(found: Reliability) -> list[str]:
@@ -79,12 +92,10 @@ def _rate(group: GroupReliability) -> str:
 def _reliability(report: ModelReport) -> list[Element]:
     made = [
         element("h2", "Reliability"),
-        element(
-            "p",
+        quiet(
             "Up to 10 bins of equal weight by prediction; bars: 95 % intervals (Wilson) of the click rate. ECE, the "
             "expected calibration error, is the mean distance of a bin's prediction from its click rate; by chance: "
-            "what a perfectly calibrated model would have.",
-            class_="quiet",
+            "what a perfectly calibrated model would have."
         ),
         *(figure(*each) for each in _total_pictures(report)),
     ]
@@ -100,32 +111,29 @@ def _by_excess(report: ModelReport) -> list[SliceReport]:
     )
 
 
+def _colours(report: ModelReport) -> dict[str, int]:
+    """The variants as series, with the numbers of their colours."""
+    return {name: number for number, name in enumerate(report.variants)}
+
+
 def _total_pictures(report: ModelReport) -> list[Picture]:
-    drawn = [
-        Series(name, number, _bins(each)) for number, (name, each) in enumerate(report.total.variants.items())
-    ]
-    drawn = [each for each in drawn if each.points]
-    return [(reliability_chart("Click rate by prediction", drawn), "All rows.")] if drawn else []
-
-
-def _bins(found: Reliability) -> tuple[Point, ...]:
-    return tuple(Point(each.predicted, each.click_rate, each.low, each.high) for each in found.bins)
+    variants = report.total.variants
+    rows = [row for name, each in variants.items() for row in reliability_rows(name, each.bins)]
+    own = drawn(rows, {name: number for number, name in enumerate(variants)})
+    return [(reliability(rows, series=own, title="Click rate by prediction"), "All rows.")] if rows else []
 
 
 def _slice(report: ModelReport, found: SliceReport, is_open: bool) -> Element:
     said = f"{counted(len(found.values), 'value')} with {ENOUGH} clicked and {ENOUGH} unclicked rows or more, the "
     said += f"worst calibrated first; {found.left_out:,} with fewer are left out."
     rows = [
-        [_called(each.value), shown(each.group.rows), _rate(each.group), name, *_cells(own)]
+        [value_name(each.value), shown(each.group.rows), _rate(each.group), name, *_cells(own)]
         for each in found.values
         for name, own in each.group.variants.items()
     ]
-    worst = f": {_called(found.values[0].value)} is the worst calibrated" if found.values else ""
+    worst = f": {value_name(found.values[0].value)} is the worst calibrated" if found.values else ""
     summary = element("summary", "By ", element("code", found.field), worst)
-    made = [
-        element("p", said, class_="quiet"),
-        *(figure(*each) for each in _slice_pictures(report, found)),
-    ]
+    made = [quiet(said), *(figure(*each) for each in _slice_pictures(report, found))]
     if rows:
         made.append(table(("value", "rows", "click rate", "variant", *_HEADS), rows, f"By {found.field}"))
     return element("details", summary, *made, **({"open": "open"} if is_open else {}))
@@ -133,25 +141,24 @@ def _slice(report: ModelReport, found: SliceReport, is_open: bool) -> Element:
 
 def _slice_pictures(report: ModelReport, found: SliceReport) -> list[Picture]:
     values = found.values[:DRAWN_VALUES]
-    drawn = []
-    for number, name in enumerate(report.variants):
-        points = [
-            point
-            for at, each in enumerate(values)
-            if (point := _calibration(at, each.group, each.group.variants[name])) is not None
-        ]
-        drawn.append(Series(name, number, tuple(points)))
-    drawn = [each for each in drawn if each.points]
-    if not drawn:
-        return []
-    called = [_called(each.value) for each in values]
-    calibration = dot_chart(f"{found.field}: calibration", called, drawn, 1.0)
-    first = report.variants[0]
-    worst = [
-        Series(_called(each.value), number, _bins(each.group.variants[first]))
-        for number, each in enumerate(values[:DRAWN_DIAGRAMS])
+    rows = [
+        row
+        for at, each in enumerate(values)
+        for name in report.variants
+        for row in _calibration(name, at, each.group, each.group.variants[name])
     ]
-    bins = reliability_chart(f"{found.field}: click rate by prediction", worst)
+    if not rows:
+        return []
+    called = [value_name(each.value) for each in values]
+    calibration = dots(f"{found.field}: calibration", called, rows, _colours(report), 1.0)
+    first, worst = report.variants[0], values[:DRAWN_DIAGRAMS]
+    rows = [
+        row
+        for name, each in zip(called, worst, strict=False)
+        for row in reliability_rows(name, each.group.variants[first].bins)
+    ]
+    series = {name: number for number, name in enumerate(called[: len(worst)])}
+    bins = reliability(rows, series=series, title=f"{found.field}: click rate by prediction")
     return [
         (
             calibration,
@@ -161,14 +168,11 @@ def _slice_pictures(report: ModelReport, found: SliceReport) -> list[Picture]:
     ]
 
 
-def _calibration(at: int, group: GroupReliability, found: Reliability) -> Point | None:
-    if found.calibration is None or found.mean_prediction is None or not group.low or not group.high:
-        return None
-    return Point(at, found.calibration, found.mean_prediction / group.high, found.mean_prediction / group.low)
-
-
-def _called(value: str | None) -> str:
-    return OTHER if value is None else value or NOTHING
+def _calibration(name: str, at: int, group: GroupReliability, found: Reliability) -> list[Row]:
+    mean, rate = found.mean_prediction, found.calibration
+    if rate is None or mean is None or not group.low or not group.high:
+        return []
+    return [point(name, at, rate, mean / group.high, mean / group.low)]
 
 
 # --- On what it relies ---
@@ -185,13 +189,11 @@ def _importance(report: ModelReport) -> list[Element]:
             if rise.low is not None and rise.high is not None
         ]
         heads = ["field", "exchanged by", "variant", "rise of the log-loss", "from", "to"]
-        made.append(
-            _folded("Permutation importance as figures", table(heads, rows, "Permutation importance"))
-        )
+        made.append(folded("Permutation importance as figures", table(heads, rows, "Permutation importance")))
     for name, keys in found.keys.items():
         rows = [[each.name, f"{each.means[name]:.5f}"] for each in keys]
         shown_keys = table(("key", "mean |weight · x|"), rows, f"Keys of {name}")
-        made.append(_folded(f"Keys of {name} by |weight| · frequency", shown_keys))
+        made.append(folded(f"Keys of {name} by |weight| · frequency", shown_keys))
     return made
 
 
@@ -199,16 +201,10 @@ def _importance_pictures(found: Importance) -> list[Picture]:
     made = []
     if found.fields:
         fields = found.fields[:DRAWN_OWNERS]
-        drawn = [
-            Series(
-                name,
-                number,
-                tuple(
-                    Point(at, each.rises[name].logloss, each.rises[name].low, each.rises[name].high)
-                    for at, each in enumerate(fields)
-                ),
-            )
-            for number, name in enumerate(fields[0].rises)
+        rows = [
+            point(name, at, rise.logloss, rise.low, rise.high)
+            for at, each in enumerate(fields)
+            for name, rise in each.rises.items()
         ]
         of = "" if found.requests is None else f" of {counted(found.requests, 'request')}"
         caption = (
@@ -216,22 +212,17 @@ def _importance_pictures(found: Importance) -> list[Picture]:
             f"crosses; mean of {counted(found.repeats, 'permutation')}. Bars: 95 % intervals. Fields that say the same "
             "share their importance."
         )
-        picture = dot_chart(
-            "Rise of the log-loss without a field", [each.field for each in fields], drawn, 0.0
-        )
-        made.append((picture, caption))
+        series = {name: number for number, name in enumerate(fields[0].rises)}
+        title = "Rise of the log-loss without a field"
+        made.append((dots(title, [each.field for each in fields], rows, series, 0.0), caption))
     if found.weights:
-        made.append(_weight_picture(found.weights[:DRAWN_OWNERS]))
+        owners = found.weights[:DRAWN_OWNERS]
+        rows = [point(name, at, mean) for at, each in enumerate(owners) for name, mean in each.means.items()]
+        series = {name: number for number, name in enumerate(owners[0].means)}
+        title = "Mean |weight · x| of a field or cross"
+        caption = "Summed over its keys, averaged over all rows: how far it moves scores, right or wrong."
+        made.append((dots(title, [each.name for each in owners], rows, series, 0.0), caption))
     return made
-
-
-def _weight_picture(owners: Sequence[WeightImportance]) -> Picture:
-    drawn = [
-        Series(name, number, tuple(Point(at, each.means[name]) for at, each in enumerate(owners)))
-        for number, name in enumerate(owners[0].means)
-    ]
-    picture = dot_chart("Mean |weight · x| of a field or cross", [each.name for each in owners], drawn, 0.0)
-    return picture, "Summed over its keys, averaged over all rows: how far it moves scores, right or wrong."
 
 
 # --- The rows it is most wrong about ---
@@ -271,11 +262,7 @@ def _wrong(row: WrongRow) -> Element:
     caption = (
         f"Its score of {audit.score:.4f} by key; {len(keys):,} keys, {lacking:,} of them not in the model"
     )
-    return _folded(
-        summary,
-        table(("key", "contribution", "weight", "x"), cells, caption),
-        element("p", values, class_="quiet"),
-    )
+    return folded(summary, table(("key", "contribution", "weight", "x"), cells, caption), quiet(values))
 
 
 def as_text(value: object) -> str:
@@ -295,7 +282,7 @@ def _drift(report: ModelReport) -> list[Element]:
         said += " The spec names no input.timestamp, so periods are blocks of rows in the log's order."
     if drift.untimed:
         said += f" {counted(drift.untimed, 'row')} without a time are left out."
-    made = [element("h2", "Drift"), element("p", said, class_="quiet")]
+    made = [element("h2", "Drift"), quiet(said)]
     made += [figure(*each) for each in _drift_pictures(report)]
     rows = [
         [str(each.begin), shown(each.group.rows), _rate(each.group), shown(each.lacking), name, *_cells(own)]
@@ -303,13 +290,13 @@ def _drift(report: ModelReport) -> list[Element]:
         for name, own in each.group.variants.items()
     ]
     heads = ("begin", "rows", "click rate", "keys lacking", "variant", *_HEADS)
-    made.append(_folded("Periods as figures", table(heads, rows, "Periods")))
+    made.append(folded("Periods as figures", table(heads, rows, "Periods")))
     if drift.fields:
         cells = [[each.field, f"{each.psi[-1]:.4f}", f"{each.by_chance:.4f}"] for each in drift.fields]
         moved = table(
             ("field", "PSI, last period against the first", "by chance"), cells, "Population stability index"
         )
-        made.append(_folded("Drift of fields as figures", moved))
+        made.append(folded("Drift of fields as figures", moved))
     return made
 
 
@@ -325,78 +312,80 @@ def _drift_pictures(report: ModelReport) -> list[Picture]:
     if len(drift.periods) < 2:
         return []
     across = f"periods of {_length(drift)}, the first from {drift.periods[0].begin}"
-    rate = Series(
-        "click rate", 0, _curve(drift, lambda each: (each.group.click_rate, each.group.low, each.group.high))
-    )
-    predicted = _by_variant(report, lambda own: own.mean_prediction, 1)
-    lacking = Series("keys", 0, _curve(drift, lambda each: (each.lacking, None, None)))
-    kinds: list[tuple[str, list[Series], float | None, str]] = [
+    names = _colours(report)
+    series = {f"mean prediction, {name}": number for name, number in names.items()}
+    rate = [
+        point("click rate", at, each.group.click_rate, each.group.low, each.group.high)
+        for at, each in enumerate(drift.periods, start=1)
+        if each.group.click_rate is not None
+    ]
+    lacking = [
+        point("keys", at, each.lacking)
+        for at, each in enumerate(drift.periods, start=1)
+        if each.lacking is not None
+    ]
+    moved = drift.fields[:DRAWN_FIELDS]
+    stability = [point(each.field, at, psi) for each in moved for at, psi in enumerate(each.psi, start=1)]
+    kinds: list[tuple[str, list[Row], dict[str, int], float | None, str]] = [
         (
             "Click rate and mean prediction",
-            [rate, *predicted],
+            [*rate, *_by_period(report, lambda own: own.mean_prediction, "mean prediction, ")],
+            {"click rate": 0} | {name: 1 + number for name, number in series.items()},
             None,
             "Band: 95 % interval of the click rate.",
         ),
         (
             "Calibration by period",
-            _by_variant(report, lambda own: own.calibration),
+            _by_period(report, lambda own: own.calibration),
+            names,
             1.0,
             "Above 1: too high.",
         ),
-        ("Log-loss by period", _by_variant(report, lambda own: own.logloss), None, "Follows the click rate."),
+        (
+            "Log-loss by period",
+            _by_period(report, lambda own: own.logloss),
+            names,
+            None,
+            "Follows the click rate.",
+        ),
         (
             "Normalized entropy by period",
-            _by_variant(report, lambda own: own.normalized_entropy),
+            _by_period(report, lambda own: own.normalized_entropy),
+            names,
             1.0,
             "Log-loss / entropy of the period's click rate; 1: no better than that rate for every row.",
         ),
-        ("AUC by period", _by_variant(report, lambda own: own.auc), None, "Within each period."),
+        ("AUC by period", _by_period(report, lambda own: own.auc), names, None, "Within each period."),
         (
             "Keys that the model lacks",
-            [lacking],
+            lacking,
+            {"keys": 0},
             0.0,
             "Of all keys of the rows: keys never seen, or of weight 0.",
         ),
         (
             "Population stability index",
-            [
-                Series(each.field, number, tuple(Point(at, psi) for at, psi in enumerate(each.psi, start=1)))
-                for number, each in enumerate(drift.fields[:DRAWN_FIELDS])
-            ],
+            stability,
+            {each.field: number for number, each in enumerate(moved)},
             0.0,
             "Of the fields that moved most: each period's values against the first period's. A rule of thumb: above "
             "0.25 a field has changed.",
         ),
     ]
-    made = []
-    for name, drawn, reference, caption in kinds:
-        if drawn := [each for each in drawn if each.points]:
-            made.append((curve_chart(name, drawn, across=across, reference=reference), caption))
-    return made
+    return [
+        (curve(title, rows, series, across=across, reference=reference), caption)
+        for title, rows, series, reference, caption in kinds
+        if rows
+    ]
 
 
-def _by_variant(
-    report: ModelReport, figure_of: Callable[[Reliability], float | None], first: int = 0
-) -> list[Series]:
-    """A figure of every variant by period; `first` numbers the colours."""
-    drawn = []
-    for number, name in enumerate(report.variants, start=first):
-        figures = [figure_of(each.group.variants[name]) for each in report.drift.periods]
-        points = tuple(Point(at, y) for at, y in enumerate(figures, start=1) if y is not None)
-        drawn.append(Series(f"mean prediction, {name}" if first else name, number, points))
-    return drawn
-
-
-def _curve(
-    drift: Drift, of: Callable[[Period], tuple[float | None, float | None, float | None]]
-) -> tuple[Point, ...]:
-    points = []
-    for at, each in enumerate(drift.periods, start=1):
-        y, low, high = of(each)
-        if y is not None:
-            points.append(Point(at, y, low, high))
-    return tuple(points)
-
-
-def _folded(summary: str, *children: Element) -> Element:
-    return element("details", element("summary", summary), *children)
+def _by_period(
+    report: ModelReport, figure_of: Callable[[Reliability], float | None], prefix: str = ""
+) -> list[Row]:
+    """A figure of every variant by period."""
+    return [
+        point(f"{prefix}{name}", at, value)
+        for name in report.variants
+        for at, each in enumerate(report.drift.periods, start=1)
+        if (value := figure_of(each.group.variants[name])) is not None
+    ]

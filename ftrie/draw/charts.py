@@ -1,27 +1,41 @@
-"""The kinds of chart. Each function takes plain rows and returns a Vega-Lite specification whose data are these rows.
+"""Every picture of ftrie, in reports, notebooks, benchmarks and the dashboard: rows in, a Vega-Lite chart out.
 
 The rows are one data set named ROWS, which all layers share, so that a page can be given other rows without drawing
-the chart again. A row is a dictionary; the names of its members are arguments or in the function's description. Charts
-are as wide as what they are in. Names come from logs: they are drawn as they are, without control characters.
+the chart again. A row is a dictionary; the names of its members are arguments or in the function's description, and
+`point` makes the usual one. Charts are as wide as their container. Names come from logs: they are drawn as they are,
+without control characters.
 
 series: the names of all series, in the order of their colours; or names with the numbers of their colours, for charts
-of one page that lack some of its series, which are then named even where there is only one. Every function raises
-ValueError for more than MOST_ROWS rows.
+of one page that lack some of its series, which are then named even where there is only one. Every kind of chart raises
+ValueError for more than MOST_ROWS rows; `thinned` makes them fewer.
+
+The colours of series have a contrast of at least 3 : 1 on light and dark backgrounds, and are distinguishable with any
+common colour-vision deficiency (after Okabe and Ito 2008, darkened); texts have at least 4.5 : 1.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ftrie.charts.theme import BETTER, LIGHT, MUTED, SERIES, WORSE, config
 from model_store.errors import UsageError, installing
+from model_store.ratios import wilson
 
 if TYPE_CHECKING:
     import altair as alt
 
+    from trainer.learn.metrics.records import Bin
+    from trainer.learn.metrics.reliability import ReliabilityBin
+
+SERIES = ("#2b7bba", "#cc5c00", "#00875f", "#a8559b", "#8a7000", "#c2403e", "#4f7f8f", "#7b68c4")
+"""The colours of the first series; further ones begin again, with dashes."""
+WORSE, BETTER = "#c2403e", "#2b7bba"
+MUTED = "#808080"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif"
+LIGHT = {"text": "#1f2937", "soft": "#4b5563", "grid": "#e2e5ea", "background": "#ffffff"}
+DARK = {"text": "#e8eaee", "soft": "#b8bfca", "grid": "#3a4250", "background": "#15181d"}
 MOST_ROWS = 2_000
 ROWS = "rows"
 """The name of the data set."""
@@ -30,7 +44,10 @@ PLOT_WIDTH = "plotWidth"
 HEIGHT = 240
 BAR = 18
 NOTEBOOK_WIDTH = 560
-Rows = Sequence[dict[str, Any]]
+NONE, OTHERS = "(none)", "(all others)"
+"""For an empty value, or a row without a variant; for all values without a slice of their own."""
+Row = dict[str, Any]
+Rows = Sequence[Row]
 Names = Sequence[str] | Mapping[str, int]
 Axis = Literal["number", "time", "log", "category"]
 Spec: TypeAlias = dict[str, Any]
@@ -48,6 +65,50 @@ _KNOWN: list[Spec] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
 """Transforms: one row instead of all, for what is drawn once; rows with an interval."""
 
 
+def config(dark: bool = False) -> dict[str, Any]:
+    """The configuration of a Vega-Lite chart."""
+    colours = DARK if dark else LIGHT
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        # The chart as a whole has a description, its figures are in tables beside it.
+        "mark": {"aria": False},
+        "axis": {
+            "labelColor": colours["soft"],
+            "titleColor": colours["soft"],
+            "gridColor": colours["grid"],
+            "domainColor": colours["grid"],
+            "tickColor": colours["grid"],
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "labelLimit": 220,
+        },
+        "legend": {
+            "orient": "top",
+            "title": None,
+            "labelColor": colours["text"],
+            "titleColor": colours["text"],
+            "labelFontSize": 12,
+            "symbolStrokeWidth": 3,
+            "symbolOpacity": 1,
+            "symbolType": "stroke",
+            "labelLimit": 260,
+        },
+        "title": {
+            "color": colours["text"],
+            "subtitleColor": colours["soft"],
+            "anchor": "start",
+            "fontSize": 14,
+        },
+        "range": {"category": list(SERIES)},
+        "text": {"color": colours["text"]},
+        "rule": {"color": colours["soft"]},
+        "axisQuantitative": {"tickCount": 6},
+    }
+
+
 def require_charts() -> None:
     """Check that static pictures can be made. Raises UsageError; call it before a long run."""
     try:
@@ -56,11 +117,102 @@ def require_charts() -> None:
         raise UsageError(f"pictures need the extra `charts`: {installing('charts')}") from error
 
 
+# -- rows
+
+
+def point(series: str, x: float, value: float, low: float | None = None, high: float | None = None) -> Row:
+    """A row of `curve`: a value of a series, with the ends of its interval if it has one."""
+    return {"series": series, "x": x, "value": value, "low": low, "high": high}
+
+
+def reliability_rows(series: str, bins: Iterable[Bin | ReliabilityBin]) -> list[Row]:
+    """Rows of `reliability`: of each bin the mean prediction, and the click rate with its 95 % interval (Wilson)."""
+    from trainer.learn.metrics.records import Bin
+
+    rows: list[Row] = []
+    for each in bins:
+        if each.weight > 0.0:
+            if isinstance(each, Bin):
+                rate = min(each.clicks / each.weight, 1.0)  # by rounding, one sum may exceed the other
+                figures = (each.predicted / each.weight, rate, *wilson(rate, each.weight))
+            else:
+                figures = each.predicted, each.click_rate, each.low, each.high
+            members = zip(("predicted", "observed", "low", "high"), figures, strict=True)
+            rows.append({"series": series, **dict(members)})
+    return rows
+
+
+def value_name(value: str | None) -> str:
+    """The value of a slice for a reader; None is all values without a slice of their own."""
+    return OTHERS if value is None else value or NONE
+
+
+def thinned(rows: Rows, most: int = MOST_ROWS) -> Rows:
+    """At most `most` of the rows: evenly fewer of every series, the last one of each among them."""
+    counts = Counter(row["series"] for row in rows)
+    step = -(-max(counts.values(), default=0) // max(1, most // max(1, len(counts))))
+    if step <= 1:
+        return rows
+    left = counts.copy()
+    kept = []
+    for row in rows:
+        left[row["series"]] -= 1
+        if left[row["series"]] % step == 0:
+            kept.append(row)
+    return kept
+
+
+# -- kinds
+
+
+def over_time(rows: Rows, y_title: str, series: Names, **options: Any) -> Spec:
+    """`lines` by the time. Rows: time (milliseconds since 1970), series, value, and low and high or None."""
+    return lines(rows, x="time", x_title="time", x_axis="time", y_title=y_title, series=series, **options)
+
+
+def curve(title: str, rows: Rows, series: Mapping[str, int], *, across: str = "rows", **options: Any) -> Spec:
+    """`lines` of rows of `point`, with a thick running mean where rows have a member `mean`; series: as in `drawn`."""
+    ends: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        ends[row["series"]] = ends.get(row["series"], (row["value"],))[0], row["value"]
+    words = "; ".join(f"{name} from {first:.5g} to {last:.5g}" for name, (first, last) in ends.items())
+    has_mean = any("mean" in row for row in rows)
+    few = thinned([{"mean": row["value"]} | row for row in rows] if has_mean else rows)
+    return lines(
+        few,
+        x_title=across,
+        y_title=title,
+        series=drawn(rows, series),
+        mean="mean" if has_mean else None,
+        title=title,
+        description=f"{title}. {words}.",
+        **options,
+    )
+
+
+def dots(
+    title: str, values: Sequence[str], rows: Rows, series: Mapping[str, int], reference: float | None
+) -> Spec:
+    """`intervals` of several values. Rows: as of `point`, x is the number of the value, ascending."""
+    named = [row | {"name": values[row["x"]]} for row in rows[:MOST_ROWS]]
+    words = f"{title} of {len(values)} values: " + ", ".join(values[:12])
+    own = drawn(rows, series)
+    return intervals(
+        named, value_title=title, series=own, reference=reference, title=title, description=words
+    )
+
+
+def drawn(rows: Rows, series: Mapping[str, int]) -> dict[str, int]:
+    """The series that have rows, with the numbers of their colours."""
+    present = {row["series"] for row in rows}
+    return {name: number for name, number in series.items() if name in present}
+
+
 def lines(
     rows: Rows,
     *,
-    x: str,
-    y: str,
+    x: str = "x",
+    y: str = "value",
     x_title: str,
     y_title: str,
     series: Names,
@@ -74,6 +226,7 @@ def lines(
     zero: bool = False,
     within: tuple[float, float] | None = None,
     height: int = HEIGHT,
+    title: str = "",
     description: str = "",
 ) -> Spec:
     """A line a series, with a band from `low` to `high` where the rows have them.
@@ -114,7 +267,7 @@ def lines(
         words = {"y": {"value": 2 + 12 * (number % 4)}, "text": {"value": told}}
         text = {"type": "text", "align": "left", "baseline": "top", "dx": 4}
         layers += [_reference(at), _layer(text, at | words, _ONCE)]
-    return _finished(rows, layers, height, description or f"{y_title} over {x_title}")
+    return _finished(rows, layers, height, description or f"{y_title} over {x_title}", title)
 
 
 def intervals(
@@ -125,6 +278,7 @@ def intervals(
     percent: bool = False,
     reference: float | None = None,
     colours: Names = (),
+    title: str = "",
     description: str = "",
 ) -> Spec:
     """A dot with its interval a row, one under another. Rows: name, value, and low and high or None.
@@ -168,10 +322,10 @@ def intervals(
         layers.append(_reference({"x": {"datum": reference}}))
     step = 2 * BAR if series is None else max(BAR + 2, 9 * len(series) + 6)
     size = {"step": step, "for": "position"}
-    return _finished(rows, layers, size, description or f"{value_title}, with intervals")
+    return _finished(rows, layers, size, description or f"{value_title}, with intervals", title)
 
 
-def reliability(rows: Rows, *, series: Names, description: str = "") -> Spec:
+def reliability(rows: Rows, *, series: Names, title: str = "") -> Spec:
     """Observed against predicted click rates on logarithmic axes, with intervals and the diagonal.
 
     Rows: predicted, observed, low, high, series. A rate of 0 is drawn at the least of the others.
@@ -196,31 +350,30 @@ def reliability(rows: Rows, *, series: Names, description: str = "") -> Spec:
             _value_tip("observed", "observed", True),
         ],
     }
-    ends = {"x": least, "y": least, "x2": most, "y2": most}
+    diagonal = {"x": least, "y": least, "x2": most, "y2": most}
     layers = [
-        _reference({name: {"datum": value} for name, value in ends.items()}),
+        _reference({name: {"datum": value} for name, value in diagonal.items()}),
         _layer({"type": "rule", "opacity": 0.5}, place | between, _KNOWN),
         _layer({"type": "line", "point": {"size": 40, "filled": True}}, place | points | _dashes(series)),
     ]
-    return _finished(inside, layers, 300, description or "Observed against predicted click rates")
+    ends = [f"{end(row['predicted'] for row in rows):.4g}" for end in (min, max)] if title else []
+    words = f"{title}: click rate against prediction, from {' to '.join(ends)}."
+    return _finished(inside, layers, 300, words if title else "Observed against predicted click rates", title)
 
 
-def bars(
-    rows: Rows, *, value_title: str, percent: bool = False, signed: bool = False, description: str = ""
-) -> Spec:
+def bars(rows: Rows, *, value_title: str, signed: bool = False) -> Spec:
     """A bar a row, in their order. Rows: name, value. signed: two colours, for values above and below 0."""
     above = {"condition": {"test": "datum.value >= 0", "value": BETTER}, "value": WORSE}
     encoding = {
         "y": _listed(rows, "name", axis={"labelLimit": 300}),
-        "x": _number("value", value_title, axis=_numbers(percent)),
+        "x": _number("value", value_title, axis={}),
         "color": above if signed else {"value": SERIES[0]},
-        "tooltip": [_name("name"), _value_tip("value", value_title, percent)],
+        "tooltip": [_name("name"), _value_tip("value", value_title, False)],
     }
-    layers = [_layer({"type": "bar"}, encoding)]
-    return _finished(rows, layers, {"step": BAR + 6}, description or f"{value_title} as bars")
+    return _finished(rows, [_layer({"type": "bar"}, encoding)], {"step": BAR + 6}, f"{value_title} as bars")
 
 
-def histogram(rows: Rows, *, x_title: str, y_title: str, log: bool = False, description: str = "") -> Spec:
+def histogram(rows: Rows, *, x_title: str, y_title: str, log: bool = False) -> Spec:
     """A bar from `low` to `high` a row. Rows: low, high, value. log: of the x axis, which may hold 0."""
     scale: Spec = {"type": "symlog", "constant": 0.1} if log else {}
     encoding = {
@@ -235,10 +388,10 @@ def histogram(rows: Rows, *, x_title: str, y_title: str, log: bool = False, desc
         ],
     }
     layers = [_layer({"type": "bar", "color": SERIES[0]}, encoding)]
-    return _finished(rows, layers, HEIGHT - 60, description or f"{y_title} by {x_title}")
+    return _finished(rows, layers, HEIGHT - 60, f"{y_title} by {x_title}")
 
 
-def grid(rows: Rows, *, value_title: str, percent: bool = False, description: str = "") -> Spec:
+def grid(rows: Rows, *, value_title: str) -> Spec:
     """A coloured cell a row: blue is better, red is worse, grey is equal; one whose value is None has its text alone.
 
     Rows: name (down), column (across), value, text (shown in the cell), badness: from -1, best, to 1, worst.
@@ -263,7 +416,7 @@ def grid(rows: Rows, *, value_title: str, percent: bool = False, description: st
         "tooltip": [
             _name("name"),
             _name("column"),
-            _value_tip("value", value_title, percent),
+            _value_tip("value", value_title, False),
             {"field": "rows", "type": "quantitative", "title": "rows", "format": ","},
         ],
     }
@@ -278,7 +431,7 @@ def grid(rows: Rows, *, value_title: str, percent: bool = False, description: st
         ),
         _layer({"type": "text", "fontSize": 12}, place | words, [{"filter": "!isValid(datum.value)"}]),
     ]
-    return _finished(rows, layers, {"step": BAR + 8}, description or f"{value_title} by slice")
+    return _finished(rows, layers, {"step": BAR + 8}, f"{value_title} by slice")
 
 
 def for_notebook(spec: Spec, title: str) -> alt.LayerChart:
@@ -312,7 +465,7 @@ def _around(value: float) -> tuple[float, float]:
     return value - max(0.05 * abs(value), 1e-3), value + max(0.05 * abs(value), 1e-3)
 
 
-def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: str) -> Spec:
+def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: str, title: str = "") -> Spec:
     if len(rows) > MOST_ROWS:
         raise ValueError(
             f"got {len(rows):,} rows for a chart, expected at most {MOST_ROWS:,}: aggregate them"
@@ -328,7 +481,7 @@ def _finished(rows: Rows, layers: list[Spec], height: int | Spec, description: s
         "width": "container",
         "height": height,
         "description": _plain(description),
-    }
+    } | ({"title": title} if title else {})
 
 
 def _layer(mark: Spec, encoding: Spec, transform: list[Spec] | None = None) -> Spec:

@@ -10,8 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ftrie.charts.kinds import (
+from ftrie.draw.charts import (
+    BETTER,
+    DARK,
+    LIGHT,
     MOST_ROWS,
+    MUTED,
+    SERIES,
+    WORSE,
     Spec,
     bars,
     for_notebook,
@@ -21,8 +27,7 @@ from ftrie.charts.kinds import (
     lines,
     reliability,
 )
-from ftrie.charts.static import COLUMN_WIDTH, document, figure, stacked_svg, svg
-from ftrie.charts.theme import BETTER, DARK, LIGHT, MUTED, SERIES, WORSE
+from ftrie.draw.pages import COLUMN_WIDTH, document, figure, stacked_svg, svg
 from model_store.errors import UsageError
 from tests.ftrie.conftest import Say
 

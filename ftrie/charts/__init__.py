@@ -1,1 +1,0 @@
-"""Every picture of ftrie: reports, notebooks, benchmarks and the dashboard draw with these functions."""

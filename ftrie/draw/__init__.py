@@ -1,0 +1,1 @@
+"""Charts, report pages and plots: all that ftrie draws."""
