@@ -18,7 +18,7 @@ import structlog
 
 from model_store.errors import OutputError
 from model_store.metrics import Family
-from server.impressions.rotating_file import RotatingFile
+from server.impressions.sinks import RotatingFile
 from server.impressions.writer import BackgroundWriter
 from server.telemetry.meter import declare
 

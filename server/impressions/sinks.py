@@ -1,19 +1,22 @@
 """Sinks: where impressions go, a stream of a store or a file of JSON lines.
 
 A sink is opened when it is first written to, and again after a failure: one that is away does not delay a server's
-start. Queueing and retries are the `BackgroundWriter`'s.
+start. Queueing and retries are the `BackgroundWriter`'s. `RotatingFile` is the file, of impressions and of shadows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from model_store.errors import OutputError, ServerError, StoreUnavailable
 from model_store.redis.connection import StoreConnection
 from model_store.redis.store_url import EMBEDDED, SCHEMES
 from model_store.store import Store
-from server.impressions.rotating_file import RotatingFile
 
 if TYPE_CHECKING:
     from model_store.streams.event_streams import EventStream
@@ -137,3 +140,75 @@ def _sink(name: str, settings: Settings) -> Sink:
         return StreamSink(url, kind, settings.impressions_length, settings.impressions_age_s)
     shown = name.rpartition("@")[2]  # before it there may be a password
     raise ServerError(f"--impressions: got {shown!r}, expected store, redis://HOST:PORT or file:PATH")
+
+
+class RotatingFile:
+    """A file of lines that several processes append to, with a bounded size. Thread safety: none.
+
+    A full FILE becomes FILE.1, that one FILE.2, and so on; the oldest is deleted. Processes take turns by flock. A line
+    is whole or absent: if the disk is full, the file is truncated back, and a partial line left by a crash is ended
+    first.
+    """
+
+    def __init__(self, path: str | Path, max_bytes: int, kept: int, mode: int = 0o666) -> None:
+        """Keeps `kept` full files beside the present one. mode: of a new file, before the umask. Raises OSError."""
+        self._path = Path(path)
+        self._mode = mode
+        self._max_bytes = max_bytes
+        self._kept = kept
+        with self._open():
+            pass
+
+    def append(self, lines: bytes) -> None:
+        """Add lines, each with its end: all or none. More than `max_bytes` get a file of their own. Raises OSError."""
+        while not self._fits(lines):
+            pass
+
+    def _fits(self, lines: bytes) -> bool:
+        """Write; or rename the full files and return False."""
+        with self._open() as fd:
+            size = os.fstat(fd).st_size
+            if size and size + len(lines) >= self._max_bytes:
+                self._rotate()
+                return False
+            whole = not size or os.pread(fd, 1, size - 1) == b"\n"
+            _write_all_or_none(fd, size, lines if whole else b"\n" + lines)
+            return True
+
+    def _rotate(self) -> None:
+        for number in range(self._kept, 1, -1):
+            if (older := self._numbered(number - 1)).exists():
+                older.replace(self._numbered(number))
+        self._path.replace(self._numbered(1))
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}")
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        """The file, locked; opened again each time, since another process may have renamed it."""
+        while True:
+            fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                if self._is_at_path(fd):
+                    yield fd
+                    return
+            finally:
+                os.close(fd)
+
+    def _is_at_path(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(fd))
+        except FileNotFoundError:
+            return False
+
+
+def _write_all_or_none(fd: int, size: int, lines: bytes) -> None:
+    left = memoryview(lines)
+    try:
+        while left:
+            left = left[os.write(fd, left) :]
+    except OSError:
+        os.ftruncate(fd, size)
+        raise

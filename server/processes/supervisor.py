@@ -10,11 +10,10 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
 
 import structlog
 
@@ -56,8 +55,9 @@ class Supervisor:
         """Kills every worker."""
         self._stopping = SignalEvent()
         self._wake = SignalEvent()
-        self.meter = Meter()
-        self.totals = Totals()
+        self._meter = Meter()
+        """What the supervisor itself counts."""
+        self._totals = Totals()
         self._last = ExitStack()
 
     def run(self) -> None:
@@ -113,11 +113,11 @@ class Supervisor:
         self._hold_store()
         if not kernels_are_cached(KERNELS):
             warm_kernels()  # once, not in every worker at the same time
-        self._sync = StoreSync(settings, self._state, self.meter, low_priority=True)
-        self._crew = Crew(settings, self._port.number, self._sync.distribution, self, self._wake.set)
+        self._sync = StoreSync(settings, self._state, self._meter, low_priority=True)
+        self._crew = Crew(settings, self._port.number, self._sync, self._totals, self._wake.set)
         self._kill = self._crew.kill
         self._crew.listen_now = not self._inherited.pids()
-        self._last.enter_context(Hosted(settings, self))
+        self._host()
         self._sync.start()
         _log.info("listening", address=self._port.address, models=settings.models, workers=settings.workers)
 
@@ -140,6 +140,30 @@ class Supervisor:
         except StoreUnavailable as error:
             _log.warning("store away, waiting for it", error=str(error))
 
+    def _host(self) -> None:
+        """The services beside the workers, each if its port is set. Raises ServerError if a port is taken."""
+        settings = self._settings
+        if settings.metrics_port is not None:
+            page = MetricsPage(
+                settings.metrics_host,
+                settings.metrics_port,
+                registry(self._totals, self._count_own),
+                lambda: self.status().to_json(),
+            )
+            self._last.callback(page.close)
+            _log.info("metrics", address=page.address)
+        if settings.admin_port is not None:
+            from server.rpc.admin_service import AdminPort
+
+            admin = AdminPort(self, settings)
+            admin.start()
+            self._last.callback(admin.stop)
+
+    def _count_own(self) -> None:
+        """Before each scrape: add what the supervisor itself has counted, and the server's status."""
+        note_status(self._meter, self.status())
+        self._totals.add("supervisor", self._meter.take())
+
     # -- tending
 
     def _tend(self) -> None:
@@ -155,15 +179,6 @@ class Supervisor:
             self._on_ready(status)
         if self._begun:
             self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
-
-    def counted(self, worker: str, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """See `crew.Listener`."""
-        self.totals.add(f"worker {worker}", meter)
-        self._sync.items_found(late)
-
-    def gone(self, worker: str) -> None:
-        """See `crew.Listener`."""
-        self.totals.gone(f"worker {worker}")
 
     # -- the end
 
@@ -186,60 +201,3 @@ class Supervisor:
             os._exit(128 + number)
         self._stopping.set()
         self._wake.set()
-
-
-class Host(Protocol):
-    """What the hosted services read; for the admin service it is `server.rpc.admin_service.Administered`."""
-
-    totals: Totals
-    meter: Meter
-    """The supervisor's own."""
-
-    def status(self) -> SupervisorStatus:
-        """The server as it is now."""
-
-    def experiment(self, model: str) -> ExperimentSync:
-        """The experiment of one of the models."""
-
-    def look_now(self, model: str, timeout_s: float) -> bool:
-        """Look at the store at once. False if that took longer than `timeout_s`."""
-
-
-class Hosted:
-    """The services beside the workers, each if its port is set: the metrics page and the admin service.
-
-    A context manager: they run while it is entered. Raises ServerError if a port is taken.
-    """
-
-    def __init__(self, settings: Settings, host: Host) -> None:
-        self._settings = settings
-        self._host = host
-        self._open = ExitStack()
-
-    def __enter__(self) -> Hosted:
-        if self._settings.metrics_port is not None:
-            self._host_metrics(self._settings.metrics_port)
-        if self._settings.admin_port is not None:
-            from server.rpc.admin_service import AdminPort
-
-            admin = AdminPort(self._host, self._settings)
-            admin.start()
-            self._open.callback(admin.stop)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def _host_metrics(self, port: int) -> None:
-        scraped = registry(self._host.totals, self._take_own)
-        page = MetricsPage(self._settings.metrics_host, port, scraped, self._health)
-        self._open.callback(page.close)
-        _log.info("metrics", address=page.address)
-
-    def _take_own(self) -> None:
-        """Before each scrape: add what the supervisor itself has counted, and the server's status."""
-        note_status(self._host.meter, self._host.status())
-        self._host.totals.add("supervisor", self._host.meter.take())
-
-    def _health(self) -> dict[str, Any]:
-        return self._host.status().to_json()

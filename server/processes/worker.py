@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -47,31 +47,15 @@ SWAPPER_ENDS_S = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class Reports(Protocol):
-    """Receives what a worker reports. Called from the worker's own threads."""
-
-    def swapped(self, model: str, version: int) -> None:
-        """This version answers requests from now on."""
-
-    def became_ready(self) -> None:
-        """Every model answers from now on that has a version."""
-
-    def released(self, serial: int) -> None:
-        """No request reads the parts of this hand-over any more."""
-
-    def refused(self, model: str, version: int, error: str) -> None:
-        """These parts could not be served; the version before still is."""
-
-    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """Each second: what was counted; by model, the items that requests found and the catalogue lacks."""
-
-
 class Worker:
     """Serves the models of `settings`. Thread safety: any method, any thread; `start` and `drain` once."""
 
-    def __init__(self, settings: Settings, reports: Reports, *, shares_port: bool = False) -> None:
+    def __init__(
+        self, settings: Settings, say: Callable[[dict[str, Any]], None], *, shares_port: bool = False
+    ) -> None:
+        """say: takes what a worker tells its supervisor, see `server.processes.channel`; called from any thread."""
         self._settings = settings
-        self._reports = reports
+        self._say = say
         self._meter = Meter()
         self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
         users = Users(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
@@ -152,7 +136,7 @@ class Worker:
         self._observers.close()
         if self._impressions is not None:
             self._impressions.close()
-            self._reports.counted(self._meter.take(), {})  # what was logged and lost since the last report
+            self._say_counts({})  # what was logged and lost since the last report
         if self._shadow_log is not None:
             self._shadow_log.close()
         self._feedback_store.close()
@@ -161,7 +145,7 @@ class Worker:
     # -- orders of the supervisor
 
     def take(self, parts: Parts, serial: int) -> None:
-        """Serve these parts soon, unless newer ones of their model come first; then report `serial` released."""
+        """Serve these parts soon, unless newer ones of their model come first; then say that `serial` is released."""
         self._newest[parts.name] = serial
         self._errands.put(lambda: self._swap(parts, serial))
 
@@ -171,8 +155,8 @@ class Worker:
         facts = {"model": model, "version": version, "error": str(error)}
         _log.error("parts refused", **facts, exc_info=None if known else error)
         self._meter.count(REFUSED_VERSIONS, model, reason_of(error))
-        self._reports.refused(model, version, str(error))
-        self._reports.released(serial)
+        self._say({"did": "refuse", "model": model, "version": version, "error": str(error)})
+        self._release(serial)
         if self.models[model].served is None:
             self.models[model].lacking = f"version {version} was refused ({reason_of(error)})"
             self._note_ready()
@@ -212,7 +196,7 @@ class Worker:
 
     def _swap(self, parts: Parts, serial: int) -> None:
         if self._newest[parts.name] != serial:
-            self._reports.released(serial)
+            self._release(serial)
             return
         current = self.models[parts.name]
         try:
@@ -220,7 +204,7 @@ class Worker:
         except Exception as error:
             return self.refuse(parts.name, parts.version, serial, error)
         # Called in the thread that ends the last request: it only queues the report.
-        served.on_released(lambda: self._errands.put(lambda: self._reports.released(serial)))
+        served.on_released(lambda: self._errands.put(lambda: self._release(serial)))
         self._put_in_service(current, served)
 
     def _put_in_service(self, current: ModelHandle, served: ServedVersion) -> None:
@@ -231,7 +215,7 @@ class Worker:
         if before is None or before.catalogue is not served.catalogue:
             current.late_items.rebuilt()
         _log.info("serving", model=current.name, version=served.version, items=len(served.catalogue))
-        self._reports.swapped(current.name, served.version)
+        self._say({"did": "swap", "model": current.name, "version": served.version})
         if before is None:
             self._note_ready()
 
@@ -241,7 +225,7 @@ class Worker:
         lacking = sum(not each.served and bool(each.lacking) for each in self.models.values())
         if served and len(served) + lacking == len(self.models) and not self.ready.is_set():
             self.ready.set()
-            self._reports.became_ready()
+            self._say({"did": "ready"})
         self._health.say(serving=self.ready.is_set(), served=served)
 
     def _find_store(self) -> None:
@@ -265,4 +249,10 @@ class Worker:
         while not self._stopping.wait(REPORT_EVERY_S):
             found = {name: current.late_items.take_found() for name, current in self.models.items()}
             late = {name: ids for name, ids in found.items() if ids}
-            self._reports.counted(self._meter.take(), late)
+            self._say_counts(late)
+
+    def _say_counts(self, late: Mapping[str, Sequence[str]]) -> None:
+        self._say({"did": "count", "meter": self._meter.take(), "late": late})
+
+    def _release(self, serial: int) -> None:
+        self._say({"did": "release", "serial": serial})

@@ -42,7 +42,7 @@ class WorkerMain:
         self._port: int = start["port"]
         self._listen_now = start["listen"] == NOW
         self._opener = Opener()
-        self._worker = Worker(self._settings, self, shares_port=True)
+        self._worker = Worker(self._settings, self._say, shares_port=True)
         self._stopping = SignalEvent()
         self._refuse = False
         self._orphan = False
@@ -125,28 +125,6 @@ class WorkerMain:
         if not self._orphan:
             with suppress(ChannelClosed):  # `_follow_orders` notices it too
                 self._channel.send(body)
-
-    # -- reports of the worker
-
-    def swapped(self, model: str, version: int) -> None:
-        """See `worker.Reports`."""
-        self._say({"did": "swap", "model": model, "version": version})
-
-    def became_ready(self) -> None:
-        """See `worker.Reports`."""
-        self._say({"did": "ready"})
-
-    def released(self, serial: int) -> None:
-        """See `worker.Reports`."""
-        self._say({"did": "release", "serial": serial})
-
-    def refused(self, model: str, version: int, error: str) -> None:
-        """See `worker.Reports`."""
-        self._say({"did": "refuse", "model": model, "version": version, "error": error})
-
-    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        """See `worker.Reports`."""
-        self._say({"did": "count", "meter": meter, "late": late})
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Server:
         self.meter = Meter()
         self._state = StateFolder(Path(settings.state)) if settings.state else None
         self._sync = StoreSync(settings, self._state, self.meter)
-        self._worker = Worker(settings, self)
+        self._worker = Worker(settings, self.say)
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:
@@ -93,24 +93,19 @@ class Server:
         self.drain(refuse=False)
         self.shutdown()
 
-    def swapped(self, model: str, version: int) -> None:
-        """See `worker.Reports`."""
-
-    def became_ready(self) -> None:
-        served = self.current.served
-        if served is not None and self._on_ready is not None:
-            on_ready, self._on_ready = self._on_ready, None
-            on_ready(served, self.address)
-
-    def released(self, serial: int) -> None:
-        self._sync.distribution.given_back(self._worker, serial)
-
-    def refused(self, model: str, version: int, error: str) -> None:
-        """See `worker.Reports`; the worker has logged it."""
-
-    def counted(self, meter: Mapping[str, Any], late: Mapping[str, Sequence[str]]) -> None:
-        self.totals.add("worker", meter)
-        self._sync.items_found(late)
+    def say(self, body: dict[str, Any]) -> None:
+        """What a supervisor does with what its workers say."""
+        match body["did"]:
+            case "ready":
+                served = self.current.served
+                if served is not None and self._on_ready is not None:
+                    on_ready, self._on_ready = self._on_ready, None
+                    on_ready(served, self.address)
+            case "release":
+                self._sync.distribution.given_back(self._worker, body["serial"])
+            case "count":
+                self.totals.add("worker", body["meter"])
+                self._sync.items_found(body["late"])
 
 
 @contextmanager

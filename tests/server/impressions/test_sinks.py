@@ -13,7 +13,7 @@ import pytest
 
 from model_store.errors import OutputError, ServerError, StoreError
 from server.impressions import sinks
-from server.impressions.rotating_file import RotatingFile
+from server.impressions.sinks import RotatingFile
 from server.settings import Settings
 from tests.model_store.models import python
 
@@ -72,7 +72,7 @@ def test_a_full_file_moves_on_and_the_oldest_goes(tmp_path: Path) -> None:
 
 def test_processes_that_write_at_once_lose_and_tear_nothing(tmp_path: Path) -> None:
     code = (
-        "import sys; from server.impressions.rotating_file import RotatingFile\n"
+        "import sys; from server.impressions.sinks import RotatingFile\n"
         "file = RotatingFile(sys.argv[1], max_bytes=2000, kept=1000)\n"
         "sys.stdin.readline()\n"
         "for n in range(200): file.append(f'{sys.argv[2]} {n} {n * 7}\\n'.encode())\n"

@@ -21,8 +21,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import ServerError
 from server.errors import Degradation
-from server.impressions.recorder import Recorded, Recorder
-from server.rpc.observers import RANK, Observers
+from server.rpc.observers import Observers, Recorded, Recorder
+from server.rpc.ranking_service import RANK
 from server.settings import Settings
 from server.telemetry.meter import Meter
 from server.telemetry.tracing import Traced, note_answer
@@ -121,8 +121,7 @@ def test_nothing_of_opentelemetry_is_imported_unless_traces_are_asked_for() -> N
         "from server.settings import Settings; import server.rpc.grpc_server\n"
         "Observers(Settings(('shop',), 'unix:///nowhere'), Meter())\n"
         # redis-py looks for OpenTelemetry's metrics on its own account.
-        "ours = 'opentelemetry.sdk.trace', 'opentelemetry.exporter', 'server.telemetry.tracing', "
-        "'server.impressions.recorder'\n"
+        "ours = 'opentelemetry.sdk.trace', 'opentelemetry.exporter', 'server.telemetry.tracing'\n"
         "print([name for name in sys.modules if name.startswith(ours)])"
     )
     path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}", "PATH": "/usr/bin:/bin"}

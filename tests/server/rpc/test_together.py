@@ -18,8 +18,7 @@ from server.ranking.resolve import Resolver
 from server.ranking.users import PendingRead, Users
 from server.rpc.gate import MOST_TOGETHER
 from server.rpc.grpc_server import IN_PROGRESS
-from server.rpc.observers import RANK
-from server.rpc.ranking_service import RankingService
+from server.rpc.ranking_service import RANK, RankingService
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.stalling import stalled

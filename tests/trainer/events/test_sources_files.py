@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
-from server.impressions.rotating_file import RotatingFile
+from server.impressions.sinks import RotatingFile
 from tests.matrix import examples
 from trainer.events.events import NEVER_US, SourcePosition
 from trainer.events.files import FileSource
@@ -357,7 +357,7 @@ for number in range(count):
 
 WRITER = """
 import sys
-from server.impressions.rotating_file import RotatingFile
+from server.impressions.sinks import RotatingFile
 from tests.trainer.events.test_sources_files import event
 file = RotatingFile(sys.argv[1], 6000, 50)
 for number in range(int(sys.argv[2])):
