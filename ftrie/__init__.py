@@ -7,7 +7,6 @@ modules are internal. A name is imported on first use, so that `import ftrie` is
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,31 +25,23 @@ if TYPE_CHECKING:
     from ftrie.library.weights import ModelDiff
     from model_store.errors import FtrieError
 
-_HOMES = {
-    "Access": "ftrie.client.access",
-    "AnyOf": "ftrie.client.messages",
-    "Between": "ftrie.client.messages",
-    "Client": "ftrie.client.client",
-    "Diagnosis": "ftrie.library.doctor",
-    "Evaluation": "ftrie.library.model",
-    "Explanation": "ftrie.library.model",
-    "Feedback": "ftrie.client.feedback",
-    "FtrieError": "model_store.errors",
-    "FtrieWarning": "ftrie.library.output",
-    "Learner": "ftrie.library.learner",
-    "Model": "ftrie.library.model",
-    "ModelDiff": "ftrie.library.weights",
-    "NoneOf": "ftrie.client.messages",
-    "Ranker": "ftrie.library.ranker",
-    "Run": "ftrie.library.run",
-    "Spec": "ftrie.library.spec",
-    "Store": "ftrie.library.store",
-    "Thompson": "ftrie.client.messages",
-    "UpperConfidenceBound": "ftrie.client.messages",
-    "doctor": "ftrie.library.doctor",
-    "load": "ftrie.library.store",
-    "train": "ftrie.library.run",
+_NAMES = {
+    "ftrie.client.access": "Access",
+    "ftrie.client.client": "Client",
+    "ftrie.client.feedback": "Feedback",
+    "ftrie.client.messages": "AnyOf Between NoneOf Thompson UpperConfidenceBound",
+    "ftrie.library.doctor": "Diagnosis doctor",
+    "ftrie.library.learner": "Learner",
+    "ftrie.library.model": "Evaluation Explanation Model",
+    "ftrie.library.output": "FtrieWarning",
+    "ftrie.library.ranker": "Ranker",
+    "ftrie.library.run": "Run train",
+    "ftrie.library.spec": "Spec",
+    "ftrie.library.store": "Store load",
+    "ftrie.library.weights": "ModelDiff",
+    "model_store.errors": "FtrieError",
 }
+"""The names of each module."""
 
 __all__ = [
     "Access",
@@ -78,22 +69,24 @@ __all__ = [
     "train",
 ]
 
-try:
-    __version__ = version("ftrie")
-except PackageNotFoundError:  # run from a checkout that was never installed
-    __version__ = "0+unknown"
-
 
 def __getattr__(name: str) -> Any:
+    # importlib.metadata takes half the time of `import ftrie`, and few ask for the version.
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("ftrie")
+        except PackageNotFoundError:  # run from a checkout that was never installed
+            return "0+unknown"
     if name == "aio":
         return import_module("ftrie.aio")
-    home = _HOMES.get(name)
-    if home is None:
+    module = next((module for module, names in _NAMES.items() if name in names.split()), None)
+    if module is None:
         from model_store.errors import listed
 
         raise AttributeError(f"module 'ftrie' has no attribute {name!r}; it has: {listed(__all__, name)}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(module), name)
     return value
 
 

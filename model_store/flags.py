@@ -22,7 +22,8 @@ DEFAULT_STORE = "embedded:.ftrie"
 class Flag:
     """How the command line offers a setting, named like the field without its unit. A value out of range is refused.
 
-    default, type: of the flag, where they are not those of the setting. unit: of the flag's whole numbers in the setting's.
+    default, type: of the flag, where they are not those of the setting. unit: of the flag's whole numbers in those of
+    the setting.
     names: where they are not that of the field, such as "--output -o"; a bool has no `--no-…` unless it is named.
     env: a variable beside FTRIE_COMMAND_FLAG. file: what is done with the files that the value names. exists: the value
     is a file that must exist. callback: called with the value as soon as it is parsed.

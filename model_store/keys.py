@@ -10,6 +10,8 @@ Invalid members of a collection are skipped and reported to an `on_junk` callbac
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -31,7 +33,12 @@ MOST_COUNTED = 10**12
 """The maximum of versions and epochs: one per millisecond for thirty years."""
 
 Report = Callable[[str], None]
+Metrics = Mapping[str, Mapping[str, float]]
+"""A model's metrics by variant."""
 Record = TypeVar("Record", bound="DataclassInstance")
+
+SNAPSHOT, DELTA = "snapshot", "delta"
+"""The kinds of versions. Here, so that listing versions needs neither Arrow nor numpy."""
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
@@ -53,6 +60,31 @@ def number(value: str | bytes, least: int = 0, most: int = MOST) -> int:
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise ValueError(f"got {shown(value)}, expected a whole number from {least} to {most}")
     return int(text)
+
+
+def plain_metrics(metrics: Metrics) -> dict[str, dict[str, float | None]]:
+    """Metrics in JSON's types: NaN and infinity become None."""
+    return {
+        variant: {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        for variant, values in metrics.items()
+    }
+
+
+def metrics_to_json(metrics: Metrics) -> str:
+    """Canonical JSON of metrics; NaN and infinity become null."""
+    return json.dumps(plain_metrics(metrics), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def metrics_from_json(text: str) -> dict[str, dict[str, float]]:
+    """Read `metrics_to_json`'s text; null becomes NaN. Raises ValueError for anything else."""
+    try:
+        parsed = json.loads(text)
+        return {
+            variant: {name: math.nan if value is None else float(value) for name, value in values.items()}
+            for variant, values in parsed.items()
+        }
+    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError):
+        raise ValueError(f"metrics: got {shown(text)}, expected an object of objects of numbers") from None
 
 
 def counter(key: str, value: bytes | None) -> int:

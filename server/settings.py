@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any
@@ -17,6 +18,17 @@ DEFAULT_USER_TTL_S = 60.0
 LOOPBACK = "127.0.0.1"
 MILLISECONDS = 1e-3
 DAY_S = 86_400.0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`: an address, [::1] included, or a name, which is not looked up."""
+    bare = host.strip("[]")
+    if bare == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return False
 
 
 def _seconds(help: str, min: float = 0.0) -> Flag:

@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from ftrie.client.balance import Balance, balance_of, channel_options, target_of
 from model_store.errors import ServerError
-from server.rpc.security import is_loopback
+from server.settings import is_loopback
 
 SYSTEM = "system"
 MAX_ANSWER_BYTES = 16 << 20

@@ -189,8 +189,8 @@ def import_(
     as_json: JsonOption = False,
 ) -> None:
     """Publish a model from a file and activate it. A delta is applied to the newest version that it can change."""
-    from model_store.artefact.arrow_format import DELTA
     from model_store.errors import StoreError
+    from model_store.keys import DELTA
     from model_store.model_files import read_model
     from model_store.store import Store
     from model_store.versions.audit import By

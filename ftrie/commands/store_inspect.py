@@ -142,8 +142,8 @@ def _recent(manifest: Manifest) -> list[Table]:
 def _as_json(model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int) -> None:
     import json
 
-    from model_store.artefact.arrow_format import plain_metrics
     from model_store.artefact.inspection import heaviest, summaries
+    from model_store.keys import plain_metrics
 
     print_json(
         {

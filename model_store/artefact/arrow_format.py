@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,10 +28,9 @@ from model_store.artefact.rows import (
     to_q213,
 )
 from model_store.errors import ArtefactError, NewerFormat, SpecError
-from model_store.keys import shown
+from model_store.keys import DELTA, metrics_from_json, metrics_to_json
 from model_store.spec.spec import spec_from_json
 
-SNAPSHOT, DELTA = "snapshot", "delta"
 SNAPSHOT_FORMAT, DELTA_FORMAT = 2, 3
 """The formats written; format 1 is read as well. An ftrie without deltas refuses a delta by its format."""
 MAGIC = b"ARROW1"
@@ -398,30 +395,3 @@ def _listed(schema: pa.Schema) -> str:
 
 
 # -- metrics as JSON
-
-Metrics = Mapping[str, Mapping[str, float]]
-
-
-def plain_metrics(metrics: Metrics) -> dict[str, dict[str, float | None]]:
-    """Metrics in JSON's types: NaN and infinity become None."""
-    return {
-        variant: {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
-        for variant, values in metrics.items()
-    }
-
-
-def metrics_to_json(metrics: Metrics) -> str:
-    """Canonical JSON of metrics; NaN and infinity become null."""
-    return json.dumps(plain_metrics(metrics), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def metrics_from_json(text: str) -> dict[str, dict[str, float]]:
-    """Read `metrics_to_json`'s text; null becomes NaN. Raises ValueError for anything else."""
-    try:
-        parsed = json.loads(text)
-        return {
-            variant: {name: math.nan if value is None else float(value) for name, value in values.items()}
-            for variant, values in parsed.items()
-        }
-    except (AttributeError, OverflowError, RecursionError, TypeError, ValueError):
-        raise ValueError(f"metrics: got {shown(text)}, expected an object of objects of numbers") from None

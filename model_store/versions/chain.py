@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from model_store.artefact.artefact import Artefact, Delta
 from model_store.errors import ArtefactError, UnreadableValue
 from model_store.keys import ModelKeys
 from model_store.redis.connection import StoreConnection
 from model_store.versions.manifest import MOST_CHUNKS, Manifest
+
+if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact, Delta
 
 Parents = Mapping[int, int | None]
 """Each existing version with the parent it needs; None for a snapshot."""
@@ -75,6 +78,8 @@ def apply_chain(snapshot: Artefact, deltas: Sequence[Delta]) -> Artefact:
 
 def check_matches(read: Artefact | Delta, manifest: Manifest) -> None:
     """Raise ArtefactError unless kind, parent and content are those of the manifest. Reading has checked the rest."""
+    from model_store.artefact.artefact import Delta
+
     if isinstance(read, Delta) != manifest.is_delta:
         raise ArtefactError(
             f"version {manifest.version} should be a {manifest.kind}, but its bytes are not; publish it again"

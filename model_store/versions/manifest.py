@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from model_store.artefact.arrow_format import DELTA, SNAPSHOT, Metrics, metrics_from_json, metrics_to_json
 from model_store.bounded import is_finite, is_integer, json_object
 from model_store.errors import ArtefactError
-from model_store.keys import number, shown
+from model_store.keys import DELTA, SNAPSHOT, Metrics, metrics_from_json, metrics_to_json, number, shown
 
 CHUNK_BYTES = 8 << 20
 MOST_CHUNK_BYTES = 512 << 20  # what a Redis string may hold

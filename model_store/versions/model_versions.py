@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import WatchError
 
-from model_store.artefact.arrow_format import DELTA, SNAPSHOT
 from model_store.errors import (
     ArtefactError,
     LeaseHeld,
@@ -26,7 +25,16 @@ from model_store.errors import (
     VersionNotFound,
     VersionRefused,
 )
-from model_store.keys import MOST_COUNTED, Report, counter, silent, unreadable, version_numbers
+from model_store.keys import (
+    DELTA,
+    MOST_COUNTED,
+    SNAPSHOT,
+    Report,
+    counter,
+    silent,
+    unreadable,
+    version_numbers,
+)
 from model_store.redis.connection import StoreConnection
 from model_store.versions.audit import PYTHON, By
 from model_store.versions.chain import Progress, chunks_there, incomplete, upload

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from model_store.artefact.arrow_format import DELTA
 from model_store.errors import ArtefactError, NewerFormat, UnreadableValue, VersionNotFound
 from model_store.keys import (
+    DELTA,
     ModelKeys,
     Report,
     cure,

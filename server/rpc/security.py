@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import ssl
 import stat
@@ -33,7 +32,7 @@ import structlog
 
 from model_store.bounded import toml_document
 from model_store.errors import ServerError
-from server.settings import Settings
+from server.settings import Settings, is_loopback
 
 Role = Literal["rank", "explain", "feedback", "admin"]
 ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
@@ -71,17 +70,6 @@ def credentials(settings: Settings) -> grpc.ServerCredentials | None:
 def tokens(settings: Settings) -> Tokens | None:
     """The tokens that callers need; None admits every caller. Raises ServerError."""
     return Tokens(settings.tokens) if settings.tokens else None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`: an address, [::1] included, or a name, which is not looked up."""
-    bare = host.strip("[]")
-    if bare == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False
 
 
 def warn_if_exposed(host: str, *, tls: bool, callers_known: bool) -> None:

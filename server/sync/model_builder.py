@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from model_store.artefact.arrow_format import DELTA, SNAPSHOT
 from model_store.errors import ArtefactError, VersionNotFound
 from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.keys import DELTA, SNAPSHOT
 from model_store.versions.manifest import Manifest
 from server.model.catalogue import Catalogue
 from server.model.event_form import Form, has_fragments

@@ -59,6 +59,23 @@ def test_every_command_is_in_one_group_of_the_help_and_only_the_one_that_runs_is
     assert imported & {*all_commands()} == {"rank"}
 
 
+def test_import_ftrie_and_what_asks_a_server_or_lists_versions_import_only_what_they_need() -> None:
+    closed = ["--address", "127.0.0.1:1", "--timeout", "0.1"]
+    for call, less in (
+        (["rank", "ads", "--candidates", "a", *closed], {"grpc"}),
+        (["store", "versions", "ads", "--store", "redis://127.0.0.1:1"], {"redis", "numpy"}),
+        ([], set()),
+    ):
+        script = (
+            f"import sys, ftrie; from ftrie.cli import run; {call} and run({call}); "
+            f"print([m for m in {[*HEAVY, 'structlog', 'pandas']} if m in sys.modules])"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        imported = set(re.findall(r"'(\w+)'", done.stdout.splitlines()[-1]))
+        assert imported <= less, call
+
+
 def groups(command: object, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield words
     if isinstance(command, typer.core.TyperGroup):

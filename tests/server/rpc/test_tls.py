@@ -13,8 +13,8 @@ import trustme
 
 from ftrie.client.access import OPEN, Access
 from model_store.errors import ServerError
-from server.rpc.security import TlsFiles, check, is_loopback, warn_if_exposed
-from server.settings import Settings
+from server.rpc.security import TlsFiles, check, warn_if_exposed
+from server.settings import Settings, is_loopback
 from tests.server import echo
 from tests.server.certificates import Pem, identity
 
