@@ -1,6 +1,7 @@
-"""Four ways for concurrent requests to read users from Valkey: processor time a look-up, every cookie new.
+"""Ways for concurrent requests to read users from Valkey: processor time a look-up, every cookie new.
 
-    python -m benchmarks.user_reads
+    python -m benchmarks.user_reads            four ways, one server
+    python -m benchmarks.user_reads --cluster  a connection to each node beside redis-py's RedisCluster, three masters
 
 The readers have core 0, Valkey core 1. "plain" is what a server does: each thread has a connection, a plain socket with
 hiredis. "redis-py" is its connection a thread. "shared, leader" and "shared, reader" send the look-ups that wait in one
@@ -11,10 +12,12 @@ time, since that is what a busy server lacks; the wait for the answer is the sam
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +155,41 @@ def microseconds(read: Read, threads: int) -> float:
 
 def pin(process: int, *cores: int) -> None:
     for task in Path(f"/proc/{process}/task").iterdir():
-        os.sched_setaffinity(int(task.name), cores)
+        with suppress(ProcessLookupError):  # a thread that has ended
+            os.sched_setaffinity(int(task.name), cores)
+
+
+def cluster_client(store: Store) -> Read:
+    """redis-py's client for a cluster, which all threads share."""
+    client = store.client
+    return lambda cookie: client.hmget(record_key(USER, cookie), FIELDS.names)
+
+
+def on_a_cluster() -> None:
+    """What a server does on a cluster, beside redis-py's client."""
+    from tests.stores import Cluster, running
+
+    with (
+        tempfile.TemporaryDirectory(prefix="ftrie-") as folder,
+        running(Cluster, Path(folder)) as cluster,
+        Store.open(cluster.url) as store,
+    ):
+        values = {name: f"value{n}" for n, name in enumerate(FIELDS.names)}
+        store.records.put_users((f"u{n}", values) for n in range(USERS))
+        for node in cluster.nodes:
+            pin(node.process.pid, STORE_CORE)
+        pin(os.getpid(), READ_CORE)
+        measure(
+            "user_reads_cluster",
+            f"Reading 8 fields of a user of a cluster of three, µs of processor time; {USERS:,} cookies, each once",
+            {"plain": plain(store), "RedisCluster": cluster_client(store)},
+        )
 
 
 def main() -> None:
+    if "--cluster" in sys.argv:
+        on_a_cluster()
+        return
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder, Store.open(f"embedded:{folder}") as store:
         values = {name: f"value{n}" for n, name in enumerate(FIELDS.names)}
         store.records.put_users((f"u{n}", values) for n in range(USERS))
@@ -167,22 +201,25 @@ def main() -> None:
             "shared, leader": Leader(store).read,
             "shared, reader": Reader(store).read,
         }
-        rows = []
-        for threads in THREADS:
-            contestants = {
-                name: (lambda read=read, threads=threads: microseconds(read, threads))
-                for name, read in reads.items()
-            }
-            for name, measured in alternate(contestants).items():
-                spread = Spread.of(measured)
-                rows.append((threads, name, *(round(x, 1) for x in (spread.median, spread.low, spread.high))))
+        measure(
+            "user_reads",
+            f"Reading 8 fields of a user, µs of processor time; {USERS:,} cookies, each once",
+            reads,
+        )
+
+
+def measure(name: str, title: str, reads: Mapping[str, Read]) -> None:
+    rows = []
+    for threads in THREADS:
+        contestants = {
+            way: (lambda read=read, threads=threads: microseconds(read, threads))
+            for way, read in reads.items()
+        }
+        for way, measured in alternate(contestants).items():
+            spread = Spread.of(measured)
+            rows.append((threads, way, *(round(x, 1) for x in (spread.median, spread.low, spread.high))))
     pin(os.getpid(), READ_CORE, STORE_CORE)
-    report(
-        "user_reads",
-        f"Reading 8 fields of a user, µs of processor time; {USERS:,} cookies, each once; medians of {ROUNDS} rounds",
-        ("concurrent", "way", "µs", "low", "high"),
-        rows,
-    )
+    report(name, f"{title}; medians of {ROUNDS} rounds", ("concurrent", "way", "µs", "low", "high"), rows)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
-        """Open a URL (`model_store.redis.store_url` lists the kinds) or `embedded:DIR`, and check that it answers.
+        """Open a URL (`model_store.redis.servers` lists the kinds) or `embedded:DIR`, and check that it answers.
 
         `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) those of `records.user` and
         `records.items`. Raises StoreError for an invalid URL, StoreUnavailable without an answer.

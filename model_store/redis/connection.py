@@ -39,21 +39,29 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
 from model_store.keys import answer_key, cure, shown, unreadable
 from model_store.redis.embedded import EmbeddedValkey
-from model_store.redis.nodes import (
-    ClusterNodes,
+from model_store.redis.servers import (
+    CLUSTER,
+    EMBEDDED,
+    NEVER_AGAIN,
+    ONE,
+    SENTINEL,
+    Address,
     Nodes,
     NotThatKind,
     Rerouted,
     RoutedConnection,
     RoutedTlsConnection,
-    SentinelNodes,
+    StoreUrl,
+    check_sentinels,
+    sentinels_of,
     slot_of,
+    without_password,
 )
-from model_store.redis.store_url import CLUSTER, EMBEDDED, ONE, Address, StoreUrl, without_password
 
 LONGEST_BLOCK_S = 2.0
 RETRIES, RETRY_S = 3, 0.1
@@ -86,14 +94,13 @@ class StoreConnection:
         self._url = self._parsed(url)
         self.wait = self._url.wait
         self.is_cluster = self._url.kind == CLUSTER
-        self.nodes: Nodes | None = None
-        """Where the masters are; None for one server."""
+        self.nodes = Nodes(self._url) if self.is_cluster else None
+        """Where the masters of a cluster are."""
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, float], Any] = {}
         self._node_clients: dict[Address, Any] = {}
         self._whole_cluster: Any = None
-        if self._url.kind != ONE:
-            self.nodes = (ClusterNodes if self.is_cluster else SentinelNodes)(self._url)
+        self._sentinels: dict[float, Sentinel] = {}
         if not self.is_cluster:
             self.at("")  # raises for a URL that redis-py cannot read
 
@@ -138,7 +145,7 @@ class StoreConnection:
 
     def holder(self, key: bytes) -> str:
         """A name of the server that holds a key, for telling servers apart; empty for one server."""
-        if self.nodes is None or not self.is_cluster:
+        if self.nodes is None:
             return ""
         known = self.nodes.layout_at(slot_of(key))
         return f"{known[0]}:{known[1]}" if known else ""
@@ -146,11 +153,10 @@ class StoreConnection:
     def single(self, timeout_s: float, fixed: Address | None = None) -> Any:
         """A new connection, not yet open, owned by the caller. fixed: the node of a cluster."""
         options: dict[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
-        retry = Retry(NoBackoff(), 0)
         if self.nodes is None:
-            pool = self._plain(timeout_s, retry=retry, **options).connection_pool
+            pool = self._one(timeout_s, retry=NEVER_AGAIN, **options).connection_pool
         else:
-            pool = self._pool(timeout_s, retry=retry, fixed=fixed, **options)
+            pool = self._pool(timeout_s, retry=NEVER_AGAIN, fixed=fixed, **options)
         return pool.connection_class(**pool.connection_kwargs)
 
     # -- commands
@@ -175,8 +181,10 @@ class StoreConnection:
         with self.answers():
             if self.nodes is not None:
                 self.nodes.refresh(self._timeout_s)
-            if not self.is_cluster:
-                self.at("").ping()
+                return
+            if self._url.kind == SENTINEL:
+                check_sentinels(self._sentinels_at(self._timeout_s), self._url.master)
+            self.at("").ping()
 
     def each(self, keyed: Sequence[tuple[bytes, Sequence[Words]]]) -> list[list[Any]]:
         """Run the commands of each key, in one round trip a server; returns the answers of each key, errors raised.
@@ -303,6 +311,9 @@ class StoreConnection:
             client.connection_pool.disconnect()
         if self._whole_cluster is not None:
             self._whole_cluster.close()
+        for sentinels in self._sentinels.values():
+            for each in sentinels.sentinels:
+                each.close()
         if self._embedded is not None:
             self._embedded.close()
 
@@ -310,7 +321,7 @@ class StoreConnection:
 
     def _layout(self) -> tuple[Address | None, ...]:
         """Who holds each slot of a cluster, now; empty for one server."""
-        if self.nodes is None or not self.is_cluster:
+        if self.nodes is None:
             return ()
         with self.answers():
             self.nodes.refresh(self._timeout_s)
@@ -318,7 +329,7 @@ class StoreConnection:
 
     def _masters(self) -> list[Any]:
         """A client for each server that holds keys."""
-        if self.nodes is None or not self.is_cluster:
+        if self.nodes is None:
             return [self.at("")]
         return [self.node(address) for address in self.nodes.masters]
 
@@ -345,32 +356,41 @@ class StoreConnection:
         return client
 
     def _new_client(self, slot: int, timeout_s: float) -> Any:
+        # Repeated until a new holder is known; at one server once, since a connection may have been closed meanwhile.
+        times, pause = (1, NoBackoff()) if self._url.kind == ONE else (RETRIES, ConstantBackoff(RETRY_S))
+        retry = Retry(pause, times, supported_errors=(RedisConnectionError,))
         if self.nodes is None:
-            return self._plain(
-                timeout_s, retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
-            )
-        return _RoutedClient(self, self._pool(timeout_s, slot=slot, retry=self._retry()))
+            return self._one(timeout_s, retry=retry)
+        return _RoutedClient(self, self._pool(timeout_s, slot=slot, retry=retry))
 
     def node(self, address: Address) -> Any:
         """A client for one node of a cluster; it follows no redirection."""
         with self._lock:
             if address not in self._node_clients:
-                pool = self._pool(self._timeout_s, fixed=address, retry=Retry(NoBackoff(), 0))
+                pool = self._pool(self._timeout_s, fixed=address, retry=NEVER_AGAIN)
                 self._node_clients[address] = redis.Redis(connection_pool=pool)
             return self._node_clients[address]
-
-    def _retry(self) -> Retry:
-        return Retry(ConstantBackoff(RETRY_S), RETRIES, supported_errors=(RedisConnectionError,))
 
     def _limits(self, timeout_s: float) -> dict[str, Any]:
         return {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
 
-    def _plain(self, timeout_s: float, **options: Any) -> Any:
+    def _one(self, timeout_s: float, **options: Any) -> Any:
+        """redis-py's client for one server, or for the master that Sentinel names to each new connection."""
+        # redis-py's default protocol, hence the shape of answers, differs by release.
+        options |= self._limits(timeout_s) | {"protocol": 2}
+        if self._url.kind == SENTINEL:
+            options |= self._url.options
+            options["ssl"] = options.pop("connection_class", None) is SSLConnection
+            return self._sentinels_at(timeout_s).master_for(self._url.master, **options)  # type: ignore[no-untyped-call]
         try:
-            # redis-py's default protocol, hence the shape of answers, differs by release.
-            return redis.Redis.from_url(self._url.url, protocol=2, **self._limits(timeout_s), **options)
+            return redis.Redis.from_url(self._url.url, **options)
         except ValueError as error:
             raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
+
+    def _sentinels_at(self, timeout_s: float) -> Sentinel:
+        if timeout_s not in self._sentinels:
+            self._sentinels[timeout_s] = sentinels_of(self._url, timeout_s)
+        return self._sentinels[timeout_s]
 
     def _pool(
         self, timeout_s: float, *, slot: int = 0, fixed: Address | None = None, **options: Any
@@ -381,7 +401,7 @@ class StoreConnection:
 
     def _by_server(self, keys: Sequence[bytes], numbers: Sequence[int]) -> list[tuple[Any, list[int]]]:
         """The numbers of the keys that each server holds, with a client for it."""
-        if self.nodes is None or not self.is_cluster:
+        if self.nodes is None:
             return [(self.at(""), list(numbers))]
         by_address = defaultdict[Address, list[int]](list)
         for number in numbers:

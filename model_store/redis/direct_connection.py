@@ -23,8 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from model_store.errors import StoreUnavailable
 from model_store.redis.connection import StoreConnection
-from model_store.redis.nodes import slot_of
-from model_store.redis.store_url import Address
+from model_store.redis.servers import Address, slot_of
 
 READ_BYTES = 1 << 16
 MOST_REDIRECTIONS = 8
@@ -110,9 +109,7 @@ class DirectConnection:
 
     def distrust(self) -> None:
         """Note that the server cannot answer: where another may, that is looked for at the next use."""
-        if self._store.nodes is not None:
-            self._store.nodes.failed((self._connection.host, self._connection.port))
-            self.close()
+        self.close()  # Sentinel is asked for the master when the connection is opened again
 
     def _fail(self, error: BaseException, wait_s: float) -> None:
         """Close the connection. Raises redis-py's error for one of the socket."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from model_store.errors import OutputError, ServerError, StoreUnavailable
 from model_store.redis.connection import StoreConnection
-from model_store.redis.store_url import EMBEDDED, SCHEMES
+from model_store.redis.servers import EMBEDDED, SCHEMES
 from model_store.store import Store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from glob import escape, glob
 
 from model_store.errors import InputError
 from model_store.keys import ModelKeys
-from model_store.redis.store_url import EMBEDDED, SCHEMES
+from model_store.redis.servers import EMBEDDED, SCHEMES
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Source, SourcePosition

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from model_store.errors import StoreError
 from model_store.keys import CANDIDATES, USER, history_key, record_key
 from model_store.records.lookups import HashFields
-from model_store.redis.nodes import slot_of
+from model_store.redis.servers import slot_of
 from model_store.store import Store
 from tests.matrix import examples
 from tests.model_store.kinds import on_every_kind

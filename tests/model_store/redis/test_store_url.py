@@ -6,7 +6,7 @@ import pytest
 from redis.connection import SSLConnection
 
 from model_store.errors import StoreError
-from model_store.redis.store_url import CLUSTER, ONE, SENTINEL, StoreUrl, without_password
+from model_store.redis.servers import CLUSTER, ONE, SENTINEL, StoreUrl, without_password
 from model_store.store import Store
 
 OTHERS = ("", "http://host", "ftrie", "embedded", "/tmp/socket")
