@@ -46,10 +46,17 @@ from model_store.keys import (
 from model_store.ratios import BUCKETS
 from model_store.redis.connection import StoreConnection
 from model_store.versions.audit import By
-from model_store.versions.chain import chain_of, chunks_there
 from model_store.versions.experiments import FORMAT, PIN, Experiment
 from model_store.versions.guard_record import GuardRecord
-from model_store.versions.manifest import MOST_CHUNK_BYTES, Manifest, RecentFigures, now
+from model_store.versions.manifest import (
+    MOST_CHUNK_BYTES,
+    Manifest,
+    RecentFigures,
+    chain_of,
+    chunks_there,
+    now,
+    parents_of,
+)
 from model_store.versions.model_versions import ModelVersions, manifest_of
 from model_store.versions.online_metrics import SUMS
 from model_store.versions.rounds import Rounds
@@ -533,14 +540,13 @@ class _ModelCheck:
         return None if when is None else when.astimezone(UTC).replace(microsecond=0)
 
     def _wrong(self, version: int, right: Manifest) -> str | None:
-        """The wrong fields of the stored manifest. Those that a reader takes for empty may be missing."""
+        """The wrong fields of the stored manifest."""
         fields = self._fields(version)
         expected = {name.encode(): value.encode() for name, value in right.to_hash().items()}
-        optional = {b"through_us", b"recent", b"refused", b"forced"}
         wrong = [
             f"{name.decode()} {shown(fields[name])}" if name in fields else f"no {name.decode()}"
             for name, value in expected.items()
-            if fields.get(name, value if name in optional else None) != value
+            if fields.get(name) != value
         ]
         return f"a manifest with {', '.join(wrong)}" if wrong else None
 
@@ -589,10 +595,7 @@ class _ModelCheck:
 
     def _chains(self) -> None:
         """Check that everything a delta needs is complete."""
-        parents = {
-            version: manifest.parent if manifest.is_delta else None
-            for version, manifest in self._sound.items()
-        }
+        parents = parents_of(self._sound.values())
         for version in sorted(self._sound):
             try:
                 chain_of(version, parents)

@@ -25,9 +25,8 @@ from model_store.store import Store
 from model_store.versions.audit import AuditEntry
 from model_store.versions.experiments import Experiment
 from model_store.versions.guard_record import GuardRecord
-from model_store.versions.manifest import Manifest
+from model_store.versions.manifest import Manifest, VersionInfo
 from model_store.versions.model_versions import ModelVersions
-from model_store.versions.published_versions import VersionInfo
 from server.sync.experiment_sync import divided_since
 
 EVERY_S = 1.0

@@ -12,7 +12,7 @@ import numpy as np
 
 from ftrie.demo.visitors import AnsweredVisit
 from model_store.errors import FtrieError
-from model_store.versions.published_versions import PublishedVersions
+from model_store.versions.model_versions import ModelVersions
 
 MOST_WAITING = 100_000
 MOST_KEPT = 200_000
@@ -222,7 +222,7 @@ def quantiles(seconds: list[float]) -> dict[str, float | int | None]:
     }
 
 
-def through_of(versions: PublishedVersions) -> Callable[[int], int | None]:
+def through_of(versions: ModelVersions) -> Callable[[int], int | None]:
     """Version → through_us of its manifest; None if it has none, is gone, or the store is unavailable."""
 
     def through_us(version: int) -> int | None:

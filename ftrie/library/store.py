@@ -14,8 +14,8 @@ from model_store.errors import UsageError
 from model_store.flags import DEFAULT_STORE
 from model_store.model_files import read_named
 from model_store.store import Store as StoreEngine
+from model_store.versions.manifest import VersionInfo
 from model_store.versions.model_versions import ModelVersions
-from model_store.versions.published_versions import VersionInfo
 from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
 
 _SCHEME = "store://"

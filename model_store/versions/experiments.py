@@ -136,9 +136,9 @@ class Experiment:
         try:
             parts = json_object(text)
             for name in ("updated", "assigned"):
-                parts[name] = datetime.fromisoformat(parts[name]) if parts.get(name) else None
-            return cls(**{**parts, "shadows": tuple(parts.get("shadows", ()))})
-        except (TypeError, ValueError) as error:
+                parts[name] = datetime.fromisoformat(parts[name]) if parts[name] else None
+            return cls(**{**parts, "shadows": tuple(parts["shadows"])})
+        except (KeyError, TypeError, ValueError) as error:
             raise ExperimentError(f"the experiment cannot be read: {error}") from None
 
     # -- as a HASH
@@ -178,7 +178,7 @@ class Experiment:
                 shadows=tuple(_named("shadows", json_names, text["shadows"])),
                 objective=text["objective"],
                 updated=_moment(text["updated"]),
-                assigned=_moment(text["assigned"]) if text.get("assigned") else None,
+                assigned=_moment(text["assigned"]) if text["assigned"] else None,
             )
         except KeyError as error:
             raise ExperimentError(f"field {error} is missing") from None

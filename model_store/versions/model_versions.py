@@ -1,23 +1,26 @@
-"""The versions of one model, for writers: publish, activate, roll back, collect.
+"""The versions of one model: which exist, which is active, their models, verified; publishing, activating, collecting.
 
 A version is complete or absent: its chunks are uploaded with an expiry and made visible by one script (publish.lua).
 Another script (activate.lua) sets the active pointer; it refuses a version with a missing chunk, in itself or in a
-version it needs, and a writer with a stale epoch.
+version it needs, and a writer with a stale epoch. A version is a snapshot or a delta, the changes since its parent; a
+delta needs its parent, and so on back to a snapshot: its chain.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import WatchError
+from redis.exceptions import RedisError, ResponseError, WatchError
 
 from model_store.errors import (
     ArtefactError,
     LeaseHeld,
+    NewerFormat,
     Pinned,
     StaleEpoch,
     StoreError,
@@ -29,22 +32,47 @@ from model_store.keys import (
     DELTA,
     MOST_COUNTED,
     SNAPSHOT,
+    ModelKeys,
     Report,
     counter,
+    cure,
+    number,
     silent,
+    time_of,
     unreadable,
+    version_number,
     version_numbers,
 )
-from model_store.redis.connection import StoreConnection
-from model_store.versions.audit import PYTHON, By
-from model_store.versions.chain import Progress, chunks_there, incomplete, upload
+from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
+from model_store.versions.audit import PYTHON, Audit, By
+from model_store.versions.experiments import StoredExperiment
+from model_store.versions.guard_record import GuardRecords
 from model_store.versions.lease import TrainerLease, held, taken_over
-from model_store.versions.manifest import CHUNK_BYTES, Manifest, now
-from model_store.versions.published_versions import PublishedVersions, VersionInfo, listed, parents_of
+from model_store.versions.manifest import (
+    CHUNK_BYTES,
+    Manifest,
+    Progress,
+    VersionInfo,
+    chain_of,
+    check_parent,
+    chunks_there,
+    download,
+    incomplete,
+    is_whole,
+    needed_by,
+    now,
+    parents_of,
+    write_chunks,
+)
+from model_store.versions.online_metrics import OnlineMetrics
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact, Delta
+    from model_store.versions.experiments import Experiment
 
+_MOST_NAMED = 100
+_MOST_REPORTED = 1_000
+_EVENTS_LOOKED_AT = 100
 WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
 HISTORY = 100
 KEEP = 5
@@ -54,18 +82,252 @@ NEWEST = 10
 """How many of the latest versions are examined for the highest number."""
 
 
-class ModelVersions(PublishedVersions):
+class ModelVersions:
     """The versions of one model. Every method raises StoreUnavailable if the store does not answer.
 
     To publish and activate, use `publish_and_activate`, or take an epoch with `begin` before publishing and pass it to
-    `activate`, which raises StaleEpoch if a writer that began later has activated a version.
+    `activate`, which raises StaleEpoch if a writer that began later has activated a version. A key with an unreadable
+    value raises UnreadableValue where the value is needed; otherwise it is skipped and reported.
     """
 
     def __init__(self, connection: StoreConnection, model: str, on_junk: Report = silent) -> None:
-        super().__init__(connection, model, on_junk)
+        """on_junk is called once with a message for each value that was skipped because it cannot be read."""
+        self.model = model
+        self.keys = ModelKeys(model)
+        self.guard = GuardRecords(connection, self.keys, self._report)
+        self.online = OnlineMetrics(connection, self.keys, self._report)
+        self.audit = Audit(connection, self.keys, self._report)
+        self.experiments = StoredExperiment(connection, self.keys, model, self.audit)
+        self._store = connection
+        self._client = connection.at(self.keys.versions)
+        self._on_junk = on_junk
+        self._reported = set[str]()
         self._publish = connection.script("publish")
         self._activate = connection.script("activate")
         self._resume = connection.script("resume")
+
+    # -- reading
+
+    def active(self) -> int | None:
+        """The active version, None without one. Raises UnreadableValue for a damaged pointer."""
+        with self._store.answers(self.keys.active):
+            version = self._client.get(self.keys.active)
+        return None if version is None else version_number(self.keys.active, version)
+
+    def pinned(self) -> int | None:
+        """The version that an operator pinned, None without one. Raises UnreadableValue.
+
+        activate.lua sets the pin when an operator activates a version of a model that has a trainer; the trainer keeps
+        publishing, but activates nothing until `resume`.
+        """
+        with self._store.answers(self.keys.trainer):
+            pinned = self._client.hget(self.keys.trainer, "pinned")
+        return version_number(f"{self.keys.trainer} pinned", pinned) if pinned else None
+
+    def spec_since(self) -> datetime | None:
+        """Since when versions of the active one's spec are active; None if unknown. UTC, by the store's clock."""
+        with self._store.answers(self.keys.trainer):
+            text = self._client.hget(self.keys.trainer, "spec_ms")
+        try:
+            return time_of(number(text) / 1000) if text is not None else None
+        except ValueError as error:
+            self._report(f"{unreadable(f'{self.keys.trainer} spec_ms', str(error))}; it is left out")
+            return None
+
+    def known_active(self) -> int | None:
+        """The active version; if the pointer cannot be read, report that and return the last one activated.
+
+        That comes from the events; None if they name none.
+        """
+        try:
+            return self.active()
+        except UnreadableValue as error:
+            last = self.last_activated()
+            instead = (
+                "nothing else names the active version"
+                if last is None
+                else f"version {last} was the last activated"
+            )
+            self._report(f"{error}; {instead}")
+            return last
+
+    def last_activated(self) -> int | None:
+        """The version named by the latest event whose version still exists."""
+        try:
+            with self._store.answers(self.keys.events):
+                events = self._client.xrevrange(self.keys.events, count=_EVENTS_LOOKED_AT)
+            there = set(self._numbers())
+        except UnreadableValue:
+            return None
+        named = [words[b"version"] for _, words in events if b"version" in words]
+        return next(
+            (each for each in version_numbers(self.keys.events, named, silent) if each in there), None
+        )
+
+    def active_or_fail(self) -> int:
+        """The active version. Raises VersionNotFound if there is none."""
+        version = self.active()
+        if version is None:
+            raise VersionNotFound(
+                f"no version of {self.model} is active; its versions: {listed(self._numbers())}"
+            )
+        return version
+
+    def versions(self) -> list[VersionInfo]:
+        """All published versions, oldest first."""
+        active = self.known_active()
+        with self._store.answers(self.keys.versions):
+            members = self._client.zrange(self.keys.versions, 0, -1, withscores=True)
+        published = {
+            version: seconds
+            for member, seconds in members
+            for version in version_numbers(self.keys.versions, [member], self._report)
+        }
+        with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            for version in published:
+                pipe.hmget(self.keys.manifest(version), *_LISTED)
+            details = pipe.execute(raise_on_error=False)
+        listed = [
+            self._info(version, seconds, found, version == active)
+            for (version, seconds), found in zip(published.items(), details, strict=True)
+            if isinstance(found, RedisError)
+            or any(each is not None for each in found)  # else collected meanwhile
+        ]
+        return sorted(listed, key=lambda info: info.version)
+
+    def active_through_us(self) -> int:
+        """`Manifest.through_us` of the active version; 0 without one, or if it was not learned from streams."""
+        active = self.known_active()
+        try:
+            return (self.manifest(active).through_us or 0) if active is not None else 0
+        except (ArtefactError, VersionNotFound):  # damaged, or collected meanwhile
+            return 0
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version. Raises VersionNotFound, or ArtefactError if it cannot be read."""
+        try:
+            with self._store.answers(self.keys.manifest(version)):
+                found = self._client.hgetall(self.keys.manifest(version))
+        except UnreadableValue as error:
+            raise ArtefactError(f"version {version} is damaged: {error}") from None
+        if not found:
+            raise VersionNotFound(
+                f"{self.model} has no version {version}; its versions: {listed(self._numbers())}"
+            )
+        return self.read_manifest(version, found)
+
+    def read_manifest(self, version: int, found: Mapping[bytes, bytes]) -> Manifest:
+        """Read a manifest's HASH. Raises ArtefactError naming the version and the remedy."""
+        try:
+            manifest = Manifest.from_hash(found)
+        except ArtefactError as error:
+            raise ArtefactError(
+                f"version {version} of {self.model}: {error}; or {cure(self.keys.active)} rebuilds it from its bytes"
+            ) from None
+        if manifest.version != version:
+            why = f"got version {manifest.version}, expected {version}"
+            raise ArtefactError(str(unreadable(self.keys.manifest(version), why)))
+        return manifest
+
+    def fetch(self, version: int) -> Artefact | Delta:
+        """Download a version as stored, a model or a delta; sizes, SHA-256 and content are verified.
+
+        Raises VersionNotFound, or ArtefactError saying what is damaged.
+        """
+        return self.read(self.manifest(version))
+
+    def read(self, manifest: Manifest) -> Artefact | Delta:
+        """Same as `fetch`, for a version whose manifest has been read already."""
+        from model_store.artefact.artefact import Delta, decode
+
+        read = decode(self._download(manifest))  # which has checked the rest
+        if isinstance(read, Delta) != manifest.is_delta:
+            raise ArtefactError(
+                f"version {manifest.version} should be a {manifest.kind}, but its bytes are not; publish it again"
+            )
+        if isinstance(read, Delta) and (read.parent, read.content) != (manifest.parent, manifest.content):
+            raise ArtefactError(
+                f"version {manifest.version} should produce content {manifest.content} from version {manifest.parent}, "
+                f"but its bytes produce content {read.content} from version {read.parent}; publish it again"
+            )
+        return read
+
+    def delta_chain(self, served: int, manifest: Manifest, *, at_most: int) -> list[Manifest] | None:
+        """The deltas that lead from version `served` to the version of `manifest`, oldest first.
+
+        None if a snapshot lies between the two, or more than `at_most` deltas do. Costs one round trip for each version
+        between the two, which are not counted. Raises VersionNotFound, ArtefactError.
+        """
+        chain = [manifest]
+        while (parent := chain[-1].parent) is not None and chain[-1].is_delta and len(chain) <= at_most:
+            check_parent(chain[-1].version, parent)
+            if parent <= served:
+                return chain[::-1] if parent == served else None
+            chain.append(self.manifest(parent))
+        return None
+
+    def chain(self, version: int) -> list[int]:
+        """The versions needed to load `version`: its snapshot first, itself last.
+
+        Raises VersionNotFound if it does not exist, ArtefactError naming a missing parent.
+        """
+        return [manifest.version for manifest in self._chain(version)]
+
+    def materialise(self, version: int) -> Artefact:
+        """The whole model of a version, loaded from its chain; every part and the result are verified.
+
+        Raises VersionNotFound, or ArtefactError saying what is missing, damaged or inconsistent. Time and memory are
+        those of its snapshot.
+        """
+        snapshot, *deltas = (self.read(manifest) for manifest in self._chain(version))
+        together: Any = None  # a delta: the snapshot's keys are copied once
+        try:
+            for delta in deltas:
+                together = delta if together is None else together.followed_by(delta)
+            whole: Artefact = snapshot if together is None else snapshot.with_changes(together)  # type: ignore
+            return whole
+        except ArtefactError as error:
+            raise ArtefactError(f"version {version} cannot be loaded: {error}") from error
+
+    def experiment(self) -> Experiment | None:
+        """The model's experiment, or None. Raises StoreError for one that cannot be read."""
+        return self.experiments.read()
+
+    def last_event(self) -> str:
+        """The id of the latest event, to pass to `wait`. Read it before `active`, so that no change is missed."""
+        try:
+            with self._store.answers(self.keys.events):
+                latest = self._client.xrevrange(self.keys.events, count=1)
+        except UnreadableValue as error:
+            self._report(str(error))
+            latest = None
+        return str(latest[0][0].decode()) if latest else "0-0"
+
+    def wait(self, last_event_id: str, timeout_s: float) -> str:
+        """Wait for an event after `last_event_id`; returns the newest one's id, or the same on timeout.
+
+        An event is only a hint: `active` is the truth. Without a stream, this waits for the whole timeout.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            block_s = min(LONGEST_BLOCK_S, deadline - time.monotonic())
+            try:
+                with self._store.answers(self.keys.events):
+                    streams = self._next_events(last_event_id, max(1, int(1000 * block_s)))
+            except UnreadableValue as error:
+                self._report(str(error))
+                time.sleep(max(0.0, block_s))
+                streams = None
+            if streams:
+                return str(streams[0][1][-1][0].decode())
+            if time.monotonic() >= deadline:
+                return last_event_id
+
+    def history(self) -> list[int]:
+        """The versions active before, latest first."""
+        with self._store.answers(self.keys.history):
+            members = self._client.lrange(self.keys.history, 0, -1)
+        return version_numbers(self.keys.history, members, self._report)
 
     # -- writing
 
@@ -104,7 +366,8 @@ class ModelVersions(PublishedVersions):
         version = self._next_version()
         manifest = manifest_of(model, data, version, parent, epoch)
         manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
-        upload(self._store, self.keys, manifest, data, on_progress)
+        keys = self.keys.chunks(version, manifest.chunks)
+        write_chunks(self._store, keys, manifest.chunk_sizes(), data, on_progress)
         self._make_visible(manifest, getattr(model, "parent_content", ""))
         return version
 
@@ -252,12 +515,6 @@ class ModelVersions(PublishedVersions):
             raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
         return number
 
-    def history(self) -> list[int]:
-        """The versions active before, latest first."""
-        with self._store.answers(self.keys.history):
-            members = self._client.lrange(self.keys.history, 0, -1)
-        return version_numbers(self.keys.history, members, self._report)
-
     def _verify(self, manifest: Manifest) -> None:
         """Raise ArtefactError unless the version's bytes are complete and it can be loaded."""
         if manifest.is_delta:
@@ -334,8 +591,6 @@ class ModelVersions(PublishedVersions):
 
     def _sound(self) -> list[int]:
         """The versions that a rollback may choose: complete and not refused."""
-        from model_store.versions.chain import is_whole
-
         infos = self.versions()
         parents = parents_of(infos)
         return [each.version for each in infos if not each.refused and is_whole(each.version, parents)]
@@ -354,8 +609,6 @@ class ModelVersions(PublishedVersions):
 
     def _collect(self, keep: int | None, dry_run: bool, tried: set[int]) -> list[int] | None:
         """As `gc`; None if it is to be tried again, since nothing was deleted, or all of `tried`."""
-        from model_store.versions.chain import needed_by
-
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
@@ -395,6 +648,97 @@ class ModelVersions(PublishedVersions):
         except ArtefactError:  # unreadable: delete the chunks that exist
             chunks = chunks_there(self._store, self.keys, version)
         return [self.keys.manifest(version), *self.keys.chunks(version, chunks)]
+
+    def _info(
+        self, version: int, seconds: float, found: Sequence[bytes | None] | RedisError, active: bool
+    ) -> VersionInfo:
+        """One version for a list, as damaged if its manifest cannot be read."""
+        key, published = self.keys.manifest(version), time_of(seconds)
+        try:
+            if isinstance(found, RedisError):
+                raise self._store.translated(found, key)
+            there = {n.encode(): each for n, each in zip(_LISTED, found, strict=True) if each is not None}
+            manifest = self.read_manifest(version, _NOT_LISTED | there)
+        except (ArtefactError, UnreadableValue) as error:
+            self._report(str(error))
+            when = published or datetime.fromtimestamp(0, UTC)
+            damage = f"damaged: {error}"
+            return VersionInfo(version, when, 0, 0, "", active, "", None, "", refused=damage, damaged=True)
+        if published is None:
+            why = f"got the time {seconds} for version {version}, expected seconds since 1970"
+            self._report(f"{unreadable(self.keys.versions, why)}; the manifest's time is used")
+        return VersionInfo(
+            version=version,
+            published=published or manifest.created.astimezone(UTC),
+            rows=manifest.rows,
+            size=manifest.size,
+            sha256=manifest.sha256,
+            active=active,
+            kind=manifest.kind,
+            parent=manifest.parent,
+            content=manifest.content,
+            refused=manifest.refused,
+        )
+
+    def _next_events(self, after: str, block_ms: int) -> Any:
+        """Raises RedisError."""
+        try:
+            return self._store.patient_at(self.keys.events).xread({self.keys.events: after}, block=block_ms)
+        except ResponseError as error:
+            # The only server has become a replica: it ends what blocks, and can be read as before.
+            if self._store.nodes is not None or not str(error).startswith("UNBLOCKED"):
+                raise
+            return None
+
+    def _chain(self, version: int) -> list[Manifest]:
+        """The manifests of `chain`."""
+        found: dict[int, Manifest] = {}
+        at: int | None = version
+        while at is not None and at not in found:
+            try:
+                found[at] = self.manifest(at)
+            except VersionNotFound:
+                if at == version:
+                    raise
+                break
+            at = found[at].needs
+        return [found[each] for each in chain_of(version, parents_of(found.values()))]
+
+    def _download(self, manifest: Manifest) -> bytes:
+        from model_store.artefact.artefact import Delta
+
+        if manifest.format > Delta.FORMAT:
+            raise NewerFormat(
+                f"version {manifest.version} has format {manifest.format}, newer than the {Delta.FORMAT} "
+                "this ftrie reads: upgrade ftrie"
+            )
+        try:
+            return download(self._store, self.keys, manifest)
+        except ArtefactError:
+            self.manifest(manifest.version)  # raises VersionNotFound if the version was collected meanwhile
+            raise
+
+    def _numbers(self) -> list[int]:
+        with self._store.answers(self.keys.versions):
+            members = self._client.zrange(self.keys.versions, 0, -1)
+        return sorted(version_numbers(self.keys.versions, members, self._report))
+
+    def _report(self, text: str) -> None:
+        if text not in self._reported and len(self._reported) < _MOST_REPORTED:
+            self._reported.add(text)
+            self._on_junk(text)
+
+
+_NOT_LISTED = {b"spec": b"", b"metrics": b"{}", b"recent": b""}
+"""Manifest fields that a list does not read, since they may be long."""
+_LISTED = tuple(each.name for each in fields(Manifest) if each.name.encode() not in _NOT_LISTED)
+
+
+def listed(versions: Sequence[int]) -> str:
+    """Version numbers for a message; of many only the first and last, since a gRPC status holds 8 KiB."""
+    if len(versions) > _MOST_NAMED:
+        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in total)"
+    return ", ".join(map(str, versions)) or "none"
 
 
 def _thinned(infos: Sequence[VersionInfo], now_s: float) -> set[int]:

@@ -19,14 +19,12 @@ from redis.exceptions import RedisError
 from model_store.errors import StaleEpoch, StoreError, UnreadableValue
 from model_store.keys import ModelKeys, number, shown, unreadable
 from model_store.redis.connection import StoreConnection
-from model_store.versions.chain import UPLOAD_EXPIRY_S
 from model_store.versions.lease import TrainerLease, taken_over
-from model_store.versions.manifest import CHUNK_BYTES
+from model_store.versions.manifest import CHUNK_BYTES, MOST_CHUNKS, chunk_sizes, read_chunks, write_chunks
 
 KEPT_S = 7 * 86_400
 """Parts of rounds are deleted once they are not needed; what is forgotten expires after this."""
 MODEL = "model"
-_MOST_CHUNKS = 65_536
 _DIGEST_DIGITS = 64
 
 
@@ -115,14 +113,10 @@ class Rounds:
         if (there := self.infos(record, round_number, [part])[part]) is not None:
             return there.sha256
         info = PartInfo(len(data), CHUNK_BYTES, lease.epoch, digest)
-        view, sizes = memoryview(data), []
-        for index, chunk in enumerate(_chunks(key, info)):
-            piece = bytes(view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
-            sizes.append(len(piece))
-            with self._store.answers(chunk):
-                self._client.set(chunk, piece, ex=UPLOAD_EXPIRY_S)
+        chunks, sizes = _chunks(key, info), chunk_sizes(info.size, info.chunk_bytes)
+        write_chunks(self._store, chunks, sizes, data)
         fields = [word for name, value in vars(info).items() for word in (name, value)]
-        answer = self._show([lease.keys[0], key, *_chunks(key, info)], [lease.epoch, KEPT_S, *sizes, *fields])
+        answer = self._show([lease.keys[0], key, *chunks], [lease.epoch, KEPT_S, *sizes, *fields])
         if answer[0] == b"stale":
             raise StaleEpoch(taken_over(lease.model, *answer[1:]))
         if answer[0] == b"chunk":
@@ -178,11 +172,7 @@ class Rounds:
         return None
 
     def _bytes(self, key: str, info: PartInfo) -> bytes:
-        pieces = []
-        for chunk in _chunks(key, info):
-            with self._store.answers(chunk):
-                pieces.append(self._client.get(chunk) or b"")
-        data = b"".join(pieces)
+        data = b"".join(read_chunks(self._store, _chunks(key, info)))
         if len(data) != info.size or hashlib.sha256(data).hexdigest() != info.sha256:
             raise UnreadableValue(
                 f"{key} is damaged: got {len(data):,} bytes with another SHA-256 than expected of {info.size:,} bytes; "
@@ -214,7 +204,7 @@ def _info(key: str, found: Mapping[bytes, Any]) -> PartInfo:
             number(found[name].decode("ascii")) for name in (b"size", b"chunk_bytes", b"epoch")
         )
         sha256 = found[b"sha256"].decode("ascii")
-        if not chunk_bytes or size > chunk_bytes * _MOST_CHUNKS or len(sha256) != _DIGEST_DIGITS:
+        if not chunk_bytes or size > chunk_bytes * MOST_CHUNKS or len(sha256) != _DIGEST_DIGITS:
             raise ValueError("sizes or a digest out of range")
     except (KeyError, ValueError, AttributeError) as error:
         why = f"got {shown(repr(found))}, expected the description of a part of a round ({error!r})"

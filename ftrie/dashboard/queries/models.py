@@ -17,9 +17,7 @@ from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.library.weights import ModelDiff, diff_of
 from model_store.artefact.artefact import Artefact
 from model_store.errors import FtrieError
-from model_store.versions.chain import chain_of
-from model_store.versions.manifest import RecentFigures
-from model_store.versions.published_versions import parents_of
+from model_store.versions.manifest import RecentFigures, chain_of, parents_of
 
 MOST_LISTED = 100
 MOST_CHANGED = 30

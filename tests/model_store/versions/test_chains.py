@@ -12,7 +12,7 @@ from model_store.errors import ArtefactError, StaleEpoch, StoreError, VersionNot
 from model_store.model_files import read_named
 from model_store.store import Store
 from model_store.versions import model_versions
-from model_store.versions.chain import chain_of, is_whole, needed_by
+from model_store.versions.manifest import chain_of, is_whole, needed_by
 from model_store.versions.model_versions import ModelVersions
 from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import large_model, model
@@ -66,17 +66,6 @@ def test_a_chain_is_put_together_bit_for_bit_and_listed_and_fetched_as_it_is_sto
     ads.activate(2)
     assert read_named("ads", store_url).artefact.to_bytes() == stage(1).to_bytes()
     assert read_named("ads:3", store_url).artefact.to_bytes() == stage(2).to_bytes()
-
-
-def test_a_manifest_of_before_deltas_is_a_snapshot_and_a_parent(store: Store, ads: ModelVersions) -> None:
-    version = ads.publish(stage(0))
-    store.client.hdel(ads.keys.manifest(version), "kind", "content")
-    manifest = ads.manifest(version)
-    assert (manifest.kind, manifest.content, manifest.is_delta) == ("snapshot", "", False)
-    assert ads.chain(version) == [version]
-    assert ads.materialise(version).content == stage(0).content
-    delta = ads.publish(stage(1).changes_since(stage(0), version=version))
-    assert ads.materialise(delta).to_bytes() == stage(1).to_bytes()
 
 
 def test_a_delta_of_what_is_not_its_parent_is_refused(ads: ModelVersions) -> None:

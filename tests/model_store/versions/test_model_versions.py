@@ -14,11 +14,9 @@ import pytest
 
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError, VersionNotFound
 from model_store.store import Store
-from model_store.versions import chain as chunks
 from model_store.versions import model_versions
-from model_store.versions.manifest import Manifest
-from model_store.versions.model_versions import ModelVersions, _thinned
-from model_store.versions.published_versions import listed
+from model_store.versions.manifest import UPLOAD_EXPIRY_S, Manifest
+from model_store.versions.model_versions import ModelVersions, _thinned, listed
 from tests.matrix import slow_except
 from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import KEYS, large_model, model, python
@@ -112,7 +110,7 @@ def test_a_publisher_killed_at_any_moment_leaves_nothing_half_visible(
     assert active is None or active in [info.version for info in visible]
     for key in keys_of(store, "ftrie:{ads}:version:*"):
         if int(key.split(":")[3]) not in [info.version for info in visible]:
-            assert 0 < store.client.ttl(key) <= chunks.UPLOAD_EXPIRY_S
+            assert 0 < store.client.ttl(key) <= UPLOAD_EXPIRY_S
 
 
 def test_a_version_whose_chunk_expired_while_uploading_stays_absent(store: Store, ads: ModelVersions) -> None:
