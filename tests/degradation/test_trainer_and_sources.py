@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.artefact.arrow_format import SNAPSHOT
-from model_store.keys import ModelKeys
+from model_store.keys import SNAPSHOT, ModelKeys
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfFiles, OfStreams, served
 from tests.degradation.recovered import Recovered
