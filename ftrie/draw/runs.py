@@ -60,6 +60,26 @@ class RunMetrics:
         """The number of rows in all windows."""
         return self.windows[-1].rows if self.windows else 0
 
+    def add(self, line: Line) -> None:
+        """Add a line after the header."""
+        match line:
+            case Window():
+                self.windows.append(line)
+            case Detail():
+                self.detail = line
+            case Regret():
+                self.regret = line
+            case End():
+                self.ended, self.collisions = True, line.collisions
+            case Header():
+                self.notes.append("the file has a second header: two runs wrote to it")
+
+    def closed(self) -> RunMetrics:
+        """The run after its last line, with a note if that is not its end."""
+        if not self.ended:
+            self.notes.append(f"the run has not ended, or was interrupted: figures up to row {self.rows:,}")
+        return self
+
 
 def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     """Read each file; a run is named by the shortest suffix of its path that is unique. Raises InputError."""
@@ -67,6 +87,16 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
     for run, name in zip(runs, _short_names(paths), strict=True):
         run.name = name
     return runs
+
+
+def run_of(lines: Sequence[Line]) -> RunMetrics:
+    """The metrics of a run from the lines that it kept in memory."""
+    header, *others = lines
+    assert isinstance(header, Header)
+    run = RunMetrics("metrics", header)
+    for line in others:
+        run.add(line)
+    return run.closed()
 
 
 def _read(path: Path) -> RunMetrics:
@@ -81,22 +111,10 @@ def _read(path: Path) -> RunMetrics:
             line = _LINE.validate_json(text)
         except ValidationError as error:
             raise InputError(f"{path}, line {number}: {_first(error)}; the file is damaged") from None
-        match line:
-            case Window():
-                run.windows.append(line)
-            case Detail():
-                run.detail = line
-            case Regret():
-                run.regret = line
-            case End():
-                run.ended, run.collisions = True, line.collisions
-            case Header():
-                run.notes.append("the file has a second header: two runs wrote to it")
+        run.add(line)
     if len(lines) > 1 and lines[-1]:
         run.notes.append(f"line {len(lines)} is not complete and was skipped")
-    if not run.ended:
-        run.notes.append(f"the run has not ended, or was interrupted: figures up to row {run.rows:,}")
-    return run
+    return run.closed()
 
 
 def _header(path: Path, line: bytes) -> Header:

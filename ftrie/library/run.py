@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Unpack
 
 import pyarrow as pa
 
 from ftrie.draw.notebook import details, html_table, paragraph
-from ftrie.draw.runs import RunMetrics, read_runs
+from ftrie.draw.runs import RunMetrics, run_of
 from ftrie.library.data import Data, TimedLog, log_of
 from ftrie.library.model import Model, variants_table
 from ftrie.library.output import LibraryOutput, names_arguments, warn, warn_of_rejects
@@ -20,7 +19,7 @@ from ftrie.library.spec import Spec, spec_of
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
 from trainer.learn.metrics.metrics import MetricsOptions
-from trainer.learn.metrics.records import MetricsFile, VariantMetrics
+from trainer.learn.metrics.records import MetricsLines, VariantMetrics
 from trainer.logs.rejects import Reject, RejectLog
 from trainer.runs.finish_run import nothing_learned
 from trainer.runs.passes import PassOptions
@@ -81,20 +80,18 @@ def train(
     several = PassOptions(passes, tolerance)
     several.check(given.model_spec)
     compile_kernels(given.model_spec, formats, slices=bool(slices), output=output)
-    with TemporaryDirectory(prefix="ftrie-run-") as folder:
-        path = Path(folder) / "metrics"
-        with MetricsFile(path) as file, RejectLog(strict=strict) as rejects:
-            run = train_engine(
-                given.model_spec,
-                opened,
-                rejects=rejects,
-                threads=threads,
-                metrics=MetricsOptions(window, tuple(slices), file, regret),
-                initial=initial.artefact if initial is not None else None,
-                passes=several,
-                output=output,
-            )
-        (metrics,) = read_runs([path])
+    kept = MetricsLines()
+    with RejectLog(strict=strict) as rejects:
+        run = train_engine(
+            given.model_spec,
+            opened,
+            rejects=rejects,
+            threads=threads,
+            metrics=MetricsOptions(window, tuple(slices), kept, regret),
+            initial=initial.artefact if initial is not None else None,
+            passes=several,
+            output=output,
+        )
     if run.failure is not None:
         raise run.failure
     if not run.report.rows:
@@ -106,6 +103,7 @@ def train(
         warn(
             f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
         )
+    metrics = run_of(kept.lines)
     return Run(given, run.report, run.model.artefact(), metrics, tuple(rejects.first), run.withheld)
 
 

@@ -30,6 +30,7 @@ from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.label_order import LabelOrder
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import (
+    MetricsFile,
     Regret,
     SliceMetrics,
     VariantMetrics,
@@ -504,7 +505,7 @@ class LearningLoop:
 
     def _metrics_written(self) -> Written:
         file = self.model.metrics.file
-        if file is None or not file.path.is_file():
+        if not isinstance(file, MetricsFile) or not file.path.is_file():
             return Written()
         file.sync()
         return Written.to(file.path, file.offset)

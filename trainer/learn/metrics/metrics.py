@@ -38,6 +38,7 @@ from trainer.learn.metrics.records import (
     GroupMetrics,
     Header,
     MetricsFile,
+    MetricsLines,
     Regret,
     SliceMetrics,
     VariantMetrics,
@@ -58,7 +59,7 @@ class MetricsOptions:
 
     window: int | None = None
     slices: tuple[str, ...] = ()
-    file: MetricsFile | None = None
+    file: MetricsFile | MetricsLines | None = None
     regret: bool = False
 
     def metrics(self, spec: ModelSpec, plan: FeaturePlan) -> ProgressiveMetrics:
@@ -131,7 +132,7 @@ class ProgressiveMetrics:
         *,
         window: int | None = None,
         slices: Sequence[Slice] = (),
-        file: MetricsFile | None = None,
+        file: MetricsFile | MetricsLines | None = None,
     ) -> None:
         self.variants = tuple(variants)
         self._windows = Windows(window)
@@ -288,7 +289,7 @@ class ProgressiveMetrics:
         close_cluster(self._tally, 0)
         self._opened = present
 
-    def _write_window(self, file: MetricsFile) -> None:
+    def _write_window(self, file: MetricsFile | MetricsLines) -> None:
         """Write the window's line. Copies histograms, which are large where there are many variants."""
         total = Group.of(self._tally)
         file.write(self._window_line(total))

@@ -222,6 +222,22 @@ class End(Record):
 Line = Annotated[Header | Window | Detail | Regret | End, Field(discriminator="kind")]
 
 
+class MetricsLines:
+    """Keeps lines in memory, where `MetricsFile` writes them. `offset`: their number."""
+
+    def __init__(self) -> None:
+        self.lines: list[Line] = []
+
+    @property
+    def offset(self) -> int:
+        """Above 0 once the header is there."""
+        return len(self.lines)
+
+    def write(self, line: Line, *, keep: bool = True) -> None:
+        """Append a line."""
+        self.lines.append(line)
+
+
 class MetricsFile:
     """Appends lines. `offset`: the end of the lines that a resumed run keeps.
 
@@ -239,7 +255,7 @@ class MetricsFile:
         except OSError as error:
             raise OutputError(f"cannot write the metrics to {path}: {error.strerror}") from error
 
-    def write(self, line: Record, *, keep: bool = True) -> None:
+    def write(self, line: Line, *, keep: bool = True) -> None:
         """Append a line; `keep` moves `offset` to its end. The last lines of a run are not kept when it is resumed."""
         data = line.model_dump_json().encode() + b"\n"
         try:
