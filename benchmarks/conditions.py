@@ -17,7 +17,7 @@ from ctr.v1.ranking_pb2 import RankRequest
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from server.model.attributes import AttributeWriter
-from server.ranking.request import read_options
+from server.ranking.request import Received, read_options
 from server.ranking.select.filters import CandidateColumns
 from server.ranking.select.selection import Scored
 
@@ -46,9 +46,12 @@ def main() -> None:
         message = asked.SerializeToString()
         ids = [f"i{n}" for n in range(candidates)]
         at, scores = np.arange(candidates, dtype=np.int32), np.zeros(candidates)
-        options = read_options(RankRequest.FromString(message), "")
+        options = read_options(Received.of(RankRequest.FromString(message)).extras, "")
         assert options is not None
-        read = milliseconds(rounds, lambda message=message: read_options(RankRequest.FromString(message), ""))
+        read = milliseconds(
+            rounds,
+            lambda message=message: read_options(Received.of(RankRequest.FromString(message)).extras, ""),
+        )
         test = milliseconds(
             rounds,
             lambda o=options, i=ids, a=at, s=scores: o.select(

@@ -42,9 +42,13 @@ class InputError(FtrieError):
 
 
 class FieldValueError(FtrieError, ValueError):
-    """One value does not fit its field's kind."""
+    """One value does not fit its field's kind. paths: the field's name, where it is known; str() begins with it."""
 
     exit_code = 3
+
+    def __init__(self, text: str, path: str = "") -> None:
+        super().__init__(f"{path}: {text}" if path else text)
+        self.paths = (path,) if path else ()
 
 
 class ArtefactError(FtrieError):

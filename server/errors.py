@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn, TypeVar
 
@@ -39,17 +39,26 @@ MAX_MESSAGE_BYTES = 1_000
 MOST_ID_CHARACTERS = 256
 _STORE_URL = re.compile(r"\b(?:(?:rediss?|(?:cluster|sentinel)(?:\+tls)?|unix)://|embedded:)\S+")
 _ADDRESS = re.compile(r"(?<=connecting to )(?:unix socket: )?\S+(?=\. )|\b\d+\.\d+\.\d+\.\d+:\d+\b")
-_NAME = r'[a-z_]+(?:\[(?:\d+|".*?")\])?'
-_PATH = rf"{_NAME}(?:\.{_NAME})*"
-_FIELDS = re.compile(rf"{_PATH}(?:, {_PATH})*(?=: )", re.DOTALL)
 
 
 class InvalidRequest(ServerError):
-    """A request breaks a limit or a rule; the message begins with the field's path, such as `item_ids[3]: `."""
+    """A request breaks a limit or a rule. paths: the fields at fault, such as `item_ids[3]`; str() begins with them."""
+
+    def __init__(self, path: str | tuple[str, ...], text: str) -> None:
+        """path: of the field, or of several; () where no field alone is at fault."""
+        super().__init__(path, text)
+        self.paths = (path,) if isinstance(path, str) else path
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.paths)}: {self.text}" if self.paths else self.text
 
 
 class ObjectiveError(InvalidRequest):
-    """An objective cannot be parsed; the message has the character's position, what was found and what is expected."""
+    """An objective cannot be parsed; the text has the character's position, what was found and what is expected."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("objective", text)
 
 
 class ModelNotServed(ServerError):
@@ -82,6 +91,11 @@ class Degradation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.part}: {self.detail}"
+
+    @property
+    def kind(self) -> str:
+        """The reason's name without its prefix, such as "STALE"."""
+        return pb.DegradationReason.Name(self.reason).removeprefix("DEGRADATION_REASON_")
 
     def message(self) -> pb.Degradation:
         """As it goes over the wire."""
@@ -161,7 +175,7 @@ def served_name(name: str, served: Collection[str]) -> str:
     if name:
         raise ModelNotServed(f"model: this server serves {listed}, not {name!r}")
     if len(served) != 1:
-        raise InvalidRequest(f"model: empty, and this server serves several: {listed}")
+        raise InvalidRequest("model", f"empty, and this server serves several: {listed}")
     return next(iter(served))
 
 
@@ -180,7 +194,7 @@ def unreadable(kind: type[Message], error: DecodeError) -> InvalidRequest:
     """The error for bytes that are not a message of this kind. Raises `error` if want of memory is why."""
     if _is_short_of_memory(error):
         raise error
-    return InvalidRequest(f"request: not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
+    return InvalidRequest("request", f"not a {kind.DESCRIPTOR.full_name}, or a text in it is not UTF-8")
 
 
 def readable(kind: type[M]) -> Callable[[bytes], M | InvalidRequest]:
@@ -211,21 +225,22 @@ def abort(
     text = without_address(str(error)) if isinstance(error, StoreError) else str(error)
     answer, message = _answer_of(error), _shortened(text)
     metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}
-    if _is_short_of_memory(error):
-        named = (
-            f" (request_id {request_id})" if request_id else ""
-        )  # it may be what there was no memory to read
+    if _is_short_of_memory(error):  # the request id too may be what there was no memory to read
+        named = f" (request_id {request_id})" if request_id else ""
         message, retry = f"this worker is short of memory{named}; see the server's log", True
     if answer is INTERNAL:
         text = f"internal error; see the server's log for the cause (request_id {request_id})"
         context.abort_with_status(ended(*answer, text, metadata=metadata))
-    fields = _fields_of(message) if answer.status is grpc.StatusCode.INVALID_ARGUMENT else []
-    if within:
-        fields = [path if path == within else f"{within}.{path}" for path in fields]
+    violations: dict[str, str] = {}
+    if isinstance(error, InvalidRequest | FieldValueError) and error.paths:
+        _, begins, description = message.partition(f"{', '.join(error.paths)}: ")
+        if begins:  # else the message was cut within the paths, which are too long for the metadata
+            paths = (path if path == within or not within else f"{within}.{path}" for path in error.paths)
+            violations = dict.fromkeys(paths, description)
     again = retry and answer.status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
     retry_after_ms = random.randint(*RETRY_AFTER_MS) if again else None
     context.abort_with_status(
-        ended(*answer, message, metadata=metadata, fields=fields, retry_after_ms=retry_after_ms)
+        ended(*answer, message, metadata=metadata, violations=violations, retry_after_ms=retry_after_ms)
     )
     raise AssertionError("grpc's abort always raises")
 
@@ -245,16 +260,15 @@ def ended(
     message: str,
     *,
     metadata: Mapping[str, str] | None = None,
-    fields: Sequence[str] = (),
+    violations: Mapping[str, str] | None = None,
     retry_after_ms: int | None = None,
 ) -> Ended:
-    """A status with google.rpc details. fields: paths for BadRequest; retry_after_ms: also for grpc's own retries."""
+    """A status with google.rpc details. violations: what is wrong, by path; retry_after_ms: also for grpc's own."""
     status = Status(code=code.value[0], message=message)
     status.details.add().Pack(ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata or {}))
-    if fields:
-        bad, found = BadRequest(), _FIELDS.match(message)
-        description = message[found.end() + len(": ") :] if found else message
-        for path in fields:
+    if violations:
+        bad = BadRequest()
+        for path, description in violations.items():
             bad.field_violations.add(field=path, description=description)
         status.details.add().Pack(bad)
     if retry_after_ms is None:
@@ -280,12 +294,6 @@ def _answer_of(error: Exception) -> _Answer:
     if _is_short_of_memory(error):
         return ANSWER_OF[MemoryError]
     return next((ANSWER_OF[kind] for kind in type(error).__mro__ if kind in ANSWER_OF), INTERNAL)
-
-
-def _fields_of(message: str) -> list[str]:
-    """`items[0].id: empty` → `["items[0].id"]`; `user, context: …` → `["user", "context"]`."""
-    found = _FIELDS.match(message)
-    return [path[0] for path in re.finditer(_PATH, found[0])] if found else []
 
 
 def _shortened(message: str) -> str:

@@ -5,12 +5,15 @@ Fields that `ctr.v1` also has mean the same: docs/protocol.md describes them.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from numbers import Real
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
 from ctr.v1.ranking_pb2 import Contributions as ContributionsMessage
@@ -242,61 +245,140 @@ class Options(RankOptions, total=False):
     logged (docs/events.md).
     """
 
-    candidates: Sequence[str]
+    candidates: Sequence[str] | None
     items: Mapping[str, FeatureValues] | None
     user: FeatureValues | str | None
     context: FeatureValues | None
     no_log: bool
 
 
-def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
-    """The message.
+class Asked(NamedTuple):
+    """A ranking request in the wire's terms, from the keywords of a ranking. candidates: as they were given.
 
-    Raises FieldValueError for text that is not Unicode, TypeError for an unknown keyword or a value of another type.
+    Features are texts, numbers, lists for sets and dicts for weighted sets; raw keys are beside them.
     """
-    if not options.keys() <= Options.__optional_keys__:
-        raise TypeError(_unknown(options))
-    if isinstance(options.get("candidates"), str):
-        raise TypeError(f"candidates: got the text {options['candidates']!r}, expected a list of ids")
-    cookie, user = options.get("cookie", ""), options.get("user")
-    if isinstance(user, str):
-        if cookie not in ("", user):
-            raise TypeError(f"got user={user!r} and cookie={cookie!r}; give one id of the user")
-        cookie, user = user, None
-    elif not isinstance(user, Mapping | None):
-        raise TypeError(f"user: got {user!r}, expected features by name, or the user's id as a text")
-    try:
-        request = RankRequest(
-            model=model,
-            request_id=options.get("request_id", ""),
-            cookie=cookie,
-            item_ids=options.get("candidates", ()),
-            candidate_set=options.get("candidate_set", ""),
-            top_k=options.get("top_k"),
-            variant=options.get("variant"),
-            objective=options.get("objective", ""),
-            no_log=options.get("no_log", False),
+
+    model: str
+    request_id: str
+    cookie: str
+    user: tuple[dict[str, Any], list[str]]
+    context: tuple[dict[str, Any], list[str]]
+    candidates: Iterable[str]
+    items: list[tuple[str, tuple[dict[str, Any], list[str]]]]
+    candidate_set: str
+    top_k: int | None
+    variant: str | None
+    no_log: bool
+    objective: str
+    filters: list[Filter]
+    caps: list[tuple[str, int]]
+    exploration: tuple[Literal["ucb", "thompson"], float] | None
+
+    @classmethod
+    def of(cls, model: str, **options: Unpack[Options]) -> Asked:
+        """Check the keywords.
+
+        Raises FieldValueError for text that is not Unicode, TypeError for an unknown keyword or a value of another
+        type, ValueError for a number that is no int32.
+        """
+        if not options.keys() <= Options.__optional_keys__:
+            raise TypeError(_unknown(options))
+        candidates = options.get("candidates")
+        if isinstance(candidates, str):
+            raise TypeError(f"candidates: got the text {candidates!r}, expected a list of ids")
+        cookie, user = options.get("cookie", ""), options.get("user")
+        if isinstance(user, str):
+            if cookie not in ("", user):
+                raise TypeError(f"got user={user!r} and cookie={cookie!r}; give one id of the user")
+            cookie, user = user, None
+        elif not isinstance(user, Mapping | None):
+            raise TypeError(f"user: got {user!r}, expected features by name, or the user's id as a text")
+        top_k, variant, exploration = options.get("top_k"), options.get("variant"), options.get("exploration")
+        policy: Literal["ucb", "thompson"] = (
+            "ucb" if isinstance(exploration, UpperConfidenceBound) else "thompson"
         )
-        _add_features(request.user, user)
-        _add_features(request.context, options.get("context"))
-        for item_id, features in (options.get("items") or {}).items():
-            _add_features(request.items.add(id=item_id).features, features)
-        for one in _filters(options.get("filters", ())):
-            _add_filter(request, one)
-        for field, at_most in options.get("caps", {}).items():
+        with _named(options):
+            return cls(
+                model=model,
+                request_id=text_of(options.get("request_id", "")),
+                cookie=text_of(cookie),
+                user=_features(user),
+                context=_features(options.get("context")),
+                candidates=() if candidates is None else candidates,
+                items=[
+                    (text_of(name), _features(each)) for name, each in (options.get("items") or {}).items()
+                ],
+                candidate_set=text_of(options.get("candidate_set", "")),
+                top_k=None if top_k is None else _int32(top_k),
+                variant=None if variant is None else text_of(variant),
+                no_log=bool(operator.index(options.get("no_log", False))),
+                objective=text_of(options.get("objective", "")),
+                filters=_filters(options.get("filters", ())),
+                caps=[(text_of(name), _int32(most)) for name, most in options.get("caps", {}).items()],
+                exploration=None if exploration is None else (policy, _double(exploration.width)),
+            )
+
+    def ids(self) -> list[str]:
+        """The candidates. Raises FieldValueError and TypeError, as `of`."""
+        with _named({"candidates": self.candidates}):
+            return [text_of(each) for each in self.candidates]
+
+    def message(self) -> RankRequest:
+        """As it goes over the wire. Raises FieldValueError and TypeError for candidates, as `of`."""
+        with _named({"candidates": self.candidates}):
+            request = RankRequest(
+                model=self.model,
+                request_id=self.request_id,
+                cookie=self.cookie,
+                item_ids=self.candidates,
+                candidate_set=self.candidate_set,
+                top_k=self.top_k,
+                variant=self.variant,
+                objective=self.objective,
+                no_log=self.no_log,
+            )
+        _add_features(request.user, *self.user)
+        _add_features(request.context, *self.context)
+        for item_id, features in self.items:
+            _add_features(request.items.add(id=item_id).features, *features)
+        for one in self.filters:
+            message = request.filters.add(field=one.field)
+            if isinstance(one, Between):
+                message.range.SetInParent()
+                if one.least is not None:
+                    message.range.min = one.least
+                if one.most is not None:
+                    message.range.max = one.most
+            else:
+                (message.any_of if isinstance(one, AnyOf) else message.none_of).values.extend(one.values)
+        for field, at_most in self.caps:
             request.caps.add(field=field, at_most=at_most)
-        _add_exploration(request, options.get("exploration"))
+        if self.exploration is not None:
+            policy, width = self.exploration
+            (request.exploration.ucb if policy == "ucb" else request.exploration.thompson).width = width
+        return request
+
+
+def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
+    """The message of a ranking with these keywords. Raises as `Asked.of`."""
+    return Asked.of(model, **options).message()
+
+
+@contextmanager
+def _named(options: Mapping[str, Any]) -> Iterator[None]:
+    """Name, in the error, the value of these keywords that is no text, or not Unicode."""
+    try:
+        yield
     except UnicodeEncodeError as error:
         raise FieldValueError(f"got {error.object!r}, which is not Unicode text; expected UTF-8") from None
     except TypeError as error:
         path, value = next(_no_texts(options), ("", None))
         raise TypeError(f"{path}: got {value!r}, expected a text" if path else str(error)) from None
-    return request
 
 
-def _no_texts(options: Options) -> Iterator[tuple[str, object]]:
-    """The paths and values of what must be a text and is none."""
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+def _no_texts(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The paths and values of what must be a text and is not."""
+    given = {name: value for name, value in given.items() if value is not None}
     texts = ("request_id", "cookie", "candidate_set", "variant", "objective")
     found: list[tuple[str, object]] = [(name, given[name]) for name in texts if name in given]
     found += [(f"candidates[{at}]", item) for at, item in enumerate(given.get("candidates", ()))]
@@ -320,52 +402,98 @@ def _unknown(options: Mapping[str, object]) -> str:
     return f"unexpected keyword {name!r}; a ranking takes {listed(known, name)}"
 
 
-def _add_features(features: Features, values: FeatureValues | None) -> None:
-    for name, value in (values or {}).items():
+def text_of(value: object) -> str:
+    """A text as the wire has it. Raises TypeError for anything else, UnicodeEncodeError for a lone surrogate."""
+    if type(value) is not str:
+        if not isinstance(value, str):
+            raise TypeError(f"got {value!r}, expected a text")
+        value = str.__str__(value)  # of numpy, or an Enum
+    if not value.isascii():
+        value.encode()
+    return value
+
+
+def _double(value: Any) -> float:
+    """A number as the wire has it. Raises TypeError."""
+    return value if type(value) is float else math.ldexp(value, 0)
+
+
+def _int32(value: Any) -> int:
+    """A whole number as the wire has it. Raises TypeError, ValueError."""
+    if isinstance(value, bool):
+        raise TypeError(f"got {value}, expected a whole number")
+    number = operator.index(value)
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(f"Value out of range: {number}")
+    return number
+
+
+def _features(given: FeatureValues | None) -> tuple[dict[str, Any], list[str]]:
+    """The values by name without those that are absent, and the raw keys."""
+    values: dict[str, Any] = {}
+    raw_keys: list[str] = []
+    for name, value in (given or {}).items():
+        text_of(name)
         if isinstance(value, str):
-            features.values[name].text = value
+            values[name] = text_of(value)
         elif isinstance(value, bool):
-            features.values[name].text = "true" if value else "false"
+            values[name] = "true" if value else "false"
         elif isinstance(value, int):
-            features.values[name].text = str(value)
+            values[name] = str(value)
         elif isinstance(value, float):
-            features.values[name].number = value
+            values[name] = float(value)
         elif value is None or type(value).__name__ in ("NAType", "NaTType"):  # the last two are of pandas
             continue
         elif isinstance(value, datetime):  # as a column of a table writes it
-            features.values[name].text = f"{value:%Y-%m-%d %H:%M:%S.%f%z}".replace("+0000", "Z")
+            values[name] = f"{value:%Y-%m-%d %H:%M:%S.%f%z}".replace("+0000", "Z")
         elif isinstance(value, date | Decimal | UUID):
-            features.values[name].text = str(value)
+            values[name] = str(value)
         elif hasattr(value, "tolist"):  # a scalar or an array of numpy
-            _add_features(features, {name: value.tolist()})
+            of_python, more_keys = _features({name: value.tolist()})
+            values |= of_python
+            raw_keys += more_keys
         elif isinstance(value, Mapping):
-            members = features.values[name].weighted_set
-            members.SetInParent()
-            members.members.update(value)
+            values[name] = {text_of(member): _double(weight) for member, weight in sorted(value.items())}
         elif name == RAW_KEYS:
-            features.raw_keys.extend(value)
-        elif not isinstance(value, Iterable):
+            raw_keys += map(text_of, value)
+        elif isinstance(value, Iterable):
+            values[name] = [text_of(member) for member in value]
+        else:
             kind = type(value).__name__
             raise FieldValueError(
                 f"{name}: got a {kind}, expected text, a number, a boolean, a time, or several texts"
             )
+    return values, raw_keys
+
+
+def _add_features(features: Features, values: Mapping[str, Any], raw_keys: Sequence[str]) -> None:
+    for name, value in values.items():
+        message = features.values[name]
+        if isinstance(value, str):
+            message.text = value
+        elif isinstance(value, float):
+            message.number = value
+        elif isinstance(value, dict):
+            message.weighted_set.SetInParent()
+            message.weighted_set.members.update(value)
         else:
-            listed = features.values[name].set
-            listed.SetInParent()
-            listed.values.extend(value)
+            message.set.SetInParent()
+            message.set.values.extend(value)
+    if raw_keys:  # else extending would make an absent message an empty one
+        features.raw_keys.extend(raw_keys)
 
 
-def _add_exploration(request: RankRequest, exploration: Exploration | None) -> None:
-    if isinstance(exploration, UpperConfidenceBound):
-        request.exploration.ucb.width = exploration.width
-    elif exploration is not None:
-        request.exploration.thompson.width = exploration.width
-
-
-def _filters(filters: Sequence[Filter] | Mapping[str, FilterTest]) -> Iterable[Filter]:
-    if not isinstance(filters, Mapping):
-        return filters
-    return [_filter(field, test) for field, test in filters.items()]
+def _filters(given: Sequence[Filter] | Mapping[str, FilterTest]) -> list[Filter]:
+    if isinstance(given, Mapping):
+        given = [_filter(field, test) for field, test in given.items()]
+    made: list[Filter] = []
+    for one in given:
+        if isinstance(one, Between):
+            least, most = (None if each is None else _double(each) for each in (one.least, one.most))
+            made.append(Between(text_of(one.field), least, most))
+        else:
+            made.append(type(one)(text_of(one.field), [text_of(value) for value in one.values]))
+    return made
 
 
 def _filter(field: str, test: FilterTest) -> Filter:
@@ -379,17 +507,3 @@ def _filter(field: str, test: FilterTest) -> Filter:
     raise TypeError(
         f"filters: got {test!r} for {field!r}, expected a text, several texts, or the pair (least, most) of numbers"
     )
-
-
-def _add_filter(request: RankRequest, one: Filter) -> None:
-    message = request.filters.add(field=one.field)
-    if isinstance(one, AnyOf):
-        message.any_of.values.extend(one.values)
-    elif isinstance(one, NoneOf):
-        message.none_of.values.extend(one.values)
-    else:
-        message.range.SetInParent()
-        if one.least is not None:
-            message.range.min = one.least
-        if one.most is not None:
-            message.range.max = one.most

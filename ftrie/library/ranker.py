@@ -1,8 +1,9 @@
 """`Ranker`: the server's ranking in this process, for programs that embed a model instead of calling a server.
 
-A request is made by the client's `request_of`, resolved and ranked by `server.ranking`, and answered with the client's
-dataclasses, so that an answer is what a server with the same model, items and users would send. Nothing is started:
-there is no thread, no process, no socket and no shared memory, and what a ranker holds goes with its last reference.
+A request is checked by the client's `Asked`, resolved and ranked by `server.ranking`, and answered with the client's
+dataclasses, so that an answer is what a server with the same model, items and users would send; no message is made.
+Nothing is started: there is no thread, no process, no socket and no shared memory, and what a ranker holds goes with
+its last reference.
 """
 
 from __future__ import annotations
@@ -16,15 +17,20 @@ from typing import Any, TypeAlias, TypeVar, Unpack, cast
 
 import grpc
 
-from ctr.v1.ranking_pb2 import ExplainResponse
 from ftrie.client.messages import (
+    AnyOf,
+    Asked,
+    Between,
+    Contributions,
     Degradation,
+    ExplainedItem,
     Explanation,
     FeatureValues,
+    Filter,
+    KeyContribution,
     RankedItem,
     Ranking,
     RankOptions,
-    request_of,
 )
 from ftrie.library.output import warn
 from model_store.artefact.artefact import Artefact
@@ -36,17 +42,19 @@ from model_store.records.records import Records as StoreRecords
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
+from server.errors import without_address
 from server.model.catalogue import Catalogue
 from server.model.item_ids import ItemIds
 from server.model.model import Model
 from server.ranking.candidates import LateItems
 from server.ranking.experiments import Assignment
-from server.ranking.explain import explain_response
+from server.ranking.explain import Group, explained_items, known_fields
 from server.ranking.query import Query
 from server.ranking.query import Ranking as Ranked
 from server.ranking.ranker import Ranker as ServerRanker
-from server.ranking.request import Received
+from server.ranking.request import Extras, GivenFeatures, GivenFilter, Request
 from server.ranking.resolve import Call, Resolver
+from server.ranking.select.filters import Cap
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import Holder, Source, StoredReads, no_holder
 from server.ranking.users import Users
@@ -60,8 +68,6 @@ Records: TypeAlias = Any
 """Records by id: a mapping from an id to features, a file or a table with a column of ids, or a Store."""
 
 REQUEST_ID_BYTES = 16
-FEW_IDS = 100
-"""More ids are not written into a message and read again: of 1,000 that takes 50 µs, and joining them 15."""
 
 
 class Ranker:
@@ -147,8 +153,20 @@ class Ranker:
         rule or limit, FieldValueError for a value that does not fit its field, CandidateSetNotFound, and
         StoreUnavailable for a candidate set of a Store that is away, all FtrieErrors; TypeError for an unknown keyword.
         """
-        query, ranking, served = self._ranked(False, user, context, candidates, items, options)
-        return _answer(query, ranking, served)
+        asked = Asked.of("", user=user, context=context, candidates=candidates, items=items, **options)
+        query, ranking, served = self._ranked(asked, explain=False)
+        unsure = ranking.uncertainties
+        return Ranking(
+            request_id=query.request_id,
+            cookie=query.cookie,
+            model=served.name,
+            version=served.version,
+            variant=served.variant_names[query.variant],
+            items=tuple(_items(ranking, None if unsure is None else unsure.tolist())),
+            degraded=_degraded(query, ranking),
+            unknown_items=tuple(query.unknown_items),
+            unknown_fields=tuple(query.unknown_fields),
+        )
 
     def explain(
         self,
@@ -159,9 +177,24 @@ class Ranker:
         **options: Unpack[RankOptions],
     ) -> Explanation:
         """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
-        query, ranking, served = self._ranked(True, user, context, candidates, items, options)
-        response = explain_response(query, ranking, served, query.degraded)
-        return Explanation.of(ExplainResponse.FromString(response))
+        asked = Asked.of("", user=user, context=context, candidates=candidates, items=items, **options)
+        query, ranking, served = self._ranked(asked, explain=True)
+        explained = list(explained_items(query, ranking, served))
+        plain = _items(ranking, [uncertainty for uncertainty, _ in explained])
+        return Explanation(
+            request_id=query.request_id,
+            model=served.name,
+            version=served.version,
+            variant=served.variant_names[query.variant],
+            items=tuple(
+                ExplainedItem(item, tuple(map(_contributions, groups)))
+                for item, (_, groups) in zip(plain, explained, strict=True)
+            ),
+            degraded=_degraded(query, ranking),
+            unknown_items=tuple(query.unknown_items),
+            unknown_fields=tuple(query.unknown_fields),
+            known_fields=tuple(known_fields(query, served)),
+        )
 
     def update(self, model: Any, items: Records | None = None, *, version: int | None = None) -> None:
         """Rank with another version from now on; calls that have begun finish with the one before. As `__init__`.
@@ -191,27 +224,12 @@ class Ranker:
         assert served is not None  # set in __init__
         return served
 
-    def _ranked(
-        self,
-        explain: bool,
-        user: FeatureValues | str | None,
-        context: FeatureValues | None,
-        candidates: Sequence[str] | None,
-        items: Mapping[str, FeatureValues] | None,
-        options: RankOptions,
-    ) -> tuple[Query, Ranked, ServedVersion]:
+    def _ranked(self, asked: Asked, explain: bool) -> tuple[Query, Ranked, ServedVersion]:
         """The query, what it got, and the version that ranked it."""
-        ids = None
-        if isinstance(candidates, list | tuple) and len(candidates) > FEW_IDS:
-            ids = ItemIds.of(candidates)
-        named = () if candidates is None or ids is not None else candidates
-        message = request_of("", user=user, context=context, candidates=named, items=items, **options)
-        received = Received(message.SerializeToString())
-        if ids is not None:
-            received.item_ids = ids
-        request_id = received.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
+        request = _request(asked)
+        request_id = request.request_id or os.urandom(REQUEST_ID_BYTES).hex()
         served = self._served  # read once: one version computes the whole answer
-        call = Call(received, request_id, _NO_DEADLINE, self._handle, served, explain)
+        call = Call(request, request_id, _NO_DEADLINE, self._handle, served, explain)
         query = self._resolver.resolve(call)
         return query, served.ranker.rank(query), served
 
@@ -226,32 +244,63 @@ class _NoDeadline:
 _NO_DEADLINE = cast(grpc.ServicerContext, _NoDeadline())
 
 
-def _answer(query: Query, ranking: Ranked, served: ServedVersion) -> Ranking:
-    """The answer, as the client makes it of a server's response."""
-    return Ranking(
-        request_id=query.request_id,
-        cookie=query.cookie,
-        model=served.name,
-        version=served.version,
-        variant=served.variant_names[query.variant],
-        items=tuple(map(RankedItem, ranking.ids, ranking.ctr, ranking.score, *_more(ranking))),
-        degraded=tuple(Degradation.of(each.message()) for each in (*query.degraded, *ranking.notes)),
-        unknown_items=tuple(query.unknown_items),
-        unknown_fields=tuple(query.unknown_fields),
+def _request(asked: Asked) -> Request:
+    """What `Received` reads of the same request's message."""
+    ids = ItemIds.of(asked.candidates) if isinstance(asked.candidates, list | tuple) else None
+    extras = None
+    if (
+        asked.items or asked.candidate_set or asked.variant is not None or asked.objective
+        or asked.filters or asked.caps or asked.exploration is not None
+    ):  # fmt: skip
+        extras = Extras(
+            items=[(item, GivenFeatures(*features)) for item, features in asked.items],
+            candidate_set=asked.candidate_set,
+            variant=asked.variant,
+            objective=asked.objective,
+            filters=map(_given_filter, asked.filters),
+            filter_count=len(asked.filters),
+            caps=[Cap(field, at_most) for field, at_most in asked.caps],
+            exploration=asked.exploration,
+        )
+    return Request(
+        asked.ids() if ids is None else ids,
+        GivenFeatures(*asked.user),
+        GivenFeatures(*asked.context),
+        asked.cookie,
+        asked.request_id,
+        asked.top_k,
+        asked.no_log,
+        extras,
     )
 
 
-def _more(ranking: Ranked) -> list[list[float | None]]:
-    """What items carry besides ctr and score, in the order of RankedItem; an objective is finite or None."""
-    if not ranking.has_more:
-        return []
+def _given_filter(one: Filter) -> GivenFilter:
+    if not isinstance(one, Between):
+        return GivenFilter(one.field, "any_of" if isinstance(one, AnyOf) else "none_of", one.values)
+    least = -math.inf if one.least is None else one.least
+    most = math.inf if one.most is None else one.most
+    return GivenFilter(one.field, "range", (), least, most)
+
+
+def _items(ranking: Ranked, uncertainties: Iterable[float | None] | None) -> Iterator[RankedItem]:
+    """The items of an answer, best first. An objective without a finite value is None."""
     none: list[float | None] = [None] * len(ranking.order)
-    objectives = none if ranking.objectives is None else ranking.objectives.tolist()
-    return [
-        [each if each is not None and math.isfinite(each) else None for each in objectives],
-        none if ranking.uncertainties is None else ranking.uncertainties.tolist(),
-        none if ranking.propensities is None else ranking.propensities.tolist(),
-    ]
+    objectives: Iterable[float | None] = none
+    if ranking.objectives is not None:
+        objectives = [each if math.isfinite(each) else None for each in ranking.objectives.tolist()]
+    propensities = none if ranking.propensities is None else ranking.propensities.tolist()
+    known = none if uncertainties is None else uncertainties
+    return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, objectives, known, propensities)
+
+
+def _contributions(group: Group) -> Contributions:
+    keys = (KeyContribution(key.key, key.weight, key.x, key.value, key.rate) for key in group.keys)
+    return Contributions(group.name, float(group.sum), tuple(keys))
+
+
+def _degraded(query: Query, ranking: Ranked) -> tuple[Degradation, ...]:
+    notes = (*query.degraded, *ranking.notes)
+    return tuple(Degradation(each.kind, each.part, without_address(each.detail)) for each in notes)
 
 
 # -- the model and the items

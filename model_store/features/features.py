@@ -97,12 +97,12 @@ class FieldPlan:
         try:
             tokens = self._tokens(value)
         except FieldValueError as error:
-            raise FieldValueError(f"{self.name}: {error}") from None
+            raise FieldValueError(str(error), self.name) from None
         for token in tokens:
             if len(token.text) + len(self.prefix) > MAX_KEY_BYTES:
+                size = len(token.text) + len(self.prefix)
                 raise FieldValueError(
-                    f"{self.name}: the key would be {len(token.text) + len(self.prefix)} bytes long; "
-                    f"the limit is {MAX_KEY_BYTES}"
+                    f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}", self.name
                 )
         return tokens
 

@@ -16,6 +16,7 @@ from zlib import crc32
 
 import structlog
 
+from model_store.errors import OutputError
 from model_store.metrics import Family
 from server.impressions.sinks import RotatingFile
 from server.impressions.writer import BackgroundWriter
@@ -44,8 +45,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class ShadowRecord:
-    """An answer with its shadows, as a line has them; immutable."""
+class Seen:
+    """An answer with its shadows; immutable."""
 
     time_s: float
     request_id: str
@@ -58,7 +59,7 @@ class ShadowRecord:
     shadows: Sequence[ShadowRanking]
 
     @classmethod
-    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> ShadowRecord:
+    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> Seen:
         """An answer's shadows: of each list the first LOGGED_ITEMS."""
         few = slice(LOGGED_ITEMS)
         return cls(
@@ -98,8 +99,12 @@ class ShadowLog:
         self._count = count
         self._below = int(sample * (1 << 32))
         self._failing = False
-        self._file = RotatingFile(path, max_bytes, kept)
-        self._file.check("the shadow log")
+        try:
+            self._file = RotatingFile(path, max_bytes, kept)
+        except OSError as error:
+            raise OutputError(
+                f"cannot write the shadow log {self._path}: {error.strerror}; name a file that can be written"
+            ) from error
         self._writer = BackgroundWriter("shadow log", self._write, most=waiting, batch=BATCH)
 
     @classmethod
@@ -113,20 +118,20 @@ class ShadowLog:
         """Whether this request is in the sample. Only its id decides, so that every server samples the same ones."""
         return crc32(request_id.encode("utf-8", "surrogatepass")) < self._below
 
-    def offer(self, record: ShadowRecord) -> None:
+    def offer(self, seen: Seen) -> None:
         """Queue one answer, or drop it if too many wait. Returns at once, raises nothing."""
-        if not self._writer.offer(record):
-            self._count(SHADOW_DROPPED, record.model)
+        if not self._writer.offer(seen):
+            self._count(SHADOW_DROPPED, seen.model)
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the thread."""
-        for record in self._writer.close(time.monotonic() + CLOSE_S):
-            self._count(SHADOW_DROPPED, record.model)
+        for seen in self._writer.close(time.monotonic() + CLOSE_S):
+            self._count(SHADOW_DROPPED, seen.model)
 
-    def _write(self, batch: Sequence[ShadowRecord]) -> bool:
+    def _write(self, batch: Sequence[Seen]) -> bool:
         family = SHADOW_DROPPED
         try:
-            self._file.append(b"".join(_line(record) for record in batch))
+            self._file.append(b"".join(_line(seen) for seen in batch))
             family, self._failing = SHADOW_LOGGED, False
         except OSError as error:
             if not self._failing:
@@ -134,25 +139,24 @@ class ShadowLog:
             self._failing = True
         except Exception:
             _log.exception("shadow log not written", file=self._path)
-        for record in batch:
-            self._count(family, record.model)
+        for seen in batch:
+            self._count(family, seen.model)
         return True
 
 
-def _line(record: ShadowRecord) -> bytes:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.time_s))
-    names = record.variants
+def _line(seen: Seen) -> bytes:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seen.time_s))
+    names = seen.variants
     line = {
-        "time": f"{stamp}.{int(record.time_s * 1000) % 1000:03d}Z",
-        "request_id": record.request_id,
-        "model": record.model,
-        "version": record.version,
-        "variant": names[record.variant],
-        "ids": list(record.ids),
-        "scores": list(record.score),
+        "time": f"{stamp}.{int(seen.time_s * 1000) % 1000:03d}Z",
+        "request_id": seen.request_id,
+        "model": seen.model,
+        "version": seen.version,
+        "variant": names[seen.variant],
+        "ids": list(seen.ids),
+        "scores": list(seen.score),
         "shadows": {
-            names[s.variant]: {"ids": s.ids, "scores": s.score, "shown_scores": s.shown}
-            for s in record.shadows
+            names[s.variant]: {"ids": s.ids, "scores": s.score, "shown_scores": s.shown} for s in seen.shadows
         },
     }
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"

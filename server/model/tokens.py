@@ -202,7 +202,7 @@ class RequestTokens:
         for name in fields:
             if name in self._item_names:
                 raise FieldValueError(
-                    f"{name}: belongs to the item, and came with the request; give it with an item spelled out"
+                    "belongs to the item, and came with the request; give it with an item spelled out", name
                 )
         return [name for name in fields if name not in self._names]
 
@@ -227,7 +227,8 @@ class SetCrosses:
             before += prod(tokens[index] for index in indices)
             if before > MOST_KEYS:
                 raise InvalidRequest(
-                    f"the sets of {'*'.join(names)}: they make more than {MOST_KEYS:,} keys; send smaller ones"
+                    (),
+                    f"the sets of {'*'.join(names)}: they make more than {MOST_KEYS:,} keys; send smaller ones",
                 )
         return before
 

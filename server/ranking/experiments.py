@@ -106,7 +106,7 @@ def check_objective(text: str) -> None:
         if text:
             Objective.of(text)
     except ObjectiveError as error:
-        raise ExperimentError(f"objective: {error}") from None
+        raise ExperimentError(str(error)) from None
 
 
 def _settled(

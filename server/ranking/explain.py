@@ -30,45 +30,57 @@ def explain_response(
     query: Query, ranking: Ranking, served: ServedVersion, degraded: Sequence[Degradation]
 ) -> bytes:
     """The answer as bytes. O(items · keys · length)."""
-    plan, known = served.model.plan, list[str]()
-    if query.unknown_fields:
-        known = sorted({field.name for field in (*plan.request_fields, *plan.item_fields)})
+    items = []
+    for item, (uncertainty, groups) in zip(
+        item_messages(ranking), explained_items(query, ranking, served), strict=True
+    ):
+        if uncertainty is not None:
+            item.uncertainty = uncertainty
+        items.append(ExplainedItem(item=item, groups=map(_group, groups)))
     return ExplainResponse(
         request_id=query.request_id,
         model=served.name,
         version=served.version,
         variant=served.variant_names[query.variant],
-        items=_items(query, ranking, served),
+        items=items,
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=query.unknown_items,
         unknown_fields=query.unknown_fields,
-        known_fields=known,
+        known_fields=known_fields(query, served),
     ).SerializeToString()
 
 
-def _items(query: Query, ranking: Ranking, served: ServedVersion) -> list[ExplainedItem]:
+def known_fields(query: Query, served: ServedVersion) -> list[str]:
+    """The model's fields by name, if the request has one that is not among them."""
+    plan = served.model.plan
+    return sorted({field.name for field in plan.fields}) if query.unknown_fields else []
+
+
+def explained_items(
+    query: Query, ranking: Ranking, served: ServedVersion
+) -> Iterator[tuple[float | None, tuple[Group, ...]]]:
+    """Of each item of the answer its uncertainty, None without the probit link, and the keys behind its score."""
     model, candidates = served.model, query.candidates
     of_request = request_tokens(model.plan, query.features.tokens)
+    known = None if ranking.uncertainties is None else ranking.uncertainties.tolist()
     rows = candidates.rows[ranking.order].tolist()
-    found = []
-    for row, item in zip(rows, item_messages(ranking), strict=True):
+    for at, (row, item_id, score) in enumerate(zip(rows, ranking.ids, ranking.score, strict=True)):
         features = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
-        tokens = of_request | item_tokens(model, served.catalogue, item.id, features)
-        groups = explained(model, tokens, query.variant, item.score)
-        if len(model.priors) and not item.HasField("uncertainty"):
-            item.uncertainty = deviation(model, tokens, query.variant)
-        found.append(ExplainedItem(item=item, groups=map(_group, groups)))
-    return found
+        tokens = of_request | item_tokens(model, served.catalogue, item_id, features)
+        uncertainty = known[at] if known is not None else None
+        if uncertainty is None and len(model.priors):
+            uncertainty = deviation(model, tokens, query.variant)
+        yield uncertainty, explained(model, tokens, query.variant, score)
 
 
 def _group(group: Group) -> Contributions:
-    return Contributions(name=group.name, sum=group.sum, keys=map(_key, group.keys))
-
-
-def _key(key: Contribution) -> KeyContribution:
-    return KeyContribution(
-        key=key.key, weight=key.weight, x=key.x, contribution=key.value, learning_rate=key.rate
+    keys = (
+        KeyContribution(
+            key=key.key, weight=key.weight, x=key.x, contribution=key.value, learning_rate=key.rate
+        )
+        for key in group.keys
     )
+    return Contributions(name=group.name, sum=group.sum, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)

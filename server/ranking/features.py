@@ -23,7 +23,7 @@ from model_store.features.history import HistoryPlan
 from model_store.features.values import Value
 from model_store.records.lookups import HashFields
 from server.ranking.query import TokenArrays
-from server.ranking.request import Received
+from server.ranking.request import Received, Request
 from server.ranking.request_kernels import CONTEXT, IRREGULAR, USER, overlay, plain_tokens, stored_tokens
 
 Array = npt.NDArray[Any]
@@ -46,24 +46,52 @@ class PlainReader:
         names = [field.name.encode("utf-8", "surrogatepass") for field in fields]
         self._names = np.frombuffer(bytearray(b"".join(names)), np.uint8)
         self._name_start = np.array([0, *np.cumsum([len(name) for name in names])], np.int64)
+        self._fields = [field.name for field in fields]
+        self._bits = {field.name: 1 << bit for bit, field in enumerate(fields) if field.kind == "category"}
         self._plain = np.array([field.kind == "category" for field in fields], np.bool_)
+        self._every = np.ones(len(fields), np.bool_)
         self._x = np.ones(len(fields))
         # A field with a key for a missing value has a token that no text of the request makes.
         complete = not any(field.has_missing_key for field in fields)
         self._reads = complete and 0 < len(fields) <= MAX_PLAIN_FIELDS
 
-    def read(self, message: Received) -> PlainTokens | None:
+    def read(self, request: Request) -> PlainTokens | None:
         """The request's features, or None if one of them is not plain. O(bytes of user and context)."""
-        found, size = message.found, len(self._x)
-        if found is None or not self._reads:
+        if not self._reads:
+            return None
+        if not isinstance(request, Received):
+            return self._of_texts(request)
+        found, size = request.found, len(self._x)
+        if found is None:
             return None
         starts, begin, values = np.empty(size + 1, np.int64), np.empty(size + 1, np.int64), _spans(size)
         user, user_end, context, context_end = found.tolist()[USER : CONTEXT + 2]
         text = np.empty(user_end - user + context_end - context + size, np.uint8)
         given = plain_tokens(
-            message.text, found, self._names, self._name_start, self._plain, values, starts, begin, text
+            request.text, found, self._names, self._name_start, self._plain, values, starts, begin, text
         )
         return None if given == IRREGULAR else PlainTokens(given, (starts, begin, self._x, text))
+
+    def _of_texts(self, request: Request) -> PlainTokens | None:
+        """The same where the values are Python's: a line each, as those of a user's record."""
+        user, context = request.sides()
+        texts, given = {**user.values, **context.values}, 0
+        for name, value in texts.items():
+            bit = self._bits.get(name)
+            if bit is None or type(value) is not str:
+                return None
+            given |= bit
+        lines = "\n".join([texts.get(name) or "" for name in self._fields])  # type: ignore[misc]
+        if user.raw_keys or context.raw_keys or not lines.isascii():
+            return None
+        starts = len(self._fields) + 1
+        places, text = np.empty(2 * starts, np.int64), np.empty(len(lines) + 1, np.uint8)
+        made = stored_tokens(np.frombuffer(lines.encode("ascii"), np.uint8), self._every, places, text)
+        return (
+            None
+            if made == IRREGULAR
+            else PlainTokens(given, (places[:starts], places[starts:], self._x, text))
+        )
 
 
 _local = threading.local()

@@ -45,23 +45,24 @@ def is_id(value: str) -> bool:
 def check_id(path: str, value: str) -> str:
     """`value`. Raises InvalidRequest if it is longer than MAX_ID_BYTES."""
     if not is_id(value):
-        raise InvalidRequest(f"{path}: longer than {MAX_ID_BYTES} bytes")
+        raise InvalidRequest(path, f"longer than {MAX_ID_BYTES} bytes")
     return value
 
 
-def check_fields(path: str, fields: Mapping[str, object]) -> None:
+def check_fields(path: str | tuple[str, ...], fields: Mapping[str, object]) -> None:
     """Raise InvalidRequest for too many fields, or for a name that is too long."""
     if len(fields) > MAX_FIELDS:
-        raise InvalidRequest(f"{path}: {len(fields)} fields; the limit is {MAX_FIELDS}")
+        raise InvalidRequest(path, f"{len(fields)} fields; the limit is {MAX_FIELDS}")
     if fields and max(map(len, fields)) > MAX_NAME_CHARACTERS:
         name = max(fields, key=len)
         raise InvalidRequest(
-            f"{path}: the name of a field, {name[:20]!r}…, has {len(name)} characters; "
-            f"the limit is {MAX_NAME_CHARACTERS}"
+            path,
+            f"the name of a field, {name[:20]!r}…, has {len(name)} characters; "
+            f"the limit is {MAX_NAME_CHARACTERS}",
         )
 
 
-def check_members(path: str, members: Sized) -> None:
+def check_members(path: str | tuple[str, ...], members: Sized) -> None:
     """Raise InvalidRequest for a set with too many members."""
     if len(members) > MAX_MEMBERS:
-        raise InvalidRequest(f"{path}: {len(members)} members; the limit is {MAX_MEMBERS}")
+        raise InvalidRequest(path, f"{len(members)} members; the limit is {MAX_MEMBERS}")

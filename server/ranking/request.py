@@ -1,26 +1,25 @@
-"""Reading a `ctr.v1.RankRequest`: its bytes become Python values, checked against every limit.
+"""A ranking request: what a `ctr.v1.RankRequest` or a caller in this process says, checked against every limit.
 
-The paths in error messages are protobuf field paths: `item_ids[3]`, `context.values["age"]`.
+The paths in errors are protobuf field paths: `item_ids[3]`, `context.values["age"]`.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import Cap as CapMessage
-from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, Item, RankRequest
-from ctr.v1.ranking_pb2 import Exploration as ExplorationMessage
+from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, RankRequest
 from model_store.errors import FieldValueError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
-from server.errors import InvalidRequest, ObjectiveError, check_deadline, unreadable
+from server.errors import InvalidRequest, check_deadline, unreadable
 from server.model.catalogue import InlineItem
 from server.model.item_ids import ItemIds
 from server.ranking.limits import (
@@ -50,67 +49,169 @@ _NOT_PLAIN = sum(
 _local = threading.local()
 
 
-class Received:
-    """One request as it arrived. For one thread at a time.
+class GivenFeatures(NamedTuple):
+    """The features of a user, a context or an item, as they were given; a value of None is a message without one."""
 
-    item_ids: the named candidates. brief: the message, perhaps without item ids, user and context. found: where
-    `split` located user and context in the bytes; None if the protobuf library has parsed all of the message. is_plain:
-    it surely has no inline items, candidate set, variant and options.
+    values: Mapping[str, Value | None] = {}
+    raw_keys: Sequence[str] = ()
+
+
+class GivenFilter(NamedTuple):
+    """A filter as it was given; test is None for a message without one. least and most: of a range."""
+
+    field: str
+    test: Literal["any_of", "none_of", "range"] | None
+    values: Sequence[str] = ()
+    least: float = -math.inf
+    most: float = math.inf
+
+
+class Extras(NamedTuple):
+    """The parts that most requests lack. filters are made when they are read, once: there may be too many of them.
+
+    exploration: the policy, None for a message without one, and the width.
     """
 
-    __slots__ = ("_bytes", "_is_whole", "brief", "found", "is_plain", "item_ids", "size", "text")
+    items: Sequence[tuple[str, GivenFeatures]] = ()
+    candidate_set: str = ""
+    variant: str | None = None
+    objective: str = ""
+    filters: Iterable[GivenFilter] = ()
+    filter_count: int = 0
+    caps: Sequence[Cap | CapMessage] = ()
+    exploration: tuple[Literal["ucb", "thompson"] | None, float] | None = None
+
+
+class Request:
+    """One ranking request, of a caller in this process; `Received` is one that came as a message. For one thread.
+
+    item_ids: the named candidates. extras: None if the request has none of them. size: bytes of the message, else 0.
+    """
+
+    __slots__ = (
+        "_sides", "cookie", "extras", "item_ids", "model", "no_log", "request_id", "size", "top_k",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        item_ids: Sequence[str],
+        user: GivenFeatures,
+        context: GivenFeatures,
+        cookie: str = "",
+        request_id: str = "",
+        top_k: int | None = None,
+        no_log: bool = False,
+        extras: Extras | None = None,
+    ) -> None:
+        self.item_ids, self.cookie, self.request_id, self.top_k = item_ids, cookie, request_id, top_k
+        self.no_log, self.extras = no_log, extras
+        self.model, self.size = "", 0
+        self._sides: tuple[GivenFeatures, GivenFeatures] | None = (user, context)
+
+    def sides(self) -> tuple[GivenFeatures, GivenFeatures]:
+        """The features of the user and of the context. Raises InvalidRequest for a message that cannot be read."""
+        assert self._sides is not None
+        return self._sides
+
+    def values(self) -> dict[str, Value | None]:
+        """The features by name, the context's over the user's, without raw keys. Raises as `sides`."""
+        user, context = self.sides()
+        return {**user.values, **context.values}
+
+
+class Received(Request):
+    """One request as it arrived. found: where `split` located user and context; None if protobuf has parsed it all."""
+
+    __slots__ = ("_bytes", "found", "text")
 
     def __init__(self, message: bytes) -> None:
         """O(bytes). Raises DecodeError."""
-        self._bytes, self.size = message, len(message)
+        self._bytes, self._sides = message, None
         self.text = np.frombuffer(message, np.uint8)
         spans, rest, found = _scratch(len(message))
         count = split(self.text, spans, rest, found)
         if count == IRREGULAR:
-            self._parsed(RankRequest.FromString(message))
+            self._parse(RankRequest.FromString(message), len(message))
         else:
-            self.brief = RankRequest.FromString(rest[: found[REST]].tobytes())
-            self.item_ids: Sequence[str] = ItemIds(message, self.text, spans[:count].copy())
+            brief = RankRequest.FromString(rest[: found[REST]].tobytes())
             self.found: Array | None = found.copy()
-            self.is_plain = not int(found[FIELDS]) & _NOT_PLAIN
-            self._is_whole = False
+            self._take(brief, len(message), not int(found[FIELDS]) & _NOT_PLAIN)
+            self.item_ids = ItemIds(message, self.text, spans[:count].copy())
 
     @classmethod
     def of(cls, request: RankRequest) -> Received:
         """A request that the protobuf library has parsed."""
         made = cls.__new__(cls)
-        made._bytes, made.size, made.text = b"", request.ByteSize(), np.empty(0, np.uint8)
-        made._parsed(request)
+        made._bytes, made.text = b"", np.empty(0, np.uint8)
+        made._parse(request, request.ByteSize())
         return made
 
-    def _parsed(self, request: RankRequest) -> None:
-        self.brief, self.item_ids, self.found, self._is_whole = request, request.item_ids[:], None, True
-        self.is_plain = False
+    def _parse(self, request: RankRequest, size: int) -> None:
+        self._take(request, size, is_plain=False)
+        self.item_ids, self.found = request.item_ids[:], None
+        self._sides = _given(request.user), _given(request.context)
 
-    def with_features(self) -> RankRequest:
-        """The message with user and context; it may lack the item ids. Raises InvalidRequest."""
-        if not self._is_whole and self.found is not None:
+    def _take(self, brief: RankRequest, size: int, is_plain: bool) -> None:
+        """Take what `brief` has, which may lack item ids, user and context."""
+        self.model, self.cookie, self.request_id = brief.model, brief.cookie, brief.request_id
+        self.top_k = brief.top_k if brief.HasField("top_k") else None
+        self.no_log, self.size = brief.no_log, size
+        self.extras = None if is_plain else _extras(brief)
+
+    def sides(self) -> tuple[GivenFeatures, GivenFeatures]:
+        """See `Request`."""
+        if self._sides is None:
+            assert self.found is not None
             _, user, user_end, context, context_end, _ = self.found.tolist()
             try:
-                if user:
-                    self.brief.user.MergeFromString(self._bytes[user:user_end])
-                if context:
-                    self.brief.context.MergeFromString(self._bytes[context:context_end])
+                self._sides = (
+                    _given(Features.FromString(self._bytes[user:user_end])),
+                    _given(Features.FromString(self._bytes[context:context_end])),
+                )
             except DecodeError as error:
                 raise unreadable(RankRequest, error) from None
-            self._is_whole = True
-        return self.brief
+        return self._sides
 
-    def texts(self) -> dict[str, Value]:
-        """The features of a request that has only texts, as `read_features` reads them. Only where `found` is set."""
-        assert self.found is not None
-        _, user, user_end, context, context_end, _ = self.found.tolist()
-        values: dict[str, Value] = {}
-        for begin, end in ((user, user_end), (context, context_end)):
-            if begin:
-                features = Features.FromString(self._bytes[begin:end])
-                values.update((name, value.text) for name, value in features.values.items())
-        return values
+
+def _given(features: Features) -> GivenFeatures:
+    values = {name: value.text or _not_text(value) for name, value in features.values.items()}
+    return GivenFeatures(values, features.raw_keys)
+
+
+def _not_text(value: FeatureValue) -> Value | None:
+    """A value that is no text, or an empty one."""
+    kind = value.WhichOneof("kind")
+    if kind == "number":
+        return value.number
+    if kind == "set":
+        return list(value.set.values)
+    if kind == "weighted_set":  # a map has no order, and sums round by theirs
+        return dict(sorted(value.weighted_set.members.items()))
+    return None if kind is None else ""
+
+
+def _extras(brief: RankRequest) -> Extras:
+    exploration, policy = brief.exploration, brief.exploration.WhichOneof("policy")
+    width = exploration.ucb.width if policy == "ucb" else exploration.thompson.width
+    return Extras(
+        [(item.id, _given(item.features)) for item in brief.items],
+        brief.candidate_set,
+        brief.variant if brief.HasField("variant") else None,
+        brief.objective,
+        map(_filter, brief.filters),
+        len(brief.filters),
+        brief.caps,
+        (policy, width) if brief.HasField("exploration") else None,
+    )
+
+
+def _filter(one: Filter) -> GivenFilter:
+    test = one.WhichOneof("test")
+    if test != "range":
+        return GivenFilter(one.field, test, one.none_of.values if test == "none_of" else one.any_of.values)
+    least = one.range.min if one.range.HasField("min") else -math.inf
+    most = one.range.max if one.range.HasField("max") else math.inf
+    return GivenFilter(one.field, test, (), least, most)
 
 
 def received(message: bytes) -> Received | InvalidRequest:
@@ -164,14 +265,12 @@ class RequestSchema(NamedTuple):
 # -- features
 
 
-def read_features(message: Received, schema: RequestSchema) -> dict[str, Value]:
+def read_features(request: Request, schema: RequestSchema) -> dict[str, Value]:
     """The request's features by field name; the context's replace the user's. Raises InvalidRequest."""
-    request = message.with_features()
-    user, context = request.user, request.context
-    merged = _read_values("user", user)
-    merged |= _read_values("context", context)
+    user, context = request.sides()
+    merged = {**_checked("user", user.values), **_checked("context", context.values)}
     if user.raw_keys or context.raw_keys:
-        check_members("user.raw_keys, context.raw_keys", [*user.raw_keys, *context.raw_keys])
+        check_members(("user.raw_keys", "context.raw_keys"), [*user.raw_keys, *context.raw_keys])
         raw: dict[str, list[str]] = {}
         for name, keys in (
             (schema.user_raw, user.raw_keys),
@@ -181,123 +280,108 @@ def read_features(message: Received, schema: RequestSchema) -> dict[str, Value]:
                 raw.setdefault(name or RAW_KEYS, []).extend(keys)
         for name in raw.keys() & merged.keys():
             raise InvalidRequest(
-                f"user.raw_keys, context.raw_keys: values contain the raw field {name!r} as well"
+                ("user.raw_keys", "context.raw_keys"), f"values contain the raw field {name!r} as well"
             )
         merged |= raw
-    check_fields("user, context", merged)
+    check_fields(("user", "context"), merged)
     return merged
 
 
-def _read_values(path: str, features: Features) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for name, value in features.values.items():
-        kind = value.WhichOneof("kind")
-        values[name] = value.text if kind == "text" else _not_text(f'{path}.values["{name}"]', kind, value)
+def _checked(path: str, values: Mapping[str, Value | None]) -> Mapping[str, Value]:
+    """The values. Raises InvalidRequest for none where one should be, or a set with too many members."""
+    for name, value in values.items():
+        if type(value) is str:  # nearly every one
+            continue
+        if value is None:
+            raise InvalidRequest(
+                f'{path}.values["{name}"]', "no value; give text, number, set or weighted_set"
+            )
+        if isinstance(value, list | dict):
+            check_members(f'{path}.values["{name}"]', value)
     return values
 
 
-def _not_text(path: str, kind: str | None, value: FeatureValue) -> Value:
-    """A number or a set. Raises InvalidRequest for no value, or a set with too many members."""
-    if kind == "number":
-        return value.number
-    if kind == "set":
-        check_members(path, value.set.values)
-        return list(value.set.values)
-    if kind == "weighted_set":
-        check_members(path, value.weighted_set.members)
-        return dict(
-            sorted(value.weighted_set.members.items())
-        )  # a map has no order, and sums round by theirs
-    raise InvalidRequest(f"{path}: no value; give text, number, set or weighted_set")
-
-
-def misfit(message: Received, schema: RequestSchema) -> InvalidRequest | None:
+def misfit(request: Request, schema: RequestSchema) -> InvalidRequest | None:
     """The first value in the request that does not fit its field, or None if every value does."""
-    for path, name, value in _values(message.with_features(), schema):
+    for path, name, value in _values(request, schema):
         field = schema.plan.field(name or "")
         if field is not None and field.side == "item" and not path.startswith("items["):
-            return InvalidRequest(f"{path}: belongs to the item; give it with an item spelled out, in items")
+            return InvalidRequest(path, "belongs to the item; give it with an item spelled out, in items")
         try:
             if field is not None:
                 field.tokens(value)
         except FieldValueError as error:
-            return InvalidRequest(f"{path}: {error}")
+            return InvalidRequest(path, str(error))
     return None
 
 
-def _values(request: RankRequest, schema: RequestSchema) -> Iterator[tuple[str, str | None, Value]]:
-    yield from _feature_values("user", request.user, schema.user_raw)
-    yield from _feature_values("context", request.context, schema.context_raw)
-    for index, item in enumerate(request.items):
-        yield from _feature_values(f"items[{index}].features", item.features, schema.item_raw)
-
-
-def _feature_values(
-    path: str, features: Features, raw_field: str | None
-) -> Iterator[tuple[str, str | None, Value]]:
-    for name, value in _read_values(path, features).items():
-        yield f'{path}.values["{name}"]', name, value
-    for index, key in enumerate(features.raw_keys):
-        yield f"{path}.raw_keys[{index}]", raw_field, [key]
+def _values(request: Request, schema: RequestSchema) -> Iterator[tuple[str, str | None, Value]]:
+    """Each value: its path, its field's name, and the value."""
+    user, context = request.sides()
+    sides = [("user", user, schema.user_raw), ("context", context, schema.context_raw)]
+    for index, (_, features) in enumerate(request.extras.items if request.extras is not None else ()):
+        sides.append((f"items[{index}].features", features, schema.item_raw))
+    for path, features, raw_field in sides:
+        for name, value in _checked(path, features.values).items():
+            yield f'{path}.values["{name}"]', name, value
+        for index, key in enumerate(features.raw_keys):
+            yield f"{path}.raw_keys[{index}]", raw_field, [key]
 
 
 # -- candidates
 
 
-def read_top_k(request: RankRequest) -> int | None:
+def check_top_k(top_k: int | None) -> int | None:
     """How many items are wanted; None for all. Raises InvalidRequest."""
-    if not request.HasField("top_k"):
-        return None
-    if request.top_k < 1:
-        raise InvalidRequest(
-            f"top_k: got {request.top_k}, expected at least 1; leave it out to get every item"
-        )
-    return request.top_k
+    if top_k is not None and top_k < 1:
+        raise InvalidRequest("top_k", f"got {top_k}, expected at least 1; leave it out to get every item")
+    return top_k
 
 
-def read_inline(message: Received, schema: RequestSchema) -> list[InlineItem] | None:
+def read_inline(request: Request, schema: RequestSchema) -> list[InlineItem] | None:
     """The inline items beside those named; None if the request names a candidate set instead.
 
     Raises InvalidRequest. Named ids are checked by `check_unknown`, once it is known which ones the catalogue lacks.
     """
-    request, inline = message.brief, list[InlineItem]()
-    if not message.is_plain and request.items:
-        inline = [_inline_item(item, index, schema) for index, item in enumerate(request.items)]
-    count = len(message.item_ids) + len(inline)
-    if not message.is_plain and request.candidate_set:
+    extras, inline = request.extras, list[InlineItem]()
+    if extras is not None and extras.items:
+        inline = [_inline_item(index, *item, schema) for index, item in enumerate(extras.items)]
+    count = len(request.item_ids) + len(inline)
+    if extras is not None and extras.candidate_set:
         if count:
             raise InvalidRequest(
-                "candidate_set: give either a candidate set, or item_ids and items, not both"
+                "candidate_set", "give either a candidate set, or item_ids and items, not both"
             )
         return None
     if not count:
-        raise InvalidRequest("item_ids: no candidates; give item_ids, items, or the name of a candidate_set")
+        raise InvalidRequest(
+            "item_ids", "no candidates; give item_ids, items, or the name of a candidate_set"
+        )
     if count > MAX_CANDIDATES:
-        raise InvalidRequest(f"item_ids, items: {count} candidates; the limit is {MAX_CANDIDATES}")
+        raise InvalidRequest(("item_ids", "items"), f"{count} candidates; the limit is {MAX_CANDIDATES}")
     return inline
 
 
-def _inline_item(item: Item, index: int, schema: RequestSchema) -> InlineItem:
-    if not item.id:
-        raise InvalidRequest(f"items[{index}].id: empty; an item id has at least one character")
-    check_id(f"items[{index}].id", item.id)
-    features = item.features
+def _inline_item(index: int, item_id: str, features: GivenFeatures, schema: RequestSchema) -> InlineItem:
+    if not item_id:
+        raise InvalidRequest(f"items[{index}].id", "empty; an item id has at least one character")
+    check_id(f"items[{index}].id", item_id)
     path = f"items[{index}].features"
-    values = _read_values(path, features)
+    values = _checked(path, features.values)
     if features.raw_keys:
         check_members(f"{path}.raw_keys", features.raw_keys)
         if (name := schema.item_raw or RAW_KEYS) in values:
-            raise InvalidRequest(f"{path}.raw_keys: values contain the raw field {name!r} as well")
-        values[name] = list(features.raw_keys)
+            raise InvalidRequest(f"{path}.raw_keys", f"values contain the raw field {name!r} as well")
+        values = {**values, name: list(features.raw_keys)}
     check_fields(path, values)
-    return item.id, values
+    return item_id, values
 
 
 def check_unknown(item_ids: Sequence[str], unknown: Sequence[str]) -> None:
     """Raise InvalidRequest for an empty or too long id among those named. No catalogue has such an id."""
     if "" in unknown and "" in item_ids:
         at = item_ids.index("")
-        raise InvalidRequest(f"item_ids[{at}]: empty; an item id has at least one character")
+        raise InvalidRequest(f"item_ids[{at}]", "empty; an item id has at least one character")
     if max(map(len, unknown)) * 4 > MAX_ID_BYTES:
         for at, item in enumerate(item_ids):
             check_id(f"item_ids[{at}]", item)
@@ -313,95 +397,83 @@ def unknown_item_fields(inline: Sequence[InlineItem], schema: RequestSchema) -> 
 # -- variant and options
 
 
-def read_variant(request: RankRequest, variant_of: Mapping[str, int]) -> int | None:
-    """The variant that the request names, None if it names none. Raises InvalidRequest for one the model lacks."""
-    if not request.HasField("variant"):
+def variant_named(name: str | None, variant_of: Mapping[str, int]) -> int | None:
+    """The variant of this name, None for no name. Raises InvalidRequest for one that the model lacks."""
+    if name is None:
         return None
-    number = variant_of.get(request.variant)
+    number = variant_of.get(name)
     if number is None:
-        raise InvalidRequest(
-            f"variant: no variant {request.variant!r}; the model has: {listed(variant_of, request.variant)}"
-        )
+        raise InvalidRequest("variant", f"no variant {name!r}; the model has: {listed(variant_of, name)}")
     return number
 
 
-def read_options(request: RankRequest, default_objective: str, until_s: float = math.inf) -> Options | None:
+def read_options(extras: Extras | None, default_objective: str, until_s: float = math.inf) -> Options | None:
     """The options of a request to a model with this objective ("" for none); None for the plain order.
 
     Raises InvalidRequest, and DeadlinePassed after `until_s` (monotonic).
     """
-    explores = request.HasField("exploration")
-    objective = request.objective or default_objective
-    if not (objective or request.filters or request.caps or explores):
+    extras = extras or _NO_EXTRAS
+    objective, exploration = extras.objective or default_objective, extras.exploration
+    if not (objective or extras.filter_count or extras.caps or exploration is not None):
         return None
     return Options(
-        _objective(objective),
-        _conditions(request.filters, until_s),
-        _caps(request.caps),
-        _exploration(request.exploration) if explores else None,
+        Objective.of(objective) if objective else None,
+        _conditions(extras, until_s),
+        _caps(extras.caps),
+        None if exploration is None else _exploration(*exploration),
     )
 
 
-def _objective(text: str) -> Objective | None:
-    if not text:
-        return None
-    try:
-        return Objective.of(text)
-    except ObjectiveError as error:
-        raise ObjectiveError(f"objective: {error}") from None
+_NO_EXTRAS = Extras()
 
 
-def _conditions(filters: Sequence[Filter], until_s: float) -> tuple[Condition, ...]:
-    if len(filters) > MAX_FILTERS:
-        raise InvalidRequest(f"filters: got {len(filters)}; the limit is {MAX_FILTERS}")
+def _conditions(extras: Extras, until_s: float) -> tuple[Condition, ...]:
+    if extras.filter_count > MAX_FILTERS:
+        raise InvalidRequest("filters", f"got {extras.filter_count}; the limit is {MAX_FILTERS}")
     conditions = []
-    for at, one in enumerate(filters):
+    for at, one in enumerate(extras.filters):
         check_deadline(until_s)
         conditions.append(_condition(f"filters[{at}]", one))
     return tuple(conditions)
 
 
-def _condition(path: str, one: Filter) -> Condition:
+def _condition(path: str, one: GivenFilter) -> Condition:
     field = _named(f"{path}.field", one.field)
-    test = one.WhichOneof("test")
-    if test is None:
-        raise InvalidRequest(f"{path}: no test; give any_of, none_of or range")
-    if test == "range":
-        return _in_range(f"{path}.range", field, one)
-    values = one.any_of.values if test == "any_of" else one.none_of.values
-    if not 1 <= len(values) <= MAX_FILTER_VALUES:
-        raise InvalidRequest(f"{path}.{test}: got {len(values)} values, expected 1 to {MAX_FILTER_VALUES}")
-    return AnyOf(field, tuple(values)) if test == "any_of" else NoneOf(field, tuple(values))
+    if one.test is None:
+        raise InvalidRequest(path, "no test; give any_of, none_of or range")
+    if one.test == "range":
+        if not one.least <= one.most:  # false where one of them is NaN
+            raise InvalidRequest(
+                f"{path}.range", f"got {one.least} to {one.most}, expected a min that is not above the max"
+            )
+        return InRange(field, one.least, one.most)
+    if not 1 <= len(one.values) <= MAX_FILTER_VALUES:
+        raise InvalidRequest(
+            f"{path}.{one.test}", f"got {len(one.values)} values, expected 1 to {MAX_FILTER_VALUES}"
+        )
+    return AnyOf(field, tuple(one.values)) if one.test == "any_of" else NoneOf(field, tuple(one.values))
 
 
-def _in_range(path: str, field: str, one: Filter) -> InRange:
-    least = one.range.min if one.range.HasField("min") else -math.inf
-    most = one.range.max if one.range.HasField("max") else math.inf
-    if not least <= most:  # false where one of them is NaN
-        raise InvalidRequest(f"{path}: got {least} to {most}, expected a min that is not above the max")
-    return InRange(field, least, most)
-
-
-def _caps(caps: Sequence[CapMessage]) -> tuple[Cap, ...]:
+def _caps(caps: Sequence[Cap | CapMessage]) -> tuple[Cap, ...]:
     if len(caps) > MAX_CAPS:
-        raise InvalidRequest(f"caps: got {len(caps)}; the limit is {MAX_CAPS}")
+        raise InvalidRequest("caps", f"got {len(caps)}; the limit is {MAX_CAPS}")
     for at, cap in enumerate(caps):
         if cap.at_most < 1:
-            raise InvalidRequest(f"caps[{at}].at_most: got {cap.at_most}, expected at least 1")
+            raise InvalidRequest(f"caps[{at}].at_most", f"got {cap.at_most}, expected at least 1")
     return tuple(Cap(_named(f"caps[{at}].field", cap.field), cap.at_most) for at, cap in enumerate(caps))
 
 
-def _exploration(message: ExplorationMessage) -> Exploration:
-    policy = message.WhichOneof("policy")
+def _exploration(policy: Literal["ucb", "thompson"] | None, width: float) -> Exploration:
     if policy is None:
-        raise InvalidRequest("exploration: no policy; give ucb or thompson")
-    width = message.ucb.width if policy == "ucb" else message.thompson.width
+        raise InvalidRequest("exploration", "no policy; give ucb or thompson")
     if not 0.0 <= width < math.inf:
-        raise InvalidRequest(f"exploration.{policy}.width: got {width}, expected a finite number, 0 or more")
+        raise InvalidRequest(
+            f"exploration.{policy}.width", f"got {width}, expected a finite number, 0 or more"
+        )
     return UpperConfidenceBound(width) if policy == "ucb" else Thompson(width)
 
 
 def _named(path: str, field: str) -> str:
     if not field:
-        raise InvalidRequest(f"{path}: empty; name an item's field")
+        raise InvalidRequest(path, "empty; name an item's field")
     return field

@@ -36,14 +36,15 @@ from server.ranking.limits import (
 from server.ranking.query import Candidates, Query, RequestFeatures
 from server.ranking.request import (
     Received,
+    Request,
+    check_top_k,
     check_unknown,
     misfit,
     read_features,
     read_inline,
     read_options,
-    read_top_k,
-    read_variant,
     unknown_item_fields,
+    variant_named,
 )
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import SHORTEST_WAIT_S, StoredReads, Timed
@@ -78,7 +79,7 @@ class Call:
     degraded: the notes so far. history: the user's, if known. store_ns, completed_ns, time_us: see `Query`.
     """
 
-    message: Received
+    message: Request
     request_id: str
     context: grpc.ServicerContext
     model: ModelHandle
@@ -112,7 +113,7 @@ class Resolver:
     def prefetch(self, message: Received, served: ServedVersion) -> Prefetched:
         """What can be done for a call before its turn, apart from the read."""
         plain = _plain(message, served)
-        cookie, wanted = message.brief.cookie, served.user_fields
+        cookie, wanted = message.cookie, served.user_fields
         lacks = plain is not None and self._users.lacks(cookie, plain.given, served.name, wanted)
         return Prefetched(message, served, plain, lacks and is_id(cookie))
 
@@ -138,12 +139,12 @@ class Resolver:
         if not timed:
             return again, ready
         wait_s = min(left_s for _, _, left_s in timed)
-        cookies = [prefetched.message.brief.cookie for _, prefetched, _ in timed]
+        cookies = [prefetched.message.cookie for _, prefetched, _ in timed]
         began_ns = perf_counter_ns()
         reads = self._users.read_together(cookies, served.name, served.user_fields, wait_s)
         took_ns = perf_counter_ns() - began_ns
         for call, prefetched, left_s in timed:
-            prefetched.pending = pending = reads.get(prefetched.message.brief.cookie)
+            prefetched.pending = pending = reads.get(prefetched.message.cookie)
             prefetched.read_ns += took_ns
             failed = pending is not None and pending.user is None
             late = failed and took_ns >= wait_s * 1e9 and left_s - wait_s >= SHORTEST_WAIT_S
@@ -153,26 +154,27 @@ class Resolver:
     def resolve(self, call: Call) -> Query:
         """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
         message, served = call.message, call.served
-        request = message.brief
         derived, histories = served.derived, served.histories
         plain = _plain(message, served) if call.prefetched is None else call.prefetched.plain
         own = read_features(message, served.schema) if plain is None else _NO_VALUES
-        top_k = read_top_k(request)
+        top_k = check_top_k(message.top_k)
         named, inline = message.item_ids, read_inline(message, served.schema)
         if inline is None:
             named, inline = self._members(call), []
         if call.explain and len(named) + len(inline) > MAX_EXPLAINED:
             raise InvalidRequest(
-                f"request: {len(named) + len(inline)} candidates; the limit for an explanation is {MAX_EXPLAINED}"
+                "request",
+                f"{len(named) + len(inline)} candidates; the limit for an explanation is {MAX_EXPLAINED}",
             )
         check_id("request_id", call.request_id)
-        cookie = check_id("cookie", request.cookie)
+        cookie = check_id("cookie", message.cookie)
         assignment = call.model.assigned(served)
-        forced = None if message.is_plain else read_variant(request, served.variant_of)
+        extras = message.extras
+        forced = None if extras is None else variant_named(extras.variant, served.variant_of)
         variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         options = None
-        if assignment.objective or not message.is_plain:
-            options = read_options(request, assignment.objective, call.until_s)
+        if assignment.objective or extras is not None:
+            options = read_options(extras, assignment.objective, call.until_s)
         try:
             features = self._features(call, cookie, plain, own)
             candidates = _located(served, named, inline)
@@ -181,7 +183,7 @@ class Resolver:
                 raise wrong from error
             raise
         if candidates.unknown:
-            if not request.candidate_set:
+            if extras is None or not extras.candidate_set:
                 check_unknown(named, candidates.unknown)
             candidates = _with_late_items(call, candidates, named, inline)
         of_history = None
@@ -211,7 +213,7 @@ class Resolver:
             unknown_items,
             call.degraded,
             forced is not None,
-            request.no_log,
+            message.no_log,
             message.size,
             call.store_ns,
             call.completed_ns,
@@ -220,12 +222,15 @@ class Resolver:
 
     def _members(self, call: Call) -> Sequence[str]:
         """The ids in the candidate set that the request names."""
-        name = check_id("candidate_set", call.message.brief.candidate_set)
+        assert call.message.extras is not None  # it names one
+        name = check_id("candidate_set", call.message.extras.candidate_set)
         members, notes = self._sets.members(name, call.context)
         if members is None:
             raise CandidateSetNotFound(f"candidate_set: the store has no set {name!r}")
         if len(members) > MAX_CANDIDATES:
-            raise InvalidRequest(f"candidate_set: {name!r} has more than {MAX_CANDIDATES} members, the limit")
+            raise InvalidRequest(
+                "candidate_set", f"{name!r} has more than {MAX_CANDIDATES} members, the limit"
+            )
         call.degraded += notes
         return members
 
@@ -259,7 +264,7 @@ class Resolver:
 _NO_VALUES: Mapping[str, Value] = {}
 
 
-def _plain(message: Received, served: ServedVersion) -> PlainTokens | None:
+def _plain(message: Request, served: ServedVersion) -> PlainTokens | None:
     """The request's features; None unless all are plain, and the version reads no more than these."""
     derived = served.derived
     if served.histories is not None or (derived is not None and derived.request):
@@ -267,8 +272,9 @@ def _plain(message: Received, served: ServedVersion) -> PlainTokens | None:
     return served.plain.read(message)
 
 
-def _plain_values(message: Received, user: StoredUser | None, wanted: UserFields) -> dict[str, Value]:
-    return message.texts() if user is None else {**user.fields(wanted), **message.texts()}
+def _plain_values(message: Request, user: StoredUser | None, wanted: UserFields) -> dict[str, Value]:
+    stored = {} if user is None else user.fields(wanted)
+    return {**stored, **message.values()}
 
 
 def _located(served: ServedVersion, named: Sequence[str], inline: Sequence[InlineItem]) -> Candidates:

@@ -165,7 +165,9 @@ def _rank(served: ServedVersion) -> None:
         RankRequest(exploration=thompson),
         RankRequest(exploration=thompson, caps=caps, objective="ctr"),
     ):
-        query = ranker.query({"hour": "7"}, ["shoe", "unknown"], top_k=1, options=read_options(request, ""))
+        query = ranker.query(
+            {"hour": "7"}, ["shoe", "unknown"], top_k=1, options=read_options(Received.of(request).extras, "")
+        )
         ranker.rank(query)
 
 

@@ -136,7 +136,7 @@ class FeedbackService:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
         model = self._model(request.model)
         if not 0 < len(request.events) <= MOST_EVENTS:
-            raise InvalidRequest(f"events: got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
+            raise InvalidRequest("events", f"got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
         events, rejected = read(request.events, time.time())
         reported = self._written(model, events, context)
         for result, number in zip(
@@ -189,10 +189,10 @@ def _event(event: FeedbackEvent, now_s: float) -> Event:
     kind = _KINDS.get(event.kind)
     if kind is None:
         raise InvalidRequest(
-            f"kind: got {_name(event.kind)}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
+            "kind", f"got {_name(event.kind)}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
         )
     if not math.isfinite(event.value):
-        raise InvalidRequest(f"value: got {event.value}, expected a finite number")
+        raise InvalidRequest("value", f"got {event.value}, expected a finite number")
     time_us = _time_us(event.event_time, now_s) if event.HasField("event_time") else None
     return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value)
 
@@ -205,17 +205,17 @@ def _name(kind: int) -> str:
 def _check_id(field: str, text: str, at_least: int) -> None:
     size = len(text.encode())
     if not at_least <= size <= MAX_ID_BYTES:
-        raise InvalidRequest(f"{field}: got {size} bytes, expected {at_least} to {MAX_ID_BYTES:,}")
+        raise InvalidRequest(field, f"got {size} bytes, expected {at_least} to {MAX_ID_BYTES:,}")
 
 
 def _time_us(time: Timestamp, now_s: float) -> int:
     if not (0 <= time.seconds <= LAST_S and 0 <= time.nanos < NANOS):
         raise InvalidRequest(
-            f"event_time: got {time.seconds} s and {time.nanos} ns, expected a time between 1970 and 9999"
+            "event_time", f"got {time.seconds} s and {time.nanos} ns, expected a time between 1970 and 9999"
         )
     ahead_s = time.seconds - now_s
     if ahead_s > MOST_AHEAD_S:
         raise InvalidRequest(
-            f"event_time: {ahead_s:,.0f} s ahead of this server's clock, expected at most {MOST_AHEAD_S}"
+            "event_time", f"{ahead_s:,.0f} s ahead of this server's clock, expected at most {MOST_AHEAD_S}"
         )
     return time.seconds * 1_000_000 + time.nanos // 1000

@@ -23,7 +23,7 @@ from server.errors import (
     status_of,
 )
 from server.impressions.log import ImpressionLog
-from server.impressions.shadows import ShadowLog, ShadowRecord
+from server.impressions.shadows import Seen, ShadowLog
 from server.ranking.answer import rank_response
 from server.ranking.explain import explain_response
 from server.ranking.request import Received, explain_received, received
@@ -104,7 +104,7 @@ class RankingService:
         message = received(request)
         if isinstance(message, InvalidRequest):
             return None
-        name = message.brief.model
+        name = message.model
         model = self._models.get(name) if name else self._only
         served = model.served if model is not None else None
         if served is None or self.draining:
@@ -133,8 +133,8 @@ class RankingService:
                 message = explain_received(request) if explain else received(request)
             if isinstance(message, InvalidRequest):
                 raise message
-            model = self._label(message.brief.model)
-            request_id = message.brief.request_id or os.urandom(REQUEST_ID_BYTES).hex()
+            model = self._label(message.model)
+            request_id = message.request_id or os.urandom(REQUEST_ID_BYTES).hex()
             return self._answer(message, request_id, context, began_ns, explain, prefetched)
         except Exception as error:
             self._meter.failed(model, method, status_of(error).name)
@@ -155,7 +155,7 @@ class RankingService:
         if left_s == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
         until_s = math.inf if left_s is None else time.monotonic() + left_s
-        name = message.brief.model
+        name = message.model
         model = self._models.get(name) if name else self._only
         if model is None:
             model = self._models[served_name(name, self._models)]
@@ -176,7 +176,7 @@ class RankingService:
         if self._impressions is not None and context.is_active():  # else the caller never saw the answer
             self._impressions.offer(served, query, ranking)
         if ranking.shadows and self._shadow_log is not None and not query.no_log:
-            self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking))
+            self._shadow_log.offer(Seen.of(request_id, served, query.variant, ranking))
         self._meter.answered(
             served.name,
             served.version,

@@ -12,7 +12,7 @@ from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker
-from server.ranking.request import read_options
+from server.ranking.request import Received, read_options
 from server.ranking.select.selection import Options
 
 
@@ -32,6 +32,6 @@ def scores(ranking: Ranking) -> dict[str, float]:
 
 
 def options_of(**message: Any) -> Options:
-    found = read_options(RankRequest(**message), "")
+    found = read_options(Received.of(RankRequest(**message)).extras, "")
     assert found is not None
     return found

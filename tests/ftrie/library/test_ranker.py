@@ -23,7 +23,7 @@ from ftrie.client.client import Client, RankFailed
 from ftrie.client.messages import AnyOf, Between, NoneOf, Ranking, Thompson, UpperConfidenceBound
 from ftrie.library.model import Model
 from ftrie.library.output import FtrieWarning
-from ftrie.library.ranker import FEW_IDS, Ranker
+from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration, PowerCurve, VariantCurves
 from model_store.errors import ExperimentError, FieldValueError, FtrieError, SpecError, StoreError, UsageError
@@ -56,8 +56,7 @@ MODELS: dict[str, Callable[[], Artefact]] = {
     "weights of each variant": lambda: shop.artefact(values="per_variant"),
     "adpredictor": lambda: replace(shop.artefact(), spec=UNSURE.resolve(["click", "device", *UNSURE.fields])),
 }
-MANY = ([item for item in ITEMS if item.isascii()] + ["unknown"] * 3) * (FEW_IDS // 10)
-"""Which the ranker does not write into a message."""
+MANY = ([item for item in ITEMS if item.isascii()] + ["unknown"] * 3) * 10
 ASKED: dict[str, Any] = {"context": CONTEXT, "variant": "base", "request_id": "r"}
 ASKED |= {"cookie": "u1", "candidates": [*ITEMS, "unknown"]}
 CHANGES: list[dict[str, Any]] = [

@@ -91,7 +91,7 @@ def test_a_missing_value_has_none_without_a_default_and_what_cannot_be_computed_
 def test_a_wrong_text_is_refused_with_its_place_and_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ObjectiveError) as raised:
         Objective.of(text)
-    assert str(raised.value).startswith(message)
+    assert raised.value.text.startswith(message)
     assert isinstance(raised.value, InvalidRequest)
 
 

@@ -19,7 +19,7 @@ from server.errors import InvalidRequest
 from server.model.item_ids import IdTable, ItemIds
 from server.ranking.answer import ranked_items
 from server.ranking.features import PlainReader, UserFields, UserTokens
-from server.ranking.request import Received
+from server.ranking.request import GivenFeatures, Received, Request
 
 TEXT = st.text(max_size=12)
 MESSAGES = st.builds(
@@ -43,15 +43,20 @@ def assert_read_as_by_the_library(data: bytes) -> None:
         expected = RankRequest.FromString(data)
     except DecodeError:
         with pytest.raises((DecodeError, InvalidRequest)):
-            Received(data).with_features()
+            Received(data).sides()
         return
-    message = Received(data)
-    request = message.with_features()
+    message, whole = Received(data), Received.of(expected)
     assert list(message.item_ids) == expected.item_ids[:]
-    assert not message.is_plain or {field.name for field, _ in expected.ListFields()} <= WITHOUT_OPTIONS
-    del request.item_ids[:]
-    del expected.item_ids[:]
-    assert request == expected
+    assert [each.values for each in message.sides()] == [each.values for each in whole.sides()]
+    assert [[*each.raw_keys] for each in message.sides()] == [[*each.raw_keys] for each in whole.sides()]
+    for name in ("model", "request_id", "cookie", "no_log", "top_k"):
+        assert getattr(message, name) == getattr(whole, name)
+    if message.extras is None:
+        assert {field.name for field, _ in expected.ListFields()} <= WITHOUT_OPTIONS
+    else:
+        assert whole.extras is not None
+        extras = [each.extras._replace(filters=()) for each in (message, whole) if each.extras is not None]
+        assert repr(extras[0]) == repr(extras[1])
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=3), st.booleans(), st.data())
@@ -113,7 +118,7 @@ def test_ids_end_to_end_are_those_given_or_left_alone(ids: list[str]) -> None:
 
 def test_a_request_is_plain_without_options() -> None:
     plain = RankRequest(model="m", request_id="r", cookie="c", item_ids=["a"], top_k=3, no_log=True)
-    assert Received(plain.SerializeToString()).is_plain
+    assert Received(plain.SerializeToString()).extras is None
     for more in (
         RankRequest(items=[Item(id="b")]),
         RankRequest(candidate_set="s"),
@@ -123,7 +128,7 @@ def test_a_request_is_plain_without_options() -> None:
         RankRequest(caps=[Cap(field="f", at_most=1)]),
         RankRequest(exploration=Exploration()),
     ):
-        assert not Received(plain.SerializeToString() + more.SerializeToString()).is_plain
+        assert Received(plain.SerializeToString() + more.SerializeToString()).extras is not None
 
 
 PLAIN = st.text("ab7 _-", max_size=5)
@@ -152,22 +157,26 @@ def test_plain_features_have_the_tokens_that_their_fields_make(
 ) -> None:
     parts = data.draw(st.permutations([request_of("", user=user), request_of("", context=context)]))
     plain = READER.read(Received(b"".join(part.SerializeToString() for part in parts)))
+    given = READER.read(Request([], GivenFeatures(user), GivenFeatures(context)))
     merged = user | context
     values = [*user.values(), *context.values()]
     texts = [value for value in values if isinstance(value, str)]
     odd = {"price", "odd"} & merged.keys() or len(texts) < len(values)
     if odd or any(escape(text.encode()) != text.encode() or not text.isascii() for text in texts):
         assert plain is None
-        return
-    assert plain is not None
-    starts, begin, x, text = plain.tokens
-    for bit, field in enumerate(PLAN.request_fields):
-        places = range(starts[bit], starts[bit + 1])
-        tokens = [text[begin[token] : begin[token + 1] - 1].tobytes() for token in places]
-        assert tokens == [token.text for token in field.tokens(merged.get(field.name))]
-        assert bool(plain.given >> bit & 1) == (field.name in merged)
-    assert (x == 1.0).all()
-    assert len(x) >= starts[-1]
+    else:
+        assert plain is not None and given is not None
+    for made in (plain, given):  # the latter does not look at a user's value that the context's replaces
+        if made is None:
+            continue
+        starts, begin, x, text = made.tokens
+        for bit, field in enumerate(PLAN.request_fields):
+            places = range(starts[bit], starts[bit + 1])
+            tokens = [text[begin[token] : begin[token + 1] - 1].tobytes() for token in places]
+            assert tokens == [token.text for token in field.tokens(merged.get(field.name))]
+            assert bool(made.given >> bit & 1) == (field.name in merged)
+        assert (x == 1.0).all()
+        assert len(x) >= starts[-1]
 
 
 @given(
@@ -201,7 +210,7 @@ def test_a_records_plain_values_have_the_tokens_that_their_fields_make(
 def test_any_features_are_plain_or_left_to_the_library(user: bytes, context: bytes) -> None:
     data = b"\x22%c%b\x2a%c%b" % (len(user), user, len(context), context)
     if READER.read(Received(data)) is not None:
-        Received(data).with_features()  # what we take for plain, the library can read
+        Received(data).sides()  # what we take for plain, the library can read
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from model_store.spec.spec import parse_spec
 from server.errors import DeadlinePassed, InvalidRequest
 from server.model.attributes import AttributeWriter
 from server.ranking.limits import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS
-from server.ranking.request import read_options
+from server.ranking.request import Received, read_options
 from server.ranking.select.exploration import Thompson, UpperConfidenceBound, normals
 from server.ranking.select.filters import AnyOf, CandidateColumns, Cap, Condition, InRange, NoneOf
 from server.ranking.select.selection import Options, Scored, Selection
@@ -59,7 +59,7 @@ def select(
 
 
 def options_of(message: dict[str, Any], objective: str = "", until_s: float = math.inf) -> Options:
-    options = read_options(RankRequest(**message), objective, until_s=until_s)
+    options = read_options(Received.of(RankRequest(**message)).extras, objective, until_s)
     assert options is not None
     return options
 
@@ -258,7 +258,7 @@ def test_what_is_certain_or_fails_a_filter_takes_no_part_in_a_propensity() -> No
 
 
 def test_the_models_objective_holds_where_the_request_has_none() -> None:
-    assert read_options(RankRequest(cookie="c", item_ids=["a"], top_k=1), "") is None
+    assert read_options(None, "") is None
     found, own = options_of({}, "ctr * bid"), options_of({"objective": "ctr"}, "ctr * bid")
     assert found.objective is not None and own.objective is not None
     assert (found.objective.text, own.objective.text) == ("ctr * bid", "ctr")
@@ -292,7 +292,7 @@ TOO_MANY = ["x"] * (MAX_FILTER_VALUES + 1)
 )  # fmt: skip
 def test_a_wrong_option_is_refused_with_its_path(message: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        read_options(RankRequest(**message), "")
+        read_options(Received.of(RankRequest(**message)).extras, "")
     assert str(raised.value).startswith(text)
 
 

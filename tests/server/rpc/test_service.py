@@ -23,7 +23,15 @@ from ftrie.demo.processes import free_port
 from model_store.errors import FieldValueError, StoreError, StoreUnavailable
 from model_store.keys import ITEMS_CHANGES
 from model_store.store import Store
-from server.errors import MAX_MESSAGE_BYTES, Degradation, NotReady, ObjectiveError, abort, is_own_fault
+from server.errors import (
+    MAX_MESSAGE_BYTES,
+    Degradation,
+    InvalidRequest,
+    NotReady,
+    ObjectiveError,
+    abort,
+    is_own_fault,
+)
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
@@ -328,9 +336,11 @@ def failed(error: Exception, **more: Any) -> CallFailed:
 
 def test_each_error_has_its_reason_the_fields_at_fault_and_when_to_try_again() -> None:
     for error, reason, fields in (
-        (ObjectiveError("objective: character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
-        (FieldValueError('user.values["a: b, c"]: x'), "INVALID_FEATURE_VALUE", ['user.values["a: b, c"]']),
-        (FieldValueError("user, context: 1025 fields"), "INVALID_FEATURE_VALUE", ["user", "context"]),
+        (ObjectiveError("character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
+        (InvalidRequest('user.values["a: b, c"]', "x"), "INVALID_REQUEST", ['user.values["a: b, c"]']),
+        (InvalidRequest(("user", "context"), "1025 fields"), "INVALID_REQUEST", ["user", "context"]),
+        (InvalidRequest((), "the sets of a*b: too many"), "INVALID_REQUEST", []),
+        (FieldValueError("got 'x'", "age"), "INVALID_FEATURE_VALUE", ["age"]),
         (FieldValueError("no path at all"), "INVALID_FEATURE_VALUE", []),
         (StoreError("shop: WRONGTYPE"), "STORED_DATA_INVALID", []),
         (KeyError("a secret"), "INTERNAL", []),
@@ -375,10 +385,11 @@ def test_callers_are_not_told_where_the_store_is_or_what_numpy_says(tmp_path: Pa
 
 
 def test_a_long_text_is_cut_so_that_the_details_reach_the_client() -> None:
-    for text in ("x" * 100_000, "€" * 100_000, 'user.values["' + "x" * 5_000 + '"]: no'):
+    long_path = InvalidRequest('user.values["' + "x" * 5_000 + '"]', "no")
+    for error in (FieldValueError("x" * 100_000), FieldValueError("€" * 100_000), long_path):
         context: Any = Ends()
         with pytest.raises(Ends):
-            abort(context, FieldValueError(text), "r" * 100_000)
+            abort(context, error, "r" * 100_000)
         assert len(context.details().encode()) <= MAX_MESSAGE_BYTES + 3
         assert sum(len(value) for _, value in context.trailing_metadata()) < 4 * MAX_MESSAGE_BYTES
 
