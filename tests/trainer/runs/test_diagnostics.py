@@ -20,7 +20,7 @@ import pytest
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.ratios import wilson
-from tests.ftrie.test_report import Page
+from tests.ftrie.draw.test_report import Page
 from tests.trainer.oracles import diagnostics as oracle
 from tests.trainer.oracles.diagnostics import Row
 from tests.trainer.runs.judging import (
