@@ -265,7 +265,7 @@ class _NotebookLine(_Output):
 
 
 class _Bar(_Output):
-    """A rich bar. After a failure it stays on the terminal as far as it came."""
+    """A rich bar. After a failure it stays on the terminal, unfinished."""
 
     def __init__(self, description: str, total: int | None, unit: str) -> None:
         super().__init__(description, total, unit, BAR_EVERY_S)

@@ -87,7 +87,8 @@ class Settings:
         ),
     ] = ""
     alone_s: Annotated[
-        float, _seconds("How long workers go on when the supervisor has died and has no successor.")
+        float,
+        _seconds("How long workers continue to serve when the supervisor has died and has no successor."),
     ] = 60.0
     connection_age_s: Annotated[
         float | None,
@@ -102,11 +103,13 @@ class Settings:
     shadow_log: Annotated[
         str, _written("Score shadow variants, and append what they would have answered.")
     ] = ""
-    shadow_sample: Annotated[float, _share("Of the requests, by their ids.")] = 1.0
+    shadow_sample: Annotated[float, _share("Share of requests, chosen by request id.")] = 1.0
     feedback_length: Annotated[
         int, Flag("Clicks and conversions that a stream keeps, about.", "N", min=1)
     ] = 1_000_000
-    feedback_age_s: Annotated[float, _seconds("How old one of them may become.", min=1.0)] = DAY_S
+    feedback_age_s: Annotated[
+        float, _seconds("The age at which a click or conversion is deleted.", min=1.0)
+    ] = DAY_S
     impressions: Annotated[
         tuple[str, ...],
         Flag(
@@ -119,7 +122,7 @@ class Settings:
         1_000_000
     )
     impressions_age_s: Annotated[
-        float, _seconds("How old an impression in a stream may become.", min=1.0)
+        float, _seconds("The age at which an impression is deleted from a stream.", min=1.0)
     ] = DAY_S
     impressions_queue: Annotated[
         int, Flag("Impressions that may wait in each worker, for each sink; more are dropped.", "N", min=1)
@@ -132,7 +135,7 @@ class Settings:
         int, Flag("Calls a worker takes at once; more are refused. Default: 32 a thread.", min=0)
     ] = 0
     tls_cert: Annotated[str, _read("Serve TLS with this certificate, PEM.")] = ""
-    tls_key: Annotated[str, _read("Its key, PEM.")] = ""
+    tls_key: Annotated[str, _read("The certificate's key, PEM.")] = ""
     tls_client_ca: Annotated[
         str, _read("Mutual TLS: accept clients whose certificate one of these authorities signed, PEM.")
     ] = ""
@@ -142,9 +145,9 @@ class Settings:
     log_level: Annotated[str, Flag("debug, info, warning or error.")] = "info"
     access_log: Annotated[float, _share("Log this share of the answers.")] = 0.0
     traces: Annotated[str, Flag("Send OpenTelemetry traces to this OTLP endpoint (gRPC).", "URL")] = ""
-    trace_share: Annotated[float, _share("Of the calls whose caller has not decided.")] = 0.01
+    trace_share: Annotated[float, _share("Share of the calls whose caller has not decided.")] = 0.01
     record: Annotated[str, _written("Append requests here, for ftrie bench serve; it holds cookies.")] = ""
-    record_share: Annotated[float, _share("Of the requests, drawn at random.")] = 1.0
+    record_share: Annotated[float, _share("Share of requests, drawn at random.")] = 1.0
 
     def __post_init__(self) -> None:
         """Raises UsageError for an invalid model name, ServerError for no model or one given twice."""

@@ -34,13 +34,13 @@ def doctor(
         Path | None, Flag("The model spec; default: what `ftrie init` would guess.", "SPEC", file="reads")
     ] = None,
     label: Annotated[
-        str | None, Flag("Without --spec: the column that tells whether there was a click.", "NAME")
+        str | None, Flag("Without --spec: the column that says whether there was a click.", "NAME")
     ] = None,
     log: Log,
     dialect: DialectFlags,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what is wrong with a log for learning, before it is learned.
+    """Check a log for problems before it is learned.
 
     Leaks of the label, repeated rows and requests, clicks without impressions, impossible times, click rates that
     shift, values that explode, broken propensities and cells: each finding has a count, an example, and what to do. The

@@ -91,7 +91,10 @@ class DialectFlags:
 
     separator: Annotated[
         str | None,
-        Flag("CSV, TSV: what separates cells; `\\t` is a tab. Default: told by the first lines.", "CHAR"),
+        Flag(
+            "CSV, TSV: what separates cells; `\\t` is a tab. Default: recognised from the first lines.",
+            "CHAR",
+        ),
     ] = None
     quote: Annotated[str | None, Flag("CSV, TSV: what encloses cells, empty for nothing.", "CHAR")] = None
     escape: Annotated[
@@ -224,7 +227,9 @@ class RankFlags:
     caps: Annotated[
         list[str] | None, Flag("At most N items of one value; may be repeated.", "FIELD=N", names="--cap")
     ] = None
-    explore: Annotated[str, Flag("ucb:WIDTH or thompson:WIDTH, a number of uncertainties.", "HOW:WIDTH")] = ""
+    explore: Annotated[
+        str, Flag("ucb:WIDTH or thompson:WIDTH; WIDTH is a multiple of the score's uncertainty.", "HOW:WIDTH")
+    ] = ""
     request_id: Annotated[str, Flag("The request's id, which is the seed of Thompson draws.")] = ""
 
     def options(self) -> Options:

@@ -35,7 +35,7 @@ def init(
     output: Annotated[
         Path | None, Flag("Write the spec here, not to stdout.", "FILE", names="--output -o", file="writes")
     ] = None,
-    label: Annotated[str | None, Flag("The column that tells whether there was a click.", "NAME")] = None,
+    label: Annotated[str | None, Flag("The column that says whether there was a click.", "NAME")] = None,
     quick: Annotated[bool, Flag("Only guess: leave out the measuring on the log's first rows.")] = False,
     force: Annotated[bool, Flag("Overwrite FILE.")] = False,
     format: Format,
@@ -47,9 +47,8 @@ def init(
     Label, times, identities, numbers and lists are guessed from names and values; comments give the reasons. A log
     without a header gets the columns c1, c2, …, which the spec lists to be renamed; a label of two other values than
     1 and 0 gets `positive`, and clicks beside views get `views`. An attribute that never changes for an item gets the
-    item's side; of equal columns the first is kept; a column that tells the label is left out; position bias is warned
-    of. Of impressions and clicks, which are
-    joined, a value's side is where it stands in the event.
+    item's side; of equal columns the first is kept; a column that reveals the label is left out; position
+    bias is reported. In impressions and clicks, which are joined, a value's side is its place in the event.
     """
     from ftrie import terminal
     from model_store.errors import InputError

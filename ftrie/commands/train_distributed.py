@@ -104,9 +104,9 @@ class MethodFlags:
             "rows: the mean over all rows; workers: of each worker's mean, however many rows it has.", "MEAN"
         ),
     ] = "rows"
-    iterations: Annotated[
-        int, Flag("At most so many iterations for each variant with own values.", "N", min=1)
-    ] = 50
+    iterations: Annotated[int, Flag("The most iterations, for each variant with own values.", "N", min=1)] = (
+        50
+    )
     tolerance: Annotated[
         float,
         Flag(

@@ -106,7 +106,7 @@ def tune(
     online: Annotated[
         bool,
         Flag(
-            "Rank for a model that goes on learning, as of `ftrie trainer`: each row is learned before the next "
+            "Rank for a model that continues to learn, as `ftrie trainer` does: each row is learned before the next "
             "is predicted. Default: for one that `ftrie train` leaves, each tenth of the rows before it is learned."
         ),
     ] = False,
@@ -122,7 +122,7 @@ def tune(
     state: Annotated[
         Path | None,
         Flag(
-            "Keep the results of finished passes here; the same command goes on after them if it was stopped.",
+            "Keep the results of finished passes here; the same command continues after them if it was stopped.",
             "FILE",
             file="writes",
         ),

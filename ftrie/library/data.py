@@ -50,7 +50,7 @@ class Tables(TypedDict, total=False):
 
 
 class Format(TypedDict, total=False):
-    """How the log's files are written, where their names and first lines do not tell."""
+    """How the log's files are written, where names and first lines do not show it."""
 
     format: Annotated[
         str | None,
@@ -112,7 +112,7 @@ def log_of(
     unlabelled: bool = False,
     **log: Unpack[CachedTimedLog],
 ) -> EngineLog:
-    """The log that `data` stands for, with the features of items and users joined by the ids that `section` names.
+    """The log of `data`, with the features of items and users joined by the ids that `section` names.
 
     note: takes remarks on files that look suspicious; by default they are warnings to a caller in Python. dialect: of a
     CSV file that no spec describes. batch_bytes: of text read at once. unlabelled: rows are only scored. Raises

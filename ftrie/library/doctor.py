@@ -1,4 +1,4 @@
-"""`ftrie.doctor`: what is wrong with a log or a table for learning, as `ftrie doctor` says it."""
+"""`ftrie.doctor`: checks a log or a table for problems, as `ftrie doctor` does."""
 
 from __future__ import annotations
 
@@ -109,11 +109,11 @@ def doctor(
     progress: bool = True,
     **log: Unpack[Log],
 ) -> Diagnosis:
-    """Say what is wrong with a log or a table for learning, in one pass and bounded memory.
+    """Check a log or a table for problems before it is learned, in one pass and bounded memory.
 
     spec: what the columns are; None guesses it as `Spec.infer` does. label: the label, if it is guessed wrong. items,
-    users: features that the log lacks, joined by the ids that the spec names. Raises SpecError if no column can be told
-    to be the label, InputError for data that cannot be read.
+    users: features that the log lacks, joined by the ids that the spec names. Raises SpecError if no column can be
+    recognised as the label, InputError for data that cannot be read.
     """
     given = spec_of(spec).model_spec if spec is not None else None
     if given is not None and label is not None:

@@ -99,7 +99,7 @@ class Learner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Learner:
-        """The learner that `save` wrote, which goes on as if it had not stopped. Raises CheckpointError."""
+        """The learner that `save` wrote, which continues as if it had not stopped. Raises CheckpointError."""
         learner = cls.__new__(cls)
         learner._online = OnlineModel.load(Path(path))
         return learner

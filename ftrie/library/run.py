@@ -65,8 +65,8 @@ def train(
     """Learn every variant of `spec` from `data`, row by row in its order; each row is predicted before it is learned.
 
     data: paths, a table, or an iterator of tables (`ftrie.library.data.Data`). items, users: files or tables of
-    features that the data lacks, joined by id. initial: a model to start from. passes: learn the data up to so many
-    times, until a pass lowers no variant's log-loss by `tolerance`. window: rows of a line of `Run.metrics`; None: it
+    features that the data lacks, joined by id. initial: a model to start from. passes: the most times that the data is
+    learned, until a pass lowers no variant's log-loss by `tolerance`. window: rows of a line of `Run.metrics`; None: it
     grows. slices: fields by whose values the metrics are split. regret: compute how far the learner stays from the best
     fixed weights. since, until: only rows of these times. strict: a bad row is an error; otherwise it is counted and
     skipped. threads: of hashing; the result does not depend on it. progress: show a bar on a terminal or in a notebook.

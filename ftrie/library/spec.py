@@ -49,7 +49,7 @@ class Spec:
     ) -> Spec:
         """The spec that `ftrie init` writes: columns guessed, and what is doubtful measured on the first rows.
 
-        label: the column that tells whether there was a click; name: the model's, by default the file's; quick: only
+        label: the column that says whether there was a click; name: the model's, by default the file's; quick: only
         guess, from the first 10,000 rows; progress: show a bar. Comments give reasons and figures (`text`). Raises
         InputError for a log that cannot be read, SpecError if no column can be the label.
         """
@@ -133,7 +133,7 @@ class Spec:
 
 
 def spec_of(given: Spec | str | os.PathLike[str] | Mapping[str, Any]) -> Spec:
-    """The spec itself, or the one that a path, text or dictionary stands for. Raises SpecError."""
+    """The spec itself, or that of a path, text or dictionary. Raises SpecError."""
     return given if isinstance(given, Spec) else Spec(given)
 
 
