@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from model_store.store import Store
     from trainer.off_policy.estimating import Estimates, EstimationRun, Read
     from trainer.off_policy.estimators import Estimate
-    from trainer.off_policy.policies import PolicyValue
     from trainer.runs.replay import Replayed
 
 _A_TIME = "through_us"
@@ -41,18 +40,18 @@ class PolicyFlags:
     """Which policies to estimate, and how."""
 
     policy: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         Flag(
             "Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
             "learning[@VARIANT], uniform, logged; repeatable.",
             "NAME",
             file="reads",
         ),
-    ] = None
+    ] = ()
     choose: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         Flag("How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.", "HOW"),
-    ] = None
+    ] = ()
     decision: Annotated[
         str | None,
         Flag(
@@ -75,8 +74,8 @@ class PolicyFlags:
     bootstrap: Annotated[int, Flag("Bootstrap draws of cookies, for intervals; 0: none.", "N", min=0)] = 1000
     seed: Annotated[int, Flag("The seed of these draws.", min=0)] = 1
     without: Annotated[
-        list[str] | None, Flag("Models choose without this field or cross (a*b); repeatable.", "FIELD")
-    ] = None
+        tuple[str, ...], Flag("Models choose without this field or cross (a*b); repeatable.", "FIELD")
+    ] = ()
 
     def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> EstimationRun:
         """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
@@ -85,14 +84,14 @@ class PolicyFlags:
         from trainer.off_policy.estimating import EstimationRun
         from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
 
-        policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy or ())]
+        policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy)]
         return EstimationRun(
             spec=spec,
             policies=policies,
             models={each.name: read_named(each.name, store) for each in policies if each.is_model},
             choices=[parse_choice(each) for each in dict.fromkeys(self.choose or ["greedy"])],
             items=SideTable.of_items(items, spec.input) if items else None,
-            without=tuple(self.without or ()),
+            without=self.without,
             decision=self.decision or default,
             options=EstimatorOptions(self.clip, self.bootstrap, self.seed),
         )
@@ -150,6 +149,7 @@ def replay(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
+    from model_store.whole_file import write_whole
     from trainer.events.fields import resolve_fields
     from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
     from trainer.logs.batch import STDIN
@@ -186,28 +186,30 @@ def replay(
             replayed, read = _replay_rows(model_spec, logs, policies, estimating, log, rejects, threads)
         sha256, version = _finish(replayed, save, publish, force, opened)
         estimates = _estimate(estimating, read) if estimating is not None else None
-    _print(_Done(model_spec.model.name, replayed, sha256, version, estimates), report, as_json)
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A replay, the model's SHA-256, its version if it was published, and the estimates if there are any."""
-
-    name: str
-    replayed: Replayed
-    sha256: str
-    version: int | None
-    estimates: Estimates | None
-
-    def as_dict(self) -> dict[str, object]:
-        """The JSON form."""
-        return {
-            "model": self.name,
-            **self.replayed.as_dict(),
-            "sha256": self.sha256,
-            "version": self.version,
-            "estimates": self.estimates.as_dict() if self.estimates is not None else None,
-        }
+    answer = {
+        "model": model_spec.model.name,
+        **replayed.as_dict(),
+        "sha256": sha256,
+        "version": version,
+        "estimates": estimates.as_dict() if estimates is not None else None,
+    }
+    if report is not None:
+        write_whole(report, (json.dumps(answer, indent=2, allow_nan=False) + "\n").encode())
+    if as_json:
+        print_json(answer)
+        return
+    _print_replay(model_spec.model.name, replayed)
+    published = f", version {version}" if version is not None else ""
+    print(f"model: {replayed.model.table.count:,} keys, SHA-256 {sha256}{published}")
+    print_table(
+        ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
+        [
+            [name, m.logloss, m.auc, m.calibration, m.normalized_entropy]
+            for name, m in replayed.model.metrics.summary().items()
+        ],
+    )
+    if estimates is not None:
+        _print_estimates(estimates)
 
 
 def _check_flags_of_events(policies: PolicyFlags, log: ReplayLog, rejects: Path | None) -> None:
@@ -303,49 +305,24 @@ def _estimate(estimating: EstimationRun, read: Read) -> Estimates:
         return estimating.run(read, show)
 
 
-def _print(done: _Done, report: Path | None, as_json: bool) -> None:
-    """Print the outcome, and write it to `report`. Raises OutputError."""
-    from model_store.whole_file import write_whole
-
-    answer = done.as_dict()
-    if report is not None:
-        write_whole(report, (json.dumps(answer, indent=2, allow_nan=False) + "\n").encode())
-    if as_json:
-        print_json(answer)
-        return
-    _print_replay(done)
-    if done.estimates is not None:
-        _print_estimates(done.estimates)
-
-
-def _print_replay(done: _Done) -> None:
-    replayed = done.replayed
+def _print_replay(name: str, replayed: Replayed) -> None:
     rate = replayed.examples / replayed.seconds if replayed.seconds else 0.0
     faster = f"; {replayed.speed:,.0f} × real time ({_span(replayed)})" if replayed.speed else ""
     print(
-        f"{done.name}: {replayed.examples:,} examples in {replayed.seconds:.1f} s ({rate:,.0f}/s), "
+        f"{name}: {replayed.examples:,} examples in {replayed.seconds:.1f} s ({rate:,.0f}/s), "
         f"{replayed.rejected:,} rejected{faster}"
     )
-    for name, counts in (("events", replayed.counts), ("join", replayed.join)):
+    for kind, counts in (("events", replayed.counts), ("join", replayed.join)):
         texts = [
             f"{count:,} {what.replace('_', ' ')}"
             for what, count in counts.items()
             if count and what != _A_TIME
         ]
         if texts:
-            print(f"{name}: {', '.join(texts)}")
+            print(f"{kind}: {', '.join(texts)}")
     if replayed.reasons:
         reasons = list(replayed.reasons.items())[:_MOST_REASONS]
         print(f"rejected for: {', '.join(f'{reason} ({count:,})' for reason, count in reasons)}")
-    version = f", version {done.version}" if done.version is not None else ""
-    print(f"model: {replayed.model.table.count:,} keys, SHA-256 {done.sha256}{version}")
-    print_table(
-        ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
-        [
-            [name, m.logloss, m.auc, m.calibration, m.normalized_entropy]
-            for name, m in replayed.model.metrics.summary().items()
-        ],
-    )
 
 
 def _span(replayed: Replayed) -> str:
@@ -363,72 +340,31 @@ def _print_estimates(found: Estimates) -> None:
         + (f", {found.candidates:,} candidates" if found.candidates else "")
         + f"; weights clipped at {found.limit:,.4g}"
     )
-    print_table(
-        ["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"],
-        [_estimates_of(policy) for policy in found.policies],
-    )
-    _print_support(found)
-    _print_by_position(found)
+    estimates, support = [], []
+    for policy in found.policies:
+        snips, ips, clipped = (policy.estimates[name] for name in ("snips", "ips", "clipped"))
+        intervals = _interval(snips.low, snips.high), _interval(snips.bootstrap_low, snips.bootstrap_high)
+        others = _with_error(ips), _with_error(clipped), _with_error(policy.difference, sign="+")
+        estimates.append([policy.name, snips.value, *intervals, *others])
+        of = policy.support
+        weights = round(of.ess), round(of.clicks, 1), of.mean, of.largest
+        support.append([policy.name, f"{of.matched:.1%}", *weights, f"{of.clipped:.1%}"])
+    print_table(["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"], estimates)
+    print()
+    effective = ["effective rows", "effective clicks"]
+    print_table(["policy", "matched", *effective, "mean weight", "largest", "over the clip"], support)
+    positions = list(dict.fromkeys(each for policy in found.policies for each in policy.positions))
+    if 1 < len(positions) <= _MOST_POSITIONS:
+        rows = [
+            [p.name, *(_with_error(p.positions[each]["snips"]) for each in positions)] for p in found.policies
+        ]
+        print()
+        print_table(["SNIPS by position", *positions], rows)
     for text in found.notes:
         note(text)
     for policy in found.policies:
         for text in policy.warnings:
             note(f"{policy.name}: {text}")
-
-
-def _print_support(found: Estimates) -> None:
-    print()
-    print_table(
-        [
-            "policy",
-            "matched",
-            "effective rows",
-            "effective clicks",
-            "mean weight",
-            "largest",
-            "over the clip",
-        ],
-        [_support_of(policy) for policy in found.policies],
-    )
-
-
-def _print_by_position(found: Estimates) -> None:
-    positions = list(dict.fromkeys(each for policy in found.policies for each in policy.positions))
-    if 1 < len(positions) <= _MOST_POSITIONS:
-        print()
-        print_table(
-            ["SNIPS by position", *positions],
-            [
-                [p.name, *(_with_error(p.positions[each]["snips"]) for each in positions)]
-                for p in found.policies
-            ],
-        )
-
-
-def _estimates_of(policy: PolicyValue) -> list[object]:
-    snips, ips, clipped = (policy.estimates[name] for name in ("snips", "ips", "clipped"))
-    return [
-        policy.name,
-        snips.value,
-        _interval(snips.low, snips.high),
-        _interval(snips.bootstrap_low, snips.bootstrap_high),
-        _with_error(ips),
-        _with_error(clipped),
-        _with_error(policy.difference, sign="+"),
-    ]
-
-
-def _support_of(policy: PolicyValue) -> list[object]:
-    support = policy.support
-    return [
-        policy.name,
-        f"{support.matched:.1%}",
-        round(support.ess),
-        round(support.clicks, 1),
-        support.mean,
-        support.largest,
-        f"{support.clipped:.1%}",
-    ]
 
 
 def _interval(low: float | None, high: float | None) -> str:

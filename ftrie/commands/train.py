@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
     from trainer.runs.passes import PassesReport, PassOptions
-    from trainer.runs.train import Report, Run
+    from trainer.runs.train import Report
 
 _MOST_REASONS = 5
 _MANY_KEYS = 10_000
@@ -83,13 +83,13 @@ class MetricsFlags:
         Flag("Rows per line of metrics; default: 1,000 at first, growing with the log.", "N", min=1),
     ] = None
     slices: Annotated[
-        list[str] | None,
+        tuple[str, ...],
         Flag(
             "Metrics for each value of a field too, or each key under a prefix such as 'device*os='; repeatable.",
             "NAME",
             names="--slice",
         ),
-    ] = None
+    ] = ()
     regret: Annotated[
         bool,
         Flag(
@@ -102,7 +102,7 @@ class MetricsFlags:
         """The metrics to compute, written to `file`."""
         from trainer.learn.metrics.metrics import MetricsOptions
 
-        return MetricsOptions(self.window, tuple(self.slices or ()), file, self.regret)
+        return MetricsOptions(self.window, self.slices, file, self.regret)
 
 
 @dataclass(frozen=True)
@@ -227,8 +227,8 @@ def train(
         if versions and activate:
             versions.refuse_beside_a_trainer()
         publisher = Publisher(versions, how, warn) if versions and how else None
-        with _files(model_spec, start, rejects, strict, watched) as files:
-            fresh = files.checkpoints is None or files.checkpoints.earlier is None
+        with _files(model_spec, start, rejects, strict, watched) as (checkpoints, reject_log, metrics):
+            fresh = checkpoints is None or checkpoints.earlier is None
             initial = initial_model(model_spec, start.init_from, store) if fresh else None
             compile_kernels(
                 *(model_spec, formats_of(inputs, log["format"])),
@@ -239,17 +239,20 @@ def train(
             run = train(
                 model_spec,
                 log_of(inputs, model_spec.input, note=note_once(), batch_bytes=batch_bytes, **log),
-                rejects=files.rejects,
+                rejects=reject_log,
                 threads=threads,
-                metrics=files.metrics,
-                checkpoints=files.checkpoints,
+                metrics=metrics,
+                checkpoints=checkpoints,
                 initial=initial,
                 publisher=publisher,
                 force=force,
                 passes=passes,
                 output=terminal,
             )
-        _print_warnings(run)
+        for warning in run.report.warnings:
+            warn(warning)
+        if run.lacks:
+            note(run.lacks)
         finish_run(run, save, opened, activate, publisher, terminal)
     if report is not None:
         run.report.write(report)
@@ -275,19 +278,10 @@ def check_threshold(threshold: float) -> None:
         raise typer.BadParameter("--publish-threshold: expected a finite weight of 0 or more")
 
 
-@dataclass(frozen=True)
-class _Files:
-    """What a run writes while it learns."""
-
-    checkpoints: Checkpoints | None
-    rejects: RejectLog
-    metrics: MetricsOptions
-
-
 @contextmanager
 def _files(
     spec: ModelSpec, start: CheckpointFlags, rejects: Path | None, strict: bool, watched: MetricsFlags
-) -> Iterator[_Files]:
+) -> Iterator[tuple[Checkpoints | None, RejectLog, MetricsOptions]]:
     """Open the files of a run; a resumed run appends to those of rejects and metrics where its checkpoint was."""
     from trainer.learn.metrics.records import MetricsFile
     from trainer.logs.rejects import RejectLog
@@ -309,16 +303,7 @@ def _files(
         if watched.metrics is not None:
             kept = before.metrics.kept_of(watched.metrics) if before else 0
             metrics = stack.enter_context(MetricsFile(watched.metrics, kept))
-        yield _Files(checkpoints, reject_log, watched.options(metrics))
-
-
-def _print_warnings(run: Run) -> None:
-    for warning in run.report.warnings:
-        warn(warning)
-    if run.absent:
-        note(
-            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
-        )
+        yield checkpoints, reject_log, watched.options(metrics)
 
 
 def print_report(report: Report, as_json: bool) -> None:
@@ -326,19 +311,33 @@ def print_report(report: Report, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    passes = f", {len(report.passes.figures)} passes" if report.passes.figures else ""
-    print(
-        f"{report.rows:,} rows{passes} in {report.seconds:.1f} s ({report.rows_per_second:,.0f} rows/s), "
-        f"{report.rejected:,} rejected"
-        + (f", {report.subsampled:,} not drawn" if report.subsampled else "")
-        + f"; {report.keys:,} keys, {report.nonzero:,} with a weight"
-        + (f", {report.evicted:,} dropped" if report.evicted else "")
-        + (f"; version {report.version}" if report.version is not None else "")
-        + _published(report)
-    )
-    for line in (rejected_for(report.reasons), _labels(report), _size(report), _collisions(report)):
-        if line:
-            print(line)
+    counts, memory, collisions = report.published, report.memory, report.collisions
+    parts = [
+        f"{report.rows:,} rows",
+        f", {len(report.passes.figures)} passes" if report.passes.figures else "",
+        f" in {report.seconds:.1f} s ({report.rows_per_second:,.0f} rows/s), {report.rejected:,} rejected",
+        f", {report.subsampled:,} not drawn" if report.subsampled else "",
+        f"; {report.keys:,} keys, {report.nonzero:,} with a weight",
+        f", {report.evicted:,} dropped" if report.evicted else "",
+        f"; version {report.version}" if report.version is not None else "",
+    ]
+    if counts.snapshots + counts.deltas + counts.failed:
+        failed = f", {counts.failed:,} could not be published" if counts.failed else ""
+        refused = f", {counts.refused:,} refused by the guard" if counts.refused else ""
+        held = f", {counts.held:,} held during the cooldown of a rollback" if counts.held else ""
+        parts.append(f" ({counts.snapshots:,} snapshots, {counts.deltas:,} deltas{failed}{refused}{held})")
+    print("".join(parts))
+    if report.reasons:
+        print(rejected_for(report.reasons))
+    if report.labels.get("-1"):
+        print("labels are read as -1/+1: -1 is no click")
+    if memory is not None and report.keys >= _MANY_KEYS:
+        filters = f", filters {memory.filters / 1e6:,.1f} MB" if memory.filters else ""
+        table = memory.table
+        print(f"table {table / 1e6:,.1f} MB, {table / report.keys:.1f} bytes a key{filters}")
+    # With buckets the rate was measured; without, it is an estimate that matters only for many keys.
+    if collisions and (collisions.setting or report.keys >= _MANY_KEYS):
+        print(collisions)
     print_variants(report.variants)
     _print_calibration(report)
     _print_passes(report.passes)
@@ -355,17 +354,6 @@ def print_variants(variants: Mapping[str, VariantMetrics], judged: str = "all ro
             for name, m in variants.items()
         ],
     )
-
-
-def _published(report: Report) -> str:
-    """The versions that were published while the run learned, if any."""
-    counts = report.published
-    if not counts.snapshots + counts.deltas + counts.failed:
-        return ""
-    failed = f", {counts.failed:,} could not be published" if counts.failed else ""
-    refused = f", {counts.refused:,} refused by the guard" if counts.refused else ""
-    held = f", {counts.held:,} held during the cooldown of a rollback" if counts.held else ""
-    return f" ({counts.snapshots:,} snapshots, {counts.deltas:,} deltas{failed}{refused}{held})"
 
 
 def _print_calibration(report: Report) -> None:
@@ -430,26 +418,6 @@ def rejected_for(reasons: Mapping[str, int]) -> str:
     counts = [f"{reason} ({count:,})" for reason, count in reasons.items()]
     more = [f"and {len(counts) - _MOST_REASONS} more"] if len(counts) > _MOST_REASONS else []
     return f"rejected for: {', '.join(counts[:_MOST_REASONS] + more)}" if counts else ""
-
-
-def _labels(report: Report) -> str:
-    """A note that labels are read as -1 and +1, if they are."""
-    return "labels are read as -1/+1: -1 is no click" if report.labels.get("-1") else ""
-
-
-def _size(report: Report) -> str:
-    """The memory of the table and of its admission filters; "" for a small table."""
-    memory = report.memory
-    if memory is None or report.keys < _MANY_KEYS:
-        return ""
-    filters = f", filters {memory.filters / 1e6:,.1f} MB" if memory.filters else ""
-    return f"table {memory.table / 1e6:,.1f} MB, {memory.table / report.keys:.1f} bytes a key{filters}"
-
-
-def _collisions(report: Report) -> str:
-    """With buckets the measured collision rate; without, if there are many keys, how likely any collision was."""
-    found = report.collisions
-    return str(found) if found and (found.setting or report.keys >= _MANY_KEYS) else ""
 
 
 def _change(metrics: VariantMetrics) -> str | None:

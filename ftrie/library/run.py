@@ -99,10 +99,8 @@ def train(
     for message in run.report.warnings:
         warn(message)
     warn_of_rejects(run.report.rejected, run.rejected)
-    if run.absent:
-        warn(
-            f"no column was found for the optional fields {', '.join(run.absent)}; no row has a value of them"
-        )
+    if run.lacks:
+        warn(run.lacks)
     metrics = run_of(kept.lines)
     return Run(given, run.report, run.model.artefact(), metrics, tuple(rejects.first), run.withheld)
 

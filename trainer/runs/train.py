@@ -145,6 +145,12 @@ class Run:
     withheld: str = ""
     rejected: Sequence[str] = ()
 
+    @property
+    def lacks(self) -> str:
+        """A note on the optional fields without a column, "" if there are none."""
+        names = ", ".join(self.absent)
+        return names and f"no column was found for the optional fields {names}; no row has a value of them"
+
     def set_version(self, version: int) -> None:
         """Report the version that was published."""
         self.report = replace(self.report, version=version)
