@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ftrie.command import command
-from ftrie.terminal import JsonOption, print_json, print_table
+from ftrie.terminal import JsonOption, picked, print_json, print_table
 from model_store.flags import Argument
-
-if TYPE_CHECKING:
-    from trainer.checkpoint import Description
 
 
 @command("Learn", 7, "Example: ftrie checkpoint state")
@@ -36,69 +33,54 @@ def checkpoint(
 
 
 def _answer(path: Path) -> dict[str, Any]:
-    from trainer.checkpoint.description import description_from_json
+    from model_store.spec.spec import spec_from_json
+    from trainer.checkpoint.description import Description, description_from_json
     from trainer.checkpoint.file import Damaged, read
+    from trainer.distributed.checkpoint import state_from_json
 
-    answer: dict[str, Any] = {"file": path.name}
     try:
         written, arrays = read(path)
     except Damaged as error:
-        return answer | {"damaged": str(error)}
-    answer["bytes"] = path.stat().st_size
-    if "distributed" in written:
-        return answer | {"damaged": None, **_distributed(written, path)}
-    description = description_from_json(written, str(path))
-    sizes = {name: array.nbytes for name, array in arrays.items()}
-    return answer | {"damaged": None, **_described(description), "arrays": sizes}
-
-
-def _described(description: Description) -> dict[str, Any]:
-    from model_store.spec.spec import spec_from_json
-
-    return {
-        "model": spec_from_json(description.spec).model.name,
-        "rows": description.rows,
-        "keys": description.keys,
-        "rejected": sum(description.reject_counts.values()),
-        "seconds": round(description.seconds, 3),
-        "created": description.created,
-        "ftrie": description.ftrie,
-        "read": [
-            {
-                "file": each.path,
-                "line": each.position.line,
-                "offset": each.position.offset,
-                "finished": each.disk_bytes is not None,
-            }
-            for each in description.read
-        ],
-        "stream": _stream(description.stream) if description.stream is not None else None,
-    }
-
-
-def _distributed(written: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Of a distributed run: how far it is. The checkpoint has no position in the log, which is read again."""
-    from model_store.spec.spec import spec_from_json
-    from trainer.distributed.checkpoint import state_from_json
-
-    state = state_from_json(written, path)
-    last = state.problems[-1].iterations[-1]
-    return {
-        "model": spec_from_json(state.spec).model.name,
-        "problem": state.problems[-1].name,
-        "iteration": last.number,
-        "objective": last.objective,
-        "workers": state.settings.workers,
-        "method": state.settings.method,
-        "seconds": round(state.seconds, 3),
-        "created": state.created,
-        "ftrie": state.ftrie,
-    }
-
-
-def _stream(stream: dict[str, Any]) -> dict[str, Any]:
-    """The part of a trainer's checkpoint that a run lacks: positions in its sources, and counts of events."""
-    return {name: stream.get(name) for name in ("sources", "places", "counts", "join")}
+        return {"file": path.name, "damaged": str(error)}
+    answer = {"file": path.name, "bytes": path.stat().st_size, "damaged": None}
+    found = (
+        state_from_json(written, path)
+        if "distributed" in written
+        else description_from_json(written, str(path))
+    )
+    common = {"model": spec_from_json(found.spec).model.name, "seconds": round(found.seconds, 3)}
+    if isinstance(found, Description):
+        stream = found.stream
+        described = picked(
+            found,
+            "model rows keys rejected seconds created ftrie read stream arrays",
+            **common,
+            rejected=sum(found.reject_counts.values()),
+            read=[
+                {
+                    "file": each.path,
+                    "line": each.position.line,
+                    "offset": each.position.offset,
+                    "finished": each.disk_bytes is not None,
+                }
+                for each in found.read
+            ],
+            stream=stream and {name: stream.get(name) for name in ("sources", "places", "counts", "join")},
+            arrays={name: array.nbytes for name, array in arrays.items()},
+        )
+        return answer | described
+    # Of a distributed run: how far it is. The checkpoint has no position in the log, which is read again.
+    problem = found.problems[-1]
+    return answer | picked(
+        found,
+        "model problem iteration objective workers method seconds created ftrie",
+        **common,
+        problem=problem.name,
+        iteration=problem.iterations[-1].number,
+        objective=problem.iterations[-1].objective,
+        workers=found.settings.workers,
+        method=found.settings.method,
+    )
 
 
 def _show(answers: list[dict[str, Any]]) -> None:

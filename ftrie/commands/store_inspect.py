@@ -47,7 +47,7 @@ def inspect(
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
         manifest = versions.manifest(versions.active_or_fail() if version is None else version)
-        chain = versions.chain(manifest.version)
+        chain = [each.version for each in versions.chain(manifest.version)]
         artefact = versions.materialise(manifest.version)
     if variant is not None:
         artefact = one_variant(artefact, variant)

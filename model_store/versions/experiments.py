@@ -177,8 +177,8 @@ class Experiment:
                 pins={n.removeprefix(PIN): variant for n, variant in text.items() if n.startswith(PIN)},
                 shadows=tuple(_named("shadows", json_names, text["shadows"])),
                 objective=text["objective"],
-                updated=_moment(text["updated"]),
-                assigned=_moment(text["assigned"]) if text["assigned"] else None,
+                updated=_moment("updated", text),
+                assigned=_moment("assigned", text) if text["assigned"] else None,
             )
         except KeyError as error:
             raise ExperimentError(f"field {error} is missing") from None
@@ -224,10 +224,10 @@ def _check_text(part: str, text: str, most: int) -> None:
         raise ExperimentError(f"{part}: got {size:,} bytes; expected at most {most:,}")
 
 
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
+def _moment(name: str, text: Mapping[str, str]) -> datetime:
+    moment = datetime.fromisoformat(text[name])
     if moment.tzinfo is None:
-        raise ExperimentError(f"updated: got {text!r}; expected a time with a time zone")
+        raise ExperimentError(f"{name}: got {text[name]!r}; expected a time with a time zone")
     return moment
 
 

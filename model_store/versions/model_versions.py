@@ -259,19 +259,29 @@ class ModelVersions:
         between the two, which are not counted. Raises VersionNotFound, ArtefactError.
         """
         chain = [manifest]
-        while (parent := chain[-1].parent) is not None and chain[-1].is_delta and len(chain) <= at_most:
+        while (parent := chain[-1].needs) is not None and len(chain) <= at_most:
             check_parent(chain[-1].version, parent)
             if parent <= served:
                 return chain[::-1] if parent == served else None
             chain.append(self.manifest(parent))
         return None
 
-    def chain(self, version: int) -> list[int]:
-        """The versions needed to load `version`: its snapshot first, itself last.
+    def chain(self, version: int) -> list[Manifest]:
+        """The manifests of the versions needed to load `version`: its snapshot first, itself last.
 
         Raises VersionNotFound if it does not exist, ArtefactError naming a missing parent.
         """
-        return [manifest.version for manifest in self._chain(version)]
+        found: dict[int, Manifest] = {}
+        at: int | None = version
+        while at is not None and at not in found:
+            try:
+                found[at] = self.manifest(at)
+            except VersionNotFound:
+                if at == version:
+                    raise
+                break
+            at = found[at].needs
+        return [found[each] for each in chain_of(version, parents_of(found.values()))]
 
     def materialise(self, version: int) -> Artefact:
         """The whole model of a version, loaded from its chain; every part and the result are verified.
@@ -279,7 +289,7 @@ class ModelVersions:
         Raises VersionNotFound, or ArtefactError saying what is missing, damaged or inconsistent. Time and memory are
         those of its snapshot.
         """
-        snapshot, *deltas = (self.read(manifest) for manifest in self._chain(version))
+        snapshot, *deltas = (self.read(manifest) for manifest in self.chain(version))
         together: Any = None  # a delta: the snapshot's keys are copied once
         try:
             for delta in deltas:
@@ -524,7 +534,7 @@ class ModelVersions:
 
     def _point_to(self, version: int, epoch: int, way: str, who: str, by: By | None) -> int | None:
         """Set the active pointer, and record an operator's order; returns the version that was active before."""
-        chain = self._chain(version)[::-1]
+        chain = self.chain(version)[::-1]
         own = self.keys
         keys = [own.active, own.active_epoch, own.history, own.events, own.trainer]
         for manifest in chain:
@@ -689,20 +699,6 @@ class ModelVersions:
             if self._store.nodes is not None or not str(error).startswith("UNBLOCKED"):
                 raise
             return None
-
-    def _chain(self, version: int) -> list[Manifest]:
-        """The manifests of `chain`."""
-        found: dict[int, Manifest] = {}
-        at: int | None = version
-        while at is not None and at not in found:
-            try:
-                found[at] = self.manifest(at)
-            except VersionNotFound:
-                if at == version:
-                    raise
-                break
-            at = found[at].needs
-        return [found[each] for each in chain_of(version, parents_of(found.values()))]
 
     def _download(self, manifest: Manifest) -> bytes:
         from model_store.artefact.artefact import Delta

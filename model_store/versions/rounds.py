@@ -9,13 +9,13 @@ again gets the one that is there. docs/redis_keys.md describes the keys.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
+from model_store.bounded import json_object
 from model_store.errors import StaleEpoch, StoreError, UnreadableValue
 from model_store.keys import ModelKeys, number, shown, unreadable
 from model_store.redis.connection import StoreConnection
@@ -25,7 +25,8 @@ from model_store.versions.manifest import CHUNK_BYTES, MOST_CHUNKS, chunk_sizes,
 KEPT_S = 7 * 86_400
 """Parts of rounds are deleted once they are not needed; what is forgotten expires after this."""
 MODEL = "model"
-_DIGEST_DIGITS = 64
+
+Parsed = TypeVar("Parsed", "PartitionsRecord", "PartInfo")
 
 
 def contribution(partition: int) -> str:
@@ -54,6 +55,11 @@ class PartitionsRecord:
     saved: int = 0
     oldest: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.partitions or not self.every_us or self.oldest > self.saved:
+            raise ValueError("numbers out of range")
+        json_object(self.spec)
+
 
 @dataclass(frozen=True)
 class PartInfo:
@@ -63,6 +69,10 @@ class PartInfo:
     chunk_bytes: int
     epoch: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        if not self.chunk_bytes or self.size > self.chunk_bytes * MOST_CHUNKS or len(self.sha256) != 64:
+            raise ValueError("sizes or a digest out of range")
 
 
 class Rounds:
@@ -80,26 +90,13 @@ class Rounds:
         key = self._keys.partitions
         with self._store.answers(key):
             found = self._client.hgetall(key)
-        if not found:
-            return None
-        try:
-            numbers = {name: number(found[name.encode()].decode("ascii")) for name in _NUMBERS}
-            if not numbers["partitions"] or not numbers["every_us"] or numbers["oldest"] > numbers["saved"]:
-                raise ValueError("numbers out of range")
-            spec = found[b"spec"].decode()
-            if not isinstance(json.loads(spec), dict):
-                raise ValueError("the spec is not a JSON object")
-            return PartitionsRecord(**numbers, spec=spec)
-        except (KeyError, ValueError, RecursionError) as error:
-            why = f"got {shown(repr(found))}, expected the members that docs/redis_keys.md lists ({error!r})"
-            raise unreadable(key, why) from None
+        return _parsed(PartitionsRecord, key, found) if found else None
 
     def write_record(self, record: PartitionsRecord) -> None:
         """Write the whole record. By the trainer of partition 1 alone, while it has the lease."""
         key = self._keys.partitions
-        fields = {name: str(value) for name, value in vars(record).items()}
         with self._store.answers(key):
-            self._client.hset(key, mapping=fields)
+            self._client.hset(key, mapping=vars(record))
 
     def put(
         self, record: PartitionsRecord, round_number: int, part: str, data: bytes, lease: TrainerLease
@@ -115,8 +112,8 @@ class Rounds:
         info = PartInfo(len(data), CHUNK_BYTES, lease.epoch, digest)
         chunks, sizes = _chunks(key, info), chunk_sizes(info.size, info.chunk_bytes)
         write_chunks(self._store, chunks, sizes, data)
-        fields = [word for name, value in vars(info).items() for word in (name, value)]
-        answer = self._show([lease.keys[0], key, *chunks], [lease.epoch, KEPT_S, *sizes, *fields])
+        described = [word for pair in vars(info).items() for word in pair]
+        answer = self._show([lease.keys[0], key, *chunks], [lease.epoch, KEPT_S, *sizes, *described])
         if answer[0] == b"stale":
             raise StaleEpoch(taken_over(lease.model, *answer[1:]))
         if answer[0] == b"chunk":
@@ -136,7 +133,7 @@ class Rounds:
         for part, key, answer in zip(parts, keys, answers, strict=True):
             if isinstance(answer, RedisError):
                 raise self._store.translated(answer, key)
-            found[part] = _info(key, answer) if answer else None
+            found[part] = _parsed(PartInfo, key, answer) if answer else None
         return found
 
     def there(self, record: PartitionsRecord, round_numbers: Iterable[int], part: str) -> list[int]:
@@ -161,7 +158,7 @@ class Rounds:
             with self._store.answers(key):
                 found = self._client.hgetall(key)
             if found:
-                self._bytes(key, _info(key, found))
+                self._bytes(key, _parsed(PartInfo, key, found))
         except UnreadableValue as error:
             with self._store.answers(key):
                 return (
@@ -189,24 +186,25 @@ class Rounds:
                     self._client.unlink(*_chunks(key, info), key)
 
 
-_NUMBERS = ("start", "partitions", "every_us", "saved", "oldest")
-
-
 def _chunks(key: str, info: PartInfo) -> list[str]:
     """The keys of a part's chunks; the writer's epoch in them keeps two writers apart."""
     count = -(-info.size // info.chunk_bytes)
     return [f"{key}:chunk:{info.epoch}:{index}" for index in range(count)]
 
 
-def _info(key: str, found: Mapping[bytes, Any]) -> PartInfo:
+_EXPECTED = {
+    PartitionsRecord: "the members that docs/redis_keys.md lists",
+    PartInfo: "the description of a part of a round",
+}
+
+
+def _parsed(kind: type[Parsed], key: str, found: Mapping[bytes, bytes]) -> Parsed:
+    """A HASH of numbers and texts, all of the dataclass's fields. Raises UnreadableValue."""
     try:
-        size, chunk_bytes, epoch = (
-            number(found[name].decode("ascii")) for name in (b"size", b"chunk_bytes", b"epoch")
-        )
-        sha256 = found[b"sha256"].decode("ascii")
-        if not chunk_bytes or size > chunk_bytes * MOST_CHUNKS or len(sha256) != _DIGEST_DIGITS:
-            raise ValueError("sizes or a digest out of range")
-    except (KeyError, ValueError, AttributeError) as error:
-        why = f"got {shown(repr(found))}, expected the description of a part of a round ({error!r})"
-        raise unreadable(key, why) from None
-    return PartInfo(size, chunk_bytes, epoch, sha256)
+        values: dict[str, Any] = {}
+        for each in fields(kind):
+            raw = found[each.name.encode()]
+            values[each.name] = number(raw) if each.type == "int" else raw.decode()
+        return kind(**values)
+    except (KeyError, ValueError) as error:
+        raise unreadable(key, f"got {shown(repr(found))}, expected {_EXPECTED[kind]} ({error!r})") from None
