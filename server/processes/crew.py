@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +73,7 @@ class WorkerProcess:
         self._reader = threading.Thread(target=self._read, name=f"hear worker {number}", daemon=True)
         self._reader.start()
         listen = NOW if listen_now else WHEN_READY
-        self._send(
+        self.tell(
             {"do": "start", "number": number, "port": port, "listen": listen, "settings": settings.to_json()}
         )
 
@@ -87,17 +87,14 @@ class WorkerProcess:
     def take(self, parts: Parts, serial: int) -> None:
         """Send the parts, their memory as descriptors."""
         body, descriptors = parts_body(parts)
-        self._send({"do": "serve", "serial": serial, "parts": body}, descriptors)
+        self.tell({"do": "serve", "serial": serial, "parts": body}, descriptors)
 
-    def tell(self, body: Mapping[str, Any]) -> None:
-        """Send the message."""
-        self._send(dict(body))
+    def tell(self, body: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a message. A worker that receives nothing is dead or hangs; `Crew.tend` notices both."""
+        with suppress(ChannelClosed):
+            self._channel.send(dict(body), descriptors)
 
     # -- life and death
-
-    def ping(self) -> None:
-        """Ask for a sign of life."""
-        self._send({"do": "ping"})
 
     def excuse(self) -> None:
         """Restart the wait for a sign of life, because the supervisor itself was held up."""
@@ -118,7 +115,7 @@ class WorkerProcess:
     def drain(self, *, refuse: bool) -> None:
         """Ask the worker to finish its calls and end."""
         self.ending = True
-        self._send({"do": "drain", "refuse": refuse})
+        self.tell({"do": "drain", "refuse": refuse})
 
     def kill(self) -> None:
         """Kill the process."""
@@ -134,36 +131,29 @@ class WorkerProcess:
         self._reader.join()
         self._channel.close()
 
-    def _refused(self, model: str, error: str) -> None:
-        backoff = self._retry[model][0] if model in self._retry else Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self.refused = {**self.refused, model: error}
-        self._retry[model] = (backoff, time.monotonic() + backoff.failed())
-
-    def _took(self, model: str) -> None:
-        self.refused = {name: error for name, error in self.refused.items() if name != model}
-        self._retry.pop(model, None)
-
-    def _send(self, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        # A worker that receives nothing is dead or hangs; `Crew.tend` notices both.
-        with suppress(ChannelClosed):
-            self._channel.send(body, descriptors or ())
-
     def _read(self) -> None:
         with suppress(ChannelClosed):
             while True:
                 body = self._channel.receive().body
                 self._heard, self._spoke = time.monotonic(), True
-                if body["did"] == "fail":
-                    self.error = body["error"]
-                elif body["did"] == "listen":
-                    self.listening = True
-                elif body["did"] == "ready":
-                    self.ready = True
-                elif body["did"] == "swap":
-                    self.versions = {**self.versions, body["model"]: body["version"]}
-                    self._took(body["model"])
-                elif body["did"] == "refuse":
-                    self._refused(body["model"], body["error"])
+                # Dicts that `Crew.status` reads from other threads are replaced, not changed.
+                match body["did"]:
+                    case "fail":
+                        self.error = body["error"]
+                    case "listen":
+                        self.listening = True
+                    case "ready":
+                        self.ready = True
+                    case "swap":
+                        model = body["model"]
+                        self.versions = {**self.versions, model: body["version"]}
+                        self.refused = {name: why for name, why in self.refused.items() if name != model}
+                        self._retry.pop(model, None)
+                    case "refuse":
+                        model = body["model"]
+                        self.refused = {**self.refused, model: body["error"]}
+                        backoff, _ = self._retry.get(model) or (Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0)
+                        self._retry[model] = (backoff, time.monotonic() + backoff.failed())
                 try:
                     self._hear(self, body)
                 except Exception:
@@ -248,7 +238,7 @@ class Crew:
                 for model in worker.due_again():
                     self._distribution.hand_again(worker, model)
                 if ask:
-                    worker.ping()
+                    worker.tell({"do": "ping"})
 
     def drain(self, *, refuse: bool) -> None:
         """Ask every worker to finish its calls and end; none is replaced from now on."""

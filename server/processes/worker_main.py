@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -86,7 +86,7 @@ class WorkerMain:
         except Exception:
             _log.exception("an order could not be carried out; accepting no more")
         if not self._stopping.is_set():
-            self._go_on_alone()
+            self._serve_alone()
 
     def _obey(self, message: Message) -> None:
         body = message.body
@@ -94,21 +94,18 @@ class WorkerMain:
             case "ping":
                 self._say({"did": "pong"})
             case "serve":
-                self._serve(body, message.descriptors)
+                parts, serial = body["parts"], body["serial"]
+                try:
+                    self._worker.take(self._opener.parts(parts, message.descriptors), serial)
+                except (FtrieError, OSError, MemoryError) as error:
+                    self._worker.refuse(parts["name"], parts["version"], serial, error)
             case "drain":
                 self._refuse = body["refuse"]
                 self._stopping.set()
             case _:
                 self._worker.tell(body)
 
-    def _serve(self, body: dict[str, Any], descriptors: Sequence[int]) -> None:
-        parts, serial = body["parts"], body["serial"]
-        try:
-            self._worker.take(self._opener.parts(parts, descriptors), serial)
-        except (FtrieError, OSError, MemoryError) as error:
-            self._worker.refuse(parts["name"], parts["version"], serial, error)
-
-    def _go_on_alone(self) -> None:
+    def _serve_alone(self) -> None:
         """Serve on without a supervisor while a successor may come."""
         self._orphan = True
         if not self._worker.ready.is_set():

@@ -1,4 +1,4 @@
-"""A trainer's Prometheus metrics: its latest status as counters and gauges. docs/trainer.md lists them."""
+"""A trainer's Prometheus metrics: its latest status as counters and gauges. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
