@@ -27,8 +27,8 @@ from benchmarks.streams import Stream, TailStream
 from ftrie.draw.charts import curve, point
 from ftrie.draw.pages import stacked_svg, svg
 from model_store.errors import counted
+from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
-from model_store.whole_file import write_whole
 from trainer.distributed.dealing import plan_shards
 from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import (

@@ -44,8 +44,8 @@ from ftrie.demo.market import (
 from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
 from ftrie.draw.charts import Row, curve, point
 from ftrie.draw.pages import stacked_svg
+from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, Variant, load_spec
-from model_store.whole_file import write_whole
 from server.model.catalogue import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker

@@ -36,9 +36,9 @@ from ftrie.draw.pages import COLUMN_WIDTH, stacked_svg
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.rows import columns_of
 from model_store.features.features import FeaturePlan
+from model_store.files import write_whole
 from model_store.store import Store
 from model_store.streams.event_streams import EventStream
-from model_store.whole_file import write_whole
 from server.impressions.lines import Lines, Shown
 from server.impressions.log import SINK_BATCH
 from server.model.catalogue import Catalogue

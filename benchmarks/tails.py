@@ -51,8 +51,8 @@ from benchmarks.updates import (
 from ftrie.client.client import Client
 from ftrie.draw.charts import intervals, lines, require_charts
 from ftrie.draw.pages import stacked_svg
+from model_store.files import write_whole
 from model_store.store import Store
-from model_store.whole_file import write_whole
 
 TRAINER = "the trainer shares the machine"
 CONDITIONS = (STEADY, DELTAS, BOTH, TRAINER)

@@ -25,7 +25,7 @@ import ftrie
 from ftrie.command import Commands, all_commands, command_named, plain_help
 from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
-from model_store.signal_deferral import deferred
+from model_store.waiting import deferred
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141

@@ -23,8 +23,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 
 from model_store.errors import UsageError
+from model_store.files import check_writable
 from model_store.flags import Argument, Flag
-from model_store.whole_file import check_writable
 
 GROUPS = ("Learn", "Judge", "Serve", "Store", "Try it")
 """The groups of `ftrie --help`."""

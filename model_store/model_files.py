@@ -9,10 +9,10 @@ from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, Delta, decode
 from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError, UsageError
+from model_store.files import write_whole
 from model_store.spec.inferred_spec import infer_spec
 from model_store.spec.spec import ModelSpec, load_spec, spec_from_json
 from model_store.versions.model_versions import ModelVersions
-from model_store.whole_file import write_whole
 
 ARROW, JSON = ".arrow", ".json"
 

@@ -13,8 +13,7 @@ from model_store.versions.model_versions import ModelVersions
 
 if TYPE_CHECKING:
     from model_store.store_check import Finding
-    from model_store.streams.dead_letters import DeadLetters
-    from model_store.streams.event_streams import EventStream
+    from model_store.streams.event_streams import DeadLetters, EventStream
     from model_store.streams.feedback import Feedback
     from model_store.versions.lease import TrainerLease
     from model_store.versions.rounds import Rounds
@@ -103,7 +102,7 @@ class Store:
 
     def dead_letters(self, model: str) -> DeadLetters:
         """A model's events that could not be learned from. Raises UsageError for an invalid name."""
-        from model_store.streams.dead_letters import DeadLetters
+        from model_store.streams.event_streams import DeadLetters
 
         return DeadLetters(self._connection, model)
 

@@ -13,7 +13,7 @@ from ftrie.command import command
 from ftrie.terminal import JsonOption, json_output, note, print_json
 from model_store.errors import UsageError, installing
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
-from model_store.signal_deferral import deferred
+from model_store.waiting import deferred
 
 if TYPE_CHECKING:
     from ftrie.dashboard.app import DashboardOptions

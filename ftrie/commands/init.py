@@ -52,7 +52,7 @@ def init(
     """
     from ftrie import terminal
     from model_store.errors import InputError
-    from model_store.whole_file import write_whole
+    from model_store.files import write_whole
     from trainer.runs.first_spec import first_spec, steps_table
 
     if output is not None and output.exists() and not force:

@@ -147,9 +147,9 @@ def replay(
     With --policy, also estimate the click rate that other policies would have had on this log, by importance weighting
     with the logged propensities: IPS, clipped IPS and SNIPS, each with 95 % intervals.
     """
+    from model_store.files import write_whole
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from model_store.whole_file import write_whole
     from trainer.events.fields import resolve_fields
     from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
     from trainer.logs.batch import STDIN

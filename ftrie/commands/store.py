@@ -238,9 +238,9 @@ def export(
     from model_store.artefact.artefact import Delta
     from model_store.artefact.inspection import one_variant
     from model_store.errors import ArtefactError
+    from model_store.files import write_whole
     from model_store.model_files import JSON, check_ending, write_model
     from model_store.store import Store
-    from model_store.whole_file import write_whole
 
     if as_delta and (check_ending(file) == JSON or variant is not None):
         raise typer.BadParameter(

@@ -138,8 +138,8 @@ def tune(
     values; others are models that learn side by side. The last part of the log is held out: the best spec is judged on
     it, frozen and learning on, and stays only if it is no worse there than SPEC. A bad row is counted and skipped.
     """
+    from model_store.files import write_whole
     from model_store.spec.spec import load_spec
-    from model_store.whole_file import write_whole
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.logs.batch import STDIN
     from trainer.runs.warmup import formats_of

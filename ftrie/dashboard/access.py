@@ -25,7 +25,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from model_store.backoff import Pauses
+from model_store.waiting import Pauses
 
 COOKIE = "ftrie-dashboard"
 LOGIN, LOGOUT = "/login", "/logout"

@@ -23,7 +23,7 @@ from ftrie.dashboard.pages import experiments, features, learning, models, syste
 from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
 from ftrie.terminal import warn
 from model_store.errors import ServerError, UsageError
-from model_store.locks import port_taken
+from model_store.files import port_taken
 
 STYLE = Path(__file__).with_name("style.css")
 ICON = (

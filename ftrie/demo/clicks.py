@@ -22,9 +22,9 @@ from ftrie.client.client import Client
 from ftrie.client.feedback import Feedback as ReportedFeedback
 from ftrie.client.feedback import ReportFailed
 from ftrie.demo.figures import Reported
-from model_store.backoff import Backoff
 from model_store.errors import StoreError
 from model_store.store import Store
+from model_store.waiting import Backoff
 
 BATCH = 1000
 CALL_S = 5.0

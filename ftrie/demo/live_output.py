@@ -20,7 +20,7 @@ from ftrie.demo.market import MODEL
 from ftrie.draw.charts import curve, point
 from ftrie.draw.pages import svg
 from ftrie.terminal import json_output, print_json, print_table
-from model_store.whole_file import write_whole
+from model_store.files import write_whole
 
 MOST_WINDOWS = 86_400
 SETTLED_S = 30.0

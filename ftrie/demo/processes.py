@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from model_store.backoff import Backoff
 from model_store.errors import FtrieError, ServerError
+from model_store.waiting import Backoff
 
 READY_S = 180.0
 """Timeout for a server to get ready; the first start on a machine compiles the kernels."""

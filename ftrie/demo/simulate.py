@@ -15,9 +15,9 @@ from ftrie.demo.market import Market, load_records
 from ftrie.demo.traffic import Callers, RequestOptions, Share, Traffic, Window, freshness_of
 from ftrie.demo.visitors import Habits, Schedule
 from ftrie.terminal import json_output, print_json, print_table, warn
-from model_store.backoff import Backoff
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
+from model_store.waiting import Backoff
 from trainer.runs.signals import SignalHandler
 
 FOREVER_S = 1e9

@@ -20,7 +20,7 @@ from ftrie.demo.clicks import Feedback, Reporter, Sent
 from ftrie.demo.figures import Figures, Freshness, Reported, Statistics, quantiles
 from ftrie.demo.market import Market
 from ftrie.demo.visitors import AnsweredVisit, Schedule, Visit
-from model_store.backoff import Backoff
+from model_store.waiting import Backoff
 
 LATEST_S = 5.0
 """A visit that starts later than this after its time is lost: visitors leave."""

@@ -13,7 +13,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, fromstring, tostring
 
 from ftrie.draw.charts import DARK, FONT, LIGHT, PLOT_WIDTH, ROWS, Spec, config, require_charts
-from model_store.whole_file import write_whole
+from model_store.files import write_whole
 
 WIDTH = 720
 COLUMN_WIDTH = 456

@@ -11,8 +11,8 @@ from typing import Any, Unpack
 
 from ftrie.library.data import Data, Format, log_of
 from ftrie.library.output import LibraryOutput, names_arguments
+from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec, spec_from_document
-from model_store.whole_file import write_whole
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

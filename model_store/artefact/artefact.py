@@ -24,9 +24,9 @@ from model_store.artefact.arrow_format import Lineage, StoredModel
 from model_store.artefact.calibration import Calibration, check_fits
 from model_store.artefact.rows import OWN_VALUES, Array, Content, JsonSource, ModelRows, own
 from model_store.errors import ArtefactError
+from model_store.files import write_whole
 from model_store.spec.keys import MAX_KEY_BYTES
 from model_store.spec.spec import ModelSpec
-from model_store.whole_file import write_whole
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

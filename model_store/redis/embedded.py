@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.locks import is_held, lock, locked
+from model_store.files import is_held, lock, locked
 from model_store.redis import valkey_guardian
 from model_store.redis.valkey_guardian import STOP_TIMEOUT_S
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from model_store.backoff import Backoff
+from model_store.waiting import Backoff
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 """Between attempts to write a batch."""

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import ArtefactError
-from model_store.whole_file import write_whole
+from model_store.files import write_whole
 
 MAGIC = b"FPART\x00\r\n"
 FORMAT_VERSION = 2

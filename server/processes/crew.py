@@ -19,8 +19,8 @@ from typing import Any
 
 import structlog
 
-from model_store.backoff import Backoff
 from model_store.errors import ServerError
+from model_store.waiting import Backoff
 from server.model.shared_memory import Parts
 from server.processes.channel import NOW, WHEN_READY, Channel, ChannelClosed, parts_body
 from server.settings import Settings

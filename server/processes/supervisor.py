@@ -19,8 +19,8 @@ import structlog
 
 from model_store.errors import StoreUnavailable
 from model_store.jit import kernels_are_cached
-from model_store.signal_event import SignalEvent
 from model_store.store import Store
+from model_store.waiting import SignalEvent
 from server.processes.crew import Crew
 from server.processes.takeover import Inherited, Port
 from server.ranking.warmup import KERNELS, warm_kernels

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from model_store.errors import ServerError
-from model_store.locks import address_of
+from model_store.files import address_of
 from server.rpc.grpc_server import taken
 from server.settings import Settings
 from server.sync.state_folder import Process, StateFolder

@@ -14,9 +14,9 @@ from typing import Any
 
 import structlog
 
-from model_store.backoff import Backoff
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
+from model_store.waiting import Backoff
 from server.errors import Degradation
 from server.impressions.log import ImpressionLog
 from server.impressions.shadows import ShadowLog

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from model_store.errors import FtrieError, ServerError
-from model_store.signal_event import SignalEvent
+from model_store.waiting import SignalEvent
 from server.processes.channel import NOW, Channel, ChannelClosed, Message, Opener
 from server.processes.worker import Worker
 from server.settings import Settings

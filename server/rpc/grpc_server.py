@@ -9,7 +9,7 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from model_store.errors import ServerError
-from model_store.locks import address_of, port_taken
+from model_store.files import address_of, port_taken
 from server.errors import InvalidRequest, abort, readable
 from server.rpc.feedback_service import SERVICE as FEEDBACK_SERVICE
 from server.rpc.gate import PLACES_A_THREAD, Batching, CallPool, Gate

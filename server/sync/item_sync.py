@@ -16,9 +16,8 @@ from dataclasses import replace
 import structlog
 
 from model_store.keys import cure
-from model_store.records.item_changes import ItemsState
 from model_store.records.lookups import Record
-from model_store.records.records import BATCH, Records
+from model_store.records.records import BATCH, ItemsState, Records
 
 SHARED_LENGTH = 32
 """Values up to this long are kept once for all items that have them: brands and colours, not titles."""

@@ -26,10 +26,10 @@ from typing import Any
 
 import structlog
 
-from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
+from model_store.files import write_whole
 from model_store.versions.experiments import Experiment
-from model_store.whole_file import write_whole
+from model_store.waiting import Backoff
 from server.model.binding import bound
 from server.model.shared_memory import BLOCKS, Parts, SharedBlock
 from server.sync.distribution import Distribution

@@ -20,12 +20,12 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from model_store.backoff import Backoff
 from model_store.errors import FtrieError, StoreUnavailable, UnreadableValue
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from model_store.versions.manifest import Manifest
 from model_store.versions.model_versions import ModelVersions
+from model_store.waiting import Backoff
 from server.model.live_model import AllEqual
 from server.model.shared_memory import Parts
 from server.ranking.warmup import warm_kernels

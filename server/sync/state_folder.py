@@ -24,8 +24,7 @@ from pathlib import Path
 import structlog
 
 from model_store.errors import FtrieError, ServerError, StoreError
-from model_store.locks import holder, is_held, lock
-from model_store.whole_file import write_whole
+from model_store.files import holder, is_held, lock, write_whole
 
 LOCK = "lock"
 RECORD = "server.json"

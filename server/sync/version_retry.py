@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import structlog
 
-from model_store.backoff import Backoff
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
+from model_store.waiting import Backoff
 from server.model.live_model import AllEqual
 from server.telemetry.meter import Meter, declare
 

@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from model_store.errors import ServerError
-from model_store.locks import address_of, port_taken
+from model_store.files import address_of, port_taken
 from model_store.metrics import Family
 from server.telemetry.meter import FAMILIES, Meter, Totals, declare
 from server.telemetry.status import ModelStatus, SupervisorStatus

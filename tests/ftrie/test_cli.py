@@ -17,7 +17,7 @@ import typer
 from ftrie.cli import build
 from ftrie.command import all_commands
 from ftrie.terminal import json_output
-from model_store.locks import is_held
+from model_store.files import is_held
 from model_store.redis.embedded import LOCK, SOCKET
 from tests.ftrie.conftest import Ask, Say
 from tests.matrix import slow_except

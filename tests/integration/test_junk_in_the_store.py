@@ -23,7 +23,7 @@ from model_store.errors import FtrieError
 from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
 from model_store.keys import TABLE, AnyKey, ModelKeys, history_key
 from model_store.store import Store
-from model_store.streams.dead_letters import Letter
+from model_store.streams.event_streams import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.audit import By
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state

@@ -9,7 +9,7 @@ import pytest
 from model_store.errors import StoreError
 from model_store.keys import MAX_ID_BYTES, TABLE, USER, ModelKeys, record_key
 from model_store.store import Store
-from model_store.streams.dead_letters import Letter
+from model_store.streams.event_streams import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.audit import By
 from model_store.versions.rounds import PartitionsRecord, contribution

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import OutputError
-from model_store.whole_file import check_writable, write_whole
+from model_store.files import check_writable, write_whole
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:

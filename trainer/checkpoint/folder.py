@@ -16,9 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from model_store.errors import CheckpointError, StoreError
-from model_store.locks import lock
+from model_store.files import lock, whole_file
 from model_store.spec.spec import ModelSpec
-from model_store.whole_file import whole_file
 from trainer.checkpoint import file
 from trainer.checkpoint.description import Description, check_same_spec, description_from_json
 from trainer.checkpoint.file import Arrays, Damaged

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, OutputError, counted
-from model_store.whole_file import whole_file
+from model_store.files import whole_file
 from trainer.checkpoint import file
 from trainer.checkpoint.folder import KEPT
 

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.whole_file import whole_file
+from model_store.files import whole_file
 from trainer.logs.batch import HEAD_BYTES, STDIN, LazyColumns, Position, RowBatch, sha256_of
 from trainer.logs.pieces import joined, of_bytes, to_bytes
 from trainer.logs.reader import LogReader, path_of

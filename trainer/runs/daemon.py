@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from model_store.backoff import Backoff
 from model_store.errors import (
     CheckpointError,
     InputError,
@@ -29,6 +28,7 @@ from model_store.errors import (
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
+from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import lock_folder
 from trainer.events.share import Share

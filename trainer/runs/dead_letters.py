@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from model_store.streams.dead_letters import JSON_BYTES, DeadLetters, Letter
+from model_store.streams.event_streams import JSON_BYTES, DeadLetters, Letter
 
 MOST_WAITING = 1_000
 LETTERS_A_WRITE = 500

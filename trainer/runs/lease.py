@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from model_store.errors import CheckpointError, StaleEpoch, StoreError
+from model_store.files import write_whole
 from model_store.versions.lease import TrainerLease
-from model_store.whole_file import write_whole
 
 OWNER = "owner"
 RENEWALS_A_TERM = 4

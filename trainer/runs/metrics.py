@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from model_store.errors import InputError
-from model_store.locks import port_taken
+from model_store.files import port_taken
 from model_store.metrics import Family
 from trainer.runs.status import Status, VariantOutcome
 

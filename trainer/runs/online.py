@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, InputError, SpecError
+from model_store.files import whole_file
 from model_store.spec.spec import ModelSpec, spec_from_json
-from model_store.whole_file import whole_file
 from trainer.checkpoint import file
 from trainer.checkpoint.description import Description, description_from_json
 from trainer.checkpoint.folder import Checkpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from model_store.backoff import Backoff
+from model_store.waiting import Backoff
 from trainer.learn.model import LearningModel
 from trainer.logs.rejects import too_many_rejected
 from trainer.publish.publisher import Publisher

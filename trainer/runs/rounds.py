@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.backoff import Backoff
 from model_store.errors import (
     CheckpointError,
     InputError,
@@ -38,6 +37,7 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
+from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoint, Description, file
 from trainer.checkpoint.description import check_same_spec, description_from_json
 from trainer.events.events import NEVER_US

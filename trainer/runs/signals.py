@@ -12,8 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
 from model_store.errors import Stopped
-from model_store.signal_deferral import deferred
-from model_store.signal_event import SignalEvent
+from model_store.waiting import SignalEvent, deferred
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Item = TypeVar("Item")

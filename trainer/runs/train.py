@@ -17,10 +17,10 @@ from pathlib import Path
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, FtrieError, InputError, Stopped, counted
+from model_store.files import write_whole
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
-from model_store.whole_file import write_whole
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples

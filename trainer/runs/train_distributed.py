@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import CheckpointError, FtrieError, Stopped, UsageError
+from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import RecentFigures
-from model_store.whole_file import write_whole
 from trainer.distributed.checkpoint import (
     DistributedCheckpoints,
     Earlier,

@@ -15,7 +15,7 @@ from typing import Any
 
 from model_store.bounded import json_value
 from model_store.errors import CheckpointError, InputError
-from model_store.whole_file import check_writable, write_whole
+from model_store.files import check_writable, write_whole
 from trainer.examples.open_log import Log
 from trainer.logs.batch import STDIN
 from trainer.logs.reader import expand

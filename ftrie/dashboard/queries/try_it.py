@@ -14,7 +14,7 @@ from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import key_ranges
 from model_store.errors import UsageError, VersionNotFound
-from model_store.records.item_changes import ItemsState
+from model_store.records.records import ItemsState
 from model_store.spec.keys import unescape
 from model_store.spec.spec import ModelSpec
 

@@ -9,7 +9,7 @@ import pytest
 
 import ftrie
 from model_store.store import Store
-from model_store.streams.dead_letters import Letter
+from model_store.streams.event_streams import Letter
 from model_store.versions.audit import operator
 from model_store.versions.experiments import Experiment
 from tests.ftrie.conftest import Ask, Say

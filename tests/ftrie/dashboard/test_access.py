@@ -18,8 +18,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ftrie.dashboard import access
 from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
 from ftrie.dashboard.app import DashboardOptions, run
-from model_store.backoff import Pauses
 from model_store.errors import ServerError, UsageError
+from model_store.waiting import Pauses
 from tests.ftrie.dashboard.conftest import dashboard
 
 PASSWORD = "a long secret"

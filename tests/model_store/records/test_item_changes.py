@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from model_store.keys import ITEMS_CHANGES
-from model_store.records import item_changes
-from model_store.records.item_changes import IDS_AN_ENTRY, ItemChanges
+from model_store.records import records as item_changes
+from model_store.records.records import IDS_AN_ENTRY, ItemChanges
 from model_store.store import Store
 from tests.model_store.kinds import on_every_kind
 

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.locks import is_held, lock
+from model_store.files import is_held, lock
 from model_store.redis import embedded
 from model_store.redis.embedded import LOCK, LOG, PID, SOCKET, EmbeddedValkey
 from tests.model_store.models import python

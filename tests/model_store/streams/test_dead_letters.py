@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_store.store import Store
-from model_store.streams.dead_letters import JSON_BYTES, Letter
+from model_store.streams.event_streams import JSON_BYTES, Letter
 from tests.model_store.kinds import on_every_kind
 
 

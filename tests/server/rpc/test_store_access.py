@@ -25,7 +25,7 @@ from model_store.errors import StoreError
 from model_store.keys import ROLES
 from model_store.redis.embedded import SOCKET
 from model_store.store import Store
-from model_store.streams.dead_letters import Letter
+from model_store.streams.event_streams import Letter
 from model_store.streams.feedback import Event, Reported
 from model_store.versions.experiments import Experiment
 from tests.server import shop

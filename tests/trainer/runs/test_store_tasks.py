@@ -7,7 +7,7 @@ import pytest
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.keys import ModelKeys
 from model_store.store import Store
-from model_store.streams.dead_letters import JSON_BYTES
+from model_store.streams.event_streams import JSON_BYTES
 from trainer.runs.daemon import StoreTasks
 from trainer.runs.dead_letters import MOST_CATEGORIES, DeadLetterOutbox
 

@@ -1,4 +1,4 @@
-"""SignalEvent: what its waiters see, and that a signal may come at any moment of them."""
+"""Pauses between attempts; SignalEvent: what its waiters see, and that a signal may come at any moment of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from model_store.signal_event import SignalEvent
+from model_store.waiting import Backoff, Pauses, SignalEvent
 
 INTERRUPTED = """
 import signal, time
-from model_store.signal_event import SignalEvent
+from model_store.waiting import SignalEvent
 
 event, calls = SignalEvent(), 0
 
@@ -62,3 +62,15 @@ def test_every_waiter_is_woken() -> None:
         event.set()
         event.set()
         assert [waiter.result(15.0) for waiter in waiters] == [True] * 3
+
+
+def test_pauses_double_up_to_the_longest_with_jitter_are_half_to_all_and_a_success_ends_them() -> None:
+    pauses = Pauses(0.1, 1.0, jitter=False)
+    assert [pauses.after(failures) for failures in (1, 2, 3, 4, 5, 100_000)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    drawn = {Pauses(0.1, 5.0).after(50) for _ in range(20)}
+    assert len(drawn) > 1 and all(2.5 <= pause_s <= 5.0 for pause_s in drawn)
+    backoff = Backoff(1.0, 8.0)
+    assert not backoff.succeeded()
+    assert 0.5 <= backoff.failed() <= 1.0 <= backoff.failed() <= 2.0
+    assert backoff.succeeded()
+    assert 0.5 <= backoff.failed() <= 1.0

@@ -1,0 +1,107 @@
+"""How a process waits: pauses between attempts, events that a signal sets, and signals that must come later.
+
+`Pauses` is the rule, `Backoff` the rule with a count of failures: twice as long after each, with jitter so that not all
+retry at once. "Full jitter": Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+_MOST_DOUBLINGS = 32
+
+
+@dataclass(frozen=True)
+class Pauses:
+    """Waits from `first_s` on, doubling up to `longest_s`. With `jitter` each is drawn between half and all of that."""
+
+    first_s: float = 0.1
+    longest_s: float = 5.0
+    jitter: bool = True
+
+    def after(self, failures: int) -> float:
+        """Seconds to wait after `failures` in a row, from 1 on."""
+        doublings = min(failures - 1, _MOST_DOUBLINGS)
+        longest = min(self.first_s * 2.0**doublings, self.longest_s)
+        return longest * random.uniform(0.5, 1.0) if self.jitter else longest
+
+
+class Backoff:
+    """Counts failures in a row; `failures` is their number. For one thread."""
+
+    def __init__(self, first_s: float = 0.1, longest_s: float = 5.0) -> None:
+        self.failures = 0
+        self._pauses = Pauses(first_s, longest_s)
+
+    def failed(self) -> float:
+        """Count a failure; return the seconds to wait."""
+        self.failures += 1
+        return self._pauses.after(self.failures)
+
+    def succeeded(self) -> bool:
+        """Reset the count; True if there were failures."""
+        had, self.failures = self.failures > 0, 0
+        return had
+
+
+class SignalEvent:
+    """What threading.Event is, for a thread that waits and is interrupted by signals whose handler calls `set`.
+
+    threading.Event holds a lock while it begins to wait, and in `clear`: a handler that runs there waits for that lock
+    for ever, and with it the process. SimpleQueue is documented to be reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._woken: SimpleQueue[None] = SimpleQueue()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake who waits. Any thread, and the handler of a signal."""
+        self._is_set = True
+        self._woken.put(None)
+
+    def clear(self) -> None:
+        """Set it back. One thread may, the only one that waits."""
+        self._is_set = False  # first: a `set` from here on is not lost
+        with suppress(Empty):
+            while True:
+                self._woken.get_nowait()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is set, at most `seconds`; whether it is."""
+        if not self._is_set:
+            with suppress(Empty):
+                self._woken.get(timeout=seconds)
+                if self._is_set:
+                    self._woken.put(None)  # for the next that waits
+        return self._is_set
+
+
+_AGAIN_S = 0.01
+_UNINTERRUPTED = ("llvmlite.", "numba.core.compiler_lock")
+
+
+def deferred(number: int, frame: FrameType | None) -> bool:
+    """Whether the handler of signal `number`, which interrupted `frame`, must not raise now; the signal comes again.
+
+    While a kernel is compiled or loaded, LLVM calls back into Python. ctypes prints an exception that is raised there
+    and drops it: the signal would have no effect, and LLVM, without the answer it called for, ends the process by
+    SIGSEGV. Raised while numba takes or gives back its lock, it leaves the lock taken, and the process never ends:
+    other threads wait for it.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_UNINTERRUPTED):
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+            return True
+        frame = frame.f_back
+    return False
