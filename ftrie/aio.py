@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from ctr.v1.ranking_pb2 import ExplainRequest
-from ftrie.client.access import OPEN, Access, CallFailed
+from ftrie.client.access import OPEN, Access
 from ftrie.client.balance import Balance
-from ftrie.client.calls import DEFAULT_TIMEOUT_S, Calls, RankFailed
+from ftrie.client.client import DEFAULT_TIMEOUT_S, Calls, PreparedCall, RankFailed
 from ftrie.client.feedback import Feedback, Report, ReportFailed
-from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
     AnyOf,
     Between,
@@ -28,7 +26,6 @@ from ftrie.client.messages import (
     Ranking,
     Thompson,
     UpperConfidenceBound,
-    request_of,
 )
 
 __all__ = [
@@ -36,8 +33,10 @@ __all__ = [
     "UpperConfidenceBound",
 ]  # fmt: skip
 
+T = TypeVar("T")
 
-class Client:
+
+class Client(Calls):
     """A connection to one server, or to several that share the calls. For one event loop; any number of its tasks.
 
     A task that is cancelled cancels its call on the server.
@@ -51,31 +50,25 @@ class Client:
         balance: Balance | None = None,
     ) -> None:
         """Arguments and errors as for `ftrie.client.client.Client`. Make it in a coroutine of the loop that uses it."""
-        self.address = address
-        self._channel = access.aio_channel(address, balance=balance)
-        self._calls = Calls(self._channel, timeout_s, access, balance)
+        super().__init__(address, access.aio_channel(address, balance=balance), timeout_s, access, balance)
 
     async def rank(
         self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Ranking:
         """Rank candidates. Keywords and errors as for `ftrie.client.client.Client.rank`."""
-        request, calls = request_of(model, **options), self._calls
-        return Ranking.of(await self._call(calls.rank, request, calls.keywords(timeout_s, request.cookie)))
+        return await self._made(self._rank(model, timeout_s, options))
 
     async def explain(
         self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Explanation:
         """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
-        request, calls = ExplainRequest(request=request_of(model, **options)), self._calls
-        keywords = calls.keywords(timeout_s, request.request.cookie)
-        return Explanation.of(await self._call(calls.explain, request, keywords))
+        return await self._made(self._explain(model, timeout_s, options))
 
     async def feedback(
         self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None
     ) -> Report:
         """Report 1 to 1,000 clicks and conversions. Errors as for `ftrie.client.client.Client.feedback`."""
-        request, calls = report_of(model, events), self._calls
-        return Report.of(await self._call(calls.report, request, calls.keywords(timeout_s), ReportFailed))
+        return await self._made(self._report(model, timeout_s, events))
 
     report = feedback  # its name before
 
@@ -91,10 +84,8 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def _call(
-        self, method: Any, request: Any, keywords: dict[str, Any], failed: type[CallFailed] = RankFailed
-    ) -> Any:
+    async def _made(self, call: PreparedCall[T]) -> T:
         try:
-            return await method(request, **keywords)
+            return call.read(await call.method(call.request, **call.keywords))
         except grpc.RpcError as error:
-            raise failed.of(self.address, error) from error
+            raise call.failed.of(self.address, error) from error

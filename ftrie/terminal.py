@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-from model_store.errors import harmless, listed, shown
+from model_store.errors import harmless, shown
 from model_store.flags import Flag
 from trainer.output import SILENT, Progress
 
@@ -310,10 +310,3 @@ def _rich_progress() -> RichProgress:
         TextColumn("{task.fields[details]}", table_column=Column(no_wrap=True)),
         console=Console(stderr=True),
     )
-
-
-def print_unknown(fields: Sequence[str], known: Sequence[str]) -> None:
-    """Say which fields of the request the model does not have, and what the first of them may have meant."""
-    if fields:
-        has = f"; the model has: {listed(known, fields[0])}" if known else ""
-        print(f"unknown fields: {', '.join(fields)}{has}")

@@ -8,16 +8,18 @@ with Client("127.0.0.1:50051") as client:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
 
+from ctr.v1.feedback_pb2_grpc import FeedbackServiceStub
 from ctr.v1.ranking_pb2 import ExplainRequest
+from ctr.v1.ranking_pb2_grpc import RankingServiceStub
 from ftrie.client.access import OPEN, Access, CallFailed
-from ftrie.client.balance import Balance
-from ftrie.client.calls import DEFAULT_TIMEOUT_S, Calls, RankFailed
+from ftrie.client.balance import Balance, cookie_metadata
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
@@ -40,8 +42,63 @@ __all__ = [
     "RankFailed", "RankedItem", "Ranking", "Report", "ReportFailed", "Thompson", "UpperConfidenceBound",
 ]  # fmt: skip
 
+METHOD = "/ctr.v1.RankingService/Rank"
+DEFAULT_TIMEOUT_S = 5.0
 
-class Client:
+T = TypeVar("T")
+
+
+class RankFailed(CallFailed):
+    """A Rank or Explain call failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall(Generic[T]):
+    """A call before it is made: calling `method` so, of `grpc` or of `grpc.aio`, brings what `read` takes."""
+
+    method: Any
+    request: Any
+    keywords: dict[str, Any]
+    read: Callable[[Any], T]
+    failed: type[CallFailed]
+
+
+class Calls:
+    """What the clients of threads and of asyncio share: a channel, and how each call is made. Immutable."""
+
+    def __init__(
+        self, address: str, channel: Any, timeout_s: float, access: Access, balance: Balance | None
+    ) -> None:
+        """`timeout_s`: of calls that name none. `access` and `balance`: those that the channel was opened with."""
+        self.address, self._channel, self._timeout_s = address, channel, timeout_s
+        self._metadata, self._by_cookie = access.metadata(), balance == "cookie"
+        self._ranking, self._feedback = RankingServiceStub(channel), FeedbackServiceStub(channel)
+
+    def _rank(self, model: str, timeout_s: float | None, options: Options) -> PreparedCall[Ranking]:
+        request = request_of(model, **options)
+        keywords = self._keywords(timeout_s, request.cookie)
+        return PreparedCall(self._ranking.Rank, request, keywords, Ranking.of, RankFailed)
+
+    def _explain(self, model: str, timeout_s: float | None, options: Options) -> PreparedCall[Explanation]:
+        request = ExplainRequest(request=request_of(model, **options))
+        keywords = self._keywords(timeout_s, request.request.cookie)
+        return PreparedCall(self._ranking.Explain, request, keywords, Explanation.of, RankFailed)
+
+    def _report(
+        self, model: str, timeout_s: float | None, events: Iterable[Feedback]
+    ) -> PreparedCall[Report]:
+        keywords = self._keywords(timeout_s)
+        return PreparedCall(
+            self._feedback.Report, report_of(model, events), keywords, Report.of, ReportFailed
+        )
+
+    def _keywords(self, timeout_s: float | None, cookie: str = "") -> dict[str, Any]:
+        """The keywords of one call: its time limit, the token, and the header that chooses a user's server."""
+        metadata = self._metadata + cookie_metadata(cookie) if self._by_cookie else self._metadata
+        return {"timeout": self._timeout_s if timeout_s is None else timeout_s, "metadata": metadata}
+
+
+class Client(Calls):
     """A connection to one server, or to several that share the calls. Thread safety: may be shared by all threads."""
 
     def __init__(
@@ -58,9 +115,7 @@ class Client:
         healthy servers are called, and a call that a server could not take is made again elsewhere.
         Raises ServerError for a malformed address, or if `access` cannot be used for it.
         """
-        self.address = address
-        self._channel = access.channel(address, balance=balance)
-        self._calls = Calls(self._channel, timeout_s, access, balance)
+        super().__init__(address, access.channel(address, balance=balance), timeout_s, access, balance)
 
     def rank(self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]) -> Ranking:
         """Rank `candidates` by id, `items` with their features, or a `candidate_set`.
@@ -68,16 +123,13 @@ class Client:
         `ftrie.client.messages.Options` describes every keyword. Raises RankFailed with the server's message and
         status, FieldValueError for text that is not Unicode, TypeError for an unknown keyword.
         """
-        request, calls = request_of(model, **options), self._calls
-        return Ranking.of(self._call(calls.rank, request, calls.keywords(timeout_s, request.cookie)))
+        return self._made(self._rank(model, timeout_s, options))
 
     def explain(
         self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Explanation:
         """Rank at most 100 candidates, with the keys that make up each score. Arguments and errors as in `rank`."""
-        request, calls = ExplainRequest(request=request_of(model, **options)), self._calls
-        keywords = calls.keywords(timeout_s, request.request.cookie)
-        return Explanation.of(self._call(calls.explain, request, keywords))
+        return self._made(self._explain(model, timeout_s, options))
 
     def feedback(self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None) -> Report:
         """Report 1 to 1,000 clicks and conversions. The accepted ones are in the store when this returns.
@@ -85,8 +137,7 @@ class Client:
         Raises ReportFailed with the server's message and status; the same events may be reported again. Raises
         FieldValueError for text that is not Unicode, or an event of an unknown kind.
         """
-        request, calls = report_of(model, events), self._calls
-        return Report.of(self._call(calls.report, request, calls.keywords(timeout_s), ReportFailed))
+        return self._made(self._report(model, timeout_s, events))
 
     report = feedback  # its name before
 
@@ -102,10 +153,8 @@ class Client:
     ) -> None:
         self.close()
 
-    def _call(
-        self, method: Any, request: Any, keywords: dict[str, Any], failed: type[CallFailed] = RankFailed
-    ) -> Any:
+    def _made(self, call: PreparedCall[T]) -> T:
         try:
-            return method(request, **keywords)
+            return call.read(call.method(call.request, **call.keywords))
         except grpc.RpcError as error:
-            raise failed.of(self.address, error) from error
+            raise call.failed.of(self.address, error) from error

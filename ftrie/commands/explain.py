@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ftrie.command import command
 from ftrie.commands.flags import RankFlags, ServerFlags
-from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
+from ftrie.commands.rank import print_rest
+from ftrie.terminal import JsonOption, plain, print_json, print_table
 from model_store.flags import Argument
 
 if TYPE_CHECKING:
-    from ftrie.client.messages import Contributions, ExplainedItem, Explanation
+    from ftrie.client.messages import ExplainedItem
 
 BAR_WIDTH = 24
 UP, DOWN = "█", "░"
@@ -32,38 +32,15 @@ def explain(
     with Client(server.address, server.timeout, server.access()) as client:
         explanation = client.explain(model, **request.options())
     if as_json:
-        print_json(_as_json(explanation))
-    else:
-        _show(explanation)
-
-
-def _as_json(explanation: Explanation) -> dict[str, Any]:
-    """The answer in JSON types; in keys, bytes that are not UTF-8 are escaped."""
-    answer = asdict(explanation)
-    for item in answer["items"]:
-        for group in item["groups"]:
-            for key in group["keys"]:
-                key["key"] = _text(key["key"])
-    return answer
-
-
-def _text(key: bytes) -> str:
-    return key.decode("utf-8", "backslashreplace")
-
-
-def _show(explanation: Explanation) -> None:
+        print_json(explanation)
+        return
     for place, explained in enumerate(explanation.items, 1):
         item = explained.item
         unsure = "" if item.uncertainty is None else f", uncertainty {item.uncertainty:.5f}"
         title = f"{place}. {item.id}: ctr {item.ctr:.5f}{unsure}, score {item.score:.5f}, the sum of"
         print_table(("field or cross", "adds", "", "key", "weight", "x"), _rows(explained), title)
         print()
-    print(f"{explanation.model} version {explanation.version}, variant {explanation.variant}")
-    for problem in explanation.degraded:
-        print(f"degraded: {problem}")
-    if explanation.unknown_items:
-        print(f"unknown items: {', '.join(explanation.unknown_items)}")
-    print_unknown(explanation.unknown_fields, explanation.known_fields)
+    print_rest(explanation, "", explanation.known_fields)
 
 
 def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:
@@ -71,14 +48,11 @@ def _rows(explained: ExplainedItem) -> list[tuple[Any, ...]]:
     longest = max((abs(group.sum) for group in explained.groups), default=0.0) or 1.0
     rows: list[tuple[Any, ...]] = []
     for group in sorted(explained.groups, key=lambda group: -abs(group.sum)):
-        rows += _rows_of(group, longest)
+        bar = (UP if group.sum > 0 else DOWN) * round(BAR_WIDTH * abs(group.sum) / longest)
+        keys = [(plain(key.key), f"{key.weight:.5f}", f"{key.x:g}") for key in group.keys]
+        if len(keys) == 1:
+            rows.append((group.name, group.sum, bar, *(keys[0] if keys[0][0] else ("", "", ""))))
+            continue
+        rows.append((group.name, group.sum, bar, "", "", ""))
+        rows += (("", key.contribution, "", *shown) for key, shown in zip(group.keys, keys, strict=True))
     return rows
-
-
-def _rows_of(group: Contributions, longest: float) -> list[tuple[Any, ...]]:
-    keys = [(_text(key.key), f"{key.weight:.5f}", f"{key.x:g}") for key in group.keys]
-    bar = (UP if group.sum > 0 else DOWN) * round(BAR_WIDTH * abs(group.sum) / longest)
-    if len(keys) == 1:
-        return [(group.name, group.sum, bar, *(keys[0] if keys[0][0] else ("", "", "")))]
-    below = [("", key.contribution, "", *shown) for key, shown in zip(group.keys, keys, strict=True)]
-    return [(group.name, group.sum, bar, "", "", ""), *below]

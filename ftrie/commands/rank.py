@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ftrie.command import command
 from ftrie.commands.flags import RankFlags, ServerFlags
-from ftrie.terminal import JsonOption, print_json, print_table, print_unknown
+from ftrie.terminal import JsonOption, picked, print_json, print_table
+from model_store.errors import listed
 from model_store.flags import Argument
 
 if TYPE_CHECKING:
-    from ftrie.client.messages import RankedItem, Ranking
+    from ftrie.client.messages import Explanation, Ranking
 
+COLUMNS = "cookie ctr request_id version variant degraded unknown_items unknown_fields"
 MORE = ("objective", "uncertainty", "propensity")
 
 
@@ -27,57 +29,37 @@ def rank(
     as_json: JsonOption = False,
 ) -> None:
     """Rank candidates on a server; prints a table, best first."""
-    from ftrie.client.calls import RankFailed
-    from ftrie.client.client import Client
+    from ftrie.client.client import Client, RankFailed
 
     options = request.options()
     with Client(server.address, server.timeout, server.access()) as client:
         ranking = client.rank(model, **options)
+        more = [name for name in MORE if any(getattr(item, name) is not None for item in ranking.items)]
         if as_json:
-            print_json(_as_json(ranking))
+            items = {"items": ranking.items} if more else {}
+            print_json(picked(ranking, COLUMNS, ctr=[{item.id: item.ctr} for item in ranking.items]) | items)
             return
-        _show(ranking)
+        known: tuple[str, ...] = ()
         if ranking.unknown_fields:
             # An answer does not list the model's fields; an explanation does, of whatever item.
-            known: tuple[str, ...] = ()
             with suppress(RankFailed):  # the ranking has succeeded
                 user, context = options.get("user"), options.get("context")
                 known = client.explain(model, candidates=["any"], user=user, context=context).known_fields
-            print_unknown(ranking.unknown_fields, known)
-
-
-def _more(ranking: Ranking) -> list[str]:
-    """The columns other than ctr and score that some item has."""
-    return [name for name in MORE if any(getattr(item, name) is not None for item in ranking.items)]
-
-
-def _as_json(ranking: Ranking) -> dict[str, Any]:
-    """The answer with items as `{id: ctr}`; with more columns also `items` as objects."""
-    answer = {
-        "cookie": ranking.cookie,
-        "ctr": [{item.id: item.ctr} for item in ranking.items],
-        "request_id": ranking.request_id,
-        "version": ranking.version,
-        "variant": ranking.variant,
-        "degraded": [asdict(each) for each in ranking.degraded],
-        "unknown_items": ranking.unknown_items,
-        "unknown_fields": ranking.unknown_fields,
-    }
-    return {**answer, "items": [asdict(item) for item in ranking.items]} if _more(ranking) else answer
-
-
-def _show(ranking: Ranking) -> None:
-    more = _more(ranking)
-
-    def row(place: int, item: RankedItem) -> tuple[Any, ...]:
-        return place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more)
-
-    rows = [row(place, item) for place, item in enumerate(ranking.items, 1)]
+    rows = [
+        (place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more))
+        for place, item in enumerate(ranking.items, 1)
+    ]
     print_table(("rank", "item", "ctr", "score", *more), rows)
-    print(
-        f"{ranking.model} version {ranking.version}, variant {ranking.variant}, request {ranking.request_id}"
-    )
-    for problem in ranking.degraded:
+    print_rest(ranking, f", request {ranking.request_id}", known)
+
+
+def print_rest(answer: Ranking | Explanation, request: str, known: Sequence[str]) -> None:
+    """Print who answered, and what the answer lacks. known: the model's fields, of which one may have been meant."""
+    print(f"{answer.model} version {answer.version}, variant {answer.variant}{request}")
+    for problem in answer.degraded:
         print(f"degraded: {problem}")
-    if ranking.unknown_items:
-        print(f"unknown items: {', '.join(ranking.unknown_items)}")
+    if answer.unknown_items:
+        print(f"unknown items: {', '.join(answer.unknown_items)}")
+    if answer.unknown_fields:
+        has = f"; the model has: {listed(known, answer.unknown_fields[0])}" if known else ""
+        print(f"unknown fields: {', '.join(answer.unknown_fields)}{has}")

@@ -13,8 +13,7 @@ import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
 from ftrie.client.balance import Balance
-from ftrie.client.calls import METHOD
-from ftrie.client.client import Client, RankFailed
+from ftrie.client.client import METHOD, Client, RankFailed
 from ftrie.client.messages import Ranking
 from tests.server import shop
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ import grpc
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.client.access import CallFailed
-from ftrie.client.calls import METHOD
+from ftrie.client.client import METHOD
 from tests.degradation.conftest import PLACES, THREADS
 from tests.degradation.recovered import Recovered
 from tests.degradation.whole_shop import CANDIDATES, WholeShop

@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 
 from ctr.v1.ranking_pb2 import RankRequest
 from ftrie.cli import run
-from ftrie.client.calls import METHOD
-from ftrie.client.client import Client, RankFailed
+from ftrie.client.client import METHOD, Client, RankFailed
 from ftrie.client.messages import AnyOf, Thompson
 from model_store.metrics import Family
 from model_store.store import Store
