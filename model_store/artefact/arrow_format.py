@@ -32,7 +32,7 @@ from model_store.keys import DELTA, metrics_from_json, metrics_to_json
 from model_store.spec.spec import spec_from_json
 
 SNAPSHOT_FORMAT, DELTA_FORMAT = 2, 3
-"""The formats written; format 1 is read as well. An ftrie without deltas refuses a delta by its format."""
+"""The formats of snapshots and of deltas, the only ones so far."""
 MAGIC = b"ARROW1"
 BATCH_ROWS = 1 << 20
 BATCH_KEY_BYTES = 1 << 30  # offsets within a batch are int32
@@ -340,7 +340,7 @@ def _check_schema(schema: pa.Schema) -> None:
     version = _format(metadata)
     is_delta = KIND in metadata
     missing = (_ALWAYS | _OF_DELTAS if is_delta else _ALWAYS) - metadata.keys()
-    if version < 1 or missing:
+    if version != (DELTA_FORMAT if is_delta else SNAPSHOT_FORMAT) or missing:
         raise ArtefactError(
             f"the model file's metadata is damaged (format {version}, missing {sorted(missing)})"
         )
@@ -350,15 +350,6 @@ def _check_schema(schema: pa.Schema) -> None:
         )
     kind, width = weight_type(schema)
     compact = kind == pa.int16()
-    if version < 2 and (compact or width is not None or CALIBRATION in metadata):
-        raise ArtefactError(
-            f"the model file says format {version} but has features of format 2 (16-bit weights, a weight per "
-            "variant, calibration)"
-        )
-    if is_delta and version < DELTA_FORMAT:
-        raise ArtefactError(
-            f"the model file says format {version} but is a delta, which needs format {DELTA_FORMAT}"
-        )
     expected = columns(compact=compact, width=width, from_json=JSON_TYPE in metadata)
     if not schema.equals(pa.schema(expected), check_metadata=False):
         raise ArtefactError(

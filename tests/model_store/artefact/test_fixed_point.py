@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.artefact import arrow_format, json_model, rows
+from model_store.artefact import json_model, rows
 from model_store.artefact.artefact import Artefact
-from model_store.errors import ArtefactError
 from model_store.store import Store
 from tests.model_store.models import KEYS, SPEC, model
 
@@ -40,15 +38,6 @@ def test_a_model_of_q2_13_is_published_in_16_bits_if_they_fit_and_read_as_float3
     # A cached form is not carried into a changed model.
     assert artefact.is_compact
     assert not replace(artefact, weight=np.full(5, 0.1, np.float32)).is_compact
-
-
-def test_16_bit_weights_in_a_file_that_says_format_1_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    artefact = model(KEYS, WEIGHTS, spec=COMPACT)
-    with monkeypatch.context() as older:
-        older.setattr(arrow_format, "SNAPSHOT_FORMAT", 1)
-        data = artefact.to_bytes()
-    with pytest.raises(ArtefactError, match="has features of format 2"):
-        Artefact.from_bytes(data)
 
 
 @given(st.lists(st.floats(-6, 6, width=32), max_size=20))
