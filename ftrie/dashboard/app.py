@@ -20,7 +20,8 @@ from ftrie.dashboard.access import LEAST_PASSWORD, VIEWER, Guarded, is_loopback
 from ftrie.dashboard.chart import serve_library
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.pages import experiments, features, learning, models, system, try_it
-from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, PAGES, Refresh, Shared, View, frame
+from ftrie.dashboard.pages.layout import DEFAULT_HOURS, HOURS, Page, View, frame
+from ftrie.dashboard.shared import Shared
 from ftrie.terminal import warn
 from model_store.errors import ServerError, UsageError
 from model_store.files import port_taken
@@ -33,14 +34,8 @@ ICON = (
 FIRST_READ_S = 3.0
 MESSAGES_KEPT = 20
 """Updates that are kept for a viewer whose connection is interrupted: some seconds of them, each up to 0.3 MB."""
-BUILDERS: dict[str, Callable[[View], Refresh]] = {
-    "/": experiments.build,
-    "/models": models.build,
-    "/learning": learning.build,
-    "/features": features.build,
-    "/try": try_it.build,
-    "/system": system.build,
-}
+PAGES = (experiments.PAGE, models.PAGE, learning.PAGE, features.PAGE, try_it.PAGE, system.PAGE)
+"""In the order of the navigation."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,10 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
     feed = Feed(options.store, options.servers, options.trainers)
     app = FastAPI(openapi_url=None)
     serve_library(app)
-    _add_pages(feed, options)
+    ui.add_css(STYLE.read_text("utf-8"), shared=True)
+    shared = Shared()
+    for page in PAGES:
+        _add_page(page, feed, options, shared)
     secure = bool(options.tls_cert)
     ui.run_with(
         app,
@@ -108,21 +106,15 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
         feed.stop()
 
 
-def _add_pages(feed: Feed, options: DashboardOptions) -> None:
-    ui.add_css(STYLE.read_text("utf-8"), shared=True)
-    shared = Shared()
-    for path in PAGES:
-        _add_page(path, feed, options, shared)
-
-
-def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) -> None:
-    @ui.page(path)
-    async def page(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
+def _add_page(page: Page, feed: Feed, options: DashboardOptions, shared: Shared) -> None:
+    @ui.page(page.path)
+    async def show(request: Request, model: str = "", hours: int = DEFAULT_HOURS) -> None:
         names = feed.names
         wanted = model or options.model or ""
         view = View(
             feed=feed,
-            path=path,
+            page=page,
+            pages=PAGES,
             model=wanted if wanted in names else "" if wanted or not names else names[0],
             missing=wanted if wanted not in names else "",
             hours=hours if hours in HOURS else DEFAULT_HOURS,
@@ -133,7 +125,7 @@ def _add_page(path: str, feed: Feed, options: DashboardOptions, shared: Shared) 
             effect=options.effect,
             shared=shared,
         )
-        await frame(view, BUILDERS[path])
+        await frame(view)
 
 
 def _check(options: DashboardOptions) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from nicegui import ui
 
-from ftrie.dashboard.changes import Changes
+from ftrie.dashboard.pages.changes import Changes, asking_button, changes_table
 from ftrie.dashboard.pages.layout import (
+    Page,
     Picture,
     Refresh,
     Table,
@@ -18,7 +17,6 @@ from ftrie.dashboard.pages.layout import (
     View,
     card,
     duration,
-    paragraph,
     percent,
     said,
     signed,
@@ -26,10 +24,11 @@ from ftrie.dashboard.pages.layout import (
     warning,
 )
 from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_figures
-from ftrie.dashboard.queries.recent import Exposure
-from ftrie.draw.charts import intervals, lines, reliability
+from ftrie.dashboard.shared import Exposure
+from ftrie.draw.charts import intervals, over_time, reliability
+from ftrie.draw.notebook import paragraph
 from ftrie.outcomes import POWER, TINY
-from model_store.errors import FtrieError, InputError
+from model_store.errors import InputError
 from model_store.ratios import BUCKETS, Ratio
 
 NAMELESS = "(none)"
@@ -93,14 +92,10 @@ def build(view: View) -> Refresh:
         }
         colours = {name: number for name, number in colours.items() if name in names}
         course.show(
-            lines(
+            over_time(
                 found.rows,
-                x="time",
-                y="value",
-                x_title="time",
-                y_title="click rate",
-                series=colours,
-                x_axis="time",
+                "click rate",
+                colours,
                 percent=True,
                 points=len(found.rows) <= FEW_POINTS,
                 marks=_marks(view, begin, stop),
@@ -312,12 +307,6 @@ def _badge(found: ExperimentFigures) -> str:
 # -- changes
 
 
-def changes_table(view: View) -> tuple[list[str], list[list[Any]]]:
-    """What operators changed, latest first."""
-    rows = [[f"{each.at:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.words] for each in view.state.changes]
-    return ["when", "who", "with", "what"], rows
-
-
 def _marks(view: View, begin: int, stop: int) -> list[tuple[float, str]]:
     """Changes of who answers, within the chosen time: milliseconds since 1970, and what changed."""
     found = [
@@ -340,16 +329,14 @@ def _controls(view: View) -> None:
             fields[name] = ui.number(
                 f"{name}, %", value=round(100.0 * share, 3), step=1, validation={"0 to 100": _is_percentage}
             ).props("dense outlined")
-        ui.button(
+        asking_button(
             "Change shares",
-            on_click=lambda: confirmed(
-                "Change the shares of the traffic?",
-                ", ".join(f"{name} {field.value or 0:g} %" for name, field in fields.items()),
-                lambda: changes.set_shares(
-                    view.viewer, {name: (field.value or 0.0) / 100.0 for name, field in fields.items()}
-                ),
+            "Change the shares of the traffic?",
+            lambda: ", ".join(f"{name} {field.value or 0:g} %" for name, field in fields.items()),
+            lambda: changes.set_shares(
+                view.viewer, {name: (field.value or 0.0) / 100.0 for name, field in fields.items()}
             ),
-        ).props("no-caps outline")
+        )
     with ui.element("div").classes("row-of-fields"):
         cookie = ui.input("Cookie").props("dense outlined")
         variant = (
@@ -357,41 +344,22 @@ def _controls(view: View) -> None:
             .props("dense outlined")
             .classes("choice")
         )
-        ui.button(
+        asking_button(
             "Pin",
-            on_click=lambda: confirmed(
-                "Pin this cookie?",
-                f"{cookie.value} gets {variant.value}, whatever the shares say.",
-                lambda: changes.pin(view.viewer, cookie.value or "", variant.value),
-            ),
-        ).props("no-caps outline")
-        ui.button(
+            "Pin this cookie?",
+            lambda: f"{cookie.value} gets {variant.value}, whatever the shares say.",
+            lambda: changes.pin(view.viewer, cookie.value or "", variant.value),
+        )
+        asking_button(
             "Promote",
-            on_click=lambda: confirmed(
-                "End the experiment?",
-                f"{variant.value} answers every request from now on.",
-                lambda: changes.promote(view.viewer, variant.value),
-            ),
-        ).props("no-caps outline")
+            "End the experiment?",
+            lambda: f"{variant.value} answers every request from now on.",
+            lambda: changes.promote(view.viewer, variant.value),
+        )
 
 
 def _is_percentage(value: float | None) -> bool:
     return value is not None and 0.0 <= value <= 100.0
 
 
-def confirmed(title: str, text: str, change: Callable[[], str]) -> None:
-    """Ask once, then change and say what came of it."""
-
-    async def do() -> None:
-        dialog.close()
-        try:
-            ui.notify(await asyncio.to_thread(change), type="positive", close_button="Close", timeout=10_000)
-        except FtrieError as error:
-            ui.notify(f"Nothing was changed: {error}", type="negative", close_button="Close", timeout=0)
-
-    with ui.dialog() as dialog, ui.card():
-        ui.html(f"<h2>{escape(title)}</h2>{paragraph(text)}", sanitize=False)
-        with ui.row():
-            ui.button("Cancel", on_click=dialog.close).props("no-caps flat")
-            ui.button("Yes", on_click=do).props("no-caps outline")
-    dialog.open()
+PAGE = Page("/", "Experiments", build)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from nicegui import ui
@@ -20,10 +20,9 @@ from nicegui import ui
 from ftrie.dashboard.access import LOGOUT, prefix_of
 from ftrie.dashboard.chart import Chart, library_url
 from ftrie.dashboard.feed import Feed, ModelState
-from ftrie.dashboard.queries.models import Models
-from ftrie.dashboard.queries.recent import Recent
+from ftrie.dashboard.shared import Models, Recent, Shared
 from ftrie.draw.charts import ROWS, Spec, config
-from ftrie.draw.notebook import html_table
+from ftrie.draw.notebook import html_table, paragraph
 from model_store.errors import FtrieError
 
 REFRESH_S = 1.0
@@ -31,44 +30,34 @@ FIRST_S = 0.2
 """How long a page waits for its first figures before it is sent without them."""
 HOURS = {1: "last hour", 6: "last 6 hours", 24: "last day", 168: "last 7 days", 744: "last 31 days"}
 DEFAULT_HOURS = 6
-PAGES = {
-    "/": "Experiments",
-    "/models": "Models",
-    "/learning": "Learning",
-    "/features": "Features",
-    "/try": "Try it",
-    "/system": "System",
-}
 
-Kind = TypeVar("Kind")
 Refresh: TypeAlias = Callable[[], Awaitable[None] | None]
 Cell: TypeAlias = "str | int | float | None"
 
 
-class Shared:
-    """What the viewers of one model share: one of each kind, so that several viewers cost no more than one."""
+@dataclass(frozen=True)
+class Page:
+    """A page of the dashboard: a file of `pages/` declares it, and ftrie.dashboard.app lists it.
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[type, str], Any] = {}
+    build: puts the pieces of the page together, and returns what shows the present state in them.
+    """
 
-    def of(self, kind: type[Kind], model: str, make: Callable[[], Kind]) -> Kind:
-        """The one of this kind, made at first. For the event loop."""
-        key = (kind, model)
-        if key not in self._made:
-            self._made[key] = make()
-        found: Kind = self._made[key]
-        return found
+    path: str
+    title: str
+    build: Callable[[View], Refresh]
 
 
 @dataclass(frozen=True)
 class View:
-    """Who looks at what. model: empty if the store has none, or not the one that was asked for, which is `missing`.
+    """Who looks at what. pages: all, in the order of the navigation.
 
+    model: empty if the store has none, or not the one that was asked for, which is `missing`.
     allow_changes: whether viewers may change the store.
     """
 
     feed: Feed
-    path: str
+    page: Page
+    pages: tuple[Page, ...]
     model: str
     missing: str
     hours: int
@@ -109,18 +98,18 @@ class View:
         return f"{path}?{urlencode({'model': self.model, 'hours': self.hours, **changes})}"
 
 
-async def frame(view: View, build: Callable[[View], Refresh]) -> None:
+async def frame(view: View) -> None:
     """Put a whole page together, and keep it up to date."""
-    title = PAGES[view.path]
+    title = view.page.title
     ui.add_head_html(f'<link rel="modulepreload" href="{library_url()}">')
     ui.page_title(f"{title} · {view.model or 'ftrie'}")
     with ui.header().classes("frame"):
         ui.html('<a class="skip" href="#content">Skip to the content</a>', sanitize=False)
         ui.label("ftrie").classes("brand")
         with ui.element("nav").props('aria-label="Pages"').classes("pages"):
-            for path, name in PAGES.items():
-                link = ui.link(name, view.link(path))
-                if path == view.path:
+            for page in view.pages:
+                link = ui.link(page.title, view.link(page.path))
+                if page is view.page:
                     link.props('aria-current="page"')
         with ui.row().classes("choices"):
             _choices(view)
@@ -135,7 +124,7 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
         content = ui.element("div").classes("content")
     with content:
         if view.model:
-            refresh = build(view)
+            refresh = view.page.build(view)
         else:
             has = f"it has {', '.join(view.feed.names)}" if view.feed.names else ""
             Text().show(
@@ -145,7 +134,9 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
                     "The store has no model yet. `ftrie train SPEC LOG --publish --activate` makes one."
                 )
             )
-            refresh = _nothing
+
+            def refresh() -> None:
+                """Nothing: there is no model to show."""
 
     is_busy, failure = False, ""
 
@@ -154,10 +145,10 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
         view.feed.seen()
         problem = view.feed.problem or view.state.problem
         text = _away(view, problem) if problem else failure
-        banner.show(warning_box(text) if text else "")
+        banner.show(paragraph(text) if text else "")
         come = view.missing or next(iter(view.feed.names), "")
         if not view.model and come in view.feed.names:
-            ui.navigate.to(view.link(view.path, model=come))
+            ui.navigate.to(view.link(view.page.path, model=come))
         if is_busy:
             return
         is_busy = True
@@ -177,15 +168,6 @@ async def frame(view: View, build: Callable[[View], Refresh]) -> None:
     ui.timer(REFRESH_S, tick, immediate=False)
 
 
-def warning_box(text: str) -> str:
-    """The text of the banner as HTML."""
-    return f"<p>{escape(text)}</p>"
-
-
-def _nothing() -> None:
-    return None
-
-
 def _away(view: View, problem: str) -> str:
     at = view.state.at
     since = f" Shown is what was there at {time.strftime('%H:%M:%S', time.gmtime(at))} UTC." if at else ""
@@ -198,18 +180,15 @@ def _away(view: View, problem: str) -> str:
 def _choices(view: View) -> None:
     names = list(view.feed.names) or ([view.model] if view.model else [])
     if names:
-        ui.select(
+        choose(
+            "Model",
             names,
-            value=view.model or None,
-            label="Model",
-            on_change=lambda e: ui.navigate.to(view.link(view.path, model=e.value)),
-        ).props("dense outlined options-dense").classes("choice")
-    ui.select(
-        HOURS,
-        value=view.hours,
-        label="Time",
-        on_change=lambda e: ui.navigate.to(view.link(view.path, hours=e.value)),
-    ).props("dense outlined options-dense").classes("choice")
+            view.model or None,
+            lambda e: ui.navigate.to(view.link(view.page.path, model=e.value)),
+        ).props("options-dense")
+    choose(
+        "Time", HOURS, view.hours, lambda e: ui.navigate.to(view.link(view.page.path, hours=e.value))
+    ).props("options-dense")
     dark = ui.dark_mode(None)
     ui.button(icon="contrast", on_click=lambda: dark.set_value(not dark.value)).props(
         'flat round aria-label="Light or dark"'
@@ -235,10 +214,7 @@ class Table:
     """A table with a caption for screen readers, wide ones scroll by themselves."""
 
     def __init__(self, caption: str) -> None:
-        self._text, self._caption = (
-            Text("table", f'tabindex="0" role="region" aria-label="{escape(caption)}"'),
-            caption,
-        )
+        self._text = Text("table", f'tabindex="0" role="region" aria-label="{escape(caption)}"')
 
     def show(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], empty: str = "none") -> None:
         """Show these rows; `empty` if there are none."""
@@ -276,6 +252,22 @@ class Picture:
         return self._chart
 
 
+def choose(label: str, options: Any, value: Any, on_change: Callable[..., Any] | None = None) -> Any:
+    """A field for one of some options."""
+    field = ui.select(options, value=value, label=label, on_change=on_change)
+    return field.props("dense outlined").classes("choice")
+
+
+def fields() -> Any:
+    """A row of fields and buttons."""
+    return ui.element("div").classes("row-of-fields")
+
+
+def button(label: str, on_click: Callable[..., Any]) -> Any:
+    """A button with a border."""
+    return ui.button(label, on_click=on_click).props("no-caps outline")
+
+
 def card(title: str, hint: str = "") -> Any:
     """A part of a page, with its heading."""
     section = ui.element("section").classes("card")
@@ -297,11 +289,6 @@ def tiles(values: Sequence[tuple[str, str, str]]) -> str:
             f'<dd class="{kind}">{escape(remark.removeprefix("!"))}</dd></div>'
         )
     return f'<dl class="tiles">{"".join(parts)}</dl>'
-
-
-def paragraph(text: str) -> str:
-    """A line of text as HTML."""
-    return f"<p>{escape(text)}</p>"
 
 
 def warning(text: str) -> str:

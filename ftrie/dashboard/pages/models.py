@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import Any
 
-from nicegui import ui
-
-from ftrie.dashboard.changes import Changes
-from ftrie.dashboard.pages.experiments import changes_table, confirmed
+from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.pages.changes import Changes, asking_button, changes_table
 from ftrie.dashboard.pages.layout import (
+    Page,
     Picture,
     Refresh,
     Table,
     Text,
     View,
+    button,
     card,
+    choose,
     duration,
-    paragraph,
+    fields,
     size,
     tiles,
     warning,
 )
-from ftrie.dashboard.queries.models import MOST_CHANGED, Models, chain_text, guard_lines, version_lines
 from ftrie.draw.charts import bars
-from ftrie.library.weights import ModelDiff
+from ftrie.draw.notebook import paragraph
 from model_store.errors import FtrieError
+from model_store.versions.manifest import RecentFigures, chain_of, parents_of
 
-METRICS = ("logloss", "auc", "calibration")
+METRICS = {"logloss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 CHOICES_EVERY = 10
 """Refreshes from one renewal of the versions to choose from to the next."""
+MOST_LISTED = 100
+MOST_CHANGED = 30
 
 
 def build(view: View) -> Refresh:
     """Put the page together."""
-    models = view.models
     summary = Text()
     with card(
         "Versions",
@@ -43,7 +47,7 @@ def build(view: View) -> Refresh:
         chain, table = Text("quiet"), Table("Published versions")
     choices: list[Any] = []
     with card("Difference of two versions").classes("half"):
-        choices += _difference(view, models)
+        choices += _difference(view)
     with card("Guard").classes("half"):
         verdicts, guard = Text("quiet"), Table("Versions that the guard judged")
     if view.allow_changes:
@@ -60,15 +64,17 @@ def build(view: View) -> Refresh:
         if turns % CHOICES_EVERY == 0:
             _offer(view, choices)
         turns += 1
-        lines = version_lines(view.feed, state)
         active = state.active
         if active is not None and active not in nonzero:
             nonzero.clear()
-            found = await asyncio.to_thread(models.nonzero, state, active)
+            found = await asyncio.to_thread(view.models.nonzero, state, active)
             nonzero[active] = ", ".join(f"{name} {count:,}" for name, count in found.items())
         summary.show(_tiles(view, nonzero.get(active or 0, "")))
         chain.show(paragraph(chain_text(state, active)) if active is not None else "")
-        table.show(*_versions(view, lines))
+        table.show(
+            ["version", "age", "kind", "keys", "size", *METRICS.values(), "served by", "refused"],
+            version_lines(view.feed, state),
+        )
         verdicts.show(_verdicts(view))
         guard.show(
             ["version", "verdict", "variant", "examples", "log-loss", "calibration"],
@@ -103,37 +109,6 @@ def _tiles(view: View, nonzero: str) -> str:
     )
 
 
-def _versions(view: View, lines: list[Any]) -> tuple[list[str], list[list[Any]]]:
-    base = view.state.base or ""
-    rows: list[list[Any]] = []
-    for line in lines:
-        metrics = line.metrics.get(base, {})
-        rows.append(
-            [
-                f"{line.version}{' ●' if line.active else ''}",
-                duration(line.age_s),
-                line.kind,
-                f"{line.keys:,}",
-                size(line.size),
-                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in METRICS),
-                ", ".join(line.servers),
-                line.refused,
-            ]
-        )
-    return [
-        "version",
-        "age",
-        "kind",
-        "keys",
-        "size",
-        "log-loss",
-        "AUC",
-        "calibration",
-        "served by",
-        "refused",
-    ], rows
-
-
 def _verdicts(view: View) -> str:
     guard = view.state.guard
     if not guard.when_us:
@@ -160,40 +135,27 @@ def _at(listed: list[int], place: int) -> int | None:
     return listed[min(place, len(listed) - 1)] if listed else None
 
 
-def _difference(view: View, models: Models) -> list[tuple[Any, int]]:
+def _difference(view: View) -> list[tuple[Any, int]]:
     """Put the comparison on the page; returns its choices of a version."""
     state, listed = view.state, _listed(view)
-    with ui.element("div").classes("row-of-fields"):
-        older = (
-            ui.select(listed, value=_at(listed, 1), label="Older").props("dense outlined").classes("choice")
-        )
-        newer = (
-            ui.select(listed, value=_at(listed, 0), label="Newer").props("dense outlined").classes("choice")
-        )
-        variant = (
-            ui.select(list(state.variants), value=state.base, label="Variant")
-            .props("dense outlined")
-            .classes("choice")
-        )
-        button = ui.button("Compare").props("no-caps outline")
-    text = Text("quiet")
-    moved = Picture("")
-    table = Table("Keys that differ most")
 
     async def compare() -> None:
         text.show(paragraph("Comparing…"))
-        button.disable()
+        start.disable()
         try:
             found = await asyncio.to_thread(
-                models.difference, view.state, older.value, newer.value, variant.value
+                view.models.difference, view.state, older.value, newer.value, variant.value
             )
         except FtrieError as error:
             text.show(warning(str(error)))
             return
         finally:
-            button.enable()
+            start.enable()
         text.show(paragraph(str(found)))
-        rows = _largest(found)
+        rows = [
+            [line["key"], _weight(line["before"], "came"), _weight(line["after"], "went"), line["change"]]
+            for line in found.table.slice(0, MOST_CHANGED).to_pylist()
+        ]
         moved.show(
             bars(
                 [{"name": row[0], "value": row[3]} for row in rows[:12]],
@@ -203,15 +165,15 @@ def _difference(view: View, models: Models) -> list[tuple[Any, int]]:
         )
         table.show(["key", "before", "after", "change"], rows, "The versions have the same weights.")
 
-    button.on_click(compare)
+    with fields():
+        older = choose("Older", listed, _at(listed, 1))
+        newer = choose("Newer", listed, _at(listed, 0))
+        variant = choose("Variant", list(state.variants), state.base)
+        start = button("Compare", compare)
+    text = Text("quiet")
+    moved = Picture("")
+    table = Table("Keys that differ most")
     return [(older, 1), (newer, 0)]
-
-
-def _largest(found: ModelDiff) -> list[list[Any]]:
-    return [
-        [line["key"], _weight(line["before"], "came"), _weight(line["after"], "went"), line["change"]]
-        for line in found.table.slice(0, MOST_CHANGED).to_pylist()
-    ]
 
 
 def _weight(value: float | None, otherwise: str) -> Any:
@@ -221,35 +183,94 @@ def _weight(value: float | None, otherwise: str) -> Any:
 def _controls(view: View) -> list[tuple[Any, int]]:
     """Put the changes on the page; returns their choice of a version."""
     changes = Changes(view.feed, view.model)
-    listed = _listed(view)
-    with ui.element("div").classes("row-of-fields"):
-        version = (
-            ui.select(listed, value=view.state.active, label="Version")
-            .props("dense outlined")
-            .classes("choice")
-        )
-        ui.button(
+    with fields():
+        version = choose("Version", _listed(view), view.state.active)
+        asking_button(
             "Activate",
-            on_click=lambda: confirmed(
-                "Activate this version?",
-                f"Servers serve version {version.value}; a trainer activates none until it is resumed.",
-                lambda: changes.activate(view.viewer, version.value),
-            ),
-        ).props("no-caps outline")
-        ui.button(
+            "Activate this version?",
+            lambda: f"Servers serve version {version.value}; a trainer activates none until it is resumed.",
+            lambda: changes.activate(view.viewer, version.value),
+        )
+        asking_button(
             "Roll back",
-            on_click=lambda: confirmed(
-                "Roll back?",
-                "Servers serve the version that was active before.",
-                lambda: changes.roll_back(view.viewer),
-            ),
-        ).props("no-caps outline")
-        ui.button(
+            "Roll back?",
+            lambda: "Servers serve the version that was active before.",
+            lambda: changes.roll_back(view.viewer),
+        )
+        asking_button(
             "Resume",
-            on_click=lambda: confirmed(
-                "Let the trainer activate again?",
-                "This removes an operator's pin.",
-                lambda: changes.resume(view.viewer),
-            ),
-        ).props("no-caps outline")
+            "Let the trainer activate again?",
+            lambda: "This removes an operator's pin.",
+            lambda: changes.resume(view.viewer),
+        )
     return [(version, 0)]
+
+
+# -- what it shows
+
+
+def version_lines(feed: Feed, state: ModelState) -> list[list[Any]]:
+    """A line a version, newest first: version, age, kind, keys, size, metrics of the base, its servers, refused.
+
+    keys: of a delta those that changed.
+    """
+    now = time.time()
+    served: dict[int, list[str]] = {}
+    for server in feed.servers:
+        for model in server.models:
+            if model.get("name") == state.name and isinstance(model.get("version"), int):
+                served.setdefault(model["version"], []).append(server.address)
+    lines = []
+    for info in reversed(state.versions[-MOST_LISTED:]):
+        manifest = state.manifests.get(info.version)
+        metrics = manifest.metrics.get(state.base or "", {}) if manifest is not None else {}
+        lines.append(
+            [
+                f"{info.version}{' ●' if info.version == state.active else ''}",
+                duration(max(0.0, now - info.published.timestamp())),
+                info.kind,
+                f"{info.rows:,}",
+                size(info.size),
+                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in METRICS),
+                ", ".join(served.get(info.version, ())),
+                info.refused,
+            ]
+        )
+    return lines
+
+
+def chain_text(state: ModelState, version: int) -> str:
+    """The versions that make up this one: its snapshot, then its deltas."""
+    try:
+        chain = chain_of(version, parents_of(state.versions))
+    except (FtrieError, KeyError) as error:
+        return str(error)
+    if len(chain) == 1:
+        return f"version {version} is a snapshot"
+    middle = f", {len(chain) - 1:,} deltas" if len(chain) > 6 else ""
+    listed = chain if len(chain) <= 6 else [chain[0], "…", *chain[-3:]]
+    return f"snapshot {' → '.join(map(str, listed))}{middle}"
+
+
+def guard_lines(state: ModelState) -> list[list[Any]]:
+    """A line for every version that a guard judged, newest first, by variant."""
+    rows: list[list[Any]] = []
+    for info in reversed(state.versions[-MOST_LISTED:]):
+        manifest = state.manifests.get(info.version)
+        if manifest is None or not (manifest.recent or info.refused):
+            continue
+        verdict = info.refused or "passed"
+        try:
+            recent = RecentFigures.from_json(manifest.recent) if manifest.recent else None
+        except (ValueError, json.JSONDecodeError):
+            recent = None
+        if recent is None:
+            rows.append([info.version, verdict, "", None, None, None])
+            continue
+        for name, figures in recent.variants.items():
+            calibration = figures.predicted / recent.clicks if recent.clicks else None
+            rows.append([info.version, verdict, name, f"{recent.examples:,}", figures.logloss, calibration])
+    return rows
+
+
+PAGE = Page("/models", "Models", build)

@@ -11,18 +11,19 @@ from nicegui import ui
 
 from ftrie.client.messages import ExplainedItem, Ranking
 from ftrie.dashboard.pages.layout import (
+    Page,
     Picture,
     Refresh,
     Table,
     Text,
     View,
     card,
-    paragraph,
     percent,
     warning,
 )
 from ftrie.dashboard.queries.try_it import Request, TryIt
 from ftrie.draw.charts import bars
+from ftrie.draw.notebook import paragraph
 from model_store.artefact.inspection import key_text
 from model_store.errors import FtrieError
 
@@ -228,3 +229,6 @@ def _contributions(item: ExplainedItem) -> tuple[list[dict[str, Any]], str]:
     rows = [{"name": name, "value": value} for name, value in ordered[:MOST_BARS]]
     rest = ordered[MOST_BARS:]
     return rows, f"; {len(rest):,} others add up to {sum(value for _, value in rest):+.5f}" if rest else ""
+
+
+PAGE = Page("/try", "Try it", build)

@@ -9,7 +9,7 @@ from threading import Lock
 
 from ftrie.client.messages import ExplainedItem, Ranking
 from ftrie.dashboard.feed import Feed, ModelState
-from ftrie.dashboard.queries.models import Models
+from ftrie.dashboard.shared import Models
 from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.key_ranges import key_ranges

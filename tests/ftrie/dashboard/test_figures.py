@@ -18,12 +18,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
+from ftrie.dashboard import shared as recent_module
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
-from ftrie.dashboard.queries import recent as recent_module
-from ftrie.dashboard.queries.models import Models, settled_range
-from ftrie.dashboard.queries.recent import Recent
-from ftrie.dashboard.queries.system import latency_colours
+from ftrie.dashboard.pages.learning import settled_range
+from ftrie.dashboard.pages.system import latency_colours
 from ftrie.dashboard.queries.try_it import Request, TryIt
 from ftrie.dashboard.scrape import (
     ServerState,
@@ -35,6 +34,7 @@ from ftrie.dashboard.scrape import (
     percentile,
     samples_of,
 )
+from ftrie.dashboard.shared import Models, Recent
 from ftrie.draw.charts import SERIES, intervals
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ftrie.client.client import Client
-from ftrie.dashboard.pages.layout import PAGES
+from ftrie.dashboard.app import PAGES
+from ftrie.dashboard.pages.layout import Page
 from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.ftrie.dashboard.conftest import PROCESSES, Watcher, dashboard
@@ -59,16 +60,16 @@ def number(page: Any, what: str) -> int:
     return int(re.sub(r"\D", "", tile.locator("dd").first.inner_text()))
 
 
-@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("shown", PAGES, ids=lambda page: page.title)
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1440, 900, "light"), (390, 844, "dark")])
 def test_every_page_needs_nothing_from_elsewhere_and_fits_and_axe_finds_no_serious_issue(
-    chromium: Browser, watched: str, path: str, width: int, height: int, scheme: str
+    chromium: Browser, watched: str, shown: Page, width: int, height: int, scheme: str
 ) -> None:
     with closing(Watcher(chromium, width, height, scheme)) as watcher:
-        page = watcher.open(watched.rstrip("/") + path)
-        settled(page, path)
-        assert page.inner_text("main h1") == PAGES[path]
-        assert page.locator("nav a[aria-current=page]").inner_text() == PAGES[path]
+        page = watcher.open(watched.rstrip("/") + shown.path)
+        settled(page, shown.path)
+        assert page.inner_text("main h1") == shown.title
+        assert page.locator("nav a[aria-current=page]").inner_text() == shown.title
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         eventually(lambda: page.evaluate(CUT) == [], "charts without a text that is cut")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -102,9 +103,9 @@ def test_figures_are_the_stores_and_keys_walk_the_pages(window: Watcher, watched
     page = window.open(watched)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
-    for name in PAGES.values():
+    for each in PAGES:
         page.keyboard.press("Tab")
-        assert page.evaluate("document.activeElement.innerText") == name
+        assert page.evaluate("document.activeElement.innerText") == each.title
     page.keyboard.press("Enter")
     page.wait_for_selector("main h1:text-is('System')")
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.pages.features import Explorer
+from ftrie.dashboard.pages.learning import SliceQuery, Slices, fields_of, metric_rows
+from ftrie.dashboard.pages.models import chain_text, version_lines
 from ftrie.dashboard.queries.experiments import MOST_POINTS, experiment_figures, group_of
-from ftrie.dashboard.queries.features import Explorer
-from ftrie.dashboard.queries.models import Models, chain_text, metric_rows, thinned, version_lines
-from ftrie.dashboard.queries.recent import Recent
-from ftrie.dashboard.queries.slices import SliceQuery, Slices, fields_of
 from ftrie.dashboard.queries.try_it import Request, TryIt, moves
+from ftrie.dashboard.shared import Models, Recent
+from ftrie.draw.charts import thinned
 from ftrie.library.store import load
 from model_store.errors import FtrieError
 from model_store.store import Store
@@ -81,14 +82,17 @@ def test_versions_and_metrics_are_those_of_the_manifests(feed: Feed, state: Mode
     lines = version_lines(feed, state)
     with Store.open(traded) as store:
         versions = store.model("market")
-        assert [line.version for line in lines] == [info.version for info in versions.versions()][::-1]
+        assert [int(line[0].split()[0]) for line in lines] == [info.version for info in versions.versions()][
+            ::-1
+        ]
         for line in lines:
-            assert line.metrics == versions.manifest(line.version).metrics
-    assert [line.version for line in lines if line.active] == [state.active]
+            metrics = versions.manifest(int(line[0].split()[0])).metrics["base"]
+            assert line[5] == f"{metrics['logloss']:.5f}"
+    assert [line[0] for line in lines if "●" in line[0]] == [f"{state.active} ●"]
     assert str(state.active) in chain_text(state, state.active or 0)
     rows = metric_rows(state, "logloss", 1_000)
     assert len(rows) == 2 * len(lines)
-    assert thinned(rows, 3)[-1] == rows[-1]
+    assert list(thinned(rows, 3)) == rows[-2:]
 
 
 def test_a_difference_is_that_of_the_library_and_keys_with_a_weight_are_counted(

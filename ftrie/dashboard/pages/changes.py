@@ -1,11 +1,18 @@
-"""What the dashboard changes in the store for a viewer: each change is checked as by the command line, and recorded."""
+"""What the dashboard changes in the store for a viewer: asked for once, checked as by the command line, recorded."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from nicegui import ui
 
 from ftrie.dashboard.feed import Feed
-from model_store.errors import ExperimentError
+from ftrie.dashboard.pages.layout import View, button
+from ftrie.draw.notebook import paragraph
+from model_store.errors import ExperimentError, FtrieError
 from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
@@ -65,3 +72,31 @@ class Changes:
 
     def _versions(self) -> ModelVersions:
         return self._feed.store.model(self._model)
+
+
+def changes_table(view: View) -> tuple[list[str], list[list[Any]]]:
+    """What operators changed, latest first."""
+    rows = [[f"{each.at:%Y-%m-%d %H:%M:%S}", each.who, each.tool, each.words] for each in view.state.changes]
+    return ["when", "who", "with", "what"], rows
+
+
+def asking_button(label: str, title: str, text: Callable[[], str], change: Callable[[], str]) -> Any:
+    """A button that asks once, with the text of that moment, then changes, and shows what was done."""
+    return button(label, lambda: _ask(title, text(), change))
+
+
+def _ask(title: str, text: str, change: Callable[[], str]) -> None:
+
+    async def do() -> None:
+        dialog.close()
+        try:
+            ui.notify(await asyncio.to_thread(change), type="positive", close_button="Close", timeout=10_000)
+        except FtrieError as error:
+            ui.notify(f"Nothing was changed: {error}", type="negative", close_button="Close", timeout=0)
+
+    with ui.dialog() as dialog, ui.card():
+        ui.html(f"<h2>{escape(title)}</h2>{paragraph(text)}", sanitize=False)
+        with ui.row():
+            ui.button("Cancel", on_click=dialog.close).props("no-caps flat")
+            button("Yes", do)
+    dialog.open()

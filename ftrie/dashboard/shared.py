@@ -1,7 +1,8 @@
-"""The latest traffic of a model as a log: impressions and clicks from the store's streams, as files in a folder.
+"""What the viewers of one model share: its versions as whole models, and its latest traffic.
 
-What reads logs reads them: `trainer.runs.evaluate` joins the clicks to their impressions by the rules of the spec, as
-training does. Traffic older than RENEWED_S is read again, into files of its own.
+The traffic is a log: impressions and clicks from the store's streams, as files in a folder. What reads logs reads them:
+`trainer.runs.evaluate` joins the clicks to their impressions by the rules of the spec, as training does. Traffic older
+than RENEWED_S is read again, into files of its own.
 """
 
 from __future__ import annotations
@@ -9,22 +10,79 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
-from ftrie.dashboard.feed import Feed
+import numpy as np
+
+from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.draw.charts import NONE, Row
+from ftrie.library.weights import ModelDiff, diff_of
+from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
 from model_store.ratios import wilson
 
+Kind = TypeVar("Kind")
+MOST_MODELS = 3
+"""Whole models that are kept in memory."""
 MOST_IMPRESSIONS = 10_000
 MOST_CLICKS = 60_000
 MOST_BYTES = 256 << 20
 RENEWED_S = 20.0
 GROUPS = 20
+
+
+class Shared:
+    """What the viewers of one model share: one of each kind, so that several viewers cost no more than one."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[type, str], Any] = {}
+
+    def of(self, kind: type[Kind], model: str, make: Callable[[], Kind]) -> Kind:
+        """The one of this kind, made at first. For the event loop."""
+        key = (kind, model)
+        if key not in self._made:
+            self._made[key] = make()
+        found: Kind = self._made[key]
+        return found
+
+
+class Models:
+    """Whole models by version, a few of them kept. Thread-safe; every method may take seconds for millions of keys."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    def artefact(self, state: ModelState, version: int) -> Artefact:
+        """The model of a version. Raises FtrieError if it is gone or damaged."""
+        with self._lock:
+            versions = self._feed.store.model(state.name)
+            key = (state.name, versions.manifest(version).sha256)
+            if key not in self._kept:
+                self._kept[key] = versions.materialise(version)
+            self._kept.move_to_end(key)
+            while len(self._kept) > MOST_MODELS:
+                self._kept.popitem(last=False)
+            found: Artefact = self._kept[key]
+            return found
+
+    def difference(self, state: ModelState, older: int, newer: int, variant: str) -> ModelDiff:
+        """How a variant differs between two versions. Raises FtrieError."""
+        return diff_of(self.artefact(state, older), self.artefact(state, newer), variant)
+
+    def nonzero(self, state: ModelState, version: int) -> dict[str, int]:
+        """Keys with a weight other than 0, by variant. Raises FtrieError."""
+        artefact = self.artefact(state, version)
+        return {
+            name: int(np.count_nonzero(artefact.weights_of(bit)))
+            for bit, name in enumerate(artefact.spec.variants)
+        }
 
 
 @dataclass(frozen=True)
@@ -72,7 +130,7 @@ class Served:
     """What was served and clicked. calibration: rows of a chart, by variant and group of predicted rates."""
 
     exposure: Exposure
-    calibration: tuple[dict[str, Any], ...]
+    calibration: tuple[Row, ...]
 
 
 class Recent:
@@ -178,9 +236,9 @@ def _exposure(shown: Sequence[_Shown], catalogue: set[str]) -> Exposure:
     )
 
 
-def _calibration(shown: Sequence[_Shown]) -> list[dict[str, Any]]:
+def _calibration(shown: Sequence[_Shown]) -> list[Row]:
     """Of each variant, groups of equally many items by their predicted rate, the lowest first, with intervals."""
-    rows = []
+    rows: list[Row] = []
     for variant in sorted({each.variant for each in shown}):
         rated = sorted(
             (each.ctr, each.clicked) for each in shown if each.variant == variant and each.ctr is not None
@@ -192,7 +250,7 @@ def _calibration(shown: Sequence[_Shown]) -> list[dict[str, Any]]:
             if clicks:
                 rows.append(
                     {
-                        "series": variant or "(none)",
+                        "series": variant or NONE,
                         "predicted": sum(ctr for ctr, _ in group) / len(group),
                         "observed": clicks / len(group),
                         "low": interval.low or None,
