@@ -353,7 +353,7 @@ class ModelKeys:
     experiment = Key("hash", "the experiment, below", written="experiment.lua", read="servers")
     impressions = Key(
         "stream",
-        "impressions: `json`, or fields ([events.md](events.md)); about 1,000,000 entries, a day",
+        "impressions: `json`, or fields ([events](events.md)); about 1,000,000 entries, a day",
         written="servers, your systems",
         read="the trainer",
         kept="trimmed",
@@ -362,7 +362,7 @@ class ModelKeys:
     )
     clicks = Key(
         "stream",
-        "clicks and conversions, likewise ([feedback.md](feedback.md))",
+        "clicks and conversions, likewise ([feedback](events.md#feedback))",
         written="feedback.lua, your systems",
         read="the trainer",
         kept="trimmed",
@@ -406,7 +406,7 @@ class ModelKeys:
     )
     partition_lease = KeyFamily(
         "hash",
-        "likewise, the lease of the trainer of [partition](partitions.md) I, from 2",
+        "likewise, the lease of the trainer of [partition](distributed.md#one-stream-several-trainers) I, from 2",
         written="lease.lua",
         read="lease.lua, round.lua",
         name="trainer:<I>",
@@ -509,7 +509,7 @@ class RecordKeys:
     # one round trip. For a cookie with a brace the slots differ, and each is asked for.
     history = KeyFamily(
         "string",
-        "the user's latest events for a model ([history.md](history.md)); on a cluster in the slot of "
+        "the user's latest events for a model ([histories](features.md#histories)); on a cluster in the slot of "
         "`ftrie:user:<cookie>`",
         written="the trainer",
         read="servers, with the user",
@@ -545,7 +545,7 @@ class RecordKeys:
     items_epoch = Key(
         "string",
         "random, lost with the data: shows whether a store lost its data "
-        "([features.md](features.md#a-store-that-lost-its-data))",
+        "([features](features.md#a-store-that-lost-its-data))",
         written="servers, `ftrie store load` (SET NX)",
         read="servers",
         roles=(LOADER, SERVER),

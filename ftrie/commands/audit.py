@@ -36,12 +36,10 @@ def audit(
     """Explain one row's score: its keys, their weights and contributions, and which keys the model lacks."""
     from model_store.model_files import read_named
     from trainer.runs.audit import audit
-    from trainer.runs.warmup import compiling_scorer
 
     named = read_named(model, store, spec)
-    with compiling_scorer(terminal):
-        opened = log_of(inputs, named.artefact.spec.input, note=note_once(), **log)
-        found = audit(named.artefact, opened, row, variant, without or ())
+    opened = log_of(inputs, named.artefact.spec.input, note=note_once(), **log)
+    found = audit(named.artefact, opened, row, variant, without or (), terminal)
     if as_json:
         print_json({"model": named.name, "row": row, **vars(found)})
     else:

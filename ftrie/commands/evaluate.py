@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from ftrie import terminal
 from ftrie.command import command
@@ -17,14 +17,13 @@ from ftrie.commands.flags import (
     WithoutOption,
 )
 from ftrie.library.data import TimedLog, log_of
-from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
+from ftrie.terminal import JsonOption, note, note_once, picked, print_json, print_table, warn
 from model_store.errors import InputError, SpecError, counted, listed
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact
     from trainer.learn.metrics.requests import RequestReport
-    from trainer.runs.diagnostics import ModelReport
     from trainer.runs.evaluate import Evaluation
 
 
@@ -96,7 +95,6 @@ def evaluate(
     from trainer.logs.rejects import RejectLog, no_usable_row
     from trainer.runs.diagnostics import DiagnosticsOptions
     from trainer.runs.evaluate import PredictionFile, evaluate
-    from trainer.runs.warmup import compiling_scorer
 
     named = read_named(model, store, spec)
     chosen = _variant(named.artefact, variant)
@@ -111,7 +109,7 @@ def evaluate(
         require_charts()
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
     writing = PredictionFile(predictions, chosen, given) if predictions is not None else nullcontext()
-    with compiling_scorer(terminal), RejectLog(rejects, strict) as reject_log, writing as file:
+    with RejectLog(rejects, strict) as reject_log, writing as file:
         found = evaluate(
             named.artefact,
             log_of(inputs, given, note=note_once(), **log),
@@ -125,7 +123,10 @@ def evaluate(
             output=terminal,
         )
     if report is not None and found.report is not None:
-        _write_page(report, named.name, found.report)
+        from ftrie.draw.model_page import save_report
+
+        save_report(report, named.name, found.report)
+        note(f"{report}: the report of {counted(len(found.report.variants), 'variant')}")
     (_print_json if as_json else _print_tables)(named.name, found)
     if found.requests is not None:
         _warn_of_requests(found.requests, request)
@@ -138,13 +139,6 @@ def _variant(artefact: Artefact, name: str | None) -> int:
     if name is not None and name not in names:
         raise SpecError(f"--variant: no variant {name!r}; the model has: {listed(names, name)}")
     return 0 if name is None else names.index(name)
-
-
-def _write_page(path: Path, name: str, report: ModelReport) -> None:
-    from ftrie.draw.model_page import save_report
-
-    save_report(path, name, report)
-    note(f"{path}: the report of {counted(len(report.variants), 'variant')}")
 
 
 def _print_tables(name: str, found: Evaluation) -> None:
@@ -200,31 +194,15 @@ def _warn_of_requests(requests: RequestReport, column: str) -> None:
 
 
 def _print_json(name: str, found: Evaluation) -> None:
-    from dataclasses import asdict
-
-    predicted = found.predicted
-    print_json(
-        {
-            "model": name,
-            "rows": found.rows,
-            "rejected": found.rejected,
-            "weight": found.weight,
-            "clicks": found.clicks,
-            "variants": {
-                variant: {**m.as_dict(), "uncertainty": found.uncertainty.get(variant)}
-                for variant, m in found.variants.items()
-            },
-            "uncalibrated": predicted and {variant: m.as_dict() for variant, m in predicted.items()},
-            "requests": found.requests and asdict(found.requests),
-            **({"report": _json_types(asdict(found.report))} if found.report is not None else {}),
-        }
-    )
-
-
-def _json_types(value: Any) -> Any:
-    """The same with text in place of bytes; bytes that are not UTF-8 are escaped."""
-    if isinstance(value, dict):
-        return {_json_types(key): _json_types(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_types(each) for each in value]
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    variants = {
+        each: {**metrics.as_dict(), "uncertainty": found.uncertainty.get(each)}
+        for each, metrics in found.variants.items()
+    }
+    predicted = {each: metrics.as_dict() for each, metrics in (found.predicted or {}).items()}
+    parts = {
+        "variants": variants,
+        "uncalibrated": predicted or None,
+        "requests": found.requests,
+    }
+    report = {"report": found.report} if found.report is not None else {}
+    print_json({"model": name, **picked(found, "rows rejected weight clicks"), **parts, **report})

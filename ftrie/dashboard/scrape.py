@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -23,12 +23,13 @@ TIMEOUT_S = 2.0
 KEPT = 600
 """Moments of each figure over time."""
 OVER_S, LEAST_S = 10.0, 0.9
-"""Rates and percentiles are of the last so many seconds, once there are at least so many."""
+"""Rates and percentiles are of the last OVER_S seconds, once LEAST_S have passed."""
 MOST_BYTES = 16 << 20
 PERCENTILES = (0.5, 0.95, 0.99)
 
 Labels = tuple[tuple[str, str], ...]
 Samples = dict[str, dict[Labels, float]]
+S = TypeVar("S", bound="ProcessState")
 Histogram = dict[float, float]
 """Upper bound → observations at or below it."""
 
@@ -43,42 +44,17 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class ServerState:
-    """One server. health: its /healthz; rates: per second, by metric and labels; problem: why it cannot be read."""
+class ProcessState:
+    """A server or a trainer as it was read last. totals, rates: by metric and labels, since its start and per second.
 
-    address: str
-    at: float = 0.0
-    problem: str = "not read yet"
-    health: Mapping[str, Any] = field(default_factory=dict)
-    totals: Samples = field(default_factory=dict)
-    rates: Samples = field(default_factory=dict)
-    moments: tuple[Moment, ...] = ()
-
-    @property
-    def models(self) -> list[Mapping[str, Any]]:
-        """What /healthz says of every model."""
-        return list(self.health.get("models", ()))
-
-    def rate(self, name: str, **labels: str) -> float:
-        """The sum of a counter's rates per second over all series with these labels."""
-        return added(self.rates, name, labels)
-
-    def total(self, name: str, **labels: str) -> float:
-        """The sum of a metric over all series with these labels, since the server has started."""
-        return added(self.totals, name, labels)
-
-
-@dataclass(frozen=True)
-class TrainerState:
-    """One trainer's metrics; as of a server."""
+    problem: why it cannot be read now.
+    """
 
     address: str
     at: float = 0.0
     problem: str = "not read yet"
     totals: Samples = field(default_factory=dict)
     rates: Samples = field(default_factory=dict)
-    moments: tuple[tuple[float, float], ...] = ()
-    """Time and lag in seconds."""
 
     def rate(self, name: str, **labels: str) -> float:
         """The sum of a counter's rates per second over all series with these labels."""
@@ -93,32 +69,31 @@ class TrainerState:
         return max(self.totals.get(name, {}).values(), default=None)
 
 
+@dataclass(frozen=True)
+class ServerState(ProcessState):
+    """One server. health: its /healthz."""
+
+    health: Mapping[str, Any] = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
+
+    @property
+    def models(self) -> list[Mapping[str, Any]]:
+        """What /healthz says of every model."""
+        return list(self.health.get("models", ()))
+
+
+@dataclass(frozen=True)
+class TrainerState(ProcessState):
+    """One trainer."""
+
+    moments: tuple[tuple[float, float], ...] = ()
+    """Time and lag in seconds."""
+
+
 def added(samples: Samples, name: str, labels: Mapping[str, str]) -> float:
     """The sum over all series of a metric that have these labels."""
     wanted = set(labels.items())
     return sum(value for key, value in samples.get(name, {}).items() if wanted <= set(key))
-
-
-class _Counters:
-    """The totals of the last `OVER_S` seconds, from which rates are made."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, Samples]] = deque()
-
-    def rates(self, at: float, totals: Samples) -> Samples:
-        self._seen.append((at, totals))
-        while len(self._seen) > 2 and self._seen[1][0] <= at - OVER_S:
-            self._seen.popleft()
-        began, first = self._seen[0]
-        if at - began < LEAST_S:  # a single call would look like many a second
-            return {}
-        return {
-            name: {
-                key: grown(first.get(name, {}).get(key, 0.0), total) / (at - began)
-                for key, total in series.items()
-            }
-            for name, series in totals.items()
-        }
 
 
 def grown(before: float, now: float) -> float:
@@ -126,59 +101,76 @@ def grown(before: float, now: float) -> float:
     return now - before if now >= before else now
 
 
-class ServerWatch:
-    """Reads one server. `scrape` on one thread at a time; `state` on any."""
+class _Watch(Generic[S]):
+    """Reads one process. `scrape` on one thread at a time; `state` on any."""
 
-    def __init__(self, address: str) -> None:
-        self.state = ServerState(address)
-        self._counters = _Counters()
-        self._moments: deque[Moment] = deque(maxlen=KEPT)
+    def __init__(self, state: S) -> None:
+        self.state = state
+        self._before: deque[tuple[float, Samples]] = deque()
+        """The totals of the last OVER_S seconds, from which rates are made."""
 
     def scrape(self) -> None:
-        """Read both pages; a failure is the state's `problem`."""
+        """Read the pages; a failure is the state's `problem`."""
         address = self.state.address
         try:
-            health = json.loads(fetched(address, "/healthz"))
-            totals = samples_of(fetched(address, "/metrics").decode())
+            self.state = self._read(address)
         except (OSError, ValueError, HTTPException) as error:
             self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
-            return
+
+    def _read(self, address: str) -> S:
+        raise NotImplementedError
+
+    def _totals_and_rates(self, address: str) -> tuple[float, Samples, Samples]:
+        """When /metrics was read, its totals, and their rates since OVER_S seconds before."""
+        totals = samples_of(fetched(address, "/metrics").decode())
         at = time.time()
-        rates = self._counters.rates(at, totals)
-        calls = histogram(rates, "ftrie_call_seconds")
+        self._before.append((at, totals))
+        while len(self._before) > 2 and self._before[1][0] <= at - OVER_S:
+            self._before.popleft()
+        began, first = self._before[0]
+        if at - began < LEAST_S:  # a single call would look like many a second
+            return at, totals, {}
+        rates = {
+            name: {
+                key: grown(first.get(name, {}).get(key, 0.0), total) / (at - began)
+                for key, total in series.items()
+            }
+            for name, series in totals.items()
+        }
+        return at, totals, rates
+
+
+class ServerWatch(_Watch[ServerState]):
+    """Reads /healthz and /metrics of one server."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(ServerState(address))
+
+    def _read(self, address: str) -> ServerState:
+        health = json.loads(fetched(address, "/healthz"))
+        at, totals, rates = self._totals_and_rates(address)
+        moments = self.state.moments
         if rates:
-            moment = Moment(
-                at,
-                added(rates, "ftrie_call_seconds_count", {}),
-                tuple(percentile(calls, share) for share in PERCENTILES),
-            )
-            self._moments.append(moment)
+            calls = histogram(rates, "ftrie_call_seconds")
+            percentiles = tuple(percentile(calls, share) for share in PERCENTILES)
+            answered = added(rates, "ftrie_call_seconds_count", {})
+            moments = (*moments, Moment(at, answered, percentiles))[-KEPT:]
         health = health if isinstance(health, dict) else {}
-        self.state = ServerState(address, at, "", health, totals, rates, tuple(self._moments))
+        return ServerState(address, at, "", totals, rates, health, moments)
 
 
-class TrainerWatch:
-    """Reads one trainer. `scrape` on one thread at a time; `state` on any."""
+class TrainerWatch(_Watch[TrainerState]):
+    """Reads /metrics of one trainer."""
 
     def __init__(self, address: str) -> None:
-        self.state = TrainerState(address)
-        self._counters = _Counters()
-        self._moments: deque[tuple[float, float]] = deque(maxlen=KEPT)
+        super().__init__(TrainerState(address))
 
-    def scrape(self) -> None:
-        """Read the page; a failure is the state's `problem`."""
-        address = self.state.address
-        try:
-            totals = samples_of(fetched(address, "/metrics").decode())
-        except (OSError, ValueError, HTTPException) as error:
-            self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
-            return
-        at = time.time()
-        rates = self._counters.rates(at, totals)
-        lags = totals.get("ftrie_trainer_lag_seconds", {})
+    def _read(self, address: str) -> TrainerState:
+        at, totals, rates = self._totals_and_rates(address)
+        lags, moments = totals.get("ftrie_trainer_lag_seconds", {}), self.state.moments
         if lags:
-            self._moments.append((at, max(lags.values())))
-        self.state = TrainerState(address, at, "", totals, rates, tuple(self._moments))
+            moments = (*moments, (at, max(lags.values())))[-KEPT:]
+        return TrainerState(address, at, "", totals, rates, moments)
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

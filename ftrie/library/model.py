@@ -31,8 +31,7 @@ from trainer.runs.audit import RowAudit, audit
 from trainer.runs.diagnostics import DiagnosticsOptions, ModelReport
 from trainer.runs.evaluate import Evaluation as EngineEvaluation
 from trainer.runs.evaluate import evaluate
-from trainer.runs.predict import BatchScores, predict
-from trainer.runs.warmup import compiling_scorer
+from trainer.runs.predict import predict
 
 if TYPE_CHECKING:
     import altair as alt
@@ -97,24 +96,23 @@ class Model:
         columns, and they are a warning. Raises SpecError for a missing column, InputError if the data cannot be read to
         its end.
         """
-        output = LibraryOutput(progress)
         opened = log_of(data, self.artefact.spec.input, **log)
-        parts: dict[str, list[npt.NDArray[np.float64]]] = {
-            name: [] for name in self._columns(score, uncertainty)
-        }
+        kinds = ["ctr", *(["score"] if score else []), *(["uncertainty"] if uncertainty else [])]
+        columns = [(kind, bit) for kind in kinds for bit in range(len(self.variants))]
+        parts: list[list[npt.NDArray[np.float64]]] = [[] for _ in columns]
         bad: list[str] = []
         rejected = 0
-        with compiling_scorer(output):
-            for batch in predict(self.artefact, opened, threads=threads, output=output):
-                for name, column in _columns_of(batch, self.variants, score, uncertainty).items():
-                    parts[name].append(column)
-                rejected += len(batch.rejects)
-                bad += [str(each) for each in batch.rejects[: 3 - len(bad)]]
+        for batch in predict(self.artefact, opened, threads=threads, output=LibraryOutput(progress)):
+            for part, (kind, bit) in zip(parts, columns, strict=True):
+                part.append(getattr(batch.scores, kind)[:, bit])
+            rejected += len(batch.rejects)
+            bad += [str(each) for each in batch.rejects[: 3 - len(bad)]]
         if rejected:
             warn(f"{counted(rejected, 'row')} could not be scored: {'; '.join(bad)}")
+        names = [self.variants[bit] + ("" if kind == "ctr" else f".{kind}") for kind, bit in columns]
         answer = {
-            name: pa.array(np.concatenate(columns) if columns else np.empty(0), from_pandas=True)
-            for name, columns in parts.items()
+            name: pa.array(np.concatenate(part) if part else np.empty(0), from_pandas=True)
+            for name, part in zip(names, parts, strict=True)
         }
         return as_given(pa.table(answer), data)
 
@@ -159,7 +157,7 @@ class Model:
         """
         output = LibraryOutput(progress)
         options = DiagnosticsOptions(tuple(slices)) if diagnose or slices else None
-        with compiling_scorer(output), RejectLog(strict=strict) as rejects:
+        with RejectLog(strict=strict) as rejects:
             found = evaluate(
                 self.artefact,
                 log_of(data, self.artefact.spec.input, **log),
@@ -241,11 +239,6 @@ class Model:
             + variants_table(figures)
             + details("keys by field", html_table(["field or cross", "keys", "sum |w|", "max |w|"], owners))
         )
-
-    def _columns(self, score: bool, uncertainty: bool) -> list[str]:
-        names = list(self.variants)
-        names += [f"{name}.score" for name in self.variants if score]
-        return names + [f"{name}.uncertainty" for name in self.variants if uncertainty]
 
 
 @contextmanager
@@ -397,15 +390,3 @@ def variants_table(variants: Mapping[str, VariantMetrics]) -> str:
 def _complete(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Stored metrics with None for those that are not defined."""
     return {name: metrics.get(name) for name in VariantMetrics.model_fields if name != "difference"}
-
-
-def _columns_of(
-    batch: BatchScores, variants: Sequence[str], score: bool, uncertainty: bool
-) -> dict[str, npt.NDArray[np.float64]]:
-    scores = batch.scores
-    columns = {name: scores.ctr[:, bit] for bit, name in enumerate(variants)}
-    if score:
-        columns |= {f"{name}.score": scores.score[:, bit] for bit, name in enumerate(variants)}
-    if uncertainty:
-        columns |= {f"{name}.uncertainty": scores.uncertainty[:, bit] for bit, name in enumerate(variants)}
-    return columns

@@ -67,6 +67,8 @@ class Inclusion(Section):
     keys: int = Field(default=DEFAULT_KEYS, ge=1)
     false_positives: float = Field(default=DEFAULT_FALSE_POSITIVES, gt=0, lt=1)
 
+    ALWAYS = ("kind", "p", "count", "keys", "false_positives")
+
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> Self:
         needs = {"none": None, "poisson": "p", "bloom": "count"}[self.kind]
@@ -99,6 +101,8 @@ class Rule(Section):
     l1: Penalty | None = None
     alpha: Alpha | None = None
     decay: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+
+    ALWAYS = ("inclusion", "l1")
 
 
 class LearnerSection(Section):
@@ -133,6 +137,23 @@ class LearnerSection(Section):
     ttl: int | str | None = None
     subsample: Subsample | None = None
     seed: int = Field(default=1, ge=0, lt=2**63)
+
+    ALWAYS = (
+        "algorithm",
+        "alpha",
+        "beta",
+        "l1",
+        "l2",
+        "k",
+        "theta",
+        "values",
+        "rate",
+        "precision",
+        "inclusion",
+        "ttl",
+        "subsample",
+        "seed",
+    )
 
     def why_not(self, regularizer: str) -> str:
         """Why this learner does not take the regularizer, l1 or l2; "" if it does."""

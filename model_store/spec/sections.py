@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -49,8 +49,12 @@ Penalty = Annotated[float, Field(ge=0, le=LARGEST_PENALTY, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
-    """A frozen part of a spec that rejects unknown keys."""
+    """A frozen part of a spec that rejects unknown keys.
 
+    ALWAYS: the members that its JSON holds even at their default.
+    """
+
+    ALWAYS: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
@@ -79,6 +83,8 @@ class InputSection(Section):
     nulls: tuple[str, ...] | None = None
     decimal: Literal[".", ","] | None = None
     grouping: str | None = Field(default=None, max_length=1)
+
+    ALWAYS = ("weight", "timestamp", "request", "cookie", "item", "ignore")
 
     @model_validator(mode="after")
     def _labels_are_one_kind(self) -> Self:
@@ -176,6 +182,8 @@ class FieldSpec(Section):
     column: str | None = None
     separator: str | None = Field(default=None, min_length=1)
     optional: bool = False
+
+    ALWAYS = ("side", "kind", "bucket", "part", "format", "column", "separator", "optional")
 
     @model_validator(mode="after")
     def _options_fit_the_kind(self) -> Self:
@@ -331,6 +339,8 @@ class Variant(Section):
     average: str | None = None
     half_life: float | None = Field(default=None, ge=1, le=LONGEST_HALF_LIFE, allow_inf_nan=False)
 
+    ALWAYS = ("share", "without", "alpha", "beta", "l1", "l2")
+
     @model_validator(mode="after")
     def _average_learns_nothing(self) -> Self:
         if self.half_life is not None and self.average is None:
@@ -356,6 +366,8 @@ class CalibrationSection(Section):
 
     kind: Literal["none", "power", "isotonic"] = "none"
     by: str | None = None
+
+    ALWAYS = ("kind", "by")
 
     @model_validator(mode="after")
     def _by_has_curves(self) -> Self:
@@ -419,6 +431,8 @@ class ChosenStep(Section):
     mrr: float | None = None
     weights: int = Field(ge=0)
 
+    ALWAYS = ("auc", "mrr")
+
 
 class ChosenSection(Section):
     """How `ftrie init` chose the spec, for people and reports; what learns and serves does not read it.
@@ -429,6 +443,8 @@ class ChosenSection(Section):
     rows: int = Field(ge=0)
     judged_rows: int = Field(ge=0)
     steps: tuple[ChosenStep, ...] = ()
+
+    ALWAYS = ("steps",)
 
 
 class GuardSection(Section):
@@ -447,6 +463,19 @@ class GuardSection(Section):
     online_calibration: Band = (0.5, 2.0)
     online_clicks: int = Field(default=200, ge=1)
     cooldown: Time = "10m"
+
+    ALWAYS = (
+        "examples",
+        "min_examples",
+        "logloss_rise",
+        "calibration",
+        "keys_fall",
+        "keys_rise",
+        "min_keys",
+        "online_calibration",
+        "online_clicks",
+        "cooldown",
+    )
 
     @model_validator(mode="after")
     def _window_holds_enough(self) -> Self:
@@ -485,6 +514,8 @@ class JoinSection(Section):
     positive: Literal["click", "conversion"] = "click"
     max_pending: int = Field(default=2_000_000, ge=1, le=MOST_PENDING)
     unknown_items: Literal["skip", "learn"] = "skip"
+
+    ALWAYS = ("window", "lateness", "late", "late_within", "positive", "max_pending")
 
     @model_validator(mode="after")
     def _window_is_open(self) -> Self:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import permutations, product
+from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -36,28 +36,6 @@ MAX_VARIANTS = 32
 SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
-_CAME_LATER = ("join", "guard", "chosen")
-_MEMBERS_CAME_LATER = (
-    *(("input", name) for name in ("separator", "quote", "escape", "nulls", "decimal", "grouping")),
-    ("join", "unknown_items"),
-    ("learner", "shrink"),
-    ("learner", "prior_ctr"),
-    ("learner", "forgetting"),
-    ("learner", "prune_kl"),
-    ("learner", "hash_bits"),
-    ("learner", "hash_buckets"),
-    ("learner", "warmup"),
-    ("learner", "auto"),
-    ("input", "positive"),
-    ("input", "views"),
-    ("input", "columns"),
-)
-_OF_FIELDS_CAME_LATER = (
-    *("scale", "learned", "clip", "missing", "main", "fixed_weight", "ngrams", "most", "ratio", "difference"),
-    *("list", "best", "history", "measure", "of", "last", "within"),
-)
-_OF_VARIANTS_CAME_LATER = ("average", "half_life")
-_OF_RULES_CAME_LATER = ("alpha", "decay")
 _OF_DERIVATION = {
     *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
 }
@@ -79,6 +57,8 @@ class ModelSpec(Section):
     join: JoinSection = JoinSection()
     guard: GuardSection | None = None
     chosen: ChosenSection | None = None
+
+    ALWAYS = ("fields", "crosses", "variants", "learner", "rules", "calibration")
 
     @model_validator(mode="after")
     def _variants_are_sound(self) -> Self:
@@ -320,30 +300,10 @@ class ModelSpec(Section):
     def to_json(self) -> str:
         """Canonical JSON: the same spec gives the same text, hence the same hash.
 
-        Sections and members added later are included only if they differ from their default, so that the hashes of
-        older specs do not change.
+        Members are included only if they differ from their default, besides those of `Section.ALWAYS`, so that a
+        member that is added does not change the hash of any spec without it.
         """
-        document = self.model_dump(mode="json")
-        for name in _CAME_LATER:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                del document[name]
-        for section, name in _MEMBERS_CAME_LATER:
-            if section in document and document[section] is not None:
-                default = type(getattr(self, section)).model_fields[name].default
-                if getattr(getattr(self, section), name) == default:
-                    del document[section][name]
-        for field in document["fields"].values():
-            for name in _OF_FIELDS_CAME_LATER:
-                if field[name] == FieldSpec.model_fields[name].default:
-                    del field[name]
-        for names, parts in (
-            (_OF_VARIANTS_CAME_LATER, document["variants"]),
-            (_OF_RULES_CAME_LATER, document["rules"]),
-        ):
-            for part, name in product(parts.values(), names):
-                if part[name] is None:
-                    del part[name]
-        return json.dumps(document, separators=(",", ":"), sort_keys=False)
+        return json.dumps(_written(self, self.model_dump(mode="json")), separators=(",", ":"))
 
     @cached_property
     def derivation(self) -> str:
@@ -379,6 +339,22 @@ class ModelSpec(Section):
     def sha256(self) -> str:
         """Hex SHA-256 of the canonical JSON."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def _written(value: Any, document: Any) -> Any:
+    """What the JSON of a spec holds of one value in it, given all that it could hold."""
+    if isinstance(value, Section):
+        members = type(value).model_fields
+        return {
+            name: _written(getattr(value, name), document[name])
+            for name, field in members.items()
+            if name in value.ALWAYS or getattr(value, name) != field.get_default(call_default_factory=True)
+        }
+    if isinstance(value, dict):
+        return {name: _written(each, document[name]) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return list(map(_written, value, document))
+    return document
 
 
 def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) -> None:

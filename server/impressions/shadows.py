@@ -16,7 +16,6 @@ from zlib import crc32
 
 import structlog
 
-from model_store.errors import OutputError
 from model_store.metrics import Family
 from server.impressions.sinks import RotatingFile
 from server.impressions.writer import BackgroundWriter
@@ -45,8 +44,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Seen:
-    """An answer with its shadows; immutable."""
+class ShadowRecord:
+    """An answer with its shadows, as a line has them; immutable."""
 
     time_s: float
     request_id: str
@@ -59,7 +58,7 @@ class Seen:
     shadows: Sequence[ShadowRanking]
 
     @classmethod
-    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> Seen:
+    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> ShadowRecord:
         """An answer's shadows: of each list the first LOGGED_ITEMS."""
         few = slice(LOGGED_ITEMS)
         return cls(
@@ -99,12 +98,8 @@ class ShadowLog:
         self._count = count
         self._below = int(sample * (1 << 32))
         self._failing = False
-        try:
-            self._file = RotatingFile(path, max_bytes, kept)
-        except OSError as error:
-            raise OutputError(
-                f"cannot write the shadow log {self._path}: {error.strerror}; name a file that can be written"
-            ) from error
+        self._file = RotatingFile(path, max_bytes, kept)
+        self._file.check("the shadow log")
         self._writer = BackgroundWriter("shadow log", self._write, most=waiting, batch=BATCH)
 
     @classmethod
@@ -118,20 +113,20 @@ class ShadowLog:
         """Whether this request is in the sample. Only its id decides, so that every server samples the same ones."""
         return crc32(request_id.encode("utf-8", "surrogatepass")) < self._below
 
-    def offer(self, seen: Seen) -> None:
+    def offer(self, record: ShadowRecord) -> None:
         """Queue one answer, or drop it if too many wait. Returns at once, raises nothing."""
-        if not self._writer.offer(seen):
-            self._count(SHADOW_DROPPED, seen.model)
+        if not self._writer.offer(record):
+            self._count(SHADOW_DROPPED, record.model)
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the thread."""
-        for seen in self._writer.close(time.monotonic() + CLOSE_S):
-            self._count(SHADOW_DROPPED, seen.model)
+        for record in self._writer.close(time.monotonic() + CLOSE_S):
+            self._count(SHADOW_DROPPED, record.model)
 
-    def _write(self, batch: Sequence[Seen]) -> bool:
+    def _write(self, batch: Sequence[ShadowRecord]) -> bool:
         family = SHADOW_DROPPED
         try:
-            self._file.append(b"".join(_line(seen) for seen in batch))
+            self._file.append(b"".join(_line(record) for record in batch))
             family, self._failing = SHADOW_LOGGED, False
         except OSError as error:
             if not self._failing:
@@ -139,24 +134,25 @@ class ShadowLog:
             self._failing = True
         except Exception:
             _log.exception("shadow log not written", file=self._path)
-        for seen in batch:
-            self._count(family, seen.model)
+        for record in batch:
+            self._count(family, record.model)
         return True
 
 
-def _line(seen: Seen) -> bytes:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seen.time_s))
-    names = seen.variants
+def _line(record: ShadowRecord) -> bytes:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.time_s))
+    names = record.variants
     line = {
-        "time": f"{stamp}.{int(seen.time_s * 1000) % 1000:03d}Z",
-        "request_id": seen.request_id,
-        "model": seen.model,
-        "version": seen.version,
-        "variant": names[seen.variant],
-        "ids": list(seen.ids),
-        "scores": list(seen.score),
+        "time": f"{stamp}.{int(record.time_s * 1000) % 1000:03d}Z",
+        "request_id": record.request_id,
+        "model": record.model,
+        "version": record.version,
+        "variant": names[record.variant],
+        "ids": list(record.ids),
+        "scores": list(record.score),
         "shadows": {
-            names[s.variant]: {"ids": s.ids, "scores": s.score, "shown_scores": s.shown} for s in seen.shadows
+            names[s.variant]: {"ids": s.ids, "scores": s.score, "shown_scores": s.shown}
+            for s in record.shadows
         },
     }
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"

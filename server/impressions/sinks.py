@@ -35,6 +35,9 @@ class Sink(Protocol):
     kind: str
     shown: str
 
+    def check(self) -> None:
+        """Raise StoreError for an invalid URL, OutputError for a file that cannot be written. Connects to nothing."""
+
     def append(self, model: str, lines: Sequence[bytes]) -> None:
         """Add lines of one model. Raises FtrieError, OSError if it cannot tell that they were added."""
 
@@ -53,7 +56,7 @@ class StreamSink:
         self._streams: dict[str, EventStream] = {}
 
     def check(self) -> None:
-        """Raise StoreError for an invalid URL. Does not connect."""
+        """See `Sink`."""
         if not self._url.startswith(EMBEDDED):
             StoreConnection(self._url, TIMEOUT_S).close()
 
@@ -89,18 +92,15 @@ class FileSink:
     def __init__(self, path: str, max_bytes: int, kept: int) -> None:
         """Keeps `kept` full files beside the present one."""
         self.kind, self.shown = "file", path
-        self._max_bytes, self._kept = max_bytes, kept
-        self._file: RotatingFile | None = None
+        self._file = RotatingFile(path, max_bytes, kept, FILE_MODE)
+
+    def check(self) -> None:
+        """See `Sink`."""
+        self._file.check("impressions to")
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
         """See `Sink`."""
-        self.open().append(b"\n".join([*lines, b""]))
-
-    def open(self) -> RotatingFile:
-        """The file, opened if it was not. Raises OSError."""
-        if self._file is None:
-            self._file = RotatingFile(self.shown, self._max_bytes, self._kept, FILE_MODE)
-        return self._file
+        self._file.append(b"\n".join([*lines, b""]))
 
     def close(self) -> None:
         """See `Sink`."""
@@ -119,15 +119,7 @@ def check(settings: Settings) -> None:
     Raises ServerError for an invalid sink, StoreError for an invalid URL, OutputError for a file that is not writable.
     """
     for sink in open_sinks(settings):
-        if isinstance(sink, StreamSink):
-            sink.check()
-        elif isinstance(sink, FileSink):
-            try:
-                sink.open()
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write impressions to {sink.shown}: {error.strerror}; name a file that can be written"
-                ) from error
+        sink.check()
 
 
 def _sink(name: str, settings: Settings) -> Sink:
@@ -151,13 +143,21 @@ class RotatingFile:
     """
 
     def __init__(self, path: str | Path, max_bytes: int, kept: int, mode: int = 0o666) -> None:
-        """Keeps `kept` full files beside the present one. mode: of a new file, before the umask. Raises OSError."""
+        """Keeps `kept` full files beside the present one. mode: of a new file, before the umask."""
         self._path = Path(path)
         self._mode = mode
         self._max_bytes = max_bytes
         self._kept = kept
-        with self._open():
-            pass
+
+    def check(self, what: str) -> None:
+        """Make the file if there is none. what: stands before the path in the message. Raises OutputError."""
+        try:
+            with self._open():
+                pass
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {what} {self._path}: {error.strerror}; name a file that can be written"
+            ) from error
 
     def append(self, lines: bytes) -> None:
         """Add lines, each with its end: all or none. More than `max_bytes` get a file of their own. Raises OSError."""

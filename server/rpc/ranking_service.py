@@ -23,7 +23,7 @@ from server.errors import (
     status_of,
 )
 from server.impressions.log import ImpressionLog
-from server.impressions.shadows import Seen, ShadowLog
+from server.impressions.shadows import ShadowLog, ShadowRecord
 from server.ranking.answer import rank_response
 from server.ranking.explain import explain_response
 from server.ranking.request import Received, explain_received, received
@@ -176,7 +176,7 @@ class RankingService:
         if self._impressions is not None and context.is_active():  # else the caller never saw the answer
             self._impressions.offer(served, query, ranking)
         if ranking.shadows and self._shadow_log is not None and not query.no_log:
-            self._shadow_log.offer(Seen.of(request_id, served, query.variant, ranking))
+            self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking))
         self._meter.answered(
             served.name,
             served.version,

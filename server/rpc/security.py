@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import grpc
 import structlog
@@ -35,7 +35,7 @@ from model_store.errors import ServerError
 from server.settings import Settings, is_loopback
 
 Role = Literal["rank", "explain", "feedback", "admin"]
-ROLES: tuple[Role, ...] = ("rank", "explain", "feedback", "admin")
+ROLES: tuple[Role, ...] = get_args(Role)
 SHORTEST_TOKEN = 16
 LOOK_EVERY_S = 1.0
 """How often the token file is checked for changes."""
@@ -43,7 +43,7 @@ HEADER = "authorization"
 SCHEME = "bearer "
 REMEDY = "make one with: openssl rand -hex 32"
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[int, int, int]
 
 _log = structlog.get_logger(__name__)
 
@@ -86,6 +86,12 @@ def warn_if_exposed(host: str, *, tls: bool, callers_known: bool) -> None:
         _log.warning(
             "NO TOKENS: anyone who reaches this port can call it; give --tokens or --tls-client-ca", host=host
         )
+
+
+def stamp_of(path: str | Path) -> Stamp:
+    """A value that changes whenever the file does. Raises OSError."""
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def warn_if_others_read(path: str) -> None:
@@ -131,47 +137,37 @@ class TlsFiles:
     def credentials(self) -> grpc.ServerCredentials:
         """The credentials of a TLS port. New handshakes use changed files. Raises ServerError as `check`."""
         self.check()
-        files = _Files(self)
+        stamp = self._stamp()
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            """What grpc asks before each handshake: the files if they have changed; None keeps those it has."""
+            nonlocal stamp
+            try:
+                now = self._stamp()
+                if now == stamp:
+                    return None
+                self.check()
+                configuration = self._read()
+            except (OSError, ServerError) as error:  # perhaps half replaced; the next handshake tries again
+                _log.error("certificates not read again, the old ones stay in use", error=str(error))
+                return None
+            stamp = now
+            _log.info("certificates read again", file=self.cert)
+            return configuration
+
         return grpc.dynamic_ssl_server_credentials(
-            files.read(),
-            files.newer,  # type: ignore[arg-type]  # the stubs lack None, which means no change
+            self._read(),
+            newer,  # type: ignore[arg-type]  # the stubs lack None, which means no change
             require_client_authentication=bool(self.client_ca),
         )
 
-    def stamp(self) -> Stamp:
-        """A value that changes whenever a file does. Raises OSError."""
-        names = [name for name in (self.cert, self.key, self.client_ca) if name]
-        stats = [os.stat(name) for name in names]
-        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in stats)
-
-
-class _Files:
-    """Reads the PEM files again when they have changed; grpc asks before each handshake."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._stamp = files.stamp()
-
-    def read(self) -> grpc.ServerCertificateConfiguration:
-        """The current files."""
-        pair = Path(self._files.key).read_bytes(), Path(self._files.cert).read_bytes()
-        authorities = Path(self._files.client_ca).read_bytes() if self._files.client_ca else None
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        pair = Path(self.key).read_bytes(), Path(self.cert).read_bytes()
+        authorities = Path(self.client_ca).read_bytes() if self.client_ca else None
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=authorities)
 
-    def newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """The files if they have changed and are valid; otherwise None, and grpc keeps those it has."""
-        try:
-            stamp = self._files.stamp()
-            if stamp == self._stamp:
-                return None
-            self._files.check()
-            configuration = self.read()
-        except (OSError, ServerError) as error:  # perhaps half replaced; the next handshake tries again
-            _log.error("certificates not read again, the old ones stay in use", error=str(error))
-            return None
-        self._stamp = stamp
-        _log.info("certificates read again", file=self._files.cert)
-        return configuration
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(stamp_of(name) for name in (self.cert, self.key, self.client_ca) if name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +228,11 @@ class Tokens:
         finally:
             self._lock.release()
 
-    def _changed(self) -> tuple[int, int, int]:
+    def _changed(self) -> Stamp:
         try:
-            stat = self._path.stat()
+            return stamp_of(self._path)
         except OSError as error:
             raise ServerError(f"cannot read the tokens {self._path}: {error.strerror}") from error
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class Guard:

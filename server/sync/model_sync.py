@@ -4,7 +4,7 @@ A `ModelSync` is a thread. It reads the active version from the store, has a `Mo
 result to a `Distribution`, which passes it to the workers. The event stream is only a hint that ends a wait early; the
 active pointer is the truth and is read at least once a second.
 
-`State` names what the thread has found. While it is not SERVING, the version served before stays; where nothing has
+`SyncState` names what the thread has found. While it is not SERVING, the version served before stays; where nothing has
 been served yet, the last good version on disk is, and every answer says so in `degraded`.
 """
 
@@ -60,7 +60,7 @@ ITEMS, RESTORED, REBUILT = "items", "restored", "rebuilt"
 _log = structlog.get_logger(__name__)
 
 
-class State(Enum):
+class SyncState(Enum):
     """What the last look at the store has found."""
 
     CONNECTING = auto()
@@ -96,7 +96,7 @@ class ModelSync(threading.Thread):
         low_priority: run at a lower priority than the threads that answer, in whichever process these are.
         """
         super().__init__(name=f"follow {model}", daemon=True)
-        self.state = State.CONNECTING
+        self.state = SyncState.CONNECTING
         self.status = ModelStatus(model)
         """The model as it is now; replaced by this thread, read by any."""
         self.experiment = ExperimentSync(model, self._tell_experiment, meter)
@@ -209,7 +209,7 @@ class ModelSync(threading.Thread):
         self.experiment.check(versions)
         try:
             if self._retry.resting(active):
-                self._enter(State.REFUSED)
+                self._enter(SyncState.REFUSED)
                 self._sync_items()
             else:
                 self._come_to(versions, versions.manifest(active))
@@ -257,7 +257,7 @@ class ModelSync(threading.Thread):
         self.status = replace(
             self.status, source=STORE, kind=manifest.kind, published=published, through_us=through_us
         )
-        self._enter(State.SERVING)
+        self._enter(SyncState.SERVING)
 
     def _observe_freshness(self, manifest: Manifest, replaces: bool) -> None:
         """Observe how old the newest event in a version is when it is delivered, if it is newer than any served before.
@@ -304,9 +304,9 @@ class ModelSync(threading.Thread):
 
     # -- the other states
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: SyncState) -> None:
         """Last of what a change of state does to the status: who sees the state finds its problem there."""
-        self.status = replace(self.status, store_away=state is State.STORE_AWAY)
+        self.status = replace(self.status, store_away=state is SyncState.STORE_AWAY)
         self.state = state
 
     def _refuse(self, version: int | None, error: Exception, problem: str) -> None:
@@ -315,17 +315,17 @@ class ModelSync(threading.Thread):
             self._retry.refuse(version, error, self.status.version)
         self.status = replace(self.status, refused=self._retry.counts)
         self._set_problem(MODEL_PART, problem)
-        self._enter(State.REFUSED)
+        self._enter(SyncState.REFUSED)
         self._start_from_disk(problem)
         self._set_lacking(problem)
 
     def _none_active(self) -> None:
         """Keep what is served; log it when the state is entered."""
-        if self.state is State.NO_ACTIVE_VERSION:
+        if self.state is SyncState.NO_ACTIVE_VERSION:
             return
         problem = "the store names no active version"
         self._set_problem(MODEL_PART, problem)
-        self._enter(State.NO_ACTIVE_VERSION)
+        self._enter(SyncState.NO_ACTIVE_VERSION)
         if self.status.version is None:
             _log.info("no version is active yet, waiting", model=self._model)
         else:
@@ -336,7 +336,7 @@ class ModelSync(threading.Thread):
     def _lost_store(self, error: Exception) -> None:
         """Keep what is served; log the first failure in a row."""
         away, first = isinstance(error, StoreUnavailable), self._backoff.failures == 1
-        self._enter(State.STORE_AWAY if away else State.STORE_UNUSABLE)
+        self._enter(SyncState.STORE_AWAY if away else SyncState.STORE_UNUSABLE)
         problem = "the store is away" if away else "the store holds what it should not"
         if first and isinstance(error, FtrieError):
             outcome = "nothing to serve yet" if self.status.version is None else "serving on"

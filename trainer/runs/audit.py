@@ -26,6 +26,8 @@ from trainer.examples.open_log import Log, open_log
 from trainer.learn.scorer import scoring_spec, unseen_rates
 from trainer.learn.scorer_kernels import probability
 from trainer.logs.batch import RowBatch
+from trainer.output import SILENT, Output
+from trainer.runs.warmup import compiling_scorer
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,12 @@ class RowAudit:
 
 
 def audit(
-    artefact: Artefact, log: Log, row: int, variant: str | None = None, without: Sequence[str] = ()
+    artefact: Artefact,
+    log: Log,
+    row: int,
+    variant: str | None = None,
+    without: Sequence[str] = (),
+    output: Output = SILENT,
 ) -> RowAudit:
     """Explain the score of the log's `row`-th row, from 1; unreadable rows are not counted.
 
@@ -82,7 +89,7 @@ def audit(
     name = names[0] if variant is None else variant
     if name not in names:
         raise SpecError(f"no variant {name!r}; the model has: {listed(names, name)}")
-    with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
+    with compiling_scorer(output), open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         seen = 0
         for batch in opened.rows():
             if row <= seen + batch.rows:

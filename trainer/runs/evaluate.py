@@ -38,6 +38,7 @@ from trainer.logs.rejects import RejectLog, no_usable_row
 from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
+from trainer.runs.warmup import compiling_scorer
 
 Array = npt.NDArray[Any]
 ROLES = ("request", "item", "cookie", "timestamp")
@@ -102,7 +103,7 @@ def evaluate(
     the log, InputError if the log cannot be read to its end.
     """
     scorer = Scorer(artefact)
-    with open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
+    with compiling_scorer(output), open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:
         may_be_absent = position is None and opened.is_of_events
         if may_be_absent:
             position = POSITION

@@ -21,6 +21,7 @@ from trainer.learn.scorer import Scorer, Scores, scoring_spec
 from trainer.logs.batch import RowBatch
 from trainer.logs.rejects import Reject
 from trainer.output import SILENT, Output
+from trainer.runs.warmup import compiling_scorer
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def predict(
     it cannot be read to its end.
     """
     scorer = Scorer(artefact)
-    with open_log(replace(log, unlabelled=True), scoring_spec(artefact.spec, tuple(without))) as opened:
+    spec = scoring_spec(artefact.spec, tuple(without))
+    with compiling_scorer(output), open_log(replace(log, unlabelled=True), spec) as opened:
         maker = _ScoringMaker(scorer, opened.spec, counts_unreadable=not opened.is_of_events)
         first = 0
         with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:

@@ -19,7 +19,7 @@ from ftrie.client.messages import Ranking
 from model_store.errors import OutputError
 from model_store.metrics import Family
 from model_store.store import Store
-from server.impressions.shadows import SHADOW_DROPPED, SHADOW_LOGGED, Seen, ShadowLog
+from server.impressions.shadows import SHADOW_DROPPED, SHADOW_LOGGED, ShadowLog, ShadowRecord
 from server.ranking.query import ShadowRanking
 from tests.server import shop
 from tests.server.one_process import Server
@@ -116,9 +116,9 @@ def test_an_order_by_an_objective_is_shadowed_by_scores_and_without_shadows_noth
     assert '"without"' not in log.read_text()
 
 
-def seen(request_id: str = "r1") -> Seen:
+def a_record(request_id: str = "r1") -> ShadowRecord:
     shadow = ShadowRanking(1, ["b", "\udcff"], [0.25, -1.5], [0.1, 0.25])
-    return Seen(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
+    return ShadowRecord(1e9, request_id, "ads", 7, ("base", "plain"), 0, ["a", "b"], [0.5, 1 / 3], [shadow])
 
 
 class Counts(Counter[Family]):
@@ -140,7 +140,7 @@ def test_a_disk_that_hangs_costs_lines_that_are_counted_and_no_caller_waits(tmp_
     counts = Counts()
     log = ShadowLog(fifo, counts, waiting=3)
     for n in range(2000):
-        log.offer(seen(f"r{n}"))
+        log.offer(a_record(f"r{n}"))
     assert counts[SHADOW_DROPPED] > 0
     os.close(reader)
     log.close()
@@ -155,11 +155,11 @@ def test_what_a_full_disk_does_not_take_is_counted_told_once_and_got_over(tmp_pa
     folder.rmdir()
     with capture_logs() as told:
         for n in range(3):
-            log.offer(seen())
+            log.offer(a_record())
             eventually(lambda n=n: counts[SHADOW_DROPPED] == n + 1)  # type: ignore[misc]
     assert [line["event"] for line in told] == ["shadow log not written"]
     folder.mkdir()
-    log.offer(seen())
+    log.offer(a_record())
     log.close()
     (line,) = read(folder / "shadows.jsonl")
     shadow = {"ids": ["b", "\udcff"], "scores": [0.25, -1.5], "shown_scores": [0.1, 0.25]}
@@ -172,7 +172,7 @@ def test_many_threads_offer_at_once(tmp_path: Path) -> None:
 
     def offer(name: str) -> None:
         for n in range(100):
-            log.offer(seen(f"{name}{n}"))
+            log.offer(a_record(f"{name}{n}"))
 
     threads = [threading.Thread(target=offer, args=(name,)) for name in "abcd"]
     for thread in threads:

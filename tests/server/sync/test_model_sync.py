@@ -33,7 +33,7 @@ from server.settings import Settings
 from server.sync.distribution import Distribution
 from server.sync.last_good import check_state
 from server.sync.model_builder import ModelBuilder
-from server.sync.model_sync import RELOADS, ModelSync, State
+from server.sync.model_sync import RELOADS, ModelSync, SyncState
 from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
 from server.telemetry.meter import Meter
 from tests.server import shop
@@ -306,19 +306,19 @@ def test_the_states_of_a_model_that_is_followed(store: Store, store_url: str) ->
         return sync.status.problem
 
     sync = ModelSync(shop.NAME, store_url, Distribution(lambda model, uid: None), None, Meter())
-    assert sync.state is State.CONNECTING
+    assert sync.state is SyncState.CONNECTING
     sync.start()
     try:
-        eventually(lambda: sync.state is State.NO_ACTIVE_VERSION)
+        eventually(lambda: sync.state is SyncState.NO_ACTIVE_VERSION)
         assert problem() == "the store names no active version"
         shop.fill(store)
-        eventually(lambda: sync.state is State.SERVING)
+        eventually(lambda: sync.state is SyncState.SERVING)
         assert problem() == ""
         store.client.set(store.model(shop.NAME).keys.active, 7)
-        eventually(lambda: sync.state is State.REFUSED)
+        eventually(lambda: sync.state is SyncState.REFUSED)
         assert problem() == "version 7 was refused (gone)"
         shop.publish(store, seed=2)
-        eventually(lambda: sync.state is State.SERVING)
+        eventually(lambda: sync.state is SyncState.SERVING)
         assert sync.status.version == 2
     finally:
         sync.stop()
