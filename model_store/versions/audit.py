@@ -40,7 +40,7 @@ PYTHON = By("python")
 class AuditEntry:
     """One change. at: UTC, by the store's clock, to the millisecond; id: the entry's id in the stream.
 
-    who: `user@host`, or the name of whoever used a page; tool: such as `ftrie store activate`; action: such as
+    who: `user@host`, or the name of a page's user; tool: such as `ftrie store activate`; action: such as
     `activate`. before, after: for versions their numbers, empty for none; for experiments JSON of what differs.
     """
 
@@ -104,7 +104,8 @@ class Audit:
 
         Raises no StoreError: the change itself is done, and must not seem to have failed.
         """
-        texts = (by.who or operator(), by.tool, action, _text(before), _text(after))
+        versions = ("" if each is None else str(each) for each in (before, after))
+        texts = (by.who or operator(), by.tool, action, *versions)
         fields = [
             word
             for name, text in zip(AUDIT_TEXTS, texts, strict=True)
@@ -120,7 +121,7 @@ class Audit:
     def read(self, count: int = 100) -> list[AuditEntry]:
         """The latest `count` changes, newest first. An entry that cannot be read is skipped and reported.
 
-        Raises StoreUnavailable, or UnreadableValue if the key is no stream.
+        Raises StoreUnavailable, or UnreadableValue if the key is not a stream.
         """
         with self._store.answers(self._key):
             found = self._client.xrevrange(self._key, count=count)
@@ -142,7 +143,3 @@ def operator() -> str:
     except (KeyError, OSError):  # a container may run as a user id that has no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _text(value: str | int | None) -> str:
-    return "" if value is None else str(value)

@@ -244,18 +244,8 @@ def _listed(names: Iterable[str]) -> str:
 
 ANY = "any"
 ATTEMPTS = 5
-FIXED = (
-    "format",
-    "revision",
-    "state",
-    "winner",
-    "shares",
-    "salt",
-    "shadows",
-    "objective",
-    "updated",
-    "assigned",
-)
+FIXED = ("revision", *Experiment().to_hash())
+"""The fields of the HASH but the pins."""
 
 
 class StoredExperiment:

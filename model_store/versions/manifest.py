@@ -201,7 +201,7 @@ class RecentVariant:
 class RecentFigures:
     """Metrics over the examples learned last before a version, their number and weights, and the model's keys.
 
-    Stored in the manifest, so that a guard compares the next version with the served one, whoever published that.
+    Stored in the manifest, so that a guard compares the next version with the served one, by any publisher.
     """
 
     examples: int

@@ -376,9 +376,18 @@ class ModelVersions:
         version = self._next_version()
         manifest = manifest_of(model, data, version, parent, epoch)
         manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
-        keys = self.keys.chunks(version, manifest.chunks)
-        write_chunks(self._store, keys, manifest.chunk_sizes(), data, on_progress)
-        self._make_visible(manifest, getattr(model, "parent_content", ""))
+        chunks, sizes = self.keys.chunks(version, manifest.chunks), manifest.chunk_sizes()
+        write_chunks(self._store, chunks, sizes, data, on_progress)
+        own = self.keys.manifest(version)
+        needed = own if manifest.needs is None else self.keys.manifest(manifest.needs)
+        changes = getattr(model, "parent_content", "")  # what a delta is the change of
+        fields = [word for pair in manifest.to_hash().items() for word in pair]
+        published_s = int(manifest.created.timestamp())
+        answer = self._publish(
+            [own, self.keys.versions, needed, self.keys.trainer, *chunks],
+            [version, published_s, changes, epoch, *sizes, *fields],
+        )
+        self._check(answer, [manifest])
         return version
 
     def publish_and_activate(
@@ -476,18 +485,6 @@ class ModelVersions:
 
     # -- steps
 
-    def _make_visible(self, manifest: Manifest, parent_content: str) -> None:
-        own = self.keys.manifest(manifest.version)
-        parent = self.keys.manifest(manifest.parent) if manifest.is_delta and manifest.parent else own
-        chunks = self.keys.chunks(manifest.version, manifest.chunks)
-        keys = [own, self.keys.versions, parent, self.keys.trainer, *chunks]
-        fields = [word for pair in manifest.to_hash().items() for word in pair]
-        published_s = int(manifest.created.timestamp())
-        sizes = manifest.chunk_sizes()
-        words = [manifest.version, published_s, parent_content, manifest.epoch, *sizes, *fields]
-        answer = self._publish(keys, words)
-        self._check(answer, [manifest])
-
     def _verify_and_point(self, version: int, epoch: int | None, way: str, by: By) -> int | None:
         if epoch is not None:
             return self._point_to(version, epoch, way, WRITER, None)
@@ -556,7 +553,7 @@ class ModelVersions:
         return before
 
     def _check(self, answer: Sequence[Any], chain: Sequence[Manifest]) -> None:
-        """Raise the error that a script's answer stands for, unless it is ok. chain: the version, its parent, …"""
+        """Raise the error of a script's answer, unless it is ok. chain: the version, its parent, …"""
         version, parent = chain[0].version, chain[0].parent
         match answer:
             case [b"absent", place]:
@@ -597,7 +594,10 @@ class ModelVersions:
         except UnreadableValue as error:
             self._report(f"{error}; the newest version before the active one is chosen")
             history = []
-        return _rollback_target(self.known_active(), history, self._sound())
+        active, sound = self.known_active(), self._sound()
+        before = [each for each in history if each in sound and each != active]
+        older = [each for each in sound if active is not None and each < active]
+        return before[0] if before else max(older, default=None)
 
     def _sound(self) -> list[int]:
         """The versions that a rollback may choose: complete and not refused."""
@@ -618,7 +618,7 @@ class ModelVersions:
         return max(last, trainer)
 
     def _collect(self, keep: int | None, dry_run: bool, tried: set[int]) -> list[int] | None:
-        """As `gc`; None if it is to be tried again, since nothing was deleted, or all of `tried`."""
+        """As `gc`; None to try again, since nothing was deleted, or all of `tried`."""
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
@@ -747,14 +747,6 @@ def _thinned(infos: Sequence[VersionInfo], now_s: float) -> set[int]:
                 if 0 <= ago < most:
                     found.setdefault((length_s, ago), info.version)
     return set(found.values())
-
-
-def _rollback_target(active: int | None, history: Sequence[int], versions: Sequence[int]) -> int | None:
-    existing = set(versions)
-    before = [version for version in history if version in existing and version != active]
-    if before:
-        return before[0]
-    return max((version for version in versions if active is not None and version < active), default=None)
 
 
 def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact | Delta, int | None]:

@@ -2,8 +2,8 @@
 
 A part is a partition's contribution to a round or its state at the beginning of one, or the merged model: bytes, opaque
 to this module. It is complete or absent: its chunks are uploaded with an expiry and made visible by one script
-(round.lua), which refuses a writer whose lease another trainer has taken. A part is written once; whoever writes it
-again gets the one that is there. docs/redis_keys.md describes the keys.
+(round.lua), which refuses a writer whose lease another trainer has taken. A part is written once; a second writer
+gets the one that is there. docs/redis_keys.md describes the keys.
 """
 
 from __future__ import annotations
