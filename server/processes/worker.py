@@ -26,7 +26,7 @@ from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import Users
 from server.ranking.warmup import warm, warm_kernels
-from server.rpc.feedback_service import FeedbackService, FeedbackStore
+from server.rpc.feedback_service import FeedbackService
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
 from server.rpc.observers import Observers
@@ -67,10 +67,9 @@ class Worker:
         self._service = RankingService(
             self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
         )
-        self._feedback_store = FeedbackStore(
-            settings.store, settings.feedback_length, settings.feedback_age_s
+        self._feedback = FeedbackService(
+            self.models.keys(), self._meter, settings.store, settings.feedback_length, settings.feedback_age_s
         )
-        self._feedback = FeedbackService(self.models.keys(), self._feedback_store, self._meter)
         self._health = Health(settings.models)
         self._observers = Observers(settings, self._meter)
         callers = tokens(settings)
@@ -139,7 +138,7 @@ class Worker:
             self._say_counts({})  # what was logged and lost since the last report
         if self._shadow_log is not None:
             self._shadow_log.close()
-        self._feedback_store.close()
+        self._feedback.close()
         self._reads.close()
 
     # -- orders of the supervisor
@@ -243,7 +242,7 @@ class Worker:
             try:
                 self._reads.connect()
             finally:  # feedback does not need the reads
-                self._feedback_store.connect()
+                self._feedback.connect()
 
     def _report(self) -> None:
         while not self._stopping.wait(REPORT_EVERY_S):

@@ -68,47 +68,33 @@ _KINDS: dict[int, Kind] = {
 _log = structlog.get_logger(__name__)
 
 
-class FeedbackStore:
-    """Writes reports to the store. Thread safety: all methods, any thread."""
+class FeedbackService:
+    """Accepts feedback for the models of one worker, whether they are loaded or not.
 
-    def __init__(self, url: str, length: int = LENGTH, age_s: float = AGE_S) -> None:
+    Thread safety: all methods, any thread; `connect` and `close` one at a time.
+    """
+
+    def __init__(
+        self, models: Collection[str], meter: Meter, url: str, length: int = LENGTH, age_s: float = AGE_S
+    ) -> None:
         """`length` and `age_s`: about how many events, and for how long, a stream keeps."""
-        self._length = length
-        self._age_s = age_s
+        self._models = models
+        self._meter = meter
+        self._length, self._age_s = length, age_s
         self._source = Source(url, WAIT_S)
         self._feedback: Feedback | None = None
         self._lock = threading.Lock()
+        self.draining = False
 
     def connect(self) -> None:
-        """Open the store unless it is open; for one thread at a time. Raises StoreUnavailable."""
+        """Open the store unless it is open. Raises StoreUnavailable."""
         self._source.connect()
-
-    def report(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
-        """Write events, within the call's deadline. Raises StoreError or DeadlinePassed."""
-        wait_s = self._source.wait_s(context)
-        return self._source.use(lambda store, wait: self._of(store).report(model, events, wait), wait_s)
 
     def close(self) -> None:
         """Close the store."""
         if self._feedback is not None:
             self._feedback.close()
         self._source.close()
-
-    def _of(self, store: Store) -> Feedback:
-        with self._lock:
-            if self._feedback is None:
-                self._feedback = store.feedback(WAIT_S, length=self._length, age_s=self._age_s)
-            return self._feedback
-
-
-class FeedbackService:
-    """Accepts feedback for the models of one worker, whether they are loaded or not."""
-
-    def __init__(self, models: Collection[str], store: FeedbackStore, meter: Meter) -> None:
-        self._models = models
-        self._store = store
-        self._meter = meter
-        self.draining = False
 
     def gate(self, tokens: Tokens | None) -> Gate:
         """The gate and handlers for a grpc server, on threads of their own."""
@@ -126,7 +112,9 @@ class FeedbackService:
         try:
             return self._answer(message, context)
         except Exception as error:
-            self._meter.failed(self._label(message.model), METHOD, status_of(error).name)
+            # No label may hold a caller's text: a model that is served here, or "".
+            model = message.model if message.model in self._models else ""
+            self._meter.failed(model, METHOD, status_of(error).name)
             if is_own_fault(error):
                 _log.error("report failed", exc_info=error)
             abort(context, error, retry=True)
@@ -134,7 +122,9 @@ class FeedbackService:
     def _answer(self, request: ReportRequest, context: grpc.ServicerContext) -> ReportResponse:
         if context.time_remaining() == 0:
             raise DeadlinePassed("the deadline passed while the call waited for a thread")
-        model = self._model(request.model)
+        if self.draining:
+            raise NotReady("this server is draining; call another one, or its successor")
+        model = served_name(request.model, self._models)
         if not 0 < len(request.events) <= MOST_EVENTS:
             raise InvalidRequest("events", f"got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
         events, rejected = read(request.events, time.time())
@@ -151,23 +141,21 @@ class FeedbackService:
         )
 
     def _written(self, model: str, events: Sequence[Event], context: grpc.ServicerContext) -> Reported:
+        """Write events, within the call's deadline. Raises StoreError or DeadlinePassed."""
         if not events:
             return Reported(0, 0)
         try:
-            return self._store.report(model, events, context)
+            wait_s = self._source.wait_s(context)
+            return self._source.use(lambda store, wait: self._of(store).report(model, events, wait), wait_s)
         except Exception:
             self._meter.count(FEEDBACK, model, "failed", by=len(events))
             raise
 
-    def _model(self, name: str) -> str:
-        """The model to report to. Raises NotReady while the server drains, and as `served_name`."""
-        if self.draining:
-            raise NotReady("this server is draining; call another one, or its successor")
-        return served_name(name, self._models)
-
-    def _label(self, model: str) -> str:
-        """The label of a failed call in metrics: a model that is served here, or ""."""
-        return model if model in self._models else ""
+    def _of(self, store: Store) -> Feedback:
+        with self._lock:
+            if self._feedback is None:
+                self._feedback = store.feedback(WAIT_S, length=self._length, age_s=self._age_s)
+            return self._feedback
 
 
 def read(events: Sequence[FeedbackEvent], now_s: float) -> tuple[list[Event], list[RejectedEvent]]:
