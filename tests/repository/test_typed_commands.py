@@ -33,7 +33,11 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "examples/README.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    *sorted(
+        str(path.relative_to(ROOT))
+        for folder in ("docs", "docs/formats")
+        for path in (ROOT / folder).glob("*.md")
+    ),
 ]
 BLOCKS = {page: list(blocks_of(page, (ROOT / page).read_text("utf-8"))) for page in PAGES}
 TYPED = [page for page in PAGES if any(not block.not_run for block in BLOCKS[page])]
