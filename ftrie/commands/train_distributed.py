@@ -27,7 +27,6 @@ from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from trainer.distributed.checkpoint import DistributedCheckpoints
-    from trainer.distributed.methods import Iteration
     from trainer.runs.train_distributed import DistributedOptions, DistributedReport
 
 NOT_CONVERGED = 10
@@ -323,10 +322,6 @@ def _held_out(text: str | None) -> tuple[float, str | None]:
     return share, None
 
 
-def _kept(solution: Iteration) -> str:
-    return f"{solution.number}" + (f", l1 {solution.l1:g}" if solution.l1 is not None else "")
-
-
 def print_report(report: DistributedReport, as_json: bool) -> None:
     """Print the report as JSON, or as a few lines and tables."""
     if as_json:
@@ -344,32 +339,13 @@ def print_report(report: DistributedReport, as_json: bool) -> None:
     )
     if report.reasons:
         print(rejected_for(report.reasons))
-    print_table(
-        [
-            "problem",
-            "iterations",
-            "kept",
-            "objective",
-            "converged",
-            "non-zeros",
-            "held-out log-loss",
-            "sent, MB",
-        ],
-        [
-            [
-                each.name,
-                each.iterations[-1].number,
-                each.solution.number
-                if each.solution.l1 is None
-                else f"{each.solution.number}, l1 {each.solution.l1:g}",
-                each.objective,
-                each.converged,
-                each.solution.nonzero,
-                each.solution.held_out,
-                round(sum(iteration.bytes for iteration in each.iterations) / 1e6, 1),
-            ]
-            for each in report.problems
-        ],
-    )
+    heads = ["problem", "iterations", "kept", "objective", "converged", "non-zeros", "held-out log-loss"]
+    rows = []
+    for each in report.problems:
+        solution, sent = each.solution, sum(iteration.bytes for iteration in each.iterations)
+        kept = solution.number if solution.l1 is None else f"{solution.number}, l1 {solution.l1:g}"
+        figures = each.objective, each.converged, solution.nonzero, solution.held_out, round(sent / 1e6, 1)
+        rows.append([each.name, each.iterations[-1].number, kept, *figures])
+    print_table([*heads, "sent, MB"], rows)
     print()
     print_variants(report.variants, report.judged)

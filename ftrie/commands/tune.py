@@ -12,7 +12,7 @@ from ftrie import terminal
 from ftrie.command import command
 from ftrie.commands.flags import SpecArgument, ThreadsOption
 from ftrie.library.data import CachedTimedLog, log_of
-from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress, warn
+from ftrie.terminal import JsonOption, note, note_once, picked, print_json, print_table, progress, warn
 from model_store.errors import OutputError, counted
 from model_store.flags import Argument, Flag
 
@@ -142,13 +142,13 @@ def tune(
     from model_store.spec.spec import load_spec
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.logs.batch import STDIN
-    from trainer.runs.warmup import formats_of
+    from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
     from trainer.tune.crosses import pairs_of
     from trainer.tune.halving import Comparison, compared_variant
     from trainer.tune.passes import Repeated
-    from trainer.tune.search import Options, search
+    from trainer.tune.search import Options, models_of, search
 
     by = by.replace("log-loss", "logloss")  # as texts write it
     if by not in ("logloss", "auc") and RequestMeasure.parse(by) is None:
@@ -176,7 +176,10 @@ def tune(
     options = Options(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
-    _compile(model_spec, candidates, options, formats_of(inputs, log["format"]))
+    formats = formats_of(inputs, log["format"])
+    for each in models_of(model_spec, candidates, options):
+        if not kernels_are_ready(each, formats):
+            compile_kernels(each, formats, output=terminal)
     with progress("tuning") as bar:
         repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total), kept)
         found = search(model_spec, candidates, repeated, options)
@@ -215,6 +218,7 @@ def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[HeldOut, int]:
 def _state(
     path: Path | None, spec: ModelSpec, log: Log, candidates: Sequence[Candidate], options: Options
 ) -> State | None:
+    """The finished passes of the same search over the same log, kept in `path`."""
     import json
     from dataclasses import asdict
 
@@ -223,50 +227,31 @@ def _state(
     if path is None:
         return None
     search = {"candidates": [dict(each) for each in candidates], **asdict(options)}
-    identity = {
-        "log": log_identity(log),
-        "spec": spec.sha256,
-        "grid or flags": json.dumps(search, sort_keys=True),
-    }
-    state = State(path, identity)
+    flags = json.dumps(search, sort_keys=True)
+    state = State(path, {"log": log_identity(log), "spec": spec.sha256, "grid or flags": flags})
     if state.kept:
         note(f"{path}: {counted(state.kept, 'finished pass', 'finished passes')} are not repeated")
     return state
 
 
-def _compile(
-    spec: ModelSpec, candidates: Sequence[Candidate], options: Options, formats: frozenset[str]
-) -> None:
-    from trainer.runs.warmup import compile_kernels, kernels_are_ready
-    from trainer.tune.search import models_of
-
-    for each in models_of(spec, candidates, options):
-        if not kernels_are_ready(each, formats):
-            compile_kernels(each, formats, output=terminal)
-
-
 def _answer(found: Found, output: Path | None) -> dict[str, object]:
-    from dataclasses import asdict
-
-    tuning, proposal = found.tuning, found.crosses
+    crosses = found.crosses
+    judged = {each.frozen: each.as_dict() for each in found.judged}
     return {
         "best": dict(found.best),
-        "ranking": [each.as_dict() for each in tuning.ranking],
-        "widened": tuning.widened,
-        "edges": [asdict(each) for each in tuning.edges],
-        "crosses": proposal
+        "ranking": [each.as_dict() for each in found.tuning.ranking],
+        **picked(found.tuning, "widened edges"),
+        "crosses": crosses
         and {
-            "proposed": [each.as_dict() for each in proposal.proposed],
-            "tried": [each.as_dict() for each in proposal.tried],
-            "over_budget": [each.as_dict() for each in proposal.too_large],
+            "proposed": [each.as_dict() for each in crosses.proposed],
+            "tried": [each.as_dict() for each in crosses.tried],
+            "over_budget": [each.as_dict() for each in crosses.too_large],
         },
-        "extent": found.extent and asdict(found.extent),
+        "extent": found.extent,
         "kept": "given" if found.keeps_given else "best",
-        "judged": next((each.as_dict() for each in found.judged if each.frozen), None),
-        "judged_learning": next((each.as_dict() for each in found.judged if not each.frozen), None),
-        "rejected": found.rejected,
-        "passes": found.passes,
-        "seconds": round(found.seconds, 6),
+        "judged": judged.get(True),
+        "judged_learning": judged.get(False),
+        **picked(found, "rejected passes seconds", seconds=round(found.seconds, 6)),
         "output": str(output) if output is not None else None,
         "warnings": list(found.warnings()),
     }
