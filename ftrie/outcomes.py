@@ -7,7 +7,7 @@ What decides is valid however often one looks: the lift, and the test whether th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,23 +24,48 @@ POWER = 0.8
 Z_POWER = NORMAL.inv_cdf(POWER)
 TINY = 10
 """With fewer clicks, or shown items without one, nothing is compared."""
+NEEDED = f"{TINY} clicks, {TINY} shows without one, and requests of all {BUCKETS} groups of cookies"
+NAMELESS = "(none)"
+"""Shown for requests whose event names no variant."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A ratio and its 95 % interval for one look, each None if undefined; error: the standard error."""
+
+    value: float | None
+    interval: Interval | None
+    error: float | None
+
+    @classmethod
+    def of(cls, ratio: Ratio | None, interval: Callable[[Ratio], Interval | None] = Ratio.interval) -> Rate:
+        """interval: of the kind that suits what the ratio is compared with."""
+        return cls(None, None, None) if ratio is None else cls(ratio.value, interval(ratio), ratio.error)
+
+    def words(self, shown: Callable[[float], str]) -> tuple[str, str]:
+        """The value and the interval as text, — for what is undefined."""
+        value, ends = self.value, self.interval
+        return (
+            "—" if value is None else shown(value),
+            "—" if ends is None else f"{shown(ends.low)} to {shown(ends.high)}",
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The figures of one variant, or of all.
 
-    ctr: clicks an item shown; calibration: predicted positives a positive; conversion_rate: conversions a click; each
-    None if undefined, and without variance before requests fill all buckets. versions: the first and last that
+    ctr: clicks an item shown; calibration: predicted positives a positive; conversion_rate: conversions a click; all
+    without an interval before requests fill all buckets. versions: the first and last that
     answered, or 0. difference, lift, needed, detectable: against the base; None for the base, for all, and if either
     is not known well enough. needed: requests of the variant and the base together.
     """
 
     sums: OnlineSums
     buckets: int
-    ctr: Ratio | None
-    calibration: Ratio | None
-    conversion_rate: Ratio | None
+    ctr: Rate
+    calibration: Rate
+    conversion_rate: Rate
     versions: tuple[int, int]
     difference: Difference | None = None
     lift: Lift | None = None
@@ -67,6 +92,11 @@ class Outcomes:
     mismatch_p: float | None
     verdict: Verdict
     shares: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def chances(self) -> dict[str, float]:
+        """The probability of each variant to be the best; empty if they are not known yet."""
+        return chances_best({name: each.ctr for name, each in self.variants.items()})
 
     @property
     def is_mismatched(self) -> bool:
@@ -120,9 +150,9 @@ def _outcome(cell: OnlineCell, base: OnlineCell | None, effect: float, compared:
     return Outcome(
         sums=cell.sums,
         buckets=int(np.count_nonzero(cell["requests"])),
-        ctr=cell.click_rate,
-        calibration=cell.calibration,
-        conversion_rate=cell.conversion_rate,
+        ctr=Rate.of(cell.click_rate),
+        calibration=Rate.of(cell.calibration, Ratio.logarithmic),
+        conversion_rate=Rate.of(cell.conversion_rate),
         versions=cell.versions,
         difference=difference(own, against),
         lift=lift(own, against, effect, LEVEL / compared),
@@ -221,7 +251,7 @@ def _bound(variance: float, effect: float, level: float) -> float:
     return always_valid_half(variance, level, math.log1p(effect)) + Z_POWER * math.sqrt(variance)
 
 
-def chances_best(rates: Mapping[str, Ratio | None]) -> dict[str, float]:
+def chances_best(rates: Mapping[str, Rate | Ratio | None]) -> dict[str, float]:
     """The probability of each variant that its click rate is the highest; {} for fewer than two known rates.
 
     The rates are taken as independent and normal around what was observed, which is the posterior of a flat prior. Of
@@ -230,7 +260,7 @@ def chances_best(rates: Mapping[str, Ratio | None]) -> dict[str, float]:
     known = {
         name: (rate.value, rate.error)
         for name, rate in rates.items()
-        if rate is not None and rate.error is not None and rate.error > 0.0
+        if rate is not None and rate.value is not None and rate.error is not None and rate.error > 0.0
     }
     if len(known) < 2:
         return {}
@@ -294,8 +324,7 @@ def _verdict(
         lacking = min((variants[base], others[missing]), key=lambda each: (each.buckets, each.sums.clicks))
         clicks, without = lacking.sums.clicks, lacking.sums.shown - lacking.sums.clicks
         return Verdict(
-            f"No winner yet: each variant needs {TINY} clicks, {TINY} shows without one, and requests of all {BUCKETS} "
-            f"groups of cookies; the least has {clicks:,}, {without:,} and {lacking.buckets}."
+            f"No winner yet: each variant needs {NEEDED}; the least has {clicks:,}, {without:,} and {lacking.buckets}."
         )
     nearest = max(lifts, key=lambda name: lifts[name].relative)
     if all(each.interval.high < 0.0 for each in lifts.values()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +15,13 @@ from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
     from ftrie.outcomes import Outcome, Outcomes
-    from model_store.ratios import Interval, Ratio
 
 
 ALL = "all"
-NAMELESS = "(none)"
-"""Shown for requests whose event names no variant."""
+COLUMNS = (
+    "variant", "requests", "shown", "clicks", "CTR", "95 %", "calibration", "95 %", "conversions", "per click",
+    "versions",
+)  # fmt: skip
 PICTURE_WIDTH = 48
 
 
@@ -65,19 +66,35 @@ def report(
         raise typer.BadParameter(
             f"--base {base}: no requests; expected one of {listed(found.variants, base)}"
         )
-    output = (model, f"{begin:%F %H:%M}", f"{end:%F %H:%M}", effect, found)
     if as_json:
-        _print_as_json(*output)
+        print_json(
+            {
+                "model": model,
+                "since": f"{begin:%F %H:%M}",
+                "until": f"{end:%F %H:%M}",
+                "effect": effect,
+                "base": found.base,
+                "verdict": found.verdict,
+                "mismatch_p": found.mismatch_p,
+                "mismatched": found.is_mismatched,
+                "shares": found.shares,
+                "variants": {name: _plain(each) for name, each in found.variants.items()},
+                "all": _plain(found.all),
+            }
+        )
     elif not cells:
         print(f"{model}: no requests counted in this time; is `ftrie trainer` running, and its window over?")
     else:
-        _print_report(*output)
+        requests = counted(found.all.sums.requests, "request")
+        print(f"{model}: {requests} from {begin:%F %H:%M} to {end:%F %H:%M}, UTC")
+        _print_report(effect, found)
     if found.is_mismatched:
         got = ", ".join(f"{name} {each.sums.requests:,}" for name, each in found.variants.items())
         expected = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
         warn(f"the requests do not match the shares: got {got}, expected {expected}; check for lost requests")
     elif _minute(begin) < divided and cells:
-        note(f"the shares changed within this time; they are tested from {_written(divided)} on")
+        since = f"{datetime.fromtimestamp(60 * divided, UTC):%F %H:%M}"
+        note(f"the shares changed within this time; they are tested from {since} on")
 
 
 def _moment(text: str, now: datetime, flag: str) -> datetime:
@@ -101,31 +118,13 @@ def _minute(moment: datetime) -> int:
     return int(moment.timestamp()) // 60
 
 
-def _written(minute: int) -> str:
-    return f"{datetime.fromtimestamp(60 * minute, UTC):%F %H:%M}"
+def _print_report(effect: float, found: Outcomes) -> None:
+    """Print the verdict, a table, a picture, the differences, and how many requests would detect the effect."""
+    from ftrie.outcomes import NAMELESS
 
-
-def _print_report(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
-    """Print a table, a picture, the differences, and how many requests would detect the effect."""
     listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
-    print(f"{model}: {counted(found.all.sums.requests, 'request')} from {since} to {until}, UTC")
     print(found.verdict.text)
-    print_table(
-        [
-            "variant",
-            "requests",
-            "shown",
-            "clicks",
-            "CTR",
-            "95 %",
-            "calibration",
-            "95 %",
-            "conversions",
-            "per click",
-            "versions",
-        ],
-        [_row(name, outcome) for name, outcome in listed],
-    )
+    print_table(COLUMNS, [_row(name, outcome) for name, outcome in listed])
     print()
     for line in picture(listed):
         print(line)
@@ -135,29 +134,13 @@ def _print_report(model: str, since: str, until: str, effect: float, found: Outc
             print(_compared(name or NAMELESS, found.base or NAMELESS, outcome, effect))
 
 
-def _print_as_json(model: str, since: str, until: str, effect: float, found: Outcomes) -> None:
-    """Print everything as one object."""
-    print_json(
-        {
-            "model": model,
-            "since": since,
-            "until": until,
-            "effect": effect,
-            "base": found.base,
-            "verdict": asdict(found.verdict),
-            "mismatch_p": found.mismatch_p,
-            "mismatched": found.is_mismatched,
-            "shares": dict(found.shares),
-            "variants": {name: _plain(each) for name, each in found.variants.items()},
-            "all": _plain(found.all),
-        }
-    )
-
-
 def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:
     """Each click rate with its interval on a common scale: ├──●──┤."""
-    known = [(name, each.ctr, _ends(each.ctr)) for name, each in listed]
-    drawn = [(name, ctr.value, each) for name, ctr, each in known if ctr is not None and each is not None]
+    drawn = [
+        (name, each.ctr.value, each.ctr.interval)
+        for name, each in listed
+        if each.ctr.value is not None and each.ctr.interval is not None
+    ]
     if not drawn:
         return
     low, high = min(each.low for _, _, each in drawn), max(each.high for _, _, each in drawn)
@@ -180,40 +163,27 @@ def _drawn(begin: int, middle: int, end: int) -> str:
 
 
 def _row(name: str, outcome: Outcome) -> list[Any]:
-    sums = outcome.sums
-    calibrated = outcome.calibration.logarithmic() if outcome.calibration is not None else None
+    sums, (first, last) = outcome.sums, outcome.versions
     return [
         name,
         sums.requests,
         sums.shown,
         sums.clicks,
-        _percent(_value(outcome.ctr)),
-        _interval(_ends(outcome.ctr), _percent),
-        "—" if outcome.calibration is None else f"{outcome.calibration.value:.3f}",
-        _interval(calibrated, lambda value: f"{value:.3f}"),
+        *outcome.ctr.words(_percent),
+        *outcome.calibration.words("{:.3f}".format),
         sums.conversions,
-        _percent(_value(outcome.conversion_rate)),
-        _versions(outcome.versions),
+        outcome.conversion_rate.words(_percent)[0],
+        "—" if not last else f"{first}" if first == last else f"{first} to {last}",
     ]
 
 
-def _value(ratio: Ratio | None) -> float | None:
-    return ratio.value if ratio is not None else None
-
-
-def _ends(ratio: Ratio | None) -> Interval | None:
-    return ratio.interval() if ratio is not None else None
-
-
 def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
-    from ftrie.outcomes import POWER, TINY
-    from model_store.ratios import BUCKETS
+    from ftrie.outcomes import NEEDED, POWER
 
     lift, difference = outcome.lift, outcome.difference
     if lift is None or difference is None:
         return (
-            f"{name} against {base}: not compared before each has {TINY} clicks, {TINY} shows without one, and "
-            f"requests of all {BUCKETS} groups of cookies; it has those of {outcome.buckets}"
+            f"{name} against {base}: not compared before each has {NEEDED}; it has those of {outcome.buckets}"
         )
     always, once = lift.interval, difference.interval
     return (
@@ -226,34 +196,23 @@ def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
     )
 
 
-def _versions(versions: tuple[int, int]) -> str:
-    first, last = versions
-    return "—" if not last else f"{first}" if first == last else f"{first} to {last}"
-
-
-def _interval(interval: Interval | None, shown: Callable[[float], str]) -> str:
-    return "—" if interval is None else f"{shown(interval.low)} to {shown(interval.high)}"
-
-
-def _percent(share: float | None) -> str:
-    return "—" if share is None else f"{100 * share:.3f} %"
+def _percent(share: float) -> str:
+    return f"{100 * share:.3f} %"
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON; an interval is a list of its two ends."""
-    calibration = outcome.calibration
+    rates: dict[str, Any] = {}
+    for name in ("ctr", "calibration", "conversion_rate"):
+        rate = getattr(outcome, name)
+        rates |= {name: rate.value, f"{name}_interval": rate.interval}
     return {
         **asdict(outcome.sums),
         "buckets": outcome.buckets,
-        "ctr": _value(outcome.ctr),
-        "ctr_interval": _ends(outcome.ctr),
-        "calibration": _value(calibration),
-        "calibration_interval": calibration.logarithmic() if calibration is not None else None,
-        "conversion_rate": _value(outcome.conversion_rate),
-        "conversion_rate_interval": _ends(outcome.conversion_rate),
-        "difference": outcome.difference and asdict(outcome.difference),
-        "lift": outcome.lift and asdict(outcome.lift),
+        **rates,
+        "difference": outcome.difference,
+        "lift": outcome.lift,
         "requests_needed": outcome.needed,
         "detectable": outcome.detectable,
-        "versions": list(outcome.versions),
+        "versions": outcome.versions,
     }

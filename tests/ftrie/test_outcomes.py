@@ -11,6 +11,7 @@ from benchmarks.same_variants import SHARES, Visitors, simulated
 from ftrie.outcomes import (
     POWER,
     Outcomes,
+    Rate,
     chances_best,
     detectable,
     difference,
@@ -184,7 +185,7 @@ def test_shares_are_tested_since_they_hold() -> None:
     assert outcomes(before + after, SHARES, None, 0.05).is_mismatched
     found = outcomes(before + after, SHARES, None, 0.05, since=2)
     assert not found.is_mismatched and found.all.sums.requests == 80_000
-    assert isinstance(found.variants["base"].conversion_rate, Ratio | None)
+    assert isinstance(found.variants["base"].conversion_rate, Rate)
 
 
 def test_a_difference_by_definition() -> None:
