@@ -221,7 +221,8 @@ class RankOptions(TypedDict, total=False):
 
     cookie: the user's id. candidate_set: a set in the store, instead of candidates. objective, caps (at most N by
     field), exploration: docs/ranking.md. filters: a list of AnyOf, NoneOf and Between, or tests by field, where a text
-    or several texts are AnyOf and two numbers (None is no bound) are Between. variant: forces one, for tests.
+    or several texts are AnyOf and two numbers (None is no bound) are Between. variant: forces one, for tests. no_log:
+    for load tests; with it, or a forced variant, a server logs no impression (docs/events.md).
     """
 
     cookie: str
@@ -233,6 +234,7 @@ class RankOptions(TypedDict, total=False):
     filters: Sequence[Filter] | Mapping[str, FilterTest]
     caps: Mapping[str, int]
     exploration: Exploration | None
+    no_log: bool
 
 
 class Options(RankOptions, total=False):
@@ -241,15 +243,13 @@ class Options(RankOptions, total=False):
     candidates: ids of items in the store; items: features by id, for items with features of their own. user: features,
     or the user's id, whose stored features are used; with both, give the id as `cookie`. context: features. None is no
     value, a list is a set, a mapping to numbers a weighted set, and a list under `raw_keys` whole keys of a model that
-    was trained elsewhere. no_log: for load tests. With it, or a forced variant, no impression is
-    logged (docs/events.md).
+    was trained elsewhere.
     """
 
     candidates: Sequence[str] | None
     items: Mapping[str, FeatureValues] | None
     user: FeatureValues | str | None
     context: FeatureValues | None
-    no_log: bool
 
 
 class Asked(NamedTuple):

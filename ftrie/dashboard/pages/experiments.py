@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nicegui import ui
 
+from ftrie.dashboard.feed import ModelState
+from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.pages.changes import Changes, asking_button, changes_table
 from ftrie.dashboard.pages.layout import (
     Page,
@@ -23,15 +27,17 @@ from ftrie.dashboard.pages.layout import (
     tiles,
     warning,
 )
-from ftrie.dashboard.queries.experiments import ExperimentFigures, experiment_figures
 from ftrie.dashboard.shared import Exposure
 from ftrie.draw.charts import intervals, over_time, reliability
 from ftrie.draw.notebook import paragraph
-from ftrie.outcomes import POWER, TINY
+from ftrie.outcomes import NAMELESS, NEEDED, POWER, Outcomes, Rate, outcomes
 from model_store.errors import InputError
-from model_store.ratios import BUCKETS, Ratio
 
-NAMELESS = "(none)"
+MOST_POINTS = 1_800
+MOST_GROUPS = 180
+GROUPS = (1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1_440)
+"""Minutes that are added up to one point of the chart."""
+MILLISECONDS = 60_000
 FEW_POINTS = 60
 TRAFFIC_EVERY = 20
 """Refreshes from one look at the latest traffic to the next."""
@@ -149,7 +155,10 @@ def _items(found: Exposure) -> tuple[list[str], list[list[Any]]]:
 
 def _tiles(view: View, found: ExperimentFigures) -> str:
     whole, rate = found.outcomes.all.sums, found.outcomes.all.ctr
-    best = max(found.chances, key=lambda name: found.chances[name], default=None)
+    calibrated = found.outcomes.all.calibration.value
+    calibration = "" if calibrated is None else f"predicted / observed {calibrated:.3f}"
+    chances = found.outcomes.chances
+    best = max(chances, key=lambda name: chances[name], default=None)
     experiment = view.state.experiment
     kind = (
         "the spec's shares"
@@ -163,32 +172,24 @@ def _tiles(view: View, found: ExperimentFigures) -> str:
             ("Requests", f"{whole.requests:,}", f"in the {duration(60.0 * view.hours * 60)} chosen"),
             ("Items shown", f"{whole.shown:,}", ""),
             ("Clicks", f"{whole.clicks:,}", f"{whole.conversions:,} conversions"),
-            ("Click rate", percent(_value(rate), 3), _calibration(_value(found.outcomes.all.calibration))),
+            ("Click rate", percent(rate.value, 3), calibration),
             (
                 "Likely best",
                 best or "—",
-                f"probability {percent(found.chances[best], 1)}" if best else "too few clicks",
+                f"probability {percent(chances[best], 1)}" if best else "too few clicks",
             ),
             ("Experiment", f"revision {experiment.revision}" if experiment else "none", kind),
         ]
     )
 
 
-def _calibration(value: float | None) -> str:
-    return "" if value is None else f"predicted / observed {value:.3f}"
-
-
-def _value(ratio: Ratio | None) -> float | None:
-    return ratio.value if ratio is not None else None
-
-
 def _rates(found: ExperimentFigures) -> list[dict[str, Any]]:
-    rows = []
-    for name, each in found.outcomes.variants.items():
-        interval = each.ctr.interval() if each.ctr is not None else None
-        if each.ctr is not None and interval is not None:
-            rows.append({"name": name or NAMELESS, "value": each.ctr.value, **interval._asdict()})
-    return rows
+    rates = [(name, each.ctr.value, each.ctr.interval) for name, each in found.outcomes.variants.items()]
+    return [
+        {"name": name or NAMELESS, "value": value, **interval._asdict()}
+        for name, value, interval in rates
+        if interval is not None
+    ]
 
 
 def _lifts(found: ExperimentFigures) -> list[dict[str, Any]]:
@@ -221,24 +222,23 @@ def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
         "per click",
     ]
     rows: list[list[Any]] = []
+    chances = found.outcomes.chances
     for name, each in found.outcomes.variants.items():
-        interval, lift = each.ctr.interval() if each.ctr is not None else None, each.lift
-        is_base = name == found.outcomes.base
+        lift = each.lift
         rows.append(
             [
-                f"{name or NAMELESS}{' (base)' if is_base else ''}",
+                f"{name or NAMELESS}{' (base)' if name == found.outcomes.base else ''}",
                 f"{each.sums.requests:,}",
                 f"{each.sums.shown:,}",
                 f"{each.sums.clicks:,}",
-                percent(_value(each.ctr), 3),
-                "—" if interval is None else f"{percent(interval.low, 3)} to {percent(interval.high, 3)}",
+                *each.ctr.words(partial(percent, digits=3)),
                 signed(lift.relative) if lift else "",
                 f"{signed(lift.interval.low)} to {signed(lift.interval.high)}" if lift else "",
                 f"{lift.p:.4f}" if lift else "",
-                percent(found.chances.get(name), 1),
-                "—" if each.calibration is None else f"{each.calibration.value:.3f}",
+                percent(chances.get(name), 1),
+                each.calibration.words("{:.3f}".format)[0],
                 f"{each.sums.conversions:,}",
-                percent(_value(each.conversion_rate), 2),
+                percent(each.conversion_rate.value),
             ]
         )
     return columns, rows
@@ -251,8 +251,7 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             continue
         if each.needed is None:
             texts.append(
-                f"{name or NAMELESS}: compared once each variant has {TINY} clicks, {TINY} shows without one, and "
-                f"requests of all {BUCKETS} groups of cookies; it has those of {each.buckets}."
+                f"{name or NAMELESS}: compared once each variant has {NEEDED}; it has those of {each.buckets}."
             )
             continue
         left = found.left_minutes.get(name, 0.0)
@@ -360,6 +359,74 @@ def _controls(view: View) -> None:
 
 def _is_percentage(value: float | None) -> bool:
     return value is not None and 0.0 <= value <= 100.0
+
+
+# -- the figures
+
+
+@dataclass(frozen=True)
+class ExperimentFigures:
+    """The outcomes of a time.
+
+    left_minutes: how long until a difference of the effect is detected at the present rate of requests, by variant;
+    0 if it is already, absent if unknown. rows: a point a group of minutes and variant, with members time
+    (milliseconds since 1970), series, value, low and high.
+    """
+
+    outcomes: Outcomes
+    left_minutes: dict[str, float]
+    rows: list[dict[str, Any]]
+    group_minutes: int
+
+
+def experiment_figures(
+    state: ModelState, minutes: Minutes, begin: int, stop: int, effect: float
+) -> ExperimentFigures:
+    """The figures of the minutes from `begin` to before `stop`. effect: the relative change to detect."""
+    cells = minutes.cells(begin, stop)
+    found = outcomes(cells, state.shares, state.base, effect, state.divided_since)
+    span = max(1, stop - (cells[0][0].minute if cells else begin))
+    group = group_of(span, max(1, len(found.variants)))
+    return ExperimentFigures(
+        outcomes=found,
+        left_minutes=_left(found, span),
+        rows=_course(minutes, stop - -(-span // group) * group, stop, group),
+        group_minutes=group,
+    )
+
+
+def group_of(minutes: int, series: int) -> int:
+    """How many minutes are one point, so that a chart has at most MOST_POINTS of all series."""
+    most = min(MOST_GROUPS, MOST_POINTS // series)
+    return next((group for group in GROUPS if minutes <= group * most), -(-minutes // most))
+
+
+def _left(found: Outcomes, span: int) -> dict[str, float]:
+    base = found.variants.get(found.base or "")
+    left = {}
+    for name, each in found.variants.items():
+        if base is None or each.needed is None:
+            continue
+        have = base.sums.requests + each.sums.requests
+        left[name] = max(0.0, (each.needed - have) / (have / span))
+    return left
+
+
+def _course(minutes: Minutes, begin: int, stop: int, group: int) -> list[dict[str, Any]]:
+    rows = []
+    for minute, name, cell in minutes.groups(begin, stop, group):
+        rate = Rate.of(cell.click_rate)
+        if rate.value is not None:
+            rows.append(
+                {
+                    "time": (minute + group / 2) * MILLISECONDS,
+                    "series": name or NAMELESS,
+                    "value": rate.value,
+                    "low": rate.interval.low if rate.interval else None,
+                    "high": rate.interval.high if rate.interval else None,
+                }
+            )
+    return rows[-MOST_POINTS:]
 
 
 PAGE = Page("/", "Experiments", build)

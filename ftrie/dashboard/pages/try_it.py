@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Any
+from itertools import islice
+from threading import Lock
+from typing import Any, Literal
 
 from nicegui import ui
 
-from ftrie.client.messages import ExplainedItem, Ranking
+from ftrie.client.messages import ExplainedItem, Options, Ranking
+from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.pages.layout import (
     Page,
     Picture,
@@ -21,13 +25,22 @@ from ftrie.dashboard.pages.layout import (
     percent,
     warning,
 )
-from ftrie.dashboard.queries.try_it import Request, TryIt
+from ftrie.dashboard.shared import Models
 from ftrie.draw.charts import bars
 from ftrie.draw.notebook import paragraph
+from ftrie.library.ranker import Ranker
+from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import key_text
-from model_store.errors import FtrieError
+from model_store.artefact.key_ranges import key_ranges
+from model_store.errors import FtrieError, UsageError, VersionNotFound
+from model_store.records.records import ItemsState
+from model_store.spec.keys import unescape
+from model_store.spec.spec import ModelSpec
 
 MOST_BARS = 15
+MOST_CANDIDATES = 1_000
+MOST_VALUES = 200
+EXAMPLES = 8
 
 
 def build(view: View) -> Refresh:
@@ -115,19 +128,20 @@ class _Trial:
         """Offer the known values of the field that is changed."""
         self._value.offer(self._known.get(self._name.value or "", ()))
 
-    def _request(self) -> Request:
+    def _request(self) -> Options:
         given = {
             side: {name: field.text for name, field in fields.items() if field.text}
             for side, fields in self._fields.items()
         }
-        return Request(
-            cookie=self._cookie.text,
-            user=given["user"],
-            context=given["context"],
-            candidates=tuple(part.strip() for part in self._candidates.text.split(",") if part.strip()),
-            candidate_set=self._set.text,
-            top_k=int(self._top.value or 10),
-        )
+        candidates = [part.strip() for part in self._candidates.text.split(",") if part.strip()]
+        return {
+            "cookie": self._cookie.text,
+            "user": given["user"],
+            "context": given["context"],
+            "candidates": candidates,
+            "candidate_set": "" if candidates else self._set.text,
+            "top_k": int(self._top.value or 10),
+        }
 
     async def rank(self) -> None:
         """Rank by every variant, and draw the contributions to the chosen item's score, or else to the best one's."""
@@ -154,9 +168,9 @@ class _Trial:
         request, name = self._request(), self._name.value
         if not name:
             return
-        side = "context" if name in self._fields["context"] else "user"
-        changed = request.changed(side, name, self._value.text)
-        found = await self._asked(self._trial.compare, request, changed, self._variant.value)
+        side: Literal["user", "context"] = "context" if name in self._fields["context"] else "user"
+        other = changed(request, side, name, self._value.text)
+        found = await self._asked(self._trial.compare, request, other, self._variant.value)
         if found is None:
             return
         version, moved = found
@@ -229,6 +243,181 @@ def _contributions(item: ExplainedItem) -> tuple[list[dict[str, Any]], str]:
     rows = [{"name": name, "value": value} for name, value in ordered[:MOST_BARS]]
     rest = ordered[MOST_BARS:]
     return rows, f"; {len(rest):,} others add up to {sum(value for _, value in rest):+.5f}" if rest else ""
+
+
+# -- the rankings
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The fields of a request, by side, some ids of items to begin with, and values of fields that the model has."""
+
+    user: tuple[str, ...]
+    context: tuple[str, ...]
+    items: tuple[str, ...]
+    values: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one version says of a request. unknown: of the request, what neither the model nor the store knows."""
+
+    version: int
+    rankings: Mapping[str, Ranking]
+    explained: ExplainedItem | None
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """One item of a changed request: its places, from 1, None where it is not among the best, and its click rates."""
+
+    item: str
+    before: int | None
+    after: int | None
+    ctr_before: float | None
+    ctr_after: float | None
+
+
+class TryIt:
+    """Ranks in this process with the active version of one model, over the store's items and users. Thread-safe."""
+
+    def __init__(self, feed: Feed, models: Models, model: str) -> None:
+        self._feed, self._models, self._model, self._lock = feed, models, model, Lock()
+        self._ranker: Ranker | None = None
+        self._items: ItemsState | None = None
+
+    def form(self) -> RequestForm:
+        """The fields of a request. Raises FtrieError."""
+        state = self._feed.model(self._model)
+        spec = self._spec(state)
+        records = self._feed.store.records
+        items = tuple(sorted(name for name, _ in islice(records.scan_items(), EXAMPLES)))
+        user, context = _columns(spec, "user"), _columns(spec, "context")
+        known = (
+            _known_values(self._models.artefact(state, state.active), (*user, *context))
+            if state.active
+            else {}
+        )
+        return RequestForm(user=user, context=context, items=items, values=known)
+
+    def ask(self, request: Options, variant: str, item: str = "") -> Answer:
+        """The ranking by every variant, and why `variant` scores one item so: `item`, or else its best one.
+
+        Raises FtrieError.
+        """
+        with self._lock:
+            ranker = self._current()
+            rankings = {name: _ranked(ranker, request, name) for name in ranker.variants}
+            ids = [each.id for each in rankings[variant].items]
+            chosen, explained = item if item in ids else next(iter(ids), ""), None
+            if chosen:
+                alone: Options = {**request, "candidates": [chosen], "candidate_set": "", "variant": variant}
+                (explained,) = ranker.explain(**alone).items
+            return Answer(
+                ranker.version, rankings, explained, self._unknown(request, rankings[variant], explained)
+            )
+
+    def compare(self, before: Options, after: Options, variant: str) -> tuple[int, list[Move]]:
+        """The version, and how its order moves from one request to another. Raises FtrieError."""
+        with self._lock:
+            ranker = self._current()
+            return ranker.version, moves(*(_ranked(ranker, each, variant) for each in (before, after)))
+
+    def _unknown(
+        self, request: Options, ranking: Ranking, explained: ExplainedItem | None
+    ) -> tuple[str, ...]:
+        found = [f"item {name!r}: not in the store" for name in ranking.unknown_items]
+        cookie = request.get("cookie")
+        if cookie and not self._feed.store.records.user(cookie):
+            found.append(f"cookie {cookie!r}: the store has no record of this user")
+        if explained is not None:
+            weighted = {group.name for group in explained.groups if group.keys}
+            given = _own_values(request)
+            found += [f"{name} {value!r}: no weight" for name, value in given.items() if name not in weighted]
+        return tuple(found)
+
+    def _current(self) -> Ranker:
+        """The ranker of the active version, over the store's items as they are now. With the lock held."""
+        state = self._feed.model(self._model)
+        if state.active is None:
+            raise VersionNotFound(f"no version of {self._model} is active")
+        store, ranker = self._feed.store, self._ranker
+        items = store.records.item_changes.state()  # before the items: later changes are seen the next time
+        if ranker is None or (ranker.version, self._items) != (state.active, items):
+            artefact = self._models.artefact(state, state.active)
+            if ranker is None:
+                self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
+            else:
+                changed = None if items == self._items else store
+                ranker.update(artefact, changed, version=state.active)
+            self._items = items
+        return ranker
+
+    def _spec(self, state: ModelState) -> ModelSpec:
+        if state.spec is None:
+            raise VersionNotFound(f"no version of {self._model} is active")
+        return state.spec
+
+
+def moves(before: Ranking, after: Ranking) -> list[Move]:
+    """How the items of two rankings have moved, in the order of the later one, then those that are gone."""
+    old = {item.id: (place, item.ctr) for place, item in enumerate(before.items, 1)}
+    new = {item.id: (place, item.ctr) for place, item in enumerate(after.items, 1)}
+    none: tuple[None, None] = (None, None)
+    return [
+        Move(
+            name,
+            old.get(name, none)[0],
+            new.get(name, none)[0],
+            old.get(name, none)[1],
+            new.get(name, none)[1],
+        )
+        for name in (*new, *(name for name in old if name not in new))
+    ]
+
+
+def changed(request: Options, side: Literal["user", "context"], name: str, value: str) -> Options:
+    """The request with another value of one of the fields of `side`."""
+    features = request.get(side)
+    assert not isinstance(features, str)  # the form gives the user's id as the cookie
+    made = request.copy()
+    made[side] = {**(features or {}), name: value}
+    return made
+
+
+def _own_values(request: Options) -> dict[str, Any]:
+    """The values of the request itself, by field."""
+    user = request.get("user")
+    assert not isinstance(user, str)
+    return {**(user or {}), **(request.get("context") or {})}
+
+
+def _ranked(ranker: Ranker, request: Options, variant: str) -> Ranking:
+    candidates = request.get("candidates") or ()
+    if len(candidates) > MOST_CANDIDATES:
+        raise UsageError(f"got {len(candidates):,} candidates, expected at most {MOST_CANDIDATES:,}")
+    if not candidates and not request.get("candidate_set"):
+        raise UsageError("there are no candidates: give ids of items, or the name of a candidate set")
+    asked: Options = {**request, "variant": variant}
+    return ranker.rank(**asked)
+
+
+def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values that the model has keys of, at most MOST_VALUES of every field whose values are categories."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, begin, end in key_ranges(artefact):
+        field = artefact.spec.fields.get(name)
+        if name in names and field is not None and field.kind == "category":
+            keys = (artefact.key(row) for row in range(begin, min(end, begin + MOST_VALUES)))
+            values = (unescape(key.partition(b"=")[2]).decode("utf-8", "backslashreplace") for key in keys)
+            found[name] = (*found.get(name, ()), *values)[:MOST_VALUES]
+    return found
+
+
+def _columns(spec: ModelSpec, side: str) -> tuple[str, ...]:
+    """The fields of one side that a request may give: none of histories, which the store has."""
+    return tuple(name for name, each in spec.fields.items() if each.side == side and each.history is None)
 
 
 PAGE = Page("/try", "Try it", build)

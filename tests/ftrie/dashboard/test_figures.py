@@ -23,7 +23,7 @@ from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
 from ftrie.dashboard.pages.learning import settled_range
 from ftrie.dashboard.pages.system import latency_colours
-from ftrie.dashboard.queries.try_it import Request, TryIt
+from ftrie.dashboard.pages.try_it import TryIt
 from ftrie.dashboard.scrape import (
     ServerState,
     ServerWatch,
@@ -282,7 +282,7 @@ def test_rankings_are_tried_over_the_items_as_they_are_now(store: Store, feed: F
     trial = TryIt(feed, Models(feed), shop.NAME)
     for record in (shop.ITEMS["item-1"], shop.ITEMS["item-2"]):
         store.records.put_items([("item-1", record)])
-        found = trial.ask(Request(candidates=("item-1",)), "base").rankings
+        found = trial.ask({"candidates": ["item-1"]}, "base").rankings
         assert found["base"].items[0].score == pytest.approx(shop.expected_score(record, 0))
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ftrie.client.messages import Options
 from ftrie.dashboard.feed import Feed, ModelState
+from ftrie.dashboard.pages.experiments import MOST_POINTS, experiment_figures, group_of
 from ftrie.dashboard.pages.features import Explorer
 from ftrie.dashboard.pages.learning import SliceQuery, Slices, fields_of, metric_rows
 from ftrie.dashboard.pages.models import chain_text, version_lines
-from ftrie.dashboard.queries.experiments import MOST_POINTS, experiment_figures, group_of
-from ftrie.dashboard.queries.try_it import Request, TryIt, moves
+from ftrie.dashboard.pages.try_it import TryIt, changed, moves
 from ftrie.dashboard.shared import Models, Recent
 from ftrie.draw.charts import thinned
 from ftrie.library.store import load
@@ -70,7 +71,9 @@ def test_outcomes_are_those_of_the_minutes_in_the_store(feed: Feed, state: Model
         assert getattr(found.outcomes.variants[variant].sums, name) == total
     assert found.outcomes.base == "base" and state.shares == {"base": 0.8, "plain": 0.2}
     known = all(each.ctr.error for each in found.outcomes.variants.values())
-    assert sum(found.chances.values()) == pytest.approx(float(known))  # the market was open for seconds
+    assert sum(found.outcomes.chances.values()) == pytest.approx(
+        float(known)
+    )  # the market was open for seconds
     per_series: Counter[str] = Counter(row["series"] for row in found.rows)
     assert 1 <= per_series["base"] <= 3 and found.group_minutes == 1
     for count in (1, 60, 361, 1_440, 44_640):  # a chart has few points
@@ -190,7 +193,8 @@ def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, trad
     assert set(form.user) == {"age", "gender"} and form.context == ("device",)
     assert set(form.values) == {"age", "gender", "device"}
     assert set(form.values["age"]) == {"18-24", "25-34", "35-49", "50+"}
-    request = Request(user={"age": "18-24"}, context={"device": "mobile"}, candidates=form.items, top_k=5)
+    request: Options = {"user": {"age": "18-24"}, "context": {"device": "mobile"}, "candidates": form.items}
+    request["top_k"] = 5
     answer = trial.ask(request, "base")
     found = answer.rankings
     with Store.open(traded) as store:
@@ -204,15 +208,16 @@ def test_a_request_is_ranked_by_every_variant_as_by_the_library(feed: Feed, trad
     assert explained is not None and explained.item.id == best.id and answer.unknown == ()
     assert sum(group.sum for group in explained.groups) == pytest.approx(explained.item.score, abs=1e-9)
     assert explained.item.score == best.score
-    other = trial.ask(request.changed("user", "age", "50+"), "base").rankings
-    version, moved = trial.compare(request, request.changed("user", "age", "50+"), "base")
+    other = trial.ask(changed(request, "user", "age", "50+"), "base").rankings
+    version, moved = trial.compare(request, changed(request, "user", "age", "50+"), "base")
     assert version == answer.version and moved == moves(found["base"], other["base"])
     assert [move.item for move in moved if move.after] == [item.id for item in other["base"].items]
-    odd = Request("nobody", {"age": "18-42"}, {"device": "mobile"}, ("nothing", *form.items))
+    odd: Options = {"cookie": "nobody", "user": {"age": "18-42"}, "context": {"device": "mobile"}}
+    odd["candidates"] = ["nothing", *form.items]
     assert trial.ask(odd, "base", form.items[0]).unknown == (
         "item 'nothing': not in the store",
         "cookie 'nobody': the store has no record of this user",
         "age '18-42': no weight",
     )
     with pytest.raises(FtrieError, match="no candidates"):
-        trial.ask(Request(), "base")
+        trial.ask({}, "base")
