@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, Delta, decode
@@ -15,6 +17,8 @@ from model_store.spec.spec import ModelSpec, load_spec, spec_from_json
 from model_store.versions.model_versions import ModelVersions
 
 ARROW, JSON = ".arrow", ".json"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,24 +43,24 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
         if spec is not None:
             raise SpecError(f"{path} has its own spec; --spec is for {JSON} models")
         return ModelFile(_read_arrow(path, versions))
-    try:
-        model = json_model.parse(path.read_bytes())
-    except OSError as error:
-        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
-    except ArtefactError as error:
-        raise ArtefactError(f"{path}: {error}") from error
+    model = _parsed(path, json_model.parse)
     chosen, remark = _spec_for(model, spec, versions)
     return ModelFile(json_model.to_artefact(model, chosen), remark)
 
 
-def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
-    """A model, or a delta whose parent is the newest version that it can change."""
+def _parsed(path: Path, parse: Callable[[bytes], T]) -> T:
+    """What a file holds. Raises ArtefactError naming it."""
     try:
-        read = decode(path.read_bytes())
+        return parse(path.read_bytes())
     except OSError as error:
         raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error}") from error
+
+
+def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
+    """A model, or a delta whose parent is the newest version that it can change."""
+    read = _parsed(path, decode)
     if not isinstance(read, Delta):
         return read
     fitting = [each.version for each in versions.versions() if each.content == read.parent_content]
@@ -112,26 +116,14 @@ def read_named(model: str, store: str, spec: Path | None = None) -> NamedModel:
     """
     path = Path(model)
     if path.suffix == JSON:
-        return NamedModel(_read_json_model(path, spec), path.name)
+        if spec is None:
+            raise SpecError(f"{path}: a JSON model has no spec; give one with --spec")
+        made = _parsed(path, lambda data: json_model.to_artefact(json_model.parse(data), load_spec(spec)))
+        return NamedModel(made, path.name)
     if spec is not None:
         raise SpecError(f"{model} has its own spec; --spec is for {JSON} models")
     if path.suffix == ARROW:
         return NamedModel(Artefact.read(path), path.name)
-    return _fetch(model, store)
-
-
-def _read_json_model(path: Path, spec: Path | None) -> Artefact:
-    if spec is None:
-        raise SpecError(f"{path}: a JSON model has no spec; give one with --spec")
-    try:
-        return json_model.to_artefact(json_model.parse(path.read_bytes()), load_spec(spec))
-    except OSError as error:
-        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
-    except ArtefactError as error:
-        raise ArtefactError(f"{path}: {error}") from error
-
-
-def _fetch(model: str, store: str) -> NamedModel:
     from model_store.store import Store
 
     name, colon, number = model.partition(":")

@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -394,16 +393,15 @@ class _ModelCheck:
                 continue
             version = int(member)
 
-            def wrong(score: float) -> str | None:
-                return f"the time {score} of a version" if time_of(score) is None else None
-
             try:
                 when = self._versions.manifest(version).created.timestamp()
             except (ArtefactError, StoreError):
                 when = now().timestamp()
+            judge = self._score_judge(
+                member, lambda score: f"the time {score} of a version" if time_of(score) is None else None
+            )
             repair = f"version {version} gets the time of its manifest"
-            listed = _zadd(key, version, when)
-            self._findings.add(key, self._score_judge(member, wrong), "seconds since 1970", repair, listed)
+            self._findings.add(key, judge, "seconds since 1970", repair, _zadd(key, version, when))
 
     def _score_judge(self, member: bytes, judge: Callable[[float], str | None]) -> Judge:
         def now_there() -> str | None:
@@ -462,9 +460,7 @@ class _ModelCheck:
             found = self._wrong(version, made[-1])
             return found if self._is_there(version) else None
 
-        def rebuild(pipe: Any) -> None:
-            _replace(pipe, key, made[-1].to_hash())
-
+        rebuild: Change = lambda pipe: _replace(pipe, key, made[-1].to_hash())  # noqa: E731
         self._findings.add(key, wrong, "what the bytes say", "rebuilt from them", rebuild)
         right = made[-1]
         self._epochs.append(right.epoch)
@@ -496,8 +492,12 @@ class _ModelCheck:
             there = None
         if there is not None and there.refused.startswith(DAMAGED):
             return there, ""  # found by an earlier check
+        parts: list[bytes] = []
         try:
-            parts = self._bytes(version)
+            keys = self._keys.chunks(version, chunks_there(self._store, self._keys, version))
+            for key in keys:
+                with self._store.answers(key):
+                    parts.append(self._client.get(key) or b"")
             data = b"".join(parts)
             model = decode(data)
         except NewerFormat as error:
@@ -515,6 +515,7 @@ class _ModelCheck:
             chunk_bytes = made.chunk_bytes
         if there is not None and hashlib.sha256(data).hexdigest() != there.sha256:
             return None, f"its bytes have another SHA-256 than the manifest's {there.sha256[:12]}…"
+        listed = None if there else time_of(dict(self._scored()).get(b"%d" % version, 0.0))
         recent = _text_in(fields, b"recent")
         try:
             recent = recent and (recent if RecentFigures.from_json(recent) else "")
@@ -524,20 +525,13 @@ class _ModelCheck:
             made,
             chunk_bytes=chunk_bytes,
             chunks=len(parts),
-            created=there.created if there else self._listed_time(version, fields) or made.created,
+            created=there.created if there else listed.replace(microsecond=0) if listed else made.created,
             through_us=_number_in(fields, b"through_us"),
             refused=_text_in(fields, b"refused"),
             forced=_text_in(fields, b"forced") == "1",
             recent=recent,
         )
         return made, ""
-
-    def _listed_time(self, version: int, fields: dict[bytes, bytes]) -> Any:
-        with self._store.answers():
-            kind = self._client.type(self._keys.versions)
-            score = self._client.zscore(self._keys.versions, version) if kind == b"zset" else None
-        when = None if score is None else time_of(score)
-        return None if when is None else when.astimezone(UTC).replace(microsecond=0)
 
     def _wrong(self, version: int, right: Manifest) -> str | None:
         """The wrong fields of the stored manifest."""
@@ -577,21 +571,9 @@ class _ModelCheck:
                 damage if self._right_manifest(version, fields)[0] is None and self._fields(version) else None
             )
 
-        self._findings.add(
-            key,
-            damaged,
-            "complete bytes",
-            "the version is refused, so that no rollback chooses it; publish it again",
-            lambda pipe: pipe.hset(key, "refused", reason),
-        )
-
-    def _bytes(self, version: int) -> list[bytes]:
-        """The existing chunks. Raises UnreadableValue for a key of another type."""
-        parts = []
-        for key in self._keys.chunks(version, chunks_there(self._store, self._keys, version)):
-            with self._store.answers(key):
-                parts.append(self._client.get(key) or b"")
-        return parts
+        repair = "the version is refused, so that no rollback chooses it; publish it again"
+        mark = partial(_hset, key=key, field="refused", value=reason)
+        self._findings.add(key, damaged, "complete bytes", repair, mark)
 
     def _chains(self) -> None:
         """Check that everything a delta needs is complete."""

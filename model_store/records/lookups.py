@@ -122,46 +122,29 @@ class Lookups:
         return _texts(key, sorted(ids) if kind == "set" else ids)
 
     def ask(self, key: bytes, commands: Sequence[bytes], wait_s: float | None = None) -> list[Answer]:
-        """Send packed commands, all for this key, over this thread's connection; the answers, errors as AnsweredError.
-
-        Raises StoreUnavailable also if the store answers that it is not ready.
-        """
-        try:
-            connection: DirectConnection | ClusterConnection = self._thread.connection
-        except AttributeError:
-            connection = self._new_connection()
-        received = connection.ask(commands, self._wait_s if wait_s is None else wait_s, key)
-        for answer in received:
-            if type(answer) is AnsweredError:
-                self._check_ready(answer)
-        return received
+        """Same as `ask_each`, for commands that are all for one key."""
+        return self.ask_each([(key, command) for command in commands], wait_s)
 
     def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float | None = None) -> list[Answer]:
-        """Same as `ask`, for packed commands each with its key. One round trip to each server that holds one."""
+        """Send packed commands, each with its key, over this thread's connection; the answers, errors as AnsweredError.
+
+        One round trip to each server that holds one. Raises StoreUnavailable also if the store is not ready.
+        """
         received = self._connection().ask_each(keyed, self._wait_s if wait_s is None else wait_s)
         for answer in received:
-            if type(answer) is AnsweredError:
-                self._check_ready(answer)
+            if type(answer) is AnsweredError and str(answer).startswith(AWAY):
+                self._connection().distrust()
+                raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {answer}")
         return received
 
     def _connection(self) -> DirectConnection | ClusterConnection:
         """This thread's."""
-        try:
-            connection: DirectConnection | ClusterConnection = self._thread.connection
-        except AttributeError:
-            connection = self._new_connection()
+        connection: DirectConnection | ClusterConnection | None = getattr(self._thread, "connection", None)
+        if connection is None:
+            kind = ClusterConnection if self._store.is_cluster else DirectConnection
+            connection = self._thread.connection = kind(self._store, self._wait_s)
+            self._opened.add(connection)
         return connection
-
-    def _new_connection(self) -> DirectConnection | ClusterConnection:
-        kind = ClusterConnection if self._store.is_cluster else DirectConnection
-        connection = self._thread.connection = kind(self._store, self._wait_s)
-        self._opened.add(connection)
-        return connection
-
-    def _check_ready(self, error: AnsweredError) -> None:
-        if str(error).startswith(AWAY):
-            self._connection().distrust()
-            raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {error}")
 
     def checked(self, answer: Answer) -> Answer:
         """The answer. Raises StoreError if it is an error, StoreUnavailable while the store accepts no writes."""

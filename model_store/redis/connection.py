@@ -221,18 +221,14 @@ class StoreConnection:
 
         Raises RedisError; then the commands may have been run.
         """
-        client = self.at(key)
-        if not self.wait:
-            with client.pipeline(transaction=True) as pipe:
-                for words in commands:
-                    pipe.execute_command(*words)
-                pipe.execute()
-            return
-        *queued, done, replicas = _run(client, [[("MULTI",), *commands, ("EXEC",), *self.wait_words()]])[0]
-        for answer in [*queued, *(done if isinstance(done, list) else [done]), replicas]:
+        waits = self.wait_words()
+        answers = _run(self.at(key), [[("MULTI",), *commands, ("EXEC",), *waits]])[0]
+        done = answers[len(commands) + 1]
+        for answer in [*answers, *(done if isinstance(done, list) else [])]:
             if isinstance(answer, RedisError):
                 raise answer
-        self.check_confirmed(replicas)
+        if waits:
+            self.check_confirmed(answers[-1])
 
     def wait_words(self, timeout_s: float | None = None) -> list[Words]:
         """The command that waits for `wait` replicas, to be sent after a write on its connection; none for 0."""

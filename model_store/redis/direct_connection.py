@@ -52,10 +52,10 @@ class DirectConnection:
         self._waits_ms = 0
         self._reader = _reader()
 
-    def ask(self, commands: Sequence[bytes], wait_s: float, key: bytes = b"") -> list[Answer]:
+    def ask(self, commands: Sequence[bytes], wait_s: float) -> list[Answer]:
         """Send packed commands and return their answers within `wait_s` seconds.
 
-        A dropped connection is reopened once. `key` is for `ClusterConnection`. Raises StoreUnavailable.
+        A dropped connection is reopened once. Raises StoreUnavailable.
         """
         until = time.monotonic() + wait_s
         try:
@@ -168,8 +168,8 @@ class DirectConnection:
 class ClusterConnection:
     """A connection to each node of a cluster that holds what was asked for, owned by one thread.
 
-    Same interface as `DirectConnection`. The commands of one call are sent to all nodes before any answer is read, and
-    redirections are followed, within the time limit.
+    `ask_each`, `distrust`, `close` are as in `DirectConnection`. The commands of one call are sent to all nodes before
+    any answer is read, and redirections are followed, within the time limit.
     """
 
     def __init__(self, store: StoreConnection, timeout_s: float) -> None:
@@ -178,12 +178,8 @@ class ClusterConnection:
         self._nodes = store.nodes
         self._connections: dict[Address, DirectConnection] = {}
 
-    def ask(self, commands: Sequence[bytes], wait_s: float, key: bytes = b"") -> list[Answer]:
-        """Same as in `DirectConnection`, for commands with one key, or with one hash tag."""
-        return self.ask_each([(key, command) for command in commands], wait_s)
-
     def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float) -> list[Answer]:
-        """Same as `ask`, for commands with their keys."""
+        """Same as in `DirectConnection`."""
         call = _Call(keyed, time.monotonic() + wait_s)
         todo = list(range(len(keyed)))
         try:

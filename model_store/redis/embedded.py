@@ -82,11 +82,7 @@ class EmbeddedValkey:
 def _prepare(directory: Path) -> Path:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        home = directory.resolve()
-        for kept in (home / LOG, home / "appendonlydir"):  # from an ftrie that left them readable to others
-            if kept.exists():
-                kept.chmod(0o700 if kept.is_dir() else 0o600)
-        return home
+        return directory.resolve()
     except OSError as error:
         raise StoreError(
             f"expected a directory for the embedded store, got {directory}: {error.strerror}; "
