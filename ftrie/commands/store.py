@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftrie.command import Commands
-from ftrie.commands import store_inspect
 from ftrie.commands.flags import KEPT, KeepOption
 from ftrie.terminal import JsonOption, note, note_once, picked, plain, print_json, print_table, progress, warn
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
+    from model_store.artefact.artefact import Artefact
+    from model_store.artefact.inspection import WeightedKey
+    from model_store.versions.manifest import Manifest
     from model_store.versions.model_versions import ModelVersions
 
+Table = tuple[list[str], list[list[Any]]]
+Facts = dict[str, Any]
+FACTS = "version kind rows bytes chunks sha256 spec_sha256 parent chain content created format refused"
+"""What is shown of the manifest; chain: the versions needed to load it, itself last."""
 Model = Annotated[str, Argument("The model's name.", "MODEL")]
 RecordFile = Annotated[
     Path,
@@ -25,12 +33,18 @@ SHOWN_CHARACTERS = 80
 MODEL_FILE = ".arrow is an artefact, .json the JSON form."
 
 
-def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
-    """List the published versions of a model, oldest first. A delta's keys and bytes are those of its changes."""
+@contextmanager
+def _opened(store: str, model: str) -> Iterator[ModelVersions]:
     from model_store.store import Store
 
     with Store.open(store) as opened:
-        listed = opened.model(model, warn).versions()
+        yield opened.model(model, warn)
+
+
+def versions(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """List the published versions of a model, oldest first. A delta's keys and bytes are those of its changes."""
+    with _opened(store, model) as versions:
+        listed = versions.versions()
     if as_json:
         names = "version active kind parent published rows bytes sha256 content refused"
         print_json([picked(info, names, bytes=info.size) for info in listed])
@@ -60,11 +74,9 @@ def activate(
     as_json: JsonOption = False,
 ) -> None:
     """Activate a version after verifying its bytes. Running servers follow."""
-    from model_store.store import Store
     from model_store.versions.audit import By
 
-    with Store.open(store) as opened:
-        versions = opened.model(model, warn)
+    with _opened(store, model) as versions:
         before = versions.activate(version, force=force, by=By("ftrie store activate"))
         _show_active(versions, version, before, as_json)
 
@@ -78,22 +90,19 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Activate the version that was active before, or VERSION."""
-    from model_store.store import Store
     from model_store.versions.audit import By
 
-    with Store.open(store) as opened:
-        versions = opened.model(model, warn)
+    with _opened(store, model) as versions:
         now_active, before = versions.go_back(version, by=By("ftrie store rollback"))
         _show_active(versions, now_active, before, as_json)
 
 
 def resume(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Let the trainer activate versions again, after a manual `activate` or `rollback`."""
-    from model_store.store import Store
     from model_store.versions.audit import By
 
-    with Store.open(store) as opened:
-        pinned = opened.model(model, warn).resume(By("ftrie store resume"))
+    with _opened(store, model) as versions:
+        pinned = versions.resume(By("ftrie store resume"))
     if as_json:
         print_json({"model": model, "pinned": pinned})
     elif pinned is None:
@@ -109,10 +118,8 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """List what operators changed: who activated versions and changed the experiment, latest first."""
-    from model_store.store import Store
-
-    with Store.open(store) as opened:
-        entries = opened.model(model, warn).audit.read(last)
+    with _opened(store, model) as versions:
+        entries = versions.audit.read(last)
     if as_json:
         print_json(entries)
     elif entries:
@@ -130,10 +137,8 @@ def gc(
     as_json: JsonOption = False,
 ) -> None:
     """Delete old versions, but never the active one, the target of a rollback, or what a kept delta needs."""
-    from model_store.store import Store
-
-    with Store.open(store) as opened:
-        deleted = opened.model(model, warn).gc(keep, dry_run=dry_run)
+    with _opened(store, model) as versions:
+        deleted = versions.gc(keep, dry_run=dry_run)
     if as_json:
         print_json({"model": model, "deleted": deleted, "dry_run": dry_run})
     else:
@@ -173,6 +178,138 @@ def check(
         raise typer.Exit(StoreError.exit_code)
 
 
+def inspect(
+    model: Model,
+    version: Annotated[int | None, Argument("Default: the active version.", "VERSION", min=1)] = None,
+    top: Annotated[int, Flag("How many of the heaviest keys to show.", "N", min=0)] = 10,
+    variant: Annotated[str | None, Flag("Show only the keys and weights of this variant.", "NAME")] = None,
+    prefix: Annotated[
+        str | None,
+        Flag(
+            "Show only the keys under a prefix such as age* (a final * is a wildcard): counts and weights per "
+            "variant, and the branches below.",
+            "PREFIX",
+        ),
+    ] = None,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a version: its manifest, metrics, keys per field and heaviest keys; of a delta, those of the whole model."""
+    from model_store.artefact.inspection import one_variant
+
+    with _opened(store, model) as versions:
+        manifest = versions.manifest(versions.active_or_fail() if version is None else version)
+        chain = [each.version for each in versions.chain(manifest.version)]
+        artefact = versions.materialise(manifest.version)
+    if variant is not None:
+        artefact = one_variant(artefact, variant)
+    if prefix is not None:
+        _show_prefix(model, manifest.version, artefact, prefix, top, as_json)
+        return
+    facts = picked(manifest, FACTS, bytes=manifest.size, chain=chain, created=manifest.created.isoformat())
+    _show_version(model, manifest, facts, artefact, top, as_json)
+
+
+def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top: int, as_json: bool) -> None:
+    from model_store.trie.prefixes import Prefixes
+
+    found = Prefixes(artefact).under(pattern, top)
+    if as_json:
+        figures = {name: each._asdict() for name, each in found.variants.items()}
+        answer = picked(found, "prefix keys variants branches top", variants=figures, top=found.heaviest)
+        print_json({"model": model, "version": version, **answer})
+        return
+    names = list(artefact.spec.variants)
+    heading = f"{model} version {version}, {found.prefix}*"
+    _print_tables(
+        (
+            [heading, "keys", "non-zero", "sum w", "sum |w|"],
+            [[n, s.keys, s.nonzero, s.weight_sum, s.absolute_sum] for n, s in found.variants.items()],
+        ),
+        (
+            ["branch", "keys", *(f"sum |w| {name}" for name in names)],
+            [[each.prefix, each.keys, *each.absolute_sums.values()] for each in found.branches],
+        ),
+        _heaviest(artefact, list(found.heaviest)),
+    )
+
+
+def _show_version(
+    model: str, manifest: Manifest, facts: Facts, artefact: Artefact, top: int, as_json: bool
+) -> None:
+    import json
+
+    from model_store.artefact.inspection import heaviest, summaries
+    from model_store.keys import plain_metrics
+
+    keys, heavy = summaries(artefact), heaviest(artefact, top)
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                **facts,
+                "recent": json.loads(manifest.recent) if manifest.recent else None,
+                "metrics": plain_metrics(artefact.metrics),
+                "keys": keys,
+                "top": heavy,
+                "calibration": artefact.calibration and json.loads(artefact.calibration.to_json()),
+            }
+        )
+        return
+    columns = ["field or cross", "keys", "sum |w|", "max |w|"]
+    _print_tables(
+        (["manifest", model], [[name, str(value)] for name, value in facts.items()]),
+        *(
+            (["metric", variant], [[name, value] for name, value in values.items()])
+            for variant, values in artefact.metrics.items()
+        ),
+        *_recent(manifest),
+        (columns, [[each.name, each.keys, each.weight_sum, each.heaviest] for each in keys]),
+        _heaviest(artefact, heavy),
+        *_curves(artefact),
+    )
+
+
+def _print_tables(*tables: Table) -> None:
+    for columns, rows in tables:
+        print_table(columns, rows)
+        print()
+
+
+def _heaviest(artefact: Artefact, keys: list[WeightedKey]) -> Table:
+    """One column of weights, or one per variant where each has its own."""
+    if not artefact.per_variant:
+        return ["key", "weight", "variants"], [[k.key, k.weight, ", ".join(k.variants)] for k in keys]
+    names = list(artefact.spec.variants)
+    return ["key", *names], [[k.key, *(k.weights.get(name) for name in names)] for k in keys]
+
+
+def _curves(artefact: Artefact) -> list[Table]:
+    """The calibration, if any: each curve at some predictions."""
+    from model_store.artefact.inspection import CURVE_AT, curve_lines
+
+    if (calibration := artefact.calibration) is None:
+        return []
+    heading = [
+        f"{calibration.kind} calibration",
+        calibration.by or "value",
+        *(f"{p:g} becomes" for p in CURVE_AT),
+    ]
+    return [(heading, [[line.variant, line.value, *line.ctr] for line in curve_lines(calibration)])]
+
+
+def _recent(manifest: Manifest) -> list[Table]:
+    """The figures that a guard judged the version by, if one did."""
+    from model_store.versions.manifest import RecentFigures
+
+    if not manifest.recent:
+        return []
+    recent = RecentFigures.from_json(manifest.recent)
+    heading = [f"last {recent.examples:,} examples", "log-loss", "error", "predicted clicks", "clicks"]
+    rows = [[n, v.logloss, v.logloss_error, v.predicted, recent.clicks] for n, v in recent.variants.items()]
+    return [(heading, rows)]
+
+
 def import_(
     model: Model,
     file: Annotated[Path, Argument(MODEL_FILE, "FILE", file="reads")],
@@ -192,11 +329,9 @@ def import_(
     from model_store.errors import StoreError
     from model_store.keys import DELTA
     from model_store.model_files import read_model
-    from model_store.store import Store
     from model_store.versions.audit import By
 
-    with Store.open(store) as opened:
-        versions = opened.model(model, warn)
+    with _opened(store, model) as versions:
         read = read_model(file, spec, versions)
         if read.remark:
             note(read.remark)
@@ -240,15 +375,13 @@ def export(
     from model_store.errors import ArtefactError
     from model_store.files import write_whole
     from model_store.model_files import JSON, check_ending, write_model
-    from model_store.store import Store
 
     if as_delta and (check_ending(file) == JSON or variant is not None):
         raise typer.BadParameter(
             f"--delta writes the stored bytes; it does not combine with {JSON} or --variant"
         )
     check_ending(file)
-    with Store.open(store) as opened:
-        versions = opened.model(model, warn)
+    with _opened(store, model) as versions:
         chosen = versions.active_or_fail() if version is None else version
         exported = versions.fetch(chosen) if as_delta else versions.materialise(chosen)
     kind: dict[str, object] = {}
@@ -379,7 +512,7 @@ store.command("resume", epilog="Example: ftrie store resume ads")(resume)
 store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
 store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
 store.command("check", epilog="Example: ftrie store check ads --repair")(check)
-store_inspect.register(store)
+store.command("inspect", epilog="Example: ftrie store inspect ads --prefix 'age*'")(inspect)
 store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
 store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)
 load = Commands(
