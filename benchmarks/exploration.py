@@ -35,13 +35,16 @@ from ftrie.demo.market import (
     CATEGORIES,
     GENDERS,
     SPEC,
+    AnsweredVisit,
+    Habits,
     Market,
     Sizes,
     Tastes,
+    Visit,
     item_records,
     shown_items,
+    visit,
 )
-from ftrie.demo.visitors import AnsweredVisit, Habits, Visit, visit
 from ftrie.draw.charts import Row, curve, point
 from ftrie.draw.pages import stacked_svg
 from model_store.files import write_whole

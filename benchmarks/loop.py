@@ -16,8 +16,7 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.processes import Running
-from ftrie.demo.live_crew import Crew, LiveOptions, bootstrap
-from ftrie.demo.live_output import Windows
+from ftrie.demo.live import Crew, LiveOptions, Windows, bootstrap
 from ftrie.demo.market import Market
 
 RATES = (100, 200, 400, 800, 1200, 1600)

@@ -19,8 +19,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import ROUNDS, Spread, report
-from ftrie.demo.market import AGES, BRANDS, CATEGORIES, DEVICES, GENDERS, MODEL, SPEC, Market
-from ftrie.demo.visitors import CLICK, AnsweredVisit, Habits, visit
+from ftrie.demo.market import (
+    AGES,
+    BRANDS,
+    CATEGORIES,
+    CLICK,
+    DEVICES,
+    GENDERS,
+    MODEL,
+    SPEC,
+    AnsweredVisit,
+    Habits,
+    Market,
+    visit,
+)
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every

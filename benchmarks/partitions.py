@@ -22,8 +22,7 @@ import numpy as np
 
 from benchmarks.common import Spread, report
 from benchmarks.loop_trainer import SHOWN, click_line, impression_line
-from ftrie.demo.market import MODEL, SPEC, Market
-from ftrie.demo.visitors import CLICK, AnsweredVisit, Habits, visit
+from ftrie.demo.market import CLICK, MODEL, SPEC, AnsweredVisit, Habits, Market, visit
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every

@@ -46,7 +46,7 @@ def _prepared(rows: int) -> tempfile.TemporaryDirectory[str]:
     shop, kept = market.Shop(1), tempfile.TemporaryDirectory()
     folder = Path(kept.name)
     for day in (1, 2):
-        market.write_shop_log(shop.clicks(day, rows), folder / f"day-{day}.csv")
+        shop.clicks(day, rows).write(folder / f"day-{day}.csv")
     shop.write_records(folder / "users.csv", folder / "items.csv")
     (folder / "shop.toml").write_text(market.SHOP_SPEC.read_text("utf-8"), "utf-8")
     return kept

@@ -58,9 +58,7 @@ def live(
     Visitors of a simulated market click, the trainer learns, the servers follow within seconds; then tastes change.
     A process that dies is restarted. Ctrl-C ends all of them.
     """
-    from ftrie.demo.live import run
-    from ftrie.demo.live_crew import LiveOptions, default_change_at
-    from ftrie.demo.live_output import print_result
+    from ftrie.demo.live import LiveOptions, default_change_at, print_result, run
 
     options = LiveOptions(
         folder=Path(),

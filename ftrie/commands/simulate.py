@@ -62,10 +62,9 @@ def simulate(
     import math
 
     from ftrie.commands.flags import exploration_of
-    from ftrie.demo.market import Market, Sizes, Tastes
+    from ftrie.demo.market import Habits, Market, Sizes, Tastes
     from ftrie.demo.simulate import SimulateOptions, run
     from ftrie.demo.traffic import Share
-    from ftrie.demo.visitors import Habits
 
     if feedback not in ("service", "stream"):
         raise typer.BadParameter(f"--feedback: got {feedback!r}, expected service or stream")

@@ -20,7 +20,7 @@ import numpy as np
 from ftrie import terminal
 from ftrie.client.client import Client
 from ftrie.client.messages import Ranking
-from ftrie.demo.market import DEVICES, SHOP, SHOP_SPEC, Shop, User, write_shop_log
+from ftrie.demo.market import AGES, DEVICES, GENDERS, SHOP, SHOP_SPEC, Shop
 from ftrie.demo.processes import Process, free_port, run_ftrie
 from ftrie.terminal import json_output, print_json, print_table
 from ftrie.warmup import BESIDE_TRAINING, SERVING, Compilation
@@ -87,7 +87,7 @@ class _Demo:
 
     def play(self, began: float) -> None:
         _print(
-            f"A simulated shop: {len(self.shop.users)} visitors, {len(self.shop.items)} items, known click rates.\n"
+            f"A simulated shop: {self.shop.users} visitors, {self.shop.items} items, known click rates.\n"
             "Age and category decide together. The variant `base` may cross the two, `plain` may not."
         )
         shutil.copy(SHOP_SPEC, self.folder)
@@ -101,10 +101,10 @@ class _Demo:
         self._load_records()
         compilation.wait_for(SERVING, terminal)
         with self._serving() as address, Client(address) as client:
-            visitors = [next(user for user in self.shop.users if user.age == age) for age in AGES_SHOWN]
+            visitors = [int(np.argmax(self.shop.age == AGES.index(age))) for age in AGES_SHOWN]
             visits = [self._visit(client, user, day=1) for user in visitors]
             for user, visit in zip(visitors, visits, strict=True):
-                _print_visit(user, visit)
+                _print_visit(self.shop, user, visit)
             _print("\nThen tastes change: books and games trade places, and so do coffee and shoes.")
             second = self._learn(day=2)
             switch_s = self._await_version(client, second.version)
@@ -119,7 +119,7 @@ class _Demo:
         """Simulate a day of clicks, train both variants on it in one pass, publish and activate the model."""
         log, report = self.folder / f"day-{day}.csv", self.folder / f"day-{day}.json"
         clicks = self.shop.clicks(day, self.rows)
-        write_shop_log(clicks, log)
+        clicks.write(log)
         self._run("train", SHOP_SPEC.name, log.name, "--publish", "--activate", "--report", report.name)
         learned = json.loads(report.read_text("utf-8"))
         base, plain = (learned["variants"][name]["logloss"] for name in VARIANTS)
@@ -166,29 +166,23 @@ class _Demo:
         watched = ("--metrics-port", str(self.metrics_port)) if self.watch is not None else ()
         return ("serve", SHOP, "--port", "0", "--json", *watched)
 
-    def _visit(self, client: Client, user: User, day: int) -> Visit:
+    def _visit(self, client: Client, user: int, day: int) -> Visit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
         rankings = {variant: self._rank(client, user, variant) for variant in VARIANTS}
         ctr = {name: {item.id: item.ctr for item in ranking.items} for name, ranking in rankings.items()}
-        truth = self._truth(user, day)
+        rates = self.shop.true_ctr(day, user, np.arange(self.shop.items), DEVICES.index(DEVICE))
+        truth = dict(zip(self.shop.skus, rates.tolist(), strict=True))
         items = tuple(
             ShownItem(item.id, truth[item.id], {variant: ctr[variant][item.id] for variant in VARIANTS})
             for item in rankings["base"].items
         )
-        return Visit(user.cookie, rankings["base"].version, items)
+        return Visit(self.shop.cookies[user], rankings["base"].version, items)
 
-    def _truth(self, user: User, day: int) -> dict[str, float]:
-        """Item id to true CTR, for one visitor with DEVICE."""
-        items = np.arange(len(self.shop.items))
-        who = np.full_like(items, self.shop.users.index(user))
-        rates = self.shop.true_ctr(day, who, items, np.full_like(items, DEVICES.index(DEVICE)))
-        return {item.id: float(rate) for item, rate in zip(self.shop.items, rates, strict=True)}
-
-    def _rank(self, client: Client, user: User, variant: str) -> Ranking:
+    def _rank(self, client: Client, user: int, variant: str) -> Ranking:
         return client.rank(
             SHOP,
-            cookie=user.cookie,
-            candidates=[item.id for item in self.shop.items],
+            cookie=self.shop.cookies[user],
+            candidates=self.shop.skus,
             context={"device": DEVICE},
             variant=variant,
         )
@@ -196,7 +190,7 @@ class _Demo:
     def _await_version(self, client: Client, version: int) -> float:
         """Rank until an answer comes from `version`; every call must succeed. Returns the seconds it took."""
         began = time.monotonic()
-        while self._rank(client, self.shop.users[0], "base").version != version:
+        while self._rank(client, 0, "base").version != version:
             if time.monotonic() - began > SWITCH_TIMEOUT_S:
                 raise ServerError(
                     f"the server did not switch to version {version} in {SWITCH_TIMEOUT_S:.0f} s"
@@ -227,8 +221,9 @@ def _print(text: str) -> None:
         print(text, flush=True)
 
 
-def _print_visit(user: User, visit: Visit) -> None:
-    _print(f"\nFor {user.cookie} (age {user.age}, {user.gender}) version {visit.version} ranks:")
+def _print_visit(shop: Shop, user: int, visit: Visit) -> None:
+    who = f"age {AGES[shop.age[user]]}, {GENDERS[shop.gender[user]]}"
+    _print(f"\nFor {visit.cookie} ({who}) version {visit.version} ranks:")
     rows = [
         (rank, item.id, *map(_percent, (item.true_ctr, item.ctr["base"], item.ctr["plain"])))
         for rank, item in enumerate(visit.items[:TOP], 1)

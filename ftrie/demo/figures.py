@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
-from ftrie.demo.visitors import AnsweredVisit
+from ftrie.demo.market import AnsweredVisit
 from model_store.errors import FtrieError
 from model_store.versions.model_versions import ModelVersions
 
@@ -232,3 +232,13 @@ def through_of(versions: ModelVersions) -> Callable[[int], int | None]:
             return None
 
     return through_us
+
+
+def rate_text(rate: float | None, decimals: int = 2) -> str:
+    """A rate for a reader."""
+    return "—" if rate is None else f"{100 * rate:.{decimals}f} %"
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Counts by name for a reader."""
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or "none"

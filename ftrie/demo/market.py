@@ -1,19 +1,23 @@
-"""Simulated markets with known click probabilities: the two-day shop of `ftrie demo`, the market of `ftrie live`.
+"""The simulated market of `ftrie demo`, `live` and `simulate`: users, items, visits, and true click probabilities.
 
-Both have the same ages, categories, brands and tastes. The truth is a logistic model with one cross, age × category: a
-learner that may cross those two fields can find it, one that may not cannot. Then tastes change: games and books trade
-places, and so do coffee and shoes. `Shop` makes two days of independent impressions. `Market` adds time: tastes drift
-slowly and change at a set second, and visitors look less at lower positions:
-P(click) = P(look | position) · P(click | look).
+The truth is a logistic model with one cross, age × category: a learner that may cross those two fields can find it, one
+that may not cannot. Tastes drift slowly and change at a set second: games and books trade places, and so do coffee and
+shoes. Visitors look less at lower positions: P(click) = P(look | position) · P(click | look). `Shop` is the market of
+`ftrie demo`, two days of independent impressions.
+
+Visit n is a function of the seed and n alone: two runs have the same visitors, who make the same clicks on the same
+items at the same positions.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -22,19 +26,18 @@ from pyarrow import csv
 
 from model_store.store import Store
 
-SHOP_SPEC = Path(__file__).with_name("shop.toml")
-SHOP = "shop"
+SPEC, SHOP_SPEC = (Path(__file__).with_name(f"{name}.toml") for name in ("market", "shop"))
+MODEL, SHOP = "market", "shop"
 
 AGES = ("18-24", "25-34", "35-49", "50+")
 GENDERS = ("f", "m")
 DEVICES = ("desktop", "mobile")
 BRANDS = ("acorn", "birch", "cedar", "dune")
 CATEGORIES = ("books", "coffee", "games", "shoes")
-USERS = 400
 TYPICAL_PRICE = 20.0
-ITEMS_PER_CATEGORY = 3
 
-SHOP_BASE = -2.6
+BASE, SHOP_BASE = -1.8, -2.6
+"""The logit of a typical click; the market's is higher than the shop's, so that minutes are enough to learn."""
 BY_GENDER = np.array([0.1, -0.1])
 BY_DEVICE = np.array([0.15, -0.15])
 BY_BRAND = np.array([0.3, 0.1, -0.1, -0.3])
@@ -53,21 +56,12 @@ Indices = NDArray[np.int64]
 Rates = NDArray[np.float64]
 
 
-class User(NamedTuple):
-    """A visitor: cookie and features."""
-
-    cookie: str
-    age: str
-    gender: str
-
-
-class Item(NamedTuple):
-    """A thing for sale; price in euros."""
-
-    id: str
-    brand: str
-    category: str
-    price: float
+CLICKER, ABSTAINER = 1, 2
+"""Kinds of bots: a clicker clicks everything, an abstainer nothing; 0 is a person."""
+ENDED = 1_700_000_000
+"""End of the first day, seconds since 1970: before any present event."""
+DAY_S = 86_400.0
+SHOP_COLUMNS = ("cookie", "item", "age", "gender", "device", "brand", "category", "price", "click")
 
 
 @dataclass(frozen=True)
@@ -83,89 +77,9 @@ class Day:
         likelihood = np.where(self.clicked, self.true_ctr, 1.0 - self.true_ctr)
         return float(-np.log(likelihood).mean())
 
-
-class Shop:
-    """Users, items and true click probabilities. The same seed gives the same shop and the same clicks."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-        self.users = tuple(self._make_user(number) for number in range(USERS))
-        self.items = tuple(
-            self._make_item(category, number)
-            for category in CATEGORIES
-            for number in range(1, ITEMS_PER_CATEGORY + 1)
-        )
-        self._age = _codes(AGES, [user.age for user in self.users])
-        self._category = _codes(CATEGORIES, [item.category for item in self.items])
-        self._user_score = BY_GENDER[_codes(GENDERS, [user.gender for user in self.users])]
-        self._item_score = BY_BRAND[_codes(BRANDS, [item.brand for item in self.items])]
-        self._item_score += BY_LOG_PRICE * np.log([item.price / TYPICAL_PRICE for item in self.items])
-
-    def true_ctr(self, day: int, user: Indices, item: Indices, device: Indices) -> Rates:
-        """The probability of a click for each row of indices into `users`, `items` and DEVICES; f64[n]."""
-        taste = TASTE_OF_DAY[day][self._age[user], self._category[item]]
-        score = SHOP_BASE + taste + self._user_score[user] + self._item_score[item] + BY_DEVICE[device]
-        rates: Rates = 1.0 / (1.0 + np.exp(-score))
-        return rates
-
-    def clicks(self, day: int, rows: int) -> Day:
-        """Show `rows` random items to random visitors; each is clicked with its true probability."""
-        draw = self._random.integers
-        user, item, device = draw(USERS, size=rows), draw(len(self.items), size=rows), draw(2, size=rows)
-        rates = self.true_ctr(day, user, item, device)
-        clicked = self._random.random(rows) < rates
-        shown = {
-            "cookie": _chosen([u.cookie for u in self.users], user),
-            "item": _chosen([i.id for i in self.items], item),
-            "age": _chosen([u.age for u in self.users], user),
-            "gender": _chosen([u.gender for u in self.users], user),
-            "device": _chosen(DEVICES, device),
-            "brand": _chosen([i.brand for i in self.items], item),
-            "category": _chosen([i.category for i in self.items], item),
-            "price": _chosen([i.price for i in self.items], item),
-            "click": pa.array(clicked.astype(np.int8)),
-        }
-        return Day(pa.table(shown), rates, clicked)
-
-    def write_records(self, users: Path, items: Path) -> None:
-        """Write user and item records as CSV files for `ftrie store load`."""
-        csv.write_csv(pa.table(_columns(User._fields, self.users)), users)
-        csv.write_csv(pa.table(_columns(Item._fields, self.items)), items)
-
-    def _make_user(self, number: int) -> User:
-        pick = self._random.choice
-        return User(f"c{number:04d}", str(pick(AGES)), str(pick(GENDERS)))
-
-    def _make_item(self, category: str, number: int) -> Item:
-        price = round(float(self._random.lognormal(mean=3.0, sigma=0.6)), 2)
-        return Item(f"{category}-{number}", str(self._random.choice(BRANDS)), category, price)
-
-
-def write_shop_log(day: Day, path: Path) -> None:
-    """Write a day's impressions as CSV, the columns as shop.toml names them."""
-    csv.write_csv(day.log, path)
-
-
-def _codes(names: tuple[str, ...], values: Sequence[str]) -> Indices:
-    code = {name: number for number, name in enumerate(names)}
-    return np.fromiter((code[value] for value in values), dtype=np.int64, count=len(values))
-
-
-def _chosen(values: Sequence[object], indices: Indices) -> pa.Array:
-    return pa.array(values).take(pa.array(indices))
-
-
-def _columns(names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> dict[str, list[object]]:
-    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-SPEC = Path(__file__).with_name("market.toml")
-MODEL = "market"
-
-BASE = -1.8
-"""The logit of a typical click; higher than the shop's, so that minutes are enough to learn."""
-CLICKER, ABSTAINER = 1, 2
-"""Kinds of bots: a clicker clicks everything, an abstainer nothing; 0 is a person."""
+    def write(self, path: Path) -> None:
+        """Write the impressions as CSV, the columns as shop.toml names them."""
+        csv.write_csv(self.log, path)
 
 
 @dataclass(frozen=True)
@@ -197,12 +111,30 @@ class Sizes:
 class Market:
     """Users, items and true click probabilities over time; a function of its arguments. Immutable, thread-safe."""
 
+    base = BASE
+
     def __init__(self, seed: int, tastes: Tastes | None = None, sizes: Sizes | None = None) -> None:
         self.seed, self.tastes, self.sizes = seed, tastes or Tastes(), sizes or Sizes()
-        random = np.random.default_rng(seed)
-        self._make_users(random)
-        self._make_items(random)
+        users, each = self.sizes.users, self.sizes.items_per_category
+        self.category = np.repeat(np.arange(len(CATEGORIES)), each)
+        self.skus = tuple(f"{CATEGORIES[c]}-{n % each + 1}" for n, c in enumerate(self.category))
+        bots = round(users * self.sizes.bots)
+        self.bot = np.zeros(users, np.int8)
+        self.bot[:bots] = np.where(np.arange(bots) % 2, ABSTAINER, CLICKER)
+        appeal = self._draw(np.random.default_rng(seed))
+        self.item_score = BY_BRAND[self.brand] + BY_LOG_PRICE * np.log(self.price / TYPICAL_PRICE) + appeal
+
+    def _draw(self, random: np.random.Generator) -> Rates:
+        """Draw all that is random; returns the items' appeal."""
+        users, items = self.sizes.users, self.category.size
+        self.cookies = tuple(f"c{number:05d}" for number in range(users))
+        self.age = random.integers(len(AGES), size=users)
+        self.gender = random.integers(len(GENDERS), size=users)
+        self.brand = random.integers(len(BRANDS), size=items)
+        self.price = np.round(random.lognormal(3.0, 0.6, size=items), 2)
+        appeal = random.normal(0.0, self.sizes.appeal, size=items)
         self._phase = random.uniform(0.0, 2.0 * math.pi, (len(AGES), len(CATEGORIES)))
+        return appeal
 
     @property
     def users(self) -> int:
@@ -224,29 +156,59 @@ class Market:
 
     def attraction(self, at_s: float, user: Indices | int, item: Indices, device: Indices | int) -> Rates:
         """P(click | look): f64, in the broadcast shape of the indices."""
-        score = BASE + self.taste(at_s)[self.age[user], self.category[item]]
+        score = self.base + self.taste(at_s)[self.age[user], self.category[item]]
         score = score + BY_GENDER[self.gender[user]] + self.item_score[item] + BY_DEVICE[device]
         rates: Rates = 1.0 / (1.0 + np.exp(-score))
         return rates
 
-    def _make_users(self, random: np.random.Generator) -> None:
-        count = self.sizes.users
-        self.age = random.integers(len(AGES), size=count)
-        self.gender = random.integers(len(GENDERS), size=count)
-        self.cookies = tuple(f"c{number:05d}" for number in range(count))
-        bots = round(count * self.sizes.bots)
-        self.bot = np.zeros(count, np.int8)
-        self.bot[:bots] = np.where(np.arange(bots) % 2, ABSTAINER, CLICKER)
 
-    def _make_items(self, random: np.random.Generator) -> None:
-        each = self.sizes.items_per_category
-        self.category = np.repeat(np.arange(len(CATEGORIES)), each)
-        count = self.category.size
-        self.brand = random.integers(len(BRANDS), size=count)
-        self.price = np.round(random.lognormal(3.0, 0.6, size=count), 2)
-        self.skus = tuple(f"{CATEGORIES[c]}-{n % each + 1}" for n, c in enumerate(self.category))
-        appeal = random.normal(0.0, self.sizes.appeal, size=count)
-        self.item_score = BY_BRAND[self.brand] + BY_LOG_PRICE * np.log(self.price / TYPICAL_PRICE) + appeal
+class Shop(Market):
+    """A market of two days whose items are all looked at; the same seed gives the same shop and the same clicks."""
+
+    base = SHOP_BASE
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Tastes(change_at=DAY_S, drift=0.0), Sizes(400, 3, bots=0.0, appeal=0.0))
+
+    def _draw(self, random: np.random.Generator) -> Rates:
+        users = range(self.sizes.users)
+        self.cookies = tuple(f"c{number:04d}" for number in users)
+        # One by one: the log of a seed stays what it was since the first demo.
+        people = [(random.integers(len(AGES)), random.integers(len(GENDERS))) for _ in users]
+        self.age, self.gender = np.array(people).T
+        things = [
+            (round(float(random.lognormal(3.0, 0.6)), 2), random.integers(len(BRANDS))) for _ in self.skus
+        ]
+        self.price = np.array([price for price, _ in things])
+        self.brand = np.array([brand for _, brand in things])
+        self._phase = np.zeros((len(AGES), len(CATEGORIES)))
+        self._random = random
+        return np.zeros(len(things))
+
+    def true_ctr(self, day: int, user: Indices | int, item: Indices, device: Indices | int) -> Rates:
+        """The probability of a click for each row of indices into users, items and DEVICES; f64[n]. day: 1 or 2."""
+        return self.attraction((day - 1) * DAY_S, user, item, device)
+
+    def clicks(self, day: int, rows: int) -> Day:
+        """Show `rows` random items to random visitors; each is clicked with its true probability."""
+        draw = self._random.integers
+        user, item, device = (draw(count, size=rows) for count in (self.users, self.items, len(DEVICES)))
+        rates = self.true_ctr(day, user, item, device)
+        clicked = self._random.random(rows) < rates
+        log = pa.table(shown_items(self, user, item, device, clicked)).select(SHOP_COLUMNS)
+        return Day(log, rates, clicked)
+
+    def write_records(self, users: Path, items: Path) -> None:
+        """Write user and item records as CSV files for `ftrie store load`."""
+        user = {
+            "cookie": [*self.cookies],
+            "age": _chosen(AGES, self.age),
+            "gender": _chosen(GENDERS, self.gender),
+        }
+        brand, category = _chosen(BRANDS, self.brand), _chosen(CATEGORIES, self.category)
+        item = {"id": [*self.skus], "brand": brand, "category": category, "price": self.price}
+        csv.write_csv(pa.table(user), users)
+        csv.write_csv(pa.table(item), items)
 
 
 def looked_at(shown: int) -> Rates:
@@ -261,10 +223,6 @@ def best_clicks(attraction: Rates, shown: int) -> float:
     """Expected clicks of the best order of candidates with these attractions when `shown` of them are shown."""
     best = np.sort(attraction)[::-1][:shown]
     return float(best @ looked_at(best.size))
-
-
-ENDED = 1_700_000_000
-"""End of the first day, seconds since 1970: before any present event."""
 
 
 def first_day(market: Market, visits: int, shown: int) -> pa.Table:
@@ -325,4 +283,173 @@ def item_records(market: Market) -> Iterator[tuple[str, dict[str, str]]]:
                 "category": CATEGORIES[market.category[n]],
                 "price": str(market.price[n]),
             },
+        )
+
+
+def _chosen(values: Sequence[object], indices: Indices) -> pa.Array:
+    return pa.array(values).take(pa.array(indices))
+
+
+# -- visits
+
+
+BOT_CLICKS_AFTER_S = 0.3
+CLICK: Literal["click"] = "click"
+CONVERSION: Literal["conversion"] = "conversion"
+_CONVERSION_OF_CLICK = 0.1
+
+
+@dataclass(frozen=True)
+class Habits:
+    """Parameters of visits. Times in seconds.
+
+    rate: visits a second. candidates: items that compete; shown: items requested. delay: mean time from the answer to
+    a click and from a click to its conversion, exponential; late: the share of clicks delayed by `window` more, after
+    the join has closed their request.
+    """
+
+    rate: float = 50.0
+    candidates: int = 12
+    shown: int = 6
+    delay: float = 1.5
+    late: float = 0.01
+    window: float = 600.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One visit with all its random draws. due_s: seconds from the start of the market.
+
+    candidates: indices of items. Per candidate: uniform: in [0, 1), clicked if below its click probability; click_s and
+    conversion_s: seconds from the answer to the click and from the click to the conversion, inf for none.
+    """
+
+    number: int
+    due_s: float
+    user: int
+    device: int
+    candidates: Indices
+    uniform: Rates
+    click_s: Rates
+    conversion_s: Rates
+    apart: float
+    """Uniform in [0, 1); decides which model ranks."""
+
+    @property
+    def context(self) -> dict[str, str]:
+        """The request's context features."""
+        return {"device": DEVICES[self.device]}
+
+
+def visit(market: Market, habits: Habits, number: int) -> Visit:
+    """Visit number `number`."""
+    random = np.random.Generator(np.random.Philox(key=[market.seed, number]))
+    some = min(habits.candidates, market.items)
+    click_s = random.exponential(habits.delay, some)
+    click_s[random.random(some) < habits.late] += habits.window
+    converts = random.random(some) < _CONVERSION_OF_CLICK
+    return Visit(
+        number=number,
+        due_s=(number + random.random()) / habits.rate,
+        user=int(random.integers(market.users)),
+        device=int(random.integers(len(DEVICES))),
+        candidates=random.choice(market.items, some, replace=False),
+        uniform=random.random(some),
+        click_s=click_s,
+        conversion_s=np.where(converts, random.exponential(habits.delay, some), np.inf),
+        apart=random.random(),
+    )
+
+
+class Schedule:
+    """An iterator over the visits from a second of the market on. Thread-safe."""
+
+    def __init__(self, market: Market, habits: Habits, from_s: float = 0.0) -> None:
+        self.market, self.habits = market, habits
+        self._lock = threading.Lock()
+        self._next = round(from_s * habits.rate)
+
+    def __iter__(self) -> Iterator[Visit]:
+        return self
+
+    def __next__(self) -> Visit:
+        with self._lock:
+            number = self._next
+            self._next += 1
+        return visit(self.market, self.habits, number)
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """A future click or conversion on an item. after_s: seconds after the answer; value: the conversion's."""
+
+    after_s: float
+    item: str
+    event: Literal["click", "conversion"]
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class AnsweredVisit:
+    """A visit with its answer. order: indices into the candidates, best first; predicted: the ctr of each."""
+
+    market: Market
+    visit: Visit
+    order: np.ndarray[tuple[int], np.dtype[np.int64]]
+    predicted: Rates
+
+    @cached_property
+    def attraction(self) -> Rates:
+        """P(click | look) of every candidate, at the second of the visit."""
+        visit = self.visit
+        return self.market.attraction(visit.due_s, visit.user, visit.candidates, visit.device)
+
+    @cached_property
+    def chance(self) -> Rates:
+        """The true probability that a person clicks each shown item, in the order shown."""
+        return looked_at(self.order.size) * self.attraction[self.order]
+
+    @cached_property
+    def clicked(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which of the shown items are clicked."""
+        kind = self.market.bot[self.visit.user]
+        if kind:
+            return np.full(self.order.size, kind == CLICKER)
+        return self.visit.uniform[self.order] < self.chance
+
+    @property
+    def by_bot(self) -> bool:
+        """Whether the visitor is a bot."""
+        return self.market.bot[self.visit.user] in (CLICKER, ABSTAINER)
+
+    @property
+    def expected(self) -> float:
+        """Expected clicks of a person."""
+        return float(self.chance.sum())
+
+    @property
+    def best(self) -> float:
+        """Expected clicks of a person on the best order of the candidates."""
+        return best_clicks(self.attraction, self.order.size)
+
+    def reactions(self) -> list[Reaction]:
+        """The future clicks and conversions, unordered."""
+        return [
+            reaction
+            for position in np.flatnonzero(self.clicked)
+            for reaction in self._reactions_to(int(self.order[position]))
+        ]
+
+    def _reactions_to(self, candidate: int) -> Sequence[Reaction]:
+        item = int(self.visit.candidates[candidate])
+        sku = self.market.skus[item]
+        if self.by_bot:
+            return (Reaction(BOT_CLICKS_AFTER_S, sku, CLICK),)
+        click = Reaction(float(self.visit.click_s[candidate]), sku, CLICK)
+        conversion_s = float(self.visit.conversion_s[candidate])
+        if not np.isfinite(conversion_s):
+            return (click,)
+        return (
+            click,
+            Reaction(click.after_s + conversion_s, sku, CONVERSION, float(self.market.price[item])),
         )

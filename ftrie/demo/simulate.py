@@ -9,11 +9,20 @@ from typing import Any
 
 from ftrie.client.access import Access
 from ftrie.client.messages import Exploration
-from ftrie.demo.clicks import Reporter, Service, Sink, Stream
-from ftrie.demo.figures import Freshness, Statistics, Tally, through_of
-from ftrie.demo.market import Market, load_records
-from ftrie.demo.traffic import Callers, RequestOptions, Share, Traffic, Window, freshness_of
-from ftrie.demo.visitors import Habits, Schedule
+from ftrie.demo.figures import Freshness, Statistics, Tally, counts_text, rate_text, through_of
+from ftrie.demo.market import Habits, Market, Schedule, load_records
+from ftrie.demo.traffic import (
+    Callers,
+    Reporter,
+    RequestOptions,
+    Service,
+    Share,
+    Sink,
+    Stream,
+    Traffic,
+    Window,
+    freshness_of,
+)
 from ftrie.terminal import json_output, print_json, print_table, warn
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
@@ -130,7 +139,7 @@ def _print_summary(window: Window, addresses: int) -> None:
     )
     print(f"click to weight: {_freshness(window.freshness)}")
     print(
-        f"failed calls: {_counts(figures.failures)}; feedback: {_counts(sent.failures)}; "
+        f"failed calls: {counts_text(figures.failures)}; feedback: {counts_text(sent.failures)}; "
         f"lost visits {figures.lost:,}; degraded answers {figures.degraded:,}"
     )
 
@@ -142,10 +151,10 @@ def _line(window: Window, model: str) -> str:
     parts = [
         f"{window.second:6.0f} s",
         f"{figures.visits / window.seconds:4.0f} visits/s" if window.seconds else "",
-        f"CTR {_percent(rates['ctr'])} (expected {_percent(rates['expected_ctr'])}, "
-        f"best {_percent(rates['best_ctr'])})",
+        f"CTR {rate_text(rates['ctr'])} (expected {rate_text(rates['expected_ctr'])}, "
+        f"best {rate_text(rates['best_ctr'])})",
         *(
-            f"{name} {_percent(other.rates()['expected_ctr'])}"
+            f"{name} {rate_text(other.rates()['expected_ctr'])}"
             for name, other in sorted(figures.models.items())
             if name != model
         ),
@@ -153,7 +162,7 @@ def _line(window: Window, model: str) -> str:
         f"version {figures.versions.get(model, '—')}",
         f"click to weight {_freshness(window.freshness)}" if window.freshness["n"] else "",
         f"degraded {figures.degraded:,}" if figures.degraded else "",
-        f"failed {_counts(figures.failures)}" if figures.failures else "",
+        f"failed {counts_text(figures.failures)}" if figures.failures else "",
         f"lost {figures.lost:,}" if figures.lost else "",
     ]
     return " · ".join(part for part in parts if part)
@@ -161,7 +170,7 @@ def _line(window: Window, model: str) -> str:
 
 def _row(name: str, window: Window, tally: Tally) -> tuple[Any, ...]:
     rates = tally.rates()
-    percents = (_percent(rates[key]) for key in ("ctr", "expected_ctr", "best_ctr"))
+    percents = (rate_text(rates[key]) for key in ("ctr", "expected_ctr", "best_ctr"))
     losses = (rates["logloss"], rates["truth_logloss"])
     return (
         name,
@@ -172,10 +181,6 @@ def _row(name: str, window: Window, tally: Tally) -> tuple[Any, ...]:
         *losses,
         window.figures.versions.get(name),
     )
-
-
-def _percent(rate: float | None) -> str:
-    return "—" if rate is None else f"{100 * rate:.2f} %"
 
 
 def _decimal(value: float | None) -> str:
@@ -189,7 +194,3 @@ def _freshness(quantiles: Mapping[str, float | int | None]) -> str:
         f"p50 {quantiles['p50']:.2f} s, p95 {quantiles['p95']:.2f} s, max {quantiles['max']:.2f} s "
         f"of {quantiles['n']:,}"
     )
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())) or "none"

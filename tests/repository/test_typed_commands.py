@@ -73,7 +73,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
     simulated = Shop(1)
     for day in (1, 2):
-        shop.write_shop_log(simulated.clicks(day, ROWS), folder / f"day-{day}.csv")
+        simulated.clicks(day, ROWS).write(folder / f"day-{day}.csv")
     simulated.write_records(folder / "users.csv", folder / "items.csv")
     spec = shop.SHOP_SPEC.read_text("utf-8")
     (folder / "shop.toml").write_text(spec)

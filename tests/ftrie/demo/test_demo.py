@@ -22,14 +22,17 @@ from ftrie.demo.market import (
     ABSTAINER,
     CATEGORIES,
     CLICKER,
+    AnsweredVisit,
+    Habits,
     Market,
+    Schedule,
     Shop,
     Sizes,
     Tastes,
     best_clicks,
     looked_at,
+    visit,
 )
-from ftrie.demo.visitors import AnsweredVisit, Habits, Schedule, visit
 
 DEMO = (sys.executable, "-m", "ftrie", "demo", "--rows")
 TIMEOUT_S = 150

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ftrie.demo.clicks import Feedback, NotTaken, Receipt, Reporter, Stream
+from ftrie.demo.traffic import FutureFeedback, NotTaken, Receipt, Reporter, Stream
 from model_store.store import Store
 
 
@@ -17,10 +17,10 @@ class Refusing:
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
-        self.taken: list[Feedback] = []
+        self.taken: list[FutureFeedback] = []
         self.early = 0
 
-    def send(self, model: str, events: Sequence[Feedback]) -> Receipt:
+    def send(self, model: str, events: Sequence[FutureFeedback]) -> Receipt:
         if self.failures:
             self.failures -= 1
             raise NotTaken("UNAVAILABLE")
@@ -43,8 +43,8 @@ def reporting(sink: Any, wanted: int, give_up_s: float = 10.0) -> Iterator[tuple
     sent.append(reporter.finish(give_up_s))
 
 
-def click(number: int, at: float, model: str = "market") -> Feedback:
-    return Feedback(model, f"r{number}", "books-1", "click", at, 0.0)
+def click(number: int, at: float, model: str = "market") -> FutureFeedback:
+    return FutureFeedback(model, f"r{number}", "books-1", "click", at, 0.0)
 
 
 def test_a_click_is_sent_again_until_it_is_taken_and_a_sink_that_takes_none_holds_nothing_up() -> None:

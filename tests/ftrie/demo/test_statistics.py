@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from ftrie.demo.figures import Freshness, Reported, Statistics, Tally, quantiles
-from ftrie.demo.live_crew import FROZEN, default_change_at
-from ftrie.demo.live_output import Rates, Windows, picture
-from ftrie.demo.market import MODEL, Market, Sizes
-from ftrie.demo.visitors import AnsweredVisit, Habits, visit
+from ftrie.demo.live import FROZEN, Windows, default_change_at, picture, total
+from ftrie.demo.market import MODEL, AnsweredVisit, Habits, Market, Sizes, visit
 
 HABITS = Habits()
 
@@ -110,7 +108,7 @@ def test_windows_of_a_time_are_added_up() -> None:
     windows = Windows()
     for second in range(1, 11):
         windows.add(window(second))
-    some = windows.between(4.0, 8.0)
-    assert some["loop"].shown == some["frozen"].shown == 4 * 60
-    assert some["loop"].as_json()["ctr"] == 0.15
-    assert Rates.of(window(1, shown=0), MODEL).shown == 0
+    some = windows.rates(4.0, 8.0)
+    assert some["loop"]["shown"] == some["frozen"]["shown"] == 4 * 60
+    assert some["loop"]["ctr"] == 0.15
+    assert total([window(1, shown=0)], MODEL).shown == 0
