@@ -14,6 +14,7 @@ import json
 import os
 from typing import Any, Literal
 
+from ctr.v1 import feedback_pb2, ranking_pb2
 from model_store.errors import ServerError, listed
 
 Balance = Literal["round_robin", "cookie"]
@@ -40,7 +41,11 @@ RESOLVE_MS = 5_000
 """At least this long between two look-ups of a name; gRPC's own 30 s miss servers that are replaced faster."""
 
 _RING_HASH_SWITCH = "GRPC_EXPERIMENTAL_RING_HASH_SET_REQUEST_HASH_KEY"
-_SERVICES = ("ctr.v1.RankingService", "ctr.v1.FeedbackService")
+_SERVICES = [
+    service.full_name
+    for wire in (ranking_pb2, feedback_pb2)
+    for service in wire.DESCRIPTOR.services_by_name.values()
+]
 
 
 def target_of(address: str) -> tuple[str, list[str]]:

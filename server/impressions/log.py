@@ -1,7 +1,7 @@
 """The log of impressions: what a worker writes of its answers, for a trainer to learn from.
 
-A call offers its answer in a microsecond. One thread makes the lines, and one thread a sink takes them there. Where
-either cannot keep up, impressions are dropped and counted; a call never waits for them and never fails.
+A call queues its answer in a microsecond. One thread makes the lines, and one thread per sink delivers them. Where
+either cannot keep up, impressions are dropped and counted; a call never waits for them and never fails because of them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ImpressionLog:
         """
         if query.no_log or query.is_forced:
             return self._meter.count(SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
-        # The age of an event is of the time that the line says.
+        # The ages of the user's events were computed for this time, so the line has the same.
         shown = Shown(
             query.time_us / 1e6 if query.time_us else time.time(), self._lines_of(served), query, ranking
         )
@@ -173,7 +173,7 @@ class ImpressionLog:
 
 
 class Outbox:
-    """The lines that wait for one sink; each batch is tried again until the sink has taken it.
+    """The lines that wait for one sink; a batch is sent again until the sink has accepted it.
 
     Thread safety: `put` from one thread, `close` from one, `dropped` from any.
     """
@@ -199,13 +199,13 @@ class Outbox:
         meter.gauge(WAITING, name, read=lambda: self._writer.waiting)
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Queue lines; those without room are dropped. Returns at once."""
+        """Queue lines; those that do not fit are dropped. Returns at once."""
         queued = self._writer.offer_all([(line, len(line[1])) for line in lines])
         for model, _ in lines[queued:]:
             self.dropped(model, SINK)
 
     def dropped(self, model: str, reason: str) -> None:
-        """Count one line that the sink will not get."""
+        """Count a line that never reaches the sink."""
         self._meter.count(DROPPED, model, self._name, reason)
 
     def close(self, end_at_s: float) -> None:

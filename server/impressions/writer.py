@@ -1,8 +1,8 @@
-"""A bounded queue and the thread that empties it: how everything that calls leave behind is written.
+"""A bounded queue and the thread that writes its items: impressions, shadows and recorded requests.
 
-A call offers an item and goes on; where the writer cannot keep up, the offer is refused, and the owner counts it. The
-owner's `write` is called with batches. An item stays in the queue until it has been written, so that `close` can return
-what was not.
+A call offers an item and continues; where the writer cannot keep up, the offer is refused, and the owner counts it. The
+owner's `write` gets batches. An item stays in the queue until it has been written, so that `close` can return the
+rest.
 """
 
 from __future__ import annotations
@@ -87,26 +87,26 @@ class BackgroundWriter(Generic[T]):
         return self._closed
 
     def offer(self, item: T, size: int = 0) -> bool:
-        """Queue an item of `size` bytes; False if there is no room for it. Returns at once, in about a microsecond."""
+        """Queue an item of `size` bytes; False if it does not fit. Returns in about a microsecond."""
         with self._lock:
-            room = len(self._items) < self._most and self._bytes + size <= self._most_bytes
-            if room and not self._closed:
+            fits = len(self._items) < self._most and self._bytes + size <= self._most_bytes
+            if fits and not self._closed:
                 self._items.append((item, size))
                 self._bytes += size
                 if not self._awake:
                     self._awake = True
                     self._wake.set()
                 return True
-            newly_full = not (room or self._full)
+            newly_full = not (fits or self._full)
             self._full |= newly_full
         if newly_full:
             self._on_full(True)
         return False
 
     def offer_all(self, items: Sequence[tuple[T, int]]) -> int:
-        """Queue items with their sizes up to the first without room; returns how many were queued. Returns at once."""
-        with self._lock:
-            waited, self._awake = self._awake, True  # one wake-up for all
+        """Queue items with their sizes, up to the first that does not fit; returns how many were queued."""
+        with self._lock:  # one wake-up for all: each costs the caller a switch of threads
+            waited, self._awake = self._awake, True
         queued = 0
         for item, size in items:
             if not self.offer(item, size):
@@ -173,11 +173,11 @@ class BackgroundWriter(Generic[T]):
             given_up = not self._items  # by `close`, which empties the queue
             for _ in () if given_up else batch:
                 self._bytes -= self._items.popleft()[1]
-            roomy = self._full and len(self._items) <= self._most // 2
-            self._full &= not roomy
+            half_free = self._full and len(self._items) <= self._most // 2
+            self._full &= not half_free
         if not given_up:
             self._on_written(batch)
-        if roomy:
+        if half_free:
             self._on_full(False)
 
     def _written(self, batch: list[T]) -> bool:

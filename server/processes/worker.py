@@ -149,7 +149,7 @@ class Worker:
         self._errands.put(lambda: self._swap(parts, serial))
 
     def refuse(self, model: str, version: int, serial: int, error: Exception) -> None:
-        """Report that these parts cannot be served, and give `serial` back: else its buffer stays lent for ever."""
+        """Report that these parts cannot be served, and release `serial`: its buffer must become writable again."""
         known = isinstance(error, FtrieError | MemoryError | OSError)
         facts = {"model": model, "version": version, "error": str(error)}
         _log.error("parts refused", **facts, exc_info=None if known else error)
@@ -219,7 +219,7 @@ class Worker:
             self._note_ready()
 
     def _note_ready(self) -> None:
-        """Say which models are served. A model without a version keeps the others from nobody."""
+        """Say which models are served. One without a version does not keep the worker from serving the others."""
         served = [each.name for each in self.models.values() if each.served]
         lacking = sum(not each.served and bool(each.lacking) for each in self.models.values())
         if served and len(served) + lacking == len(self.models) and not self.ready.is_set():

@@ -1,6 +1,6 @@
 """The health service, grpc.health.v1: Check and Watch, answered while all other threads are busy.
 
-A server that serves some of its models is SERVING: the service `ctr.v1.RankingService/MODEL` tells of one of them.
+A server that serves some of its models is SERVING: the service `ctr.v1.RankingService/MODEL` is the status of one.
 
 grpc_health's own servicer (1.85) is not used for Watch. It sends a status under a lock that it also takes when a watch
 ends, in grpc's one thread, and no send returns without that thread: a watch that began in the moment in which another
@@ -41,7 +41,7 @@ class Health:
         self._sender = _Sender()
 
     def say(self, *, serving: bool, served: Iterable[str] = ()) -> None:
-        """Set the status, SERVING or NOT_SERVING, and tell it to all who watch. Returns before they know it.
+        """Set the status, SERVING or NOT_SERVING, and send it to all watches. Returns before it is sent.
 
         served: models that are served from now on, whatever the status of the server.
         """
@@ -50,12 +50,12 @@ class Health:
         self._sender.run_soon(self._tell_all)
 
     def drain(self) -> None:
-        """NOT_SERVING from now on, whatever is said."""
+        """NOT_SERVING from now on, whatever `say` sets."""
         self._drains = True
         self.say(serving=False)
 
     def status(self, service: str) -> int:
-        """What is said of a service, a value of `ServingStatus`."""
+        """The status of a service, a value of `ServingStatus`."""
         serving = self._serving if service in SERVICES else self._served.get(service)
         if serving is None:
             return int(_STATUS.SERVICE_UNKNOWN)
@@ -118,7 +118,7 @@ class Health:
 
 
 class _Watch:
-    """Someone who is told a status and each change of it."""
+    """A call that gets a status and each change of it."""
 
     def __init__(self, service: str, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
         self.service, self.context, self.send = service, context, send
