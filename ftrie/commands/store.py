@@ -211,7 +211,7 @@ def inspect(
 
 
 def _show_prefix(model: str, version: int, artefact: Artefact, pattern: str, top: int, as_json: bool) -> None:
-    from model_store.trie.prefixes import Prefixes
+    from model_store.artefact.inspection import Prefixes
 
     found = Prefixes(artefact).under(pattern, top)
     if as_json:

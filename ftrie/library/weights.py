@@ -13,7 +13,7 @@ import pyarrow as pa
 from ftrie.draw.notebook import SHOWN, arrow_html, details, paragraph
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.changes import ChangedRows, changed_rows
-from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.inspection import key_ranges
 from model_store.artefact.rows import ModelRows
 from model_store.errors import UsageError, listed
 

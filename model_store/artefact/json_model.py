@@ -1,6 +1,6 @@
 """Reads and writes a model's JSON form: `{"list": [{"fid": "0", "key": "…", "value": -0.005}, …], "type": "…"}`.
 
-A model that was read is written with the same type, fids, keys, values and order. `spec.inferred_spec` infers its
+A model that was read is written with the same type, fids, keys, values and order. `model_files` infers its
 fields.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.inspection import key_ranges
 from model_store.artefact.rows import JsonSource
 from model_store.bounded import NESTING, is_integer, is_text, json_value
 from model_store.errors import ArtefactError, SpecError

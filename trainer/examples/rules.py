@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model_store.artefact.key_ranges import PrefixRules
+from model_store.artefact.inspection import PrefixRules
 from model_store.errors import SpecError
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import BIAS

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.key_ranges import SortedKeys
+from model_store.artefact.inspection import SortedKeys
 from model_store.errors import SpecError, listed
 from model_store.spec.keys import BIAS
 from trainer.examples.hashing import ExampleMaker, key_prefixes

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.calibration import Calibration
-from model_store.artefact.key_ranges import OTHER, PrefixRules
+from model_store.artefact.inspection import OTHER, PrefixRules
 from model_store.errors import FieldValueError, InputError, SpecError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value

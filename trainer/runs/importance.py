@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.inspection import key_ranges
 from model_store.features.features import FieldPlan
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.examples_kernels import (

@@ -27,9 +27,8 @@ from ftrie.dashboard.shared import Models
 from ftrie.draw.charts import bars
 from ftrie.draw.notebook import paragraph
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.inspection import WeightedKey, weighted_key
+from model_store.artefact.inspection import Prefixes, PrefixSummary, WeightedKey, weighted_key
 from model_store.errors import FtrieError, VersionNotFound
-from model_store.trie.prefixes import Prefixes, PrefixSummary
 
 MOST_BUTTONS = 60
 DRAWN = 15

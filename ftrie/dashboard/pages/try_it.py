@@ -30,8 +30,7 @@ from ftrie.draw.charts import bars
 from ftrie.draw.notebook import paragraph
 from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.inspection import key_text
-from model_store.artefact.key_ranges import key_ranges
+from model_store.artefact.inspection import key_ranges, key_text
 from model_store.errors import FtrieError, UsageError, VersionNotFound
 from model_store.records.records import ItemsState
 from model_store.spec.keys import unescape

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.errors import ArtefactError, FtrieError, SpecError
-from model_store.spec.inferred_spec import infer_spec
+from model_store.model_files import infer_spec
 from model_store.spec.spec import parse_spec
 from tests.matrix import examples
 from tests.model_store.models import SPEC_TEXT, large_model, model, own_model

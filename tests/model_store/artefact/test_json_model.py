@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact
-from model_store.artefact.key_ranges import OTHER, PrefixRules, key_ranges
+from model_store.artefact.inspection import OTHER, PrefixRules, key_ranges
 from model_store.errors import ArtefactError, SpecError
 from model_store.features.features import FeaturePlan
-from model_store.spec.inferred_spec import infer_spec
+from model_store.model_files import infer_spec
 from model_store.spec.learner_section import LearnerSection
 from tests.model_store.models import KEYS, SPEC, model
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.artefact.key_ranges import PrefixRules
+from model_store.artefact.inspection import PrefixRules
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import spec_from_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.artefact.key_ranges import PrefixRules
+from model_store.artefact.inspection import PrefixRules
 from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
