@@ -16,7 +16,7 @@ from benchmarks.common import ROUNDS, report
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
-from server.model.attributes import AttributeWriter
+from server.model.columns import Catalogue
 from server.ranking.request import Received, read_options
 from server.ranking.select.filters import CandidateColumns
 from server.ranking.select.selection import Scored
@@ -32,10 +32,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
     parsed = parse_spec(SPEC)
-    writer = AttributeWriter(FeaturePlan.of(parsed.resolve(["click", "sku"])))
-    for row in range(ITEMS):
-        writer.add(row, {"sku": f"sku-{row:08d}"})
-    attributes = writer.finish()
+    plan = FeaturePlan.of(parsed.resolve(["click", "sku"]))
+    catalogue = Catalogue.build(plan, ((f"i{row}", {"sku": f"sku-{row:08d}"}) for row in range(ITEMS)))
     rows = []
     for filters, texts, candidates in CASES:
         asked = RankRequest()
@@ -55,7 +53,7 @@ def main() -> None:
         test = milliseconds(
             rounds,
             lambda o=options, i=ids, a=at, s=scores: o.select(
-                Scored(s, None, None), CandidateColumns(attributes, i, a, ()), i, 10, "r"
+                Scored(s, None, None), CandidateColumns(catalogue, i, a, ()), i, 10, "r"
             ),
         )
         rows.append((filters, texts, candidates, read, test))

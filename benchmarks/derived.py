@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.common import ROUNDS, Spread, alternate, report
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import ModelSpec
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.derived import with_item_values
 from server.ranking.query import Query

@@ -49,7 +49,7 @@ from ftrie.draw.charts import Row, curve, point
 from ftrie.draw.pages import stacked_svg
 from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, Variant, load_spec
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from server.ranking.select.exploration import Thompson, UpperConfidenceBound

@@ -41,7 +41,7 @@ from model_store.store import Store
 from model_store.streams.event_streams import EventStream
 from server.impressions.lines import Lines, Shown
 from server.impressions.log import SINK_BATCH
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.items import ItemTable
 from server.model.model import Model
@@ -243,9 +243,9 @@ def items(counts: Sequence[int], keys: int) -> list[Size]:
 _CATALOGUE_PARTS = {
     "ids": "ids",
     "tokens": "tokens",
-    "attribute": "attributes",
+    "column": "attributes",
+    "computed": "attributes",
     "fragments": "lines' fragments",
-    "number": "attributes",
 }
 """By the first part of an array's name."""
 

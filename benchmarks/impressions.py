@@ -22,7 +22,7 @@ from server.impressions.lines import Lines, Shown
 from server.impressions.log import SINK_BATCH as BATCH
 from server.impressions.log import ImpressionLog
 from server.impressions.sinks import FileSink, StreamSink
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
 from server.ranking.candidates import LateItems
@@ -138,7 +138,8 @@ def main() -> None:
     rows = [(what, *(round(x, 2) for x in (s.median, s.low, s.high)), size) for what, s, size in found]
     fragments = served.catalogue.fragments
     assert fragments is not None
-    per_item = fragments.data.nbytes / len(fragments) + 8
+    own = fragments.json, fragments.json_offsets, fragments.own, fragments.own_offsets
+    per_item = sum(array.nbytes for array in own) / len(served.catalogue)
     title = (
         f"µs of processor a call; medians of {ROUNDS} rounds of {CALLS}; fragments {per_item:.0f} B an item"
     )

@@ -16,7 +16,7 @@ from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from model_store.features.features import FeaturePlan
 from model_store.store import Store
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.sync.item_sync import ItemSync
 
 ITEMS, CHANGED = 100_000, 10

@@ -54,7 +54,7 @@ def dict_bytes(artefact: Artefact) -> int:
 
 def parts_bytes(artefact: Artefact) -> tuple[int, int]:
     """What the server's trie takes, and a buffer of its weights, variants and rates."""
-    from server.model.catalogue import Catalogue
+    from server.model.columns import Catalogue
     from server.model.live_model import LiveModel
 
     catalogue = Catalogue.build(FeaturePlan.of(large_model.spec()), large_model.items()[:1])

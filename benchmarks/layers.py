@@ -21,7 +21,7 @@ from model_store.artefact.artefact import Artefact, Delta
 from model_store.artefact.rows import Content
 from model_store.features.features import FeaturePlan
 from model_store.store import Store
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.served import ServedVersion
 from server.ranking.warmup import run_kernels

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, alternate, report
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from server.ranking.warmup import run_kernels

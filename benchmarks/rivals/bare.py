@@ -27,7 +27,7 @@ Rank = Callable[[dict[str, str], list[str], int], Any]
 def ftrie(path: Path) -> Rank:
     """The server's ranker, one call from features and ids to the best ids."""
     from model_store.artefact.artefact import Artefact
-    from server.model.catalogue import Catalogue
+    from server.model.columns import Catalogue
     from server.model.model import Model
     from server.ranking.ranker import Ranker
     from server.ranking.warmup import run_kernels

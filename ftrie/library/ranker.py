@@ -43,8 +43,7 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.errors import without_address
-from server.model.catalogue import Catalogue
-from server.model.item_ids import ItemIds
+from server.model.columns import Catalogue, ItemIds
 from server.model.model import Model
 from server.ranking.candidates import LateItems
 from server.ranking.experiments import Assignment

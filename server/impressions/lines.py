@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FtrieError
-from server.model.catalogue import Catalogue, InlineItem, StoredItem
-from server.model.event_form import Form, Fragments, quoted, written_items
+from server.model.columns import NO_FRAGMENTS, Catalogue, Fragments, InlineItem, StoredItem
+from server.model.event_form import Form, quoted
 from server.model.event_form_kernels import SKIPPED
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 
@@ -82,19 +82,19 @@ class Lines:
         """
         rows = ranking.candidates.rows[ranking.order]
         which: list[int | str] = rows.tolist()
-        more = _NO_FRAGMENTS
+        more = list[bytes]()
         if which and min(rows.tolist()) < 0:
             more = self._inline_items(ranking, rows, which)
         _skip_repeated(rows, which)
-        known = self._fragments() if len(more) < len(which) else _NO_FRAGMENTS
+        known = self._fragments() if len(more) < len(which) else NO_FRAGMENTS
         ctrs = np.ascontiguousarray(ranking.ctrs, np.float64)  # the kernel is compiled for this kind of array
         chances = _NO_CHANCES
         if ranking.propensities is not None:
             chances = np.ascontiguousarray(ranking.propensities, np.float64)
-        return written_items(known, more, rows, ctrs, chances)
+        return known.written(more, rows, ctrs, chances)
 
-    def _inline_items(self, ranking: Ranking, rows: Array, which: list[int | str]) -> Fragments:
-        """Fragments of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
+    def _inline_items(self, ranking: Ranking, rows: Array, which: list[int | str]) -> list[bytes]:
+        """The texts of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
 
         which: identifies each item; set for these.
         """
@@ -105,7 +105,7 @@ class Lines:
                 which[place], fragment = self._inline_item(ranking, place, row, unknown)
                 made.append(fragment)
                 rows[place] = -len(made)
-        return Fragments.of(made)
+        return made
 
     def _inline_item(
         self, ranking: Ranking, place: int, row: int, unknown: Set[str]
@@ -130,7 +130,6 @@ class Lines:
 
 
 _NO_CHANCES = np.empty(0)
-_NO_FRAGMENTS = Fragments.of(())
 
 
 def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:

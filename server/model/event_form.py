@@ -9,27 +9,20 @@ times, which are computed again, by the same rules, wherever the event is read. 
 that a reader's columns have one type: category, time and text a text, number a number, set and raw a list, or an object
 if members carry an x.
 
-`Form` writes the features of one spec. `Fragments` holds what an event says of each item of a catalogue, written once,
-when the catalogue is built.
+`Form` writes the features of one spec; `server.model.columns.Fragments` those of a catalogue's items, from values that
+were written when the catalogue was built.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from itertools import accumulate
 from json.encoder import encode_basestring_ascii
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.features.values import Value, decoded, one_scalar, parse_number, set_members
 from model_store.spec.spec import ModelSpec
-from server.model.event_form_kernels import room_for, write_items
 from server.model.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
@@ -37,7 +30,6 @@ OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown")
 """A field called `position` is learned with the position that was shown, whatever it was scored with: clicks depend on
 positions, and answers should not."""
 EMPTY = '""'
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +102,14 @@ class Form:
     def shown(self, item_id: str, values: Mapping[str, Value], *, unknown: bool = False) -> str:
         """`id` and `features` of an item, and `unknown` if it is, without braces around. Raises FieldValueError."""
         features = [text for member in self.item if (text := member.of(values)) is not None]
-        for member in self.id_members:
-            text = member.of(values) or self._by_id(member, item_id)
-            if text is not None:
-                features.append(text)
+        features += self.id_texts(item_id, lambda member: member.of(values))
         mark = ',"unknown":1' if unknown and self.tells_items else ""
         return f'"id":{quoted(item_id)},"features":{{{",".join(features)}}}{mark}'
+
+    def id_texts(self, item_id: str, given: Callable[[Member], str | None]) -> list[str]:
+        """The members that have the item's id as value unless another one is `given`."""
+        found = (given(member) or self._by_id(member, item_id) for member in self.id_members)
+        return [text for text in found if text is not None]
 
     def stored(self, features: Mapping[str, Value]) -> dict[str, Value]:
         """From the `features` of an event back to values by field name."""
@@ -145,74 +139,6 @@ def _members(fields: Iterable[FieldPlan], of_the_row: Set[str]) -> tuple[Member,
         )
         for column, plans in by_column.items()
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Fragments:
-    """Immutable. data uint8, offsets int64[n + 1]: the `id` and `features` of each row, JSON without braces around."""
-
-    data: Array
-    offsets: Array
-
-    @classmethod
-    def of(cls, texts: Sequence[bytes]) -> Fragments:
-        """The fragments of rows 0, 1, 2 …"""
-        offsets = np.array([0, *accumulate(map(len, texts))], np.int64)
-        data = np.frombuffer(
-            bytearray(b"".join(texts)), np.uint8
-        )  # writable: the kernels are compiled for that
-        return cls(data, offsets)
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def at(self, row: int) -> bytes:
-        """The fragment of one row. O(its bytes)."""
-        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
-
-    def features_at(self, row: int) -> dict[str, Value]:
-        """The features of one row, by column. O(its bytes)."""
-        features: dict[str, Value] = json.loads(b"{%b}" % self.at(row))["features"]
-        return features
-
-    def by_name(self) -> dict[str, Array]:
-        """The arrays as a catalogue packs them."""
-        return {"fragments.data": self.data, "fragments.offsets": self.offsets}
-
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, Array]) -> Fragments | None:
-        """The fragments in a packed catalogue's arrays, if it has any."""
-        if not has_fragments(arrays):
-            return None
-        return cls(arrays["fragments.data"], arrays["fragments.offsets"])
-
-
-def has_fragments(arrays: Mapping[str, Array]) -> bool:
-    """Whether a packed catalogue's arrays hold fragments."""
-    return "fragments.data" in arrays
-
-
-def written_items(known: Fragments, more: Fragments, rows: Array, ctrs: Array, chances: Array) -> bytes:
-    """The member `items` of a line. Rows, ctrs and chances as `event_form_kernels.write_items` takes them."""
-    out = np.empty(room_for(rows, known.offsets, more.offsets), np.uint8)
-    used = write_items(known.data, known.offsets, more.data, more.offsets, rows, ctrs, chances, out)
-    return out[:used].tobytes()
-
-
-class FragmentWriter:
-    """Collects the fragments of a catalogue's rows."""
-
-    def __init__(self, form: Form) -> None:
-        self._form = form
-        self._rows: list[bytes] = []
-
-    def add(self, row: int, item_id: str, values: Mapping[str, Value]) -> None:
-        """Add the next row, or replace an earlier one. values: by field, those that fit."""
-        self._rows[row : row + 1] = [self._form.shown(item_id, values).encode()]
-
-    def finish(self) -> Fragments:
-        """The fragments of rows 0, 1, 2 …"""
-        return Fragments.of(self._rows)
 
 
 quoted: Callable[[str], str] = encode_basestring_ascii

@@ -1,14 +1,18 @@
 """What a version of a model knows of the catalogue's items: each one's own sums for every variant, and its item parts.
 
 The catalogue is a block that outlives versions. What a version knows of it is another block, written for each version:
-the sums always, the item parts only if the model has other ones than before.
+the sums always, the item parts only if the model has other ones than before. `bound` is a worker's side: a model, a
+catalogue and the items' sums, as views of shared memory.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import cached_property
+from mmap import mmap
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +20,14 @@ import numpy.typing as npt
 from model_store.artefact.calibration import Calibration
 from model_store.errors import ArtefactError
 from model_store.spec.sections import MAX_CROSS_FIELDS
-from server.model.catalogue import Catalogue
+from server.model.byte_kernels import touch
+from server.model.columns import Catalogue
 from server.model.items_kernels import code_items, sum_items
-from server.model.layers import Base
+from server.model.layers import Base, fresh_of_part
 from server.model.model import Model, id_fields
-from server.model.shared_memory import SharedBlock
+from server.model.shared_memory import Parts, SharedBlock
 from server.model.tokens import TokenTable
+from server.model.values import Values
 
 Array = npt.NDArray[Any]
 
@@ -109,11 +115,10 @@ def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Arr
 
 @dataclass(frozen=True, eq=False)
 class KnownItems:
-    """A catalogue and its block. tokens: of the items, whose own ids are their missing values of `id_fields`."""
+    """A catalogue and its block. id_fields: of items whose own ids are their missing values."""
 
     catalogue: Catalogue
     part: SharedBlock
-    tokens: TokenTable
     id_fields: tuple[str, ...]
 
     @classmethod
@@ -129,21 +134,22 @@ class KnownItems:
             return before
         head, arrays = catalogue.pack()
         part = SharedBlock.write(head, arrays)
-        return cls(catalogue, part, catalogue.tokens_with_ids(own), own)
+        return cls(catalogue, part, own)
 
     @classmethod
     def of_part(cls, part: SharedBlock, base: Base) -> KnownItems:
         """Bind a block. O(items without a value in a field of `id_fields`)."""
         catalogue = Catalogue.unpack(base.plan, part.head, part.arrays)
         own = id_fields(base.spec, base.plan)
-        return cls(catalogue, part, catalogue.tokens_with_ids(own), own)
+        return cls(catalogue, part, own)
 
 
 def items_part(model: Model, items: KnownItems, codes_from: SharedBlock | None) -> SharedBlock:
     """The block `items` of a model, with its calibration in the head. codes_from: a block whose codes still hold."""
-    own, unsure = sums_of(model, items.tokens, range(len(model.plan.variants)))
+    tokens = items.catalogue.tokens_of(items.id_fields)
+    own, unsure = sums_of(model, tokens, range(len(model.plan.variants)))
     if codes_from is None:
-        table = ItemTable(own, unsure, *codes_of(model, items.tokens))
+        table = ItemTable(own, unsure, *codes_of(model, tokens))
     else:
         before = ItemTable.of_arrays(codes_from.arrays)
         table = replace(before, own=own, unsure=unsure)
@@ -155,3 +161,48 @@ def calibration_of(part: SharedBlock) -> Calibration | None:
     """The calibration in the head of a block `items`."""
     text = part.head["calibration"]
     return None if text is None else Calibration.from_json(text)
+
+
+# -- in a worker, which only reads
+
+
+def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
+    """The views. O(fields), and a read of each new page. Raises ArtefactError for parts that do not fit together."""
+    for part in (parts.base, parts.values, parts.fresh, parts.items, parts.catalogue):
+        if part is not None:
+            _touch(part)
+    base, values = Base.of_part(parts.base), Values.of_part(parts.values)
+    if len(values) != len(base.trie):
+        raise ArtefactError(f"{len(values)} values for {len(base.trie)} keys: parts of two versions")
+    _keep(parts)
+    fresh = fresh_of_part(base, values, parts.fresh)
+    calibration = calibration_of(parts.items)
+    model = Model.of(parts.version, base, values, fresh, calibration)
+    catalogue = _CATALOGUES.get(parts.catalogue)
+    if catalogue is None:
+        catalogue = Catalogue.unpack(base.plan, parts.catalogue.head, parts.catalogue.arrays)
+        _CATALOGUES[parts.catalogue] = catalogue
+    return model, catalogue, ItemTable.of_arrays(parts.items.arrays)
+
+
+_CATALOGUES: WeakKeyDictionary[SharedBlock, Catalogue] = WeakKeyDictionary()
+_TOUCHED: WeakKeyDictionary[mmap, bool] = WeakKeyDictionary()
+_BUFFERS: dict[str, deque[SharedBlock]] = {}
+"""By model, the latest two blocks of values. They are served in turns, and stay mapped from one turn to the next."""
+
+
+def _touch(part: SharedBlock) -> None:
+    """Read each page once, so that the page table is filled before a request comes."""
+    if part.memory not in _TOUCHED:
+        for array in part.arrays.values():
+            touch(array.reshape(-1).view(np.uint8))
+        _TOUCHED[part.memory] = True
+
+
+def _keep(parts: Parts) -> None:
+    """Keep the values mapped for their next turn, and those of an earlier base no longer."""
+    kept = _BUFFERS.setdefault(parts.name, deque(maxlen=2))
+    if any(block.nbytes != parts.values.nbytes for block in kept):
+        kept.clear()
+    if all(block.memory is not parts.values.memory for block in kept):
+        kept.append(parts.values)

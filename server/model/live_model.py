@@ -1,8 +1,8 @@
 """One model as its supervisor holds it: snapshots, deltas and items go in, the parts to serve come out.
 
-`LiveModel` decides which parts a change replaces and when a buffer may be written. `State` is one version; each change
-makes another one, computed whole before anything of the one before is written: both share only the buffers of values.
-`Rebuilding` merges the fresh layer into a new base in another thread, while versions go on.
+`LiveModel` decides which parts a change replaces and when a buffer may be written. `ModelState` is one version; each
+change makes another one, computed whole before anything of the one before is written: both share only the buffers of
+values. `Rebuilding` merges the fresh layer into a new base in another thread, while versions go on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from model_store.artefact.artefact import Artefact, Delta
 from model_store.artefact.calibration import Calibration
 from model_store.artefact.rows import Content
 from model_store.errors import ArtefactError
-from server.model.catalogue import Catalogue
-from server.model.ids_kernels import NO_HALF
+from server.model.byte_kernels import NO_HALF
+from server.model.columns import Catalogue
 from server.model.items import ItemTable, KnownItems, calibration_of, items_part
 from server.model.layers import Base, Layer, Rows, fresh_of_part, merged, no_fresh, part_of_fresh, with_rows
 from server.model.model import Model
@@ -45,7 +45,7 @@ class LiveModel:
     def __init__(self, name: str) -> None:
         self._name = name
         self._parts: Parts | None = None
-        self._state: State | None = None
+        self._state: ModelState | None = None
         self._rebuilding: Rebuilding | None = None
         self._threshold = 1
 
@@ -78,7 +78,7 @@ class LiveModel:
         allow_equal: bool = True,
     ) -> Parts:
         """Load a snapshot. O(its bytes + items). Raises ArtefactError, OSError, and AllEqual unless `allow_equal`."""
-        state = State.of(artefact, catalogue, self._state)
+        state = ModelState.of(artefact, catalogue, self._state)
         if self._state is not None and not allow_equal:
             self._state.apart.check(state.apart)
         self._forget_rebuild()
@@ -147,7 +147,7 @@ class LiveModel:
         """Continue from parts of another process, as `SharedBlock.load` read them. O(items). Raises ArtefactError."""
         if parts.name != self._name:
             raise ArtefactError(f"these are parts of model {parts.name!r}, expected {self._name!r}")
-        self._parts, self._state = parts, State.of_parts(parts)
+        self._parts, self._state = parts, ModelState.of_parts(parts)
         self._forget_rebuild()
         return parts
 
@@ -160,11 +160,11 @@ class LiveModel:
         """Forget a rebuild of a base that has been replaced."""
         self._rebuilding, self._threshold = None, 1
 
-    def _present(self) -> State:
+    def _present(self) -> ModelState:
         assert self._state is not None
         return self._state
 
-    def _serve(self, state: State, version: int, sha256: str, items_generation: int) -> Parts:
+    def _serve(self, state: ModelState, version: int, sha256: str, items_generation: int) -> Parts:
         self._state = state
         self._parts = Parts(
             name=self._name,
@@ -187,11 +187,11 @@ class Rebuilding:
     What it reads stays as it was when it began: base and fresh layer are immutable, and its buffer of values is held.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ModelState) -> None:
         self._state, self._values = state, state.buffers.values
         self._uid = state.buffers.hold()
         self._since: list[Delta] = []
-        self._made: State | None = None
+        self._made: ModelState | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
 
@@ -213,7 +213,7 @@ class Rebuilding:
         """Note a delta that was applied meanwhile."""
         self._since.append(delta)
 
-    def finished(self, now: State) -> State:
+    def finished(self, now: ModelState) -> ModelState:
         """The state `now` on the new base. O(rows of the deltas since + items). Raises `run`'s error, or OSError."""
         self.let_go()
         if self._error is not None:
@@ -279,7 +279,7 @@ def _crosses_count(model: Model) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class ModelState:
     """The blocks of a version and their views; the digest of its content; gone: removed keys of the base."""
 
     base_part: SharedBlock
@@ -294,7 +294,7 @@ class State:
     gone: int = 0
 
     @classmethod
-    def of(cls, artefact: Artefact, catalogue: Catalogue, before: State | None) -> State:
+    def of(cls, artefact: Artefact, catalogue: Catalogue, before: ModelState | None) -> ModelState:
         """The state of a snapshot. O(bytes + items)."""
         rows = Rows(artefact.key_data, artefact.key_offsets, Values.of(artefact))
         base_part = Base.part(artefact.spec, rows.key_data, rows.key_offsets)
@@ -303,7 +303,7 @@ class State:
         return cls._whole(base_part, rows.values, items, _content(rows, rows.values), artefact.calibration)
 
     @classmethod
-    def of_parts(cls, parts: Parts) -> State:
+    def of_parts(cls, parts: Parts) -> ModelState:
         """The state of parts that another process made. O(keys + items)."""
         base = Base.of_part(parts.base)
         buffers = Buffers(parts.values)
@@ -329,7 +329,7 @@ class State:
         items: KnownItems,
         content: Content,
         calibration: Calibration | None,
-    ) -> State:
+    ) -> ModelState:
         """A base without a fresh layer."""
         buffers = Buffers(SharedBlock.write({}, values.by_name()))
         base = Base.of_part(base_part)
@@ -344,7 +344,7 @@ class State:
         """The base, bound."""
         return Base.of_part(self.base_part)
 
-    def changed(self, delta: Delta, *, allow_equal: bool = False) -> State:
+    def changed(self, delta: Delta, *, allow_equal: bool = False) -> ModelState:
         """The state after a delta. Raises ArtefactError if the result is not the content that it announces; OSError;
 
         and AllEqual if nothing tells candidates apart any more, unless `allow_equal`.
@@ -383,17 +383,17 @@ class State:
             gone=gone,
         )
 
-    def with_catalogue(self, catalogue: Catalogue) -> State:
+    def with_catalogue(self, catalogue: Catalogue) -> ModelState:
         """The same version over other items. O(items)."""
         return self.with_items(KnownItems.of(catalogue, self.base, self.items))
 
-    def with_items(self, items: KnownItems) -> State:
+    def with_items(self, items: KnownItems) -> ModelState:
         """The same version over other items, already packed. O(items)."""
         model = Model.of(0, self.base, self.buffers.values, self.fresh, self.calibration)
         made = items_part(model, items, None)
         return replace(self, items=items, items_part=made, apart=Apart.of(model, made))
 
-    def rebuilt(self, values: Values) -> State:
+    def rebuilt(self, values: Values) -> ModelState:
         """The same version, whose base has these values, without a fresh layer. O(bytes + items)."""
         rows = merged(Rows(*self.base.trie.keys(), values), Rows(*self.fresh.trie.keys(), self.fresh.values))
         base_part = Base.part(self.base.spec, rows.key_data, rows.key_offsets)

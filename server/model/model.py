@@ -17,9 +17,8 @@ from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import BIAS
 from model_store.spec.spec import ModelSpec
 from model_store.trie.trie import Cursor, FlatTrie
-from server.model.item_parts import ItemParts, group_of, groups_of, is_mixed
-from server.model.layers import Base, Layer
-from server.model.terms_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, OF_USER, TERM_COLUMNS
+from server.model.items_kernels import BASE, COUNT, FIELD, FRESH, GROUP, MASK, OF_USER, TERM_COLUMNS
+from server.model.layers import Base, ItemParts, Layer, group_of, groups_of, is_mixed
 from server.model.tokens import RequestTokens, SetCrosses
 from server.model.values import Values
 
@@ -143,7 +142,7 @@ _ALL_VARIANTS = 2**32 - 1
 class Terms:
     """A plan's fields and crosses as rows of numbers, each with its prefix walked in the tries of both layers.
 
-    int64[terms, TERM_COLUMNS] each; `server/model/terms_kernels.py` names the columns. A term whose prefix leads to no
+    int64[terms, TERM_COLUMNS] each; `server/model/items_kernels.py` names the columns. A term whose prefix leads to no
     key in either trie is left out, so that requests spend nothing on it; not with the probit link, where keys that a
     model lacks have a variance.
 

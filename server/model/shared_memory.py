@@ -16,7 +16,7 @@ import secrets
 import struct
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,20 @@ class Parts:
     fresh: SharedBlock | None
     items: SharedBlock
     catalogue: SharedBlock
+
+    def to_json(self, name_of: Callable[[str, SharedBlock], str]) -> dict[str, Any]:
+        """Their fields, and under `blocks` what identifies each block to the reader; None for an absent one."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        blocks = {name: own.pop(name) for name in BLOCKS}
+        return own | {"blocks": {name: block and name_of(name, block) for name, block in blocks.items()}}
+
+    @classmethod
+    def of_json(cls, body: Mapping[str, Any], block_of: Callable[[str], SharedBlock]) -> Parts:
+        """The parts that `to_json` describes, from `block_of` what identifies each block, in the order of BLOCKS."""
+        named: dict[str, str | None] = body["blocks"]
+        blocks: dict[str, Any] = {name: named[name] and block_of(named[name] or "") for name in BLOCKS}
+        own = {each.name: body[each.name] for each in fields(cls) if each.name not in blocks}
+        return cls(**own, **blocks)
 
 
 BLOCKS = ("base", "values", "fresh", "items", "catalogue")

@@ -60,7 +60,7 @@ class TokenTable:
         first, stop = self.value_start[chosen], self.value_start[chosen + 1]
         at, to = self.begin[first], self.begin[stop]
         value_start = _from_zero(stop - first)
-        tokens = first if value_start[-1] == len(chosen) else _ranges(first, stop - first)
+        tokens = first if (stop - first == 1).all() else _ranges(first, stop - first)
         sizes = _from_zero(to - at)
         begin = self.begin[tokens] - np.repeat(at - sizes[:-1], stop - first)
         text = self.text[_ranges(at, to - at)]
@@ -79,6 +79,20 @@ class TokenTable:
             np.concatenate([self.x, tail.x]),
             np.concatenate([self.text, tail.text]),
         )
+
+    def tokens_at(self, value: int) -> tuple[Token, ...]:
+        """The tokens of one value; none for NO_VALUE."""
+        if value == NO_VALUE:
+            return ()
+        return tuple(
+            Token(self.text[self.begin[at] : self.begin[at + 1] - 1].tobytes(), float(self.x[at]))
+            for at in range(int(self.value_start[value]), int(self.value_start[value + 1]))
+        )
+
+    @property
+    def is_empty(self) -> Array:
+        """bool[values + 1]: whether a value has no token; True last, which NO_VALUE indexes."""
+        return np.append(self.value_start[1:] == self.value_start[:-1], True)
 
     def __len__(self) -> int:
         """The number of values."""
@@ -134,11 +148,17 @@ class TokenWriter:
 
     def add(self, tokens: Iterable[Token]) -> int:
         """Add one value's tokens; returns the value's number, NO_VALUE if it has no token."""
+        number = self.put(tokens)
+        if self.value_start[-1] > self.value_start[-2]:
+            return number
+        self.value_start.pop()
+        return NO_VALUE
+
+    def put(self, tokens: Iterable[Token]) -> int:
+        """Add one value's tokens; returns the value's number, also if it has no token."""
         for text, x in tokens:
             self.texts.append(text)
             self.xs.append(x)
-        if self.value_start[-1] == len(self.texts):
-            return NO_VALUE
         self.value_start.append(len(self.texts))
         return len(self.value_start) - 2
 

@@ -148,16 +148,8 @@ NOW, WHEN_READY = "now", "when ready"
 
 def parts_body(parts: Parts) -> tuple[dict[str, Any], list[int]]:
     """The JSON of `parts`, and the descriptors of their blocks in the order of BLOCKS; an absent block has none."""
-    blocks = {name: getattr(parts, name) for name in BLOCKS}
-    body = {
-        "name": parts.name,
-        "version": parts.version,
-        "sha256": parts.sha256,
-        "content": parts.content,
-        "items_generation": parts.items_generation,
-        "blocks": {name: block and block.uid for name, block in blocks.items()},
-    }
-    return body, [block.fd for block in blocks.values() if block is not None]
+    blocks = [getattr(parts, name) for name in BLOCKS]
+    return parts.to_json(lambda name, block: block.uid), [block.fd for block in blocks if block is not None]
 
 
 class Opener:
@@ -169,15 +161,11 @@ class Opener:
     def parts(self, body: dict[str, Any], descriptors: Sequence[int]) -> Parts:
         """The parts described by `parts_body`; takes over the descriptors. Raises ArtefactError, OSError."""
         left = list(descriptors)
-        blocks: dict[str, Any] = {}
         try:
-            for name, uid in body["blocks"].items():
-                blocks[name] = None if uid is None else self._block(uid, left)
+            return Parts.of_json(body, lambda uid: self._block(uid, left))
         finally:
             for descriptor in left:
                 os.close(descriptor)
-        described = {key: value for key, value in body.items() if key != "blocks"}
-        return Parts(**described, **blocks)
 
     def _block(self, uid: str, left: list[int]) -> SharedBlock:
         block = self._open.get(uid)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ctr.v1.ranking_pb2 import RankedItem, RankResponse
 from server.errors import Degradation
-from server.model.item_ids import ItemIds
+from server.model.columns import ItemIds
 from server.ranking.query import Query, Ranking
 from server.ranking.request_kernels import write_items
 

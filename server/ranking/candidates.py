@@ -34,7 +34,7 @@ Record = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _KeptSet:
     """A set as it was read: None if there was none. read_at: seconds on the monotonic clock."""
 
     ids: Sequence[str] | None
@@ -51,7 +51,7 @@ class CandidateSets:
     def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
         self._reads = reads
         self._now = now
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _KeptSet] = {}
         self._ids = 0
         self._lock = threading.Lock()
 
@@ -75,7 +75,7 @@ class CandidateSets:
         if ids is None and kept is not None and kept.ids and self._reads.lost_sets(kept.read_at, context):
             age_s = self._now() - kept.read_at  # not kept: each request looks whether the set is back
             return kept.ids, [Degradation.stale(SET_PART, age_s, "the store lost its data")]
-        self._keep(name, _Kept(ids, self._now()))
+        self._keep(name, _KeptSet(ids, self._now()))
         return ids, []
 
     def forget(self) -> None:
@@ -83,7 +83,7 @@ class CandidateSets:
         with self._lock:
             self._kept, self._ids = {}, 0
 
-    def _keep(self, name: str, kept: _Kept) -> None:
+    def _keep(self, name: str, kept: _KeptSet) -> None:
         with self._lock:
             before = self._kept.pop(name, None)
             self._ids += kept.size - (before.size if before is not None else 0)

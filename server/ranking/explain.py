@@ -14,7 +14,7 @@ from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainResponse, Ke
 from model_store.features.features import FeaturePlan, Token
 from model_store.features.values import Value
 from server.errors import Degradation
-from server.model.catalogue import Catalogue, id_tokens
+from server.model.columns import Catalogue, id_tokens
 from server.model.model import Model
 from server.ranking.answer import item_messages
 from server.ranking.query import Query, Ranking, TokenArrays

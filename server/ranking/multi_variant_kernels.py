@@ -20,7 +20,7 @@ import numpy as np
 
 from model_store.jit import bare_inline, bare_kernel
 from model_store.trie.trie_kernels import SLOT
-from server.model.terms_kernels import (
+from server.model.items_kernels import (
     BASE,
     FIRST_RUN,
     FRESH,

@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from model_store.features.values import Value
 from server.errors import Degradation
-from server.model.catalogue import InlineItem
-from server.model.item_ids import ItemIds
+from server.model.columns import InlineItem, ItemIds
 from server.model.tokens import TokenTable
 from server.ranking.select.selection import Options
 

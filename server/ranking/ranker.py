@@ -19,7 +19,7 @@ from model_store.artefact.calibration import Calibration, Curve
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.sections import MAX_CROSS_FIELDS
-from server.model.catalogue import Catalogue, InlineItem, id_tokens
+from server.model.columns import Catalogue, InlineItem, id_tokens
 from server.model.items import ItemTable
 from server.model.layers import Layer
 from server.model.model import Model
@@ -41,11 +41,10 @@ class Ranker:
         if [field.name for field in catalogue.fields] != [field.name for field in model.plan.item_fields]:
             raise ValueError("the catalogue was built with another plan: build it with model.plan")
         self._model = model
-        self._rows_of = catalogue.rows.rows
-        self._attributes = catalogue.attributes
+        self._catalogue = catalogue
         self._variants = range(len(model.plan.variants))
         if items is None:
-            tokens = catalogue.tokens_with_ids(model.item_id_fields)
+            tokens = catalogue.tokens_of(model.item_id_fields)
             items = ItemTable.of(model, tokens, self._variants)
         nothing = ItemTable.of(model, self.item_tokens(()), self._variants)
         self._heads = tuple((*model.head(v), items.own[v], *items.code_arrays) for v in self._variants)
@@ -93,7 +92,7 @@ class Ranker:
 
         An item that the catalogue lacks is scored on what is known, and listed as unknown.
         """
-        rows, missing = self._rows_of(item_ids)
+        rows, missing = self._catalogue.rows.rows(item_ids)
         if not missing and not inline:
             return Candidates(item_ids, rows)
         unknown = np.flatnonzero(rows == NO_ITEM)
@@ -127,7 +126,7 @@ class Ranker:
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
             of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
-            columns = CandidateColumns(self._attributes, candidates.ids, *of_items)
+            columns = CandidateColumns(self._catalogue, candidates.ids, *of_items)
             chosen = options.select(scored, columns, candidates.ids, query.top_k, query.request_id, until_s)
             ranking = Ranking(
                 candidates,

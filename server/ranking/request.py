@@ -20,8 +20,7 @@ from model_store.errors import FieldValueError, listed
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.errors import InvalidRequest, check_deadline, unreadable
-from server.model.catalogue import InlineItem
-from server.model.item_ids import ItemIds
+from server.model.columns import InlineItem, ItemIds
 from server.ranking.limits import (
     MAX_CANDIDATES,
     MAX_CAPS,

@@ -20,11 +20,10 @@ from model_store.features.features import FeaturePlan
 from model_store.features.history import UserHistory
 from model_store.features.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
-from server.model.catalogue import InlineItem
+from server.model.columns import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
-from server.ranking.derived import with_item_values
+from server.ranking.derived import item_values, read_history, user_values, with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
-from server.ranking.histories import item_values, read_history, user_values
 from server.ranking.limits import (
     MAX_CANDIDATES,
     MAX_DEGRADED,

@@ -11,7 +11,7 @@ A model has two layers (docs/layers.md): `trie` and `slots` are the base; fresh_
 as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by term, so that
 sums are added up in the same order, to the same bits, however the keys are divided.
 
-`terms` is int64[terms, TERM_COLUMNS], a row a term; `server/model/terms_kernels.py` names its columns and makes keys
+`terms` is int64[terms, TERM_COLUMNS], a row a term; `server/model/items_kernels.py` names its columns and makes keys
 of it.
 No kernel allocates or checks: callers pass arrays that fit, and scratch space that is large enough.
 """
@@ -26,8 +26,8 @@ import numpy as np
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
 from model_store.trie.trie_kernels import SLOT
-from server.model.ids_kernels import UNKNOWN
-from server.model.terms_kernels import (
+from server.model.byte_kernels import UNKNOWN
+from server.model.items_kernels import (
     BASE,
     FIRST_RUN,
     FRESH,

@@ -17,10 +17,10 @@ from ctr.v1.ranking_pb2 import RankResponse
 from model_store.features.history import HistoryPlan
 from model_store.versions.experiments import Experiment
 from server.errors import Degradation
-from server.model.binding import bound
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.derived import DerivedFields
 from server.model.event_form import Form
+from server.model.items import bound
 from server.model.model import Model
 from server.model.shared_memory import Parts
 from server.ranking.candidates import LateItems

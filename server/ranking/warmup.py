@@ -19,9 +19,8 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.spec import parse_spec
-from server.model.catalogue import Catalogue, StoredItem
-from server.model.event_form import Form, Fragments, written_items
-from server.model.item_ids import ItemIds
+from server.model.columns import Catalogue, ItemIds, StoredItem
+from server.model.event_form import Form
 from server.model.live_model import LiveModel
 from server.ranking.answer import ranked_items
 from server.ranking.features import PlainReader, StoredUser, UserFields
@@ -176,7 +175,7 @@ def _write_line(served: ServedVersion, rows: Array, ctrs: Array) -> None:
     known = served.catalogue.fragments
     assert known is not None
     rows[rows < 0] = -1
-    written_items(known, Fragments.of([b'"id":"unknown"']), rows, ctrs, np.empty(0))
+    known.written([b'"id":"unknown"'], rows, ctrs, np.empty(0))
 
 
 def _read_and_write(plan: FeaturePlan) -> None:

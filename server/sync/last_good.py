@@ -1,6 +1,6 @@
 """Each model's last good version and its experiment on disk: what a server starts from when the store is away or empty.
 
-models/<model>/last_good.json     version, SHA-256 and content, and the file of each block; with a checksum of its own
+models/<model>/last_good.json     the fields of `Parts`, and the file of each block; with a checksum of its own
 models/<model>/base-….part, …     one file for each block (`server.model.shared_memory`), verified when it is read
 experiments/<model>.json          the experiment's record, with a checksum of its own; absent if there is none
 
@@ -14,33 +14,29 @@ each cause is logged once, and writing is tried again after growing pauses.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
-from model_store.files import write_whole
 from model_store.versions.experiments import Experiment
 from model_store.waiting import Backoff
-from server.model.binding import bound
-from server.model.shared_memory import BLOCKS, Parts, SharedBlock
+from server.model.items import bound
+from server.model.shared_memory import Parts, SharedBlock
 from server.sync.distribution import Distribution
-from server.sync.state_folder import MODELS, StateFolder, lower_priority
+from server.sync.state_folder import MODELS, StateFolder, lower_priority, read_checked, write_checked
 
 SAVE_EVERY_S = 30.0
 SAVE_SHARE = 0.1
 """At most this share of the time goes into writing one model."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 """Between attempts to write to a disk that has failed."""
-FORMAT = 1
 INDEX = "last_good.json"
 SUFFIX = ".part"
 
@@ -91,7 +87,7 @@ class LastGoodKeeper(threading.Thread):
         folder = self._folders[model]
         try:
             kept = folder.kept()
-            if kept is None or sha256 not in (None, kept.sha256):
+            if kept is None or sha256 not in (None, kept["sha256"]):
                 return None
             return folder.load(kept)
         except ArtefactError as error:
@@ -196,15 +192,6 @@ class LastGoodKeeper(threading.Thread):
         self.problems = {**self.problems, model: problem}
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What the index of a folder says, before the blocks are read."""
-
-    version: int
-    sha256: str
-    document: dict[str, Any]
-
-
 class LastGood:
     """The folder of one model's last good version. For one thread."""
 
@@ -220,65 +207,32 @@ class LastGood:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise OutputError(f"cannot make {self._folder}: {error.strerror}") from error
-        files = {name: self._written(name, getattr(parts, name)) for name in BLOCKS}
-        document = {
-            "format": FORMAT,
-            "model": parts.name,
-            "version": parts.version,
-            "sha256": parts.sha256,
-            "content": parts.content,
-            "items_generation": parts.items_generation,
-            "blocks": files,
-        }
-        text = json.dumps(document, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        write_whole(self._folder / INDEX, json.dumps({"check": digest, "last_good": text}).encode())
-        self._sweep({name for name in files.values() if name is not None})
+        document = parts.to_json(self._written)
+        write_checked(self._folder / INDEX, document)
+        self._sweep({name for name in document["blocks"].values() if name is not None})
 
-    def kept(self) -> Kept | None:
-        """The index; None if nothing is kept. Raises ArtefactError if it is damaged or of another format."""
+    def kept(self) -> dict[str, Any] | None:
+        """The index, before the blocks are read: what `Parts.to_json` returned; None if nothing is kept.
+
+        Raises ArtefactError if it is damaged, of another format or of another model.
+        """
         path = self._folder / INDEX
-        try:
-            outer = json.loads(path.read_bytes())
-            text = outer["last_good"]
-            if hashlib.sha256(text.encode()).hexdigest() != outer["check"]:
-                raise ArtefactError(f"{path} is damaged: its checksum is not that of its text")
-            document = json.loads(text)
-            if document["format"] != FORMAT:
-                raise ArtefactError(f"{path} has format {document['format']}, expected {FORMAT}")
-            if document["model"] != self._model:
-                raise ArtefactError(f"{path} holds the model {document['model']!r}, expected {self._model!r}")
-            return Kept(int(document["version"]), str(document["sha256"]), document)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ArtefactError(f"{path} is damaged: {error}") from error
+        document: dict[str, Any] | None = read_checked(path)
+        if document is not None and document["name"] != self._model:
+            raise ArtefactError(f"{path} holds the model {document['name']!r}, expected {self._model!r}")
+        return document
 
-    def load(self, kept: Kept) -> Parts:
+    def load(self, kept: dict[str, Any]) -> Parts:
         """Read and verify every block. O(bytes). Raises ArtefactError for one that is missing or damaged."""
-        document = kept.document
-        blocks: dict[str, Any] = {}
-        for name in BLOCKS:
-            file = document["blocks"].get(name)
-            if file is None:
-                blocks[name] = None
-                continue
-            block = blocks[name] = SharedBlock.load(self._folder / Path(file).name)
-            self._files[block.uid] = file
-        return Parts(
-            name=self._model,
-            version=kept.version,
-            sha256=kept.sha256,
-            content=document["content"],
-            items_generation=document["items_generation"],
-            **blocks,
-        )
 
-    def _written(self, name: str, block: SharedBlock | None) -> str | None:
-        if block is None:
-            return None
+        def loaded(file: str) -> SharedBlock:
+            block = SharedBlock.load(self._folder / Path(file).name)
+            self._files[block.uid] = file
+            return block
+
+        return Parts.of_json(kept, loaded)
+
+    def _written(self, name: str, block: SharedBlock) -> str:
         file = self._files.get(block.uid)
         if file is None or not (self._folder / file).exists():
             file = f"{name}-{block.uid}-{os.urandom(4).hex()}{SUFFIX}"
@@ -325,26 +279,16 @@ class KeptExperiments:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise OutputError(f"cannot keep {path}: {error.strerror}") from error
-        document = {"check": _digest(experiment), "experiment": experiment}
-        write_whole(path, json.dumps(document).encode())
+        write_checked(path, json.loads(experiment))
 
     def load(self, model: str) -> Experiment | None:
         """The record; None if there is none. Raises ArtefactError for a damaged file."""
         path = self._path(model)
         try:
-            document = json.loads(path.read_bytes())
-            if _digest(document["experiment"]) == document["check"]:
-                return Experiment.from_json(document["experiment"])
-            problem = "its checksum is not that of its text"
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, ExperimentError) as error:
-            problem = str(error)
-        raise ArtefactError(f"{path} is damaged: {problem}; traffic is divided by the spec")
+            document = read_checked(path)
+            return None if document is None else Experiment.from_json(json.dumps(document))
+        except (ArtefactError, ExperimentError) as error:
+            raise ArtefactError(f"{error}; traffic is divided by the spec") from error
 
     def _path(self, model: str) -> Path:
         return self._folder / f"{model}.json"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -20,8 +20,8 @@ from model_store.errors import ArtefactError, VersionNotFound
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.keys import DELTA, SNAPSHOT
 from model_store.versions.manifest import Manifest
-from server.model.catalogue import Catalogue
-from server.model.event_form import Form, has_fragments
+from server.model.columns import Catalogue, has_fragments
+from server.model.event_form import Form
 from server.model.layers import Base
 from server.model.live_model import AllEqual, LiveModel
 from server.model.shared_memory import Parts

@@ -11,6 +11,7 @@ A process is identified by its pid and its start time, since pids are reused.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -20,12 +21,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from model_store.errors import FtrieError, ServerError, StoreError
+from model_store.errors import ArtefactError, FtrieError, ServerError, StoreError
 from model_store.files import holder, is_held, lock, write_whole
 
+FORMAT = 2
+"""Of files that `write_checked` writes."""
 LOCK = "lock"
 RECORD = "server.json"
 MODELS = "models"
@@ -131,6 +135,38 @@ def has_supervisor(folder: str) -> bool:
         return bool(folder) and is_held(Path(folder) / LOCK)
     except StoreError:
         return False
+
+
+def write_checked(path: Path, document: Any) -> None:
+    """Write a JSON document with the SHA-256 of its text, whole or not at all. Raises OutputError."""
+    text = json.dumps(document, sort_keys=True)
+    write_whole(path, f'{{"format": {FORMAT}, "check": "{_digest(text)}", "document": {text}}}'.encode())
+
+
+def read_checked(path: Path) -> Any:
+    """The document that `write_checked` wrote; None if there is no file.
+
+    Raises ArtefactError if it cannot be read, is damaged or of another format.
+    """
+    try:
+        read = json.loads(path.read_bytes())
+        found = read["format"]
+        is_whole = found != FORMAT or read["check"] == _digest(json.dumps(read["document"], sort_keys=True))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ArtefactError(f"{path} is damaged: {error}") from error
+    if found != FORMAT:
+        raise ArtefactError(f"{path} has format {found}, expected {FORMAT}")
+    if not is_whole:
+        raise ArtefactError(f"{path} is damaged: its checksum is not that of its text")
+    return read["document"]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def lower_priority() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
 from model_store.features.values import Value
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.values import Value, text_of
-from server.model.attributes import NO_TEXT, Attributes, Column, number_of
-from server.model.catalogue import InlineItem
+from server.model.columns import NO_TEXT, Catalogue, Column, InlineItem, number_of
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take
 
@@ -70,7 +69,7 @@ class CandidateColumns:
 
     def __init__(
         self,
-        attributes: Attributes,
+        catalogue: Catalogue,
         ids: Sequence[str],
         rows: Array,
         items: Sequence[InlineItem],
@@ -84,7 +83,7 @@ class CandidateColumns:
         self._computed = computed or {}
         self._places = rows
         rows = rows if stored is None else stored
-        self._attributes = attributes
+        self._catalogue = catalogue
         self._ids = ids
         self._rows = rows
         self._items = items
@@ -112,16 +111,16 @@ class CandidateColumns:
         if name in self._computed:
             return self._computed[name]
         found = np.full(len(self), np.nan)
-        column = self._attributes.columns.get(name)
-        if column is not None and column.start is None:
-            found[self._known] = column.numbers[column.codes[self._rows[self._known]]]
+        column = self._catalogue.columns.get(name)
+        if column is not None:
+            found[self._known] = column.numbers_in(self._rows[self._known])
         for at, features in self._inline_items():
             found[at] = number_of(features.get(name))
         return found
 
     def _texts_of(self, name: str) -> Texts:
         computed, numbered = self._computed.get(name), dict[bytes, int]()
-        column = self._attributes.columns.get(name) if computed is None else None
+        column = self._catalogue.columns.get(name) if computed is None else None
         if column is None and computed is None and name == ID:
             return self._own_ids()
         if computed is None:
@@ -131,9 +130,9 @@ class CandidateColumns:
             distinct, code = np.unique(computed[owner], return_inverse=True)
             numbered = {text_of(number): place for place, number in enumerate(distinct.tolist())}
         more: list[tuple[int, int]] = []
-        first = 0 if column is None else len(column.text_offsets) - 1
+        first = 0 if column is None else column.count
         for at, features in self._inline_items():
-            for text in self._attributes.members(name, features.get(name)):
+            for text in self._catalogue.members(name, features.get(name)):
                 known = NO_TEXT if column is None else column.code(text)
                 if known == NO_TEXT:
                     known = numbered.setdefault(text, first + len(numbered))
@@ -150,13 +149,11 @@ class CandidateColumns:
         if column is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         owner = np.flatnonzero(self._known)
-        rows = self._rows[owner]
-        if column.start is None:
-            code = column.codes[rows].astype(np.int64)
-            return owner[code != NO_TEXT], code[code != NO_TEXT]
-        counts = column.start[rows + 1] - column.start[rows]
-        begins = np.repeat(column.start[rows] - np.cumsum(counts) + counts, counts)
-        return np.repeat(owner, counts), column.codes[begins + np.arange(len(begins))].astype(np.int64)
+        if column.is_set:
+            place, code = column.members_in(self._rows[owner])
+            return owner[place], code
+        code = column.texts_in(self._rows[owner])
+        return owner[code != NO_TEXT], code[code != NO_TEXT]
 
     def _own_ids(self) -> Texts:
         numbered: dict[bytes, int] = {}

@@ -19,7 +19,7 @@ from model_store.features.features import Token
 from model_store.spec.spec import ModelSpec
 from server.errors import InvalidRequest
 from server.impressions.lines import Lines, Shown
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.tokens import NO_VALUE, TokenTable
 from server.ranking.explain import item_tokens
@@ -233,10 +233,10 @@ def check_tokens(served: ServedVersion, query: Query) -> None:
 
 def check_columns(served: ServedVersion, query: Query) -> None:
     """Filters, caps and objectives read of a field what each item says."""
-    candidates, attributes = query.candidates, served.catalogue.attributes
-    plain = CandidateColumns(attributes, candidates.ids, candidates.rows, candidates.items)
+    candidates, catalogue = query.candidates, served.catalogue
+    plain = CandidateColumns(catalogue, candidates.ids, candidates.rows, candidates.items)
     whole = (candidates.ids, candidates.rows, candidates.items, candidates.stored, candidates.computed)
-    fast = CandidateColumns(attributes, *whole)
+    fast = CandidateColumns(catalogue, *whole)
     for field in served.model.plan.item_fields:
         assert repr(plain.numbers(field.name).tolist()) == repr(fast.numbers(field.name).tolist())
         assert texts_of(plain.texts(field.name)) == texts_of(fast.texts(field.name))

@@ -16,7 +16,7 @@ from model_store.features.values import Value
 from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import ModelSpec, parse_spec
 from server.impressions.lines import Lines, Shown
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model
 from server.ranking.candidates import LateItems

@@ -13,7 +13,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec, spec_from_json
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.query import Ranking
 from server.ranking.ranker import Ranker

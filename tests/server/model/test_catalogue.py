@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from model_store.errors import ArtefactError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
-from server.model.attributes import number_of
-from server.model.catalogue import Catalogue
-from server.model.item_parts import sorted_spans
+from server.model.columns import Catalogue, number_of
+from server.model.layers import sorted_spans
 from server.model.shared_memory import SharedBlock
 from tests.server import shop
 
@@ -49,7 +48,7 @@ def test_a_catalogue_in_shared_memory_is_the_one_that_was_built(records: Records
     for row, record in enumerate(records.values()):
         for column, field in enumerate(PLAN.item_fields):
             assert opened.tokens_at(row, column) == field.tokens(record.get(field.name))
-    assert opened.attributes.columns.keys() == built.attributes.columns.keys()
+    assert opened.columns.keys() == built.columns.keys()
 
 
 def test_a_catalogue_for_other_fields_is_refused() -> None:
@@ -70,8 +69,8 @@ def test_an_item_spelled_out_has_its_own_features_and_for_the_rest_those_of_the_
             for field in PLAN.item_fields:
                 assert field.tokens(features.get(field.name)) == field.tokens(together.get(field.name))
             for name in ("brand", "tags", "price", "bid"):
-                texts = catalogue.attributes.members(name, features.get(name))
-                assert set(texts) == set(catalogue.attributes.members(name, together.get(name)))
+                texts = catalogue.members(name, features.get(name))
+                assert set(texts) == set(catalogue.members(name, together.get(name)))
                 assert str(number_of(features.get(name))) == str(number_of(together.get(name)))
 
 

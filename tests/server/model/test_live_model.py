@@ -13,8 +13,8 @@ from model_store.errors import ArtefactError
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from server.model import live_model
-from server.model.catalogue import Catalogue
-from server.model.live_model import LiveModel, State
+from server.model.columns import Catalogue
+from server.model.live_model import LiveModel, ModelState
 from server.ranking.served import ServedVersion
 from tests.matrix import examples
 from tests.server import shop
@@ -200,7 +200,7 @@ def test_a_rebuild_without_memory_leaves_what_is_served_and_is_not_tried_again_a
     parts = model.apply(2, "", after.changes_since(before, version=1))
     assert model.wants_rebuild
     with monkeypatch.context() as short:
-        short.setattr(State, "rebuilt", _no_memory)
+        short.setattr(ModelState, "rebuilt", _no_memory)
         model.begin_rebuild()()
         with pytest.raises(MemoryError):
             model.finish_rebuild()
@@ -209,5 +209,5 @@ def test_a_rebuild_without_memory_leaves_what_is_served_and_is_not_tried_again_a
     assert model.rebuild().fresh is None
 
 
-def _no_memory(*arguments: object) -> State:
+def _no_memory(*arguments: object) -> ModelState:
     raise MemoryError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from server.sync.store_watch import StoreWatch
+from server.sync.store_sync import StoreWatch
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.prometheus import note_status, registry
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerState, WorkerStatus

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.features.features import FeaturePlan
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.explain import ROUNDING, Group, _rest, explained, item_tokens, request_tokens
 from server.ranking.ranker import Ranker

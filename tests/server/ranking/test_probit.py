@@ -21,7 +21,7 @@ from model_store.artefact.calibration import Calibration, PowerCurve, VariantCur
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec, spec_from_json
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.live_model import AllEqual, LiveModel
 from server.model.model import Model
 from server.ranking.explain import deviation, item_tokens, request_tokens

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from model_store.artefact.calibration import Calibration, Curve, IsotonicCurve, PowerCurve, VariantCurves
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
-from server.model.catalogue import Catalogue
+from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from tests.matrix import examples

@@ -16,7 +16,7 @@ from model_store.features.features import FeaturePlan
 from model_store.spec.keys import escape
 from model_store.spec.spec import parse_spec
 from server.errors import InvalidRequest
-from server.model.item_ids import IdTable, ItemIds
+from server.model.columns import IdTable, ItemIds
 from server.ranking.answer import ranked_items
 from server.ranking.features import PlainReader, UserFields, UserTokens
 from server.ranking.request import GivenFeatures, Received, Request

@@ -17,7 +17,7 @@ from model_store.artefact.calibration import PowerCurve
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec
 from server.errors import DeadlinePassed, InvalidRequest
-from server.model.attributes import AttributeWriter
+from server.model.columns import Catalogue
 from server.ranking.limits import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS
 from server.ranking.request import Received, read_options
 from server.ranking.select.exploration import Thompson, UpperConfidenceBound, normals
@@ -33,10 +33,8 @@ PLAN = FeaturePlan.of(
 
 
 def candidates(records: list[Record]) -> CandidateColumns:
-    writer = AttributeWriter(PLAN)
-    for row, record in enumerate(records):
-        writer.add(row, record)
-    return CandidateColumns(writer.finish(), ids(records), np.arange(len(records), dtype=np.int32), [])
+    catalogue = Catalogue.build(PLAN, zip(ids(records), records, strict=True))
+    return CandidateColumns(catalogue, ids(records), np.arange(len(records), dtype=np.int32), [])
 
 
 def ids(records: list[Record]) -> list[str]:

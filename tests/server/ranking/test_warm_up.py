@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import model_store.trie.trie_kernels
-import server.model.ids_kernels
+import server.model.byte_kernels
+import server.model.event_form_kernels
 import server.model.items_kernels
-import server.model.layers_kernels
 import server.ranking.multi_variant_kernels
 import server.ranking.request_kernels
 import server.ranking.scoring_kernels
@@ -22,8 +22,8 @@ from tests.server.slow_ranker import artefact_of
 
 MODULES = (
     model_store.trie.trie_kernels,
-    server.model.ids_kernels,
-    server.model.layers_kernels,
+    server.model.byte_kernels,
+    server.model.event_form_kernels,
     server.ranking.request_kernels,
     server.model.items_kernels,
     server.ranking.scoring_kernels,

@@ -126,7 +126,8 @@ def test_a_damaged_file_is_told_and_not_used(tmp_path: Path) -> None:
     for damage, told in (
         (b"", r"ads\.json is damaged"),
         (b"{}", r"ads\.json is damaged"),
-        (b'{"check": "", "experiment": 3}', r"ads\.json is damaged"),
+        (b'{"format": 2, "check": "", "document": 3}', r"ads\.json is damaged"),
+        (b'{"format": 1}', r"ads\.json has format 1, expected 2"),
         (b"\xff", r"ads\.json is damaged"),
         (flipped, "checksum"),
     ):

@@ -1,7 +1,8 @@
-"""Attributes of catalogue items and spelled-out ones, and the conditions on them, against plain Python."""
+"""Columns of catalogue items and spelled-out ones, and the conditions on them, against plain Python."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.spec.spec import parse_spec
-from server.model.attributes import MAX_NAMES, MAX_TEXT_BYTES, Attributes, AttributeWriter
-from server.model.catalogue import Catalogue
+from server.model.columns import MAX_NAMES, MAX_TEXT_BYTES, Catalogue
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 from server.ranking.select import filters as candidates_module
 from server.ranking.select.filters import AnyOf, CandidateColumns, InRange, NoneOf
@@ -35,11 +35,8 @@ PLAN = FeaturePlan.of(
 Record = Mapping[str, Value]
 
 
-def written(*records: Record) -> Attributes:
-    writer = AttributeWriter(PLAN)
-    for row, record in enumerate(records):
-        writer.add(row, record)
-    return writer.finish()
+def written(*records: Record) -> Catalogue:
+    return Catalogue.build(PLAN, [(f"i{row}", record) for row, record in enumerate(records)])
 
 
 def candidates(*records: Record) -> CandidateColumns:
@@ -68,13 +65,13 @@ def test_conditions_on_ranges_on_ids_and_on_fields_that_nobody_has() -> None:
 
 
 def test_items_spelled_out_and_unknown_ones_stand_among_the_catalogues() -> None:
-    attributes = written({"bid": "1", "brand": "nike", "tags": "red"}, {"bid": "2", "brand": "puma"})
+    catalogue = written({"bid": "1", "brand": "nike", "tags": "red"}, {"bid": "2", "brand": "puma"})
     spelled: list[tuple[str, Record]] = [
         ("s0", {"bid": 3.5, "brand": "puma", "colours": ["red", "blue"]}),
         ("s1", {"bid": "4", "brand": "other", "tags": {"green": 2.0}}),
     ]
     rows = np.array([1, FIRST_INLINE, NO_ITEM, FIRST_INLINE - 1, 0], np.int32)
-    found = CandidateColumns(attributes, ["b", "s0", "u", "s1", "a"], rows, spelled)
+    found = CandidateColumns(catalogue, ["b", "s0", "u", "s1", "a"], rows, spelled)
     assert nan_is_none(found.numbers("bid")) == [2.0, 3.5, None, 4.0, 1.0]
     for condition, passes in (
         (AnyOf("brand", {b"puma"}), [1, 1, 0, 0, 0]),
@@ -88,10 +85,10 @@ def test_items_spelled_out_and_unknown_ones_stand_among_the_catalogues() -> None
     assert texts.code[0] == texts.code[1] != texts.code[2]
 
 
-def test_a_catalogue_carries_the_attributes_of_the_last_record_and_nothing_of_the_first() -> None:
+def test_a_catalogue_carries_the_values_of_the_last_record_and_nothing_of_the_first() -> None:
     first = ("a", {"bid": "1", "tags": "red", "brand": "nike"})
     catalogue = Catalogue.build(PLAN, [first, ("b", {"bid": "2"}), ("a", {"brand": "puma"})])
-    found = CandidateColumns(catalogue.attributes, ["a", "b"], catalogue.rows.rows(["a", "b"])[0], [])
+    found = CandidateColumns(catalogue, ["a", "b"], catalogue.rows.rows(["a", "b"])[0], [])
     assert nan_is_none(found.numbers("bid")) == [None, 2.0]
     assert not AnyOf("tags", {b"red"}).passes(found).any()
     assert AnyOf("brand", {b"puma"}).passes(found).tolist() == [True, False]
@@ -105,7 +102,7 @@ def test_of_too_many_fields_the_models_come_first_and_then_the_names() -> None:
     assert found.problems == (f"items have 22 fields more than the {MAX_NAMES} that are kept: {more}",)
     other = written(dict.fromkeys(names, "1") | {"brand": "a", "tags": "b"})
     assert other.columns.keys() == found.columns.keys()
-    # A long text, a raw field and an empty value are no attributes.
+    # A long text, a raw field and an empty value have no text.
     assert not written({"blob": "x" * (MAX_TEXT_BYTES + 1), "keys": "P_1", "brand": ""}).columns
 
 
@@ -117,17 +114,17 @@ RECORDS = st.dictionaries(NAMES, TEXTS)
 @given(st.lists(RECORDS, max_size=8), st.data())
 def test_columns_equal_a_slow_reading_of_the_records(records: list[Record], data: st.DataObject) -> None:
     head, arrays = written(*records).pack()
-    attributes = Attributes.unpack(head, {**arrays, "others": np.zeros(1)})
+    catalogue = Catalogue.unpack(PLAN, json.loads(json.dumps(head)), {**arrays, "others": np.zeros(1)})
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=8)) if records else []
     spelled = data.draw(st.lists(RECORDS, max_size=3))
     rows = np.array([*chosen, *(FIRST_INLINE - r for r in range(len(spelled)))], np.int32)
     ids = [str(at) for at in range(len(rows))]
-    found = CandidateColumns(attributes, ids, rows, [("", record) for record in spelled])
+    found = CandidateColumns(catalogue, ids, rows, [("", record) for record in spelled])
     all_records = [*(records[row] for row in chosen), *spelled]
     for name in ("bid", "brand", "tags", "note"):
         texts = found.texts(name)
         for at, record in enumerate(all_records):
-            members = attributes.members(name, record.get(name))
+            members = catalogue.members(name, record.get(name))
             mine = texts.code[texts.owner == at].tolist()
             assert sorted(mine) == sorted(texts.code_of(text) for text in members)
         wanted = data.draw(st.frozensets(TEXTS.filter(bool), min_size=1))
@@ -136,7 +133,7 @@ def test_columns_equal_a_slow_reading_of_the_records(records: list[Record], data
             for most in (0, candidates_module.FEW):
                 few.setattr(candidates_module, "FEW", most)
                 passed = AnyOf(name, tuple(wanted)).passes(found).tolist()
-                has = [set(attributes.members(name, record.get(name))) for record in all_records]
+                has = [set(catalogue.members(name, record.get(name))) for record in all_records]
                 assert passed == [bool({text.encode() for text in wanted} & each) for each in has]
                 assert NoneOf(name, tuple(wanted)).passes(found).tolist() == [not one for one in passed]
         if name != "tags":
@@ -160,5 +157,5 @@ def slow_number(text: Value) -> float | None:
 )
 def test_odd_values_have_no_number(odd: Record) -> None:
     assert nan_is_none(candidates(odd).numbers("bid")) == [None]
-    spelled = CandidateColumns(Attributes(), ["a"], np.array([FIRST_INLINE], np.int32), [("a", odd)])
+    spelled = CandidateColumns(written(), ["a"], np.array([FIRST_INLINE], np.int32), [("a", odd)])
     assert nan_is_none(spelled.numbers("bid")) == [None]
