@@ -27,7 +27,7 @@ from model_store.features import history
 from model_store.spec.spec import spec_from_json
 from model_store.versions import experiments
 from server.model import shared_memory
-from server.sync import last_good
+from server.sync import state_folder
 from server.telemetry import meter
 from trainer.checkpoint import file as checkpoint_file
 from trainer.learn.metrics import records
@@ -47,7 +47,7 @@ FORMATS = {
     "state of `ftrie tune --state`": state.VERSION,
     "cache of a log": cache._VERSION,
     "parts of a served model": shared_memory.FORMAT_VERSION,
-    "last good model of a server": last_good.FORMAT,
+    "last good model of a server": state_folder.FORMAT,
 }
 
 
