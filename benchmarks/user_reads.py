@@ -82,7 +82,7 @@ class Shared:
         with self._lock:
             batch, self._queue = self._queue, []
         if batch:
-            answers = self._connection.ask([each.command for each in batch], 5.0)
+            answers = self._connection.ask_each([(b"", each.command) for each in batch], 5.0)
             for each, values in zip(batch, answers, strict=True):
                 each.values = values
                 each.turn.release()

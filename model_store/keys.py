@@ -327,6 +327,8 @@ class ModelKeys:
         repair="",
         name="version:<n>",
     )
+    # Written before the manifest: a reader that sees a manifest finds all chunks. The expiry removes those of a
+    # publisher that died.
     chunk = KeyFamily(
         "string",
         "≤ 8 MiB of the artefact, in order",
@@ -434,9 +436,12 @@ class ModelKeys:
         kept="1 h, then, once visible, as the part",
         name="round:<start>:<K>:<part>:chunk:<epoch>:<i>",
     )
+    # activate.lua changes `active` together with the fence and `history`: servers and writers see all of it or nothing.
     active = Key(
         "string", "the active version; authoritative", written="activate.lua", read="servers", repair=""
     )
+    # The fences. A writer takes an epoch from `epoch` when it starts; one below `active_epoch`, or below that of the
+    # trainer's lease, activates nothing, however late its order arrives.
     sequence = Key(
         "string",
         "the last version number assigned",
@@ -474,6 +479,8 @@ class ModelKeys:
         kept="31 days after the last write",
         name="outcomes:hour:<hour>",
     )
+    # In the slot of the keys of the script, which a cluster asks for. once.lua writes it together with what the script
+    # changes, so a call that a client repeats since it lost the answer is known.
     answer = KeyFamily(
         "string",
         "the answer to one call of a script, MessagePack: a call that is repeated since its answer was lost gets it, "

@@ -130,27 +130,29 @@ class Lookups:
 
         One round trip to each server that holds one. Raises StoreUnavailable also if the store is not ready.
         """
-        received = self._connection().ask_each(keyed, self._wait_s if wait_s is None else wait_s)
+        try:
+            connection: DirectConnection | ClusterConnection = self._thread.connection
+        except AttributeError:
+            connection = self._new_connection()
+        received = connection.ask_each(keyed, self._wait_s if wait_s is None else wait_s)
         for answer in received:
             if type(answer) is AnsweredError and str(answer).startswith(AWAY):
-                self._connection().distrust()
+                connection.distrust()
                 raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {answer}")
         return received
 
-    def _connection(self) -> DirectConnection | ClusterConnection:
-        """This thread's."""
-        connection: DirectConnection | ClusterConnection | None = getattr(self._thread, "connection", None)
-        if connection is None:
-            kind = ClusterConnection if self._store.is_cluster else DirectConnection
-            connection = self._thread.connection = kind(self._store, self._wait_s)
-            self._opened.add(connection)
+    def _new_connection(self) -> DirectConnection | ClusterConnection:
+        """A new one for this thread."""
+        kind = ClusterConnection if self._store.is_cluster else DirectConnection
+        connection = self._thread.connection = kind(self._store, self._wait_s)
+        self._opened.add(connection)
         return connection
 
     def checked(self, answer: Answer) -> Answer:
         """The answer. Raises StoreError if it is an error, StoreUnavailable while the store accepts no writes."""
         if type(answer) is AnsweredError:
             if str(answer).startswith(DEMOTED):
-                self._connection().distrust()
+                self._thread.connection.distrust()
             raise self._store.refused(str(answer))
         return answer
 
@@ -170,7 +172,7 @@ class Lookups:
             connection.close()
 
     def _one(self, key: bytes, command: bytes, wait_s: float | None) -> Answer:
-        return self.checked(self.ask(key, (command,), wait_s)[0])
+        return self.checked(self.ask_each([(key, command)], wait_s)[0])
 
 
 def packed(*words: bytes) -> bytes:

@@ -74,7 +74,7 @@ _TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
 _AWAY = re.compile(r"-?(UNBLOCKED|ASK|TRYAGAIN|CLUSTERDOWN) ")
 _NODE_OF_A_CLUSTER = re.compile(r"-?(MOVED|CROSSSLOT) ")
 
-Words = Sequence[Any]
+Command = Sequence[Any]
 """A command and its arguments."""
 
 
@@ -186,7 +186,7 @@ class StoreConnection:
                 check_sentinels(self._sentinels_at(self._timeout_s), self._url.master)
             self.at("").ping()
 
-    def each(self, keyed: Sequence[tuple[bytes, Sequence[Words]]]) -> list[list[Any]]:
+    def each(self, keyed: Sequence[tuple[bytes, Sequence[Command]]]) -> list[list[Any]]:
         """Run the commands of each key, in one round trip a server; returns the answers of each key, errors raised.
 
         Of a key that begins with MULTI all or none are run. On a cluster the commands of a key whose server failed are
@@ -216,7 +216,7 @@ class StoreConnection:
                     raise answer
         return answers
 
-    def write(self, key: str | bytes, commands: Sequence[Words]) -> None:
+    def write(self, key: str | bytes, commands: Sequence[Command]) -> None:
         """Run commands of one key or hash tag in one transaction, and wait for the replicas of `wait`.
 
         Raises RedisError; then the commands may have been run.
@@ -230,7 +230,7 @@ class StoreConnection:
         if waits:
             self.check_confirmed(answers[-1])
 
-    def wait_words(self, timeout_s: float | None = None) -> list[Words]:
+    def wait_words(self, timeout_s: float | None = None) -> list[Command]:
         """The command that waits for `wait` replicas, to be sent after a write on its connection; none for 0."""
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         return [("WAIT", self.wait, max(1, int(wait_s * WAIT_PART * 1000)))] if self.wait else []
@@ -404,7 +404,7 @@ class StoreConnection:
             by_address[self.nodes.address(slot_of(keys[number]), self._timeout_s)].append(number)
         return [(self.node(address), found) for address, found in by_address.items()]
 
-    def _asked(self, commands: Sequence[Words], answers: list[Any]) -> list[Any]:
+    def _asked(self, commands: Sequence[Command], answers: list[Any]) -> list[Any]:
         """The answers; those of the node that imports the slot, if the key has moved there already."""
         ask = next((each for each in answers if isinstance(each, AskError)), None)
         if ask is None:
@@ -478,7 +478,7 @@ class Script:
         """Add it to a transaction, which watches keys so that it is made once."""
         pipe.execute_command("EVAL", self._bare, len(keys), *keys, *words)
 
-    def _run(self, client: Any, command: Words) -> Any:
+    def _run(self, client: Any, command: Command) -> Any:
         if not self._store.wait:
             return client.execute_command(*command)
         answer, replicas = _run(client, [[command, *self._store.wait_words()]])[0]
@@ -489,7 +489,7 @@ class Script:
         return answer
 
 
-def _run(client: Any, commands: Sequence[Sequence[Words]]) -> list[list[Any]]:
+def _run(client: Any, commands: Sequence[Sequence[Command]]) -> list[list[Any]]:
     """The answers to several groups of commands, sent at once over one connection. Errors are among them."""
     with client.pipeline(transaction=False) as pipe:
         for group in commands:

@@ -52,23 +52,19 @@ class DirectConnection:
         self._waits_ms = 0
         self._reader = _reader()
 
-    def ask(self, commands: Sequence[bytes], wait_s: float) -> list[Answer]:
-        """Send packed commands and return their answers within `wait_s` seconds.
+    def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float) -> list[Answer]:
+        """Send packed commands, each with its key, and return their answers within `wait_s` seconds.
 
         A dropped connection is reopened once. Raises StoreUnavailable.
         """
         until = time.monotonic() + wait_s
         try:
-            return self.exchange(commands, wait_s, until)
+            return self.exchange([command for _, command in keyed], wait_s, until)
         except RedisError as error:
             raise self._store.translated(error) from error
 
-    def ask_each(self, keyed: Sequence[tuple[bytes, bytes]], wait_s: float) -> list[Answer]:
-        """Same as `ask`, for commands with their keys."""
-        return self.ask([command for _, command in keyed], wait_s)
-
     def exchange(self, commands: Sequence[bytes], wait_s: float, until: float) -> list[Answer]:
-        """Same as `ask`, until a time of the monotonic clock. Raises redis-py's errors."""
+        """Same as `ask_each`, until a time of the monotonic clock. Raises redis-py's errors."""
         command, answers = b"".join(commands), len(commands)
         try:
             return self.receive(self.send(command, wait_s, until), answers, wait_s, until)
