@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 from ftrie.command import command
-from ftrie.commands.dashboard import HOST
 from ftrie.terminal import JsonOption, note
 from model_store.flags import Flag
 
@@ -28,28 +27,19 @@ def demo(
 
     Works in a temporary folder and leaves nothing behind; with --keep the files stay, for use with any command.
     """
-    from ftrie.commands.dashboard import ended_by_signals, options_and_run
+    from ftrie.commands.dashboard import dashboard_run, ended_by_signals
+    from ftrie.dashboard import DashboardOptions
     from ftrie.demo.demo import run
 
-    show = (
-        options_and_run() if open_browser else None
-    )  # before the demo: an extra that is missing is an error now
+    # Before the demo: an extra that is missing is an error now.
+    show = dashboard_run() if open_browser else None
 
     def watch(store: str, metrics: str) -> None:
         assert show is not None
-        options, serve = show
+        options = DashboardOptions(
+            "shop", store, port=0, servers=(metrics,), allow_changes=True, open_browser=True
+        )
         with ended_by_signals():
-            serve(
-                options(
-                    store=store,
-                    host=HOST,
-                    port=0,
-                    model="shop",
-                    servers=(metrics,),
-                    allow_changes=True,
-                    open_browser=True,
-                ),
-                lambda url: note(f"the dashboard is at {url}; Ctrl-C ends it and the demo"),
-            )
+            show(options, lambda url: note(f"the dashboard is at {url}; Ctrl-C ends it and the demo"))
 
     run(rows, seed, keep, watch if open_browser else None)

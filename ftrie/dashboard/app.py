@@ -9,13 +9,13 @@ from __future__ import annotations
 import socket
 import webbrowser
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI, Request
 from nicegui import ui
 
+from ftrie.dashboard import DashboardOptions
 from ftrie.dashboard.access import LEAST_PASSWORD, VIEWER, Guarded, is_loopback
 from ftrie.dashboard.chart import serve_library
 from ftrie.dashboard.feed import Feed
@@ -36,25 +36,6 @@ MESSAGES_KEPT = 20
 """Updates that are kept for a viewer whose connection is interrupted: some seconds of them, each up to 0.3 MB."""
 PAGES = (experiments.PAGE, models.PAGE, learning.PAGE, features.PAGE, try_it.PAGE, system.PAGE)
 """In the order of the navigation."""
-
-
-@dataclass(frozen=True)
-class DashboardOptions:
-    """The flags. servers, trainers: HOST:PORT of metrics pages; password: None for viewers on this machine only."""
-
-    store: str
-    host: str
-    port: int
-    model: str | None = None
-    servers: tuple[str, ...] = ()
-    trainers: tuple[str, ...] = ()
-    logs: tuple[str, ...] = ()
-    allow_changes: bool = False
-    effect: float = 0.05
-    password: str | None = None
-    tls_cert: str = ""
-    tls_key: str = ""
-    open_browser: bool = False
 
 
 def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:

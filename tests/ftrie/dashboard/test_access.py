@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ftrie.dashboard import access
+from ftrie.dashboard import DashboardOptions, access
 from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
-from ftrie.dashboard.app import DashboardOptions, run
+from ftrie.dashboard.app import run
 from model_store.errors import ServerError, UsageError
 from model_store.waiting import Pauses
 from tests.ftrie.dashboard.conftest import dashboard
@@ -156,13 +157,15 @@ def test_who_guesses_waits_and_is_reported(
     assert reported == ["the dashboard was sent a wrong password by testclient"]
 
 
-def test_others_need_a_password_and_tls_and_a_port_that_is_free() -> None:
+def test_others_need_a_password_and_tls_and_a_port_that_is_free(tmp_path: Path) -> None:
+    short = tmp_path / "password"
+    short.write_text("x\n")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"host": "0.0.0.0"}, "--password-file"),
-        ({"host": "0.0.0.0", "password": "x"}, "--tls-cert"),
+        ({"host": "0.0.0.0", "password_file": short}, "--tls-cert"),
         ({"host": "127.0.0.1", "tls_cert": "a.pem"}, "--tls-key"),
         (
-            {"host": "0.0.0.0", "password": "x", "tls_cert": "a.pem", "tls_key": "b.pem"},
+            {"host": "0.0.0.0", "password_file": short, "tls_cert": "a.pem", "tls_key": "b.pem"},
             "got 1 characters",
         ),
     ]
@@ -170,7 +173,7 @@ def test_others_need_a_password_and_tls_and_a_port_that_is_free() -> None:
         with pytest.raises(UsageError, match=said):
             run(DashboardOptions(store="embedded:nowhere", port=0, **more), print)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = DashboardOptions("embedded:nowhere", "127.0.0.1", taken.getsockname()[1])
+        options = DashboardOptions(store="embedded:nowhere", port=taken.getsockname()[1])
         with pytest.raises(ServerError, match="has the port"):
             run(options, print)
 
