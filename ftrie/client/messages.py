@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -92,17 +91,7 @@ class Ranking:
     @classmethod
     def of(cls, response: RankResponse) -> Ranking:
         """From the wire."""
-        return cls(
-            request_id=response.request_id,
-            cookie=response.cookie,
-            model=response.model,
-            version=response.version,
-            variant=response.variant,
-            items=tuple(map(RankedItem.of, response.items)),
-            degraded=tuple(map(Degradation.of, response.degraded)),
-            unknown_items=tuple(response.unknown_items),
-            unknown_fields=tuple(response.unknown_fields),
-        )
+        return cls(**_head(response), cookie=response.cookie, items=tuple(map(RankedItem.of, response.items)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +145,24 @@ class Explanation:
     @classmethod
     def of(cls, response: ExplainResponse) -> Explanation:
         """From the wire."""
-        return cls(
-            request_id=response.request_id,
-            model=response.model,
-            version=response.version,
-            variant=response.variant,
-            items=tuple(
-                ExplainedItem(RankedItem.of(each.item), tuple(map(Contributions.of, each.groups)))
-                for each in response.items
-            ),
-            degraded=tuple(map(Degradation.of, response.degraded)),
-            unknown_items=tuple(response.unknown_items),
-            unknown_fields=tuple(response.unknown_fields),
-            known_fields=tuple(response.known_fields),
+        items = (
+            ExplainedItem(RankedItem.of(each.item), tuple(map(Contributions.of, each.groups)))
+            for each in response.items
         )
+        return cls(**_head(response), items=tuple(items), known_fields=tuple(response.known_fields))
+
+
+def _head(response: RankResponse | ExplainResponse) -> dict[str, Any]:
+    """What a ranking and an explanation both have."""
+    return {
+        "request_id": response.request_id,
+        "model": response.model,
+        "version": response.version,
+        "variant": response.variant,
+        "degraded": tuple(map(Degradation.of, response.degraded)),
+        "unknown_items": tuple(response.unknown_items),
+        "unknown_fields": tuple(response.unknown_fields),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,46 +290,47 @@ class Asked(NamedTuple):
         policy: Literal["ucb", "thompson"] = (
             "ucb" if isinstance(exploration, UpperConfidenceBound) else "thompson"
         )
-        with _named(options):
-            return cls(
-                model=model,
-                request_id=text_of(options.get("request_id", "")),
-                cookie=text_of(cookie),
-                user=_features(user),
-                context=_features(options.get("context")),
-                candidates=() if candidates is None else candidates,
-                items=[
-                    (text_of(name), _features(each)) for name, each in (options.get("items") or {}).items()
-                ],
-                candidate_set=text_of(options.get("candidate_set", "")),
-                top_k=None if top_k is None else _int32(top_k),
-                variant=None if variant is None else text_of(variant),
-                no_log=bool(operator.index(options.get("no_log", False))),
-                objective=text_of(options.get("objective", "")),
-                filters=_filters(options.get("filters", ())),
-                caps=[(text_of(name), _int32(most)) for name, most in options.get("caps", {}).items()],
-                exploration=None if exploration is None else (policy, _double(exploration.width)),
-            )
+        items = (options.get("items") or {}).items()
+        caps = options.get("caps", {}).items()
+        return cls(
+            model=text_of(model, "model"),
+            request_id=text_of(options.get("request_id", ""), "request_id"),
+            cookie=text_of(cookie, "cookie"),
+            user=_features("user", user),
+            context=_features("context", options.get("context")),
+            candidates=() if candidates is None else candidates,
+            items=[(text_of(item, "items"), _features(f"items[{item!r}]", each)) for item, each in items],
+            candidate_set=text_of(options.get("candidate_set", ""), "candidate_set"),
+            top_k=None if top_k is None else _int32(top_k),
+            variant=None if variant is None else text_of(variant, "variant"),
+            no_log=bool(operator.index(options.get("no_log", False))),
+            objective=text_of(options.get("objective", ""), "objective"),
+            filters=_filters(options.get("filters", ())),
+            caps=[(text_of(name, "caps"), _int32(most)) for name, most in caps],
+            exploration=None if exploration is None else (policy, _double(exploration.width)),
+        )
 
     def ids(self) -> list[str]:
         """The candidates. Raises FieldValueError and TypeError, as `of`."""
-        with _named({"candidates": self.candidates}):
-            return [text_of(each) for each in self.candidates]
+        return [text_of(each, "candidates", at) for at, each in enumerate(self.candidates)]
 
     def message(self) -> RankRequest:
         """As it goes over the wire. Raises FieldValueError and TypeError for candidates, as `of`."""
-        with _named({"candidates": self.candidates}):
-            request = RankRequest(
-                model=self.model,
-                request_id=self.request_id,
-                cookie=self.cookie,
-                item_ids=self.candidates,
-                candidate_set=self.candidate_set,
-                top_k=self.top_k,
-                variant=self.variant,
-                objective=self.objective,
-                no_log=self.no_log,
-            )
+        request = RankRequest(
+            model=self.model,
+            request_id=self.request_id,
+            cookie=self.cookie,
+            candidate_set=self.candidate_set,
+            top_k=self.top_k,
+            variant=self.variant,
+            objective=self.objective,
+            no_log=self.no_log,
+        )
+        try:
+            request.item_ids.extend(self.candidates)
+        except (TypeError, UnicodeEncodeError):
+            self.ids()  # raises for the one at fault
+            raise
         _add_features(request.user, *self.user)
         _add_features(request.context, *self.context)
         for item_id, features in self.items:
@@ -364,37 +358,6 @@ def request_of(model: str, **options: Unpack[Options]) -> RankRequest:
     return Asked.of(model, **options).message()
 
 
-@contextmanager
-def _named(options: Mapping[str, Any]) -> Iterator[None]:
-    """Name, in the error, the value of these keywords that is no text, or not Unicode."""
-    try:
-        yield
-    except UnicodeEncodeError as error:
-        raise FieldValueError(f"got {error.object!r}, which is not Unicode text; expected UTF-8") from None
-    except TypeError as error:
-        path, value = next(_no_texts(options), ("", None))
-        raise TypeError(f"{path}: got {value!r}, expected a text" if path else str(error)) from None
-
-
-def _no_texts(given: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The paths and values of what must be a text and is not."""
-    given = {name: value for name, value in given.items() if value is not None}
-    texts = ("request_id", "cookie", "candidate_set", "variant", "objective")
-    found: list[tuple[str, object]] = [(name, given[name]) for name in texts if name in given]
-    found += [(f"candidates[{at}]", item) for at, item in enumerate(given.get("candidates", ()))]
-    found += [("items", item) for item in given.get("items", ())]
-    sides: dict[str, Any] = {
-        name: given[name] for name in ("user", "context") if isinstance(given.get(name), Mapping)
-    }
-    sides |= {f"items[{item!r}]": features for item, features in given.get("items", {}).items()}
-    for side, features in sides.items():
-        for name, value in (features or {}).items():
-            found.append((side, name))
-            if isinstance(value, Iterable):
-                found += [(f"{side}[{name!r}]", member) for member in value]
-    return ((path, value) for path, value in found if not isinstance(value, str))
-
-
 def _unknown(options: Mapping[str, object]) -> str:
     """The message for keywords that no ranking has."""
     known = list(Options.__annotations__)
@@ -402,14 +365,21 @@ def _unknown(options: Mapping[str, object]) -> str:
     return f"unexpected keyword {name!r}; a ranking takes {listed(known, name)}"
 
 
-def text_of(value: object) -> str:
-    """A text as the wire has it. Raises TypeError for anything else, UnicodeEncodeError for a lone surrogate."""
+def text_of(value: object, path: str, key: object = None) -> str:
+    """A text as the wire has it. path, key: where it stands.
+
+    Raises TypeError for anything else, FieldValueError for a lone surrogate.
+    """
     if type(value) is not str:
         if not isinstance(value, str):
-            raise TypeError(f"got {value!r}, expected a text")
+            where = path if key is None else f"{path}[{key!r}]"
+            raise TypeError(f"{where}: got {value!r}, expected a text")
         value = str.__str__(value)  # of numpy, or an Enum
     if not value.isascii():
-        value.encode()
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise FieldValueError(f"got {value!r}, which is not Unicode text; expected UTF-8") from None
     return value
 
 
@@ -428,14 +398,14 @@ def _int32(value: Any) -> int:
     return number
 
 
-def _features(given: FeatureValues | None) -> tuple[dict[str, Any], list[str]]:
-    """The values by name without those that are absent, and the raw keys."""
+def _features(side: str, given: FeatureValues | None) -> tuple[dict[str, Any], list[str]]:
+    """The values of the user, the context or an item by name without those that are absent, and the raw keys."""
     values: dict[str, Any] = {}
     raw_keys: list[str] = []
     for name, value in (given or {}).items():
-        text_of(name)
+        text_of(name, side)
         if isinstance(value, str):
-            values[name] = text_of(value)
+            values[name] = text_of(value, side, name)
         elif isinstance(value, bool):
             values[name] = "true" if value else "false"
         elif isinstance(value, int):
@@ -449,15 +419,16 @@ def _features(given: FeatureValues | None) -> tuple[dict[str, Any], list[str]]:
         elif isinstance(value, date | Decimal | UUID):
             values[name] = str(value)
         elif hasattr(value, "tolist"):  # a scalar or an array of numpy
-            of_python, more_keys = _features({name: value.tolist()})
+            of_python, more_keys = _features(side, {name: value.tolist()})
             values |= of_python
             raw_keys += more_keys
         elif isinstance(value, Mapping):
-            values[name] = {text_of(member): _double(weight) for member, weight in sorted(value.items())}
+            members = [(text_of(member, side, name), _double(weight)) for member, weight in value.items()]
+            values[name] = dict(sorted(members))
         elif name == RAW_KEYS:
-            raw_keys += map(text_of, value)
+            raw_keys += [text_of(key, side, name) for key in value]
         elif isinstance(value, Iterable):
-            values[name] = [text_of(member) for member in value]
+            values[name] = [text_of(member, side, name) for member in value]
         else:
             kind = type(value).__name__
             raise FieldValueError(
@@ -488,11 +459,12 @@ def _filters(given: Sequence[Filter] | Mapping[str, FilterTest]) -> list[Filter]
         given = [_filter(field, test) for field, test in given.items()]
     made: list[Filter] = []
     for one in given:
+        field = text_of(one.field, "filters")
         if isinstance(one, Between):
             least, most = (None if each is None else _double(each) for each in (one.least, one.most))
-            made.append(Between(text_of(one.field), least, most))
+            made.append(Between(field, least, most))
         else:
-            made.append(type(one)(text_of(one.field), [text_of(value) for value in one.values]))
+            made.append(type(one)(field, [text_of(value, "filters") for value in one.values]))
     return made
 
 

@@ -42,7 +42,7 @@ def feedback(
     from ftrie.client.client import Client
     from ftrie.client.feedback import Feedback
 
-    outcome = Outcome()
+    outcome = Reporting()
     if file:
         if request_id:
             raise typer.BadParameter("give either REQUEST_ID and ITEM, or --file, not both")
@@ -60,7 +60,7 @@ def feedback(
     outcome.show(as_json)
 
 
-class Outcome:
+class Reporting:
     """The outcome of everything that one command reports."""
 
     def __init__(self) -> None:

@@ -154,18 +154,9 @@ class Ranker:
         """
         asked = Asked.of("", user=user, context=context, candidates=candidates, items=items, **options)
         query, ranking, served = self._ranked(asked, explain=False)
-        unsure = ranking.uncertainties
-        return Ranking(
-            request_id=query.request_id,
-            cookie=query.cookie,
-            model=served.name,
-            version=served.version,
-            variant=served.variant_names[query.variant],
-            items=tuple(_items(ranking, None if unsure is None else unsure.tolist())),
-            degraded=_degraded(query, ranking),
-            unknown_items=tuple(query.unknown_items),
-            unknown_fields=tuple(query.unknown_fields),
-        )
+        unsure = None if ranking.uncertainties is None else ranking.uncertainties.tolist()
+        head = _head(query, ranking, served)
+        return Ranking(**head, cookie=query.cookie, items=tuple(_items(ranking, unsure)))
 
     def explain(
         self,
@@ -181,17 +172,11 @@ class Ranker:
         explained = list(explained_items(query, ranking, served))
         plain = _items(ranking, [uncertainty for uncertainty, _ in explained])
         return Explanation(
-            request_id=query.request_id,
-            model=served.name,
-            version=served.version,
-            variant=served.variant_names[query.variant],
+            **_head(query, ranking, served),
             items=tuple(
                 ExplainedItem(item, tuple(map(_contributions, groups)))
                 for item, (_, groups) in zip(plain, explained, strict=True)
             ),
-            degraded=_degraded(query, ranking),
-            unknown_items=tuple(query.unknown_items),
-            unknown_fields=tuple(query.unknown_fields),
             known_fields=tuple(known_fields(query, served)),
         )
 
@@ -297,9 +282,18 @@ def _contributions(group: Group) -> Contributions:
     return Contributions(group.name, float(group.sum), tuple(keys))
 
 
-def _degraded(query: Query, ranking: Ranked) -> tuple[Degradation, ...]:
+def _head(query: Query, ranking: Ranked, served: ServedVersion) -> dict[str, Any]:
+    """What a ranking and an explanation both have."""
     notes = (*query.degraded, *ranking.notes)
-    return tuple(Degradation(each.kind, each.part, without_address(each.detail)) for each in notes)
+    return {
+        "request_id": query.request_id,
+        "model": served.name,
+        "version": served.version,
+        "variant": served.variant_names[query.variant],
+        "degraded": tuple(Degradation(n.kind, n.part, without_address(n.detail)) for n in notes),
+        "unknown_items": tuple(query.unknown_items),
+        "unknown_fields": tuple(query.unknown_fields),
+    }
 
 
 # -- the model and the items
@@ -414,7 +408,7 @@ def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> 
         in_memory if of_items is None else Source.of(of_items),
         in_memory if of_users is None else Source.of(of_users),
     )
-    # A mapping is read anew for each request, so that what the program changes in it counts at once.
+    # A mapping is read again for each request, so that what the program changes in it counts at once.
     cache = Users(reads, 0) if of_users is None else Users(reads)
     return Resolver(reads, cache), LateItems(reads)
 
@@ -458,7 +452,7 @@ def _text(what: str, record_id: str, name: str, value: Any) -> str | None:
     """A value as a store holds it; None if there is none. Raises FieldValueError naming the record and the field."""
     if hasattr(value, "tolist"):  # of numpy
         value = value.tolist()
-    if value != value:  # NaN, by which pandas says that there is none
+    if value != value:  # NaN, which is pandas' missing value
         return None
     if isinstance(value, tuple | Set):
         value = sorted(value) if isinstance(value, Set) else list(value)

@@ -213,20 +213,12 @@ def _filter(one: Filter) -> GivenFilter:
     return GivenFilter(one.field, test, (), least, most)
 
 
-def received(message: bytes) -> Received | InvalidRequest:
-    """A Rank request, or the error: grpc answers INTERNAL where a deserializer raises."""
+def received(message: bytes, explain: bool = False) -> Received | InvalidRequest:
+    """A Rank request, or the one inside an Explain request; or the error, for grpc to answer nothing by itself."""
     try:
-        return Received(message)
+        return Received.of(ExplainRequest.FromString(message).request) if explain else Received(message)
     except DecodeError as error:
-        return unreadable(RankRequest, error)
-
-
-def explain_received(message: bytes) -> Received | InvalidRequest:
-    """The request inside an ExplainRequest, or the error."""
-    try:
-        return Received.of(ExplainRequest.FromString(message).request)
-    except DecodeError as error:
-        return unreadable(ExplainRequest, error)
+        return unreadable(ExplainRequest if explain else RankRequest, error)
 
 
 def _scratch(size: int) -> tuple[Array, Array, Array]:

@@ -26,7 +26,7 @@ from server.impressions.log import ImpressionLog
 from server.impressions.shadows import ShadowLog, ShadowRecord
 from server.ranking.answer import rank_response
 from server.ranking.explain import explain_response
-from server.ranking.request import Received, explain_received, received
+from server.ranking.request import Received, received
 from server.ranking.resolve import Call, Prefetched, Resolver
 from server.ranking.served import ModelHandle
 from server.ranking.store_reads import StoredReads
@@ -130,7 +130,7 @@ class RankingService:
                 prefetched, message = request, request.message
                 began_ns -= prefetched.spent_ns + prefetched.read_ns
             else:
-                message = explain_received(request) if explain else received(request)
+                message = received(request, explain)
             if isinstance(message, InvalidRequest):
                 raise message
             model = self._label(message.model)
