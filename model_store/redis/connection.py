@@ -280,8 +280,9 @@ class StoreConnection:
         if isinstance(error, ClusterDownError):  # also from a replica without its primary
             return StoreUnavailable(f"{self.shown_url} cannot answer now: {error}")
         if isinstance(error, RedisConnectionError | RedisTimeoutError):
+            cause = str(error).partition(" : <")[0]  # of Sentinels redis-py also prints its connections
             return StoreUnavailable(
-                f"{self.shown_url} does not answer ({error}); is it running, and is --store right?"
+                f"{self.shown_url} does not answer ({cause}); is it running, and is --store right?"
             )
         if isinstance(error, OutOfMemoryError | ReadOnlyError):  # redis-py removes the error's prefix
             return StoreUnavailable(f"{self.shown_url} accepts no writes now: {error}")
