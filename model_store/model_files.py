@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from model_store.artefact import json_model
 from model_store.artefact.artefact import Artefact, Delta, decode
 from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError, UsageError
 from model_store.files import write_whole
+from model_store.keys import Report, silent
 from model_store.spec.keys import BIAS, parse_key
 from model_store.spec.sections import MAX_CROSS_FIELDS, Cross, FieldSpec, InputSection, ModelSection, Side
 from model_store.spec.spec import ModelSpec, load_spec, spec_from_json
 from model_store.versions.model_versions import ModelVersions
+
+if TYPE_CHECKING:
+    from model_store.store import Store
 
 ARROW, JSON = ".arrow", ".json"
 
@@ -127,13 +132,20 @@ def read_named(model: str, store: str, spec: Path | None = None) -> NamedModel:
         return NamedModel(Artefact.read(path), path.name)
     from model_store.store import Store
 
+    return read_published(model, lambda: Store.open(store))
+
+
+def read_published(
+    model: str, opened: Callable[[], AbstractContextManager[Store]], on_junk: Report = silent
+) -> NamedModel:
+    """The model that NAME or NAME:VERSION names, in the store that `opened` opens. Raises as `read_named`."""
     name, colon, number = model.partition(":")
     if colon and not (number.isascii() and number.isdigit()):
         raise UsageError(
             f"{model}: expected NAME, NAME:VERSION with a whole number, or a file ending in {ARROW}"
         )
-    with Store.open(store) as opened:
-        versions = opened.model(name)
+    with opened() as store:
+        versions = store.model(name, on_junk)
         version = int(number) if colon else versions.active_or_fail()
         return NamedModel(versions.materialise(version), f"{name}:{version}")
 

@@ -10,15 +10,12 @@ from typing import Any
 from ftrie.library.data import Data, is_path, one_table
 from ftrie.library.model import Model, opened_engine
 from ftrie.library.output import names_arguments, warn
-from model_store.errors import UsageError
 from model_store.flags import DEFAULT_STORE
-from model_store.model_files import read_named
+from model_store.model_files import read_named, read_published
 from model_store.store import Store as StoreEngine
 from model_store.versions.manifest import VersionInfo
 from model_store.versions.model_versions import ModelVersions
 from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
-
-_SCHEME = "store://"
 
 
 class Store:
@@ -145,14 +142,8 @@ def load(source: str | os.PathLike[str], store: Store | str | None = None) -> Mo
     name = os.fspath(source)
     if name.endswith(".arrow"):
         return Model(read_named(name, "").artefact)
-    model, colon, version = name.removeprefix(_SCHEME).partition(":")
-    if colon and not (version.isascii() and version.isdigit()):
-        raise UsageError(
-            f"{name}: expected a path ending in .arrow, MODEL, or MODEL:VERSION with a whole number"
-        )
-    with opened_engine(store) as engine:
-        versions = engine.model(model, warn)
-        return Model(versions.materialise(int(version) if colon else versions.active_or_fail()))
+    published = read_published(name.removeprefix("store://"), lambda: opened_engine(store), warn)
+    return Model(published.artefact)
 
 
 def records_from(

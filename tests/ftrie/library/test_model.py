@@ -188,7 +188,9 @@ def test_files_and_the_json_form(model: ftrie.Model, tmp_path: Path) -> None:
     (tmp_path / "broken.arrow").write_bytes(b"ARROW1 no more")
     with pytest.raises(ArtefactError, match=r"broken\.arrow"):
         ftrie.load(tmp_path / "broken.arrow")
-    with pytest.raises(UsageError, match="expected a path ending in .arrow, MODEL, or MODEL:VERSION"):
+    with pytest.raises(
+        UsageError, match="expected NAME, NAME:VERSION with a whole number, or a file ending in .arrow"
+    ):
         ftrie.load("m.json:x")
 
 
