@@ -8,6 +8,7 @@ answers, what needs a paragraph. In any other page only the text between `<!-- g
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+import ftrie
 import server
 from ftrie.cli import build
 from model_store.keys import ROLES, TABLE
@@ -72,7 +74,28 @@ def rules() -> str:
     return "\n".join(["<!-- run by: tests/server/rpc/test_store_access.py -->", "```", *lines, "```"])
 
 
+def classifier_parameters() -> str:
+    """The parameters of FTRLClassifier by its docstring, read without scikit-learn."""
+    tree = ast.parse(Path(ftrie.__file__).with_name("sklearn.py").read_text("utf-8"))
+    (found,) = (
+        each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "FTRLClassifier"
+    )
+    section = (
+        (ast.get_docstring(found) or "").split("Parameters\n----------\n")[1].split("\n\nAttributes\n")[0]
+    )
+    rows = ["| parameter | type | default | meaning |", "|---|---|---|---|"]
+    for entry in re.split(r"\n(?=\S)", section):
+        head, *lines = entry.splitlines()
+        names, _, kind = head.partition(" : ")
+        meaning = " ".join(line.strip() for line in lines).replace("|", "\\|").replace("**", "^")
+        kind, default = kind.split(", default=")
+        called = ", ".join(f"`{name}`" for name in names.split(", "))
+        rows.append(f"| {called} | {kind} | `{default}` | {meaning} |")
+    return "\n".join(rows)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "classifier parameters": classifier_parameters,
     "keys": keys,
     "rules": rules,
     "server metrics": server_metrics,

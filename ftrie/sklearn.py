@@ -18,7 +18,8 @@ import itertools
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from dataclasses import field as parameter
 from numbers import Integral, Real
 from typing import Any, Self, get_args
 
@@ -75,6 +76,15 @@ _LEARNER_OPTIONS = (
 )
 
 
+def _allows(*constraints: Any) -> dict[str, Any]:
+    """What scikit-learn's own check of a parameter lets pass."""
+    return {"constraints": [*constraints]}
+
+
+_NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
 class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unused-ignore]
     """Online logistic regression for two classes by ftrie's learners, FTRL-Proximal by default.
 
@@ -89,7 +99,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         See alpha.
     l1, l2 : float, default=0.0
         The penalty l1 |w| + l2 w^2 / 2 of FTRL, OGD, FOBOS and RDA. With FTRL `l1` is compared with a sum of gradients,
-        so it does not depend on the number of rows.
+        so it does not depend on the number of rows: 1 suits a click log of any length.
     algorithm : {"ftrl", "ogd", "truncation", "truncated_gradient", "fobos", "rda", "adpredictor"}, default="ftrl"
         The learner; docs/learners.md describes each. For "adpredictor", alpha is the prior variance of a weight and
         beta the noise, and the link is the normal distribution's instead of the logistic one.
@@ -137,61 +147,29 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
     A missing number, NaN, adds nothing to the score, as 0; a missing category neither, nor one that was not learned.
     """
 
-    _parameter_constraints: dict[str, list[Any]] = {  # noqa: RUF012, as in scikit-learn
-        "alpha": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "beta": [Interval(Real, 0, None, closed="left")],
-        "l1": [Interval(Real, 0, None, closed="left")],
-        "l2": [Interval(Real, 0, None, closed="left")],
-        "algorithm": [StrOptions(set(get_args(Algorithm)))],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "tol": [Interval(Real, 0, None, closed="left"), None],
-        "shuffle": ["boolean"],
-        "random_state": ["random_state"],
-        "class_weight": [StrOptions({"balanced"}), dict, None],
-        "hash_bits": [Interval(Integral, LEAST_HASH_BITS, MOST_HASH_BITS, closed="both"), None],
-        "categorical_features": [StrOptions({"from_dtype"}), "array-like"],
-        "fields": [dict, None],
-        "crosses": [list, tuple, None],
-        "learner_options": [dict, None],
-        "model_name": [str],
-    }
-
-    def __init__(
-        self,
-        *,
-        alpha: float | str = "auto",
-        beta: float = 1.0,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        algorithm: str = "ftrl",
-        max_iter: int = 5,
-        tol: float | None = 1e-3,
-        shuffle: bool = True,
-        random_state: Any = None,
-        class_weight: Any = None,
-        hash_bits: int | None = None,
-        categorical_features: Any = "from_dtype",
-        fields: Mapping[str, Mapping[str, Any]] | None = None,
-        crosses: Sequence[Sequence[str]] | None = None,
-        learner_options: Mapping[str, Any] | None = None,
-        model_name: str = "classifier",
-    ) -> None:
-        self.alpha = alpha
-        self.beta = beta
-        self.l1 = l1
-        self.l2 = l2
-        self.algorithm = algorithm
-        self.max_iter = max_iter
-        self.tol = tol
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.class_weight = class_weight
-        self.hash_bits = hash_bits
-        self.categorical_features = categorical_features
-        self.fields = fields
-        self.crosses = crosses
-        self.learner_options = learner_options
-        self.model_name = model_name
+    alpha: float | str = parameter(
+        default="auto", metadata=_allows(Interval(Real, 0, None, closed="neither"), StrOptions({"auto"}))
+    )
+    beta: float = parameter(default=1.0, metadata=_allows(_NOT_NEGATIVE))
+    l1: float = parameter(default=0.0, metadata=_allows(_NOT_NEGATIVE))
+    l2: float = parameter(default=0.0, metadata=_allows(_NOT_NEGATIVE))
+    algorithm: str = parameter(default="ftrl", metadata=_allows(StrOptions(set(get_args(Algorithm)))))
+    max_iter: int = parameter(default=5, metadata=_allows(Interval(Integral, 1, None, closed="left")))
+    tol: float | None = parameter(default=1e-3, metadata=_allows(_NOT_NEGATIVE, None))
+    shuffle: bool = parameter(default=True, metadata=_allows("boolean"))
+    random_state: Any = parameter(default=None, metadata=_allows("random_state"))
+    class_weight: Any = parameter(default=None, metadata=_allows(StrOptions({"balanced"}), dict, None))
+    hash_bits: int | None = parameter(
+        default=None,
+        metadata=_allows(Interval(Integral, LEAST_HASH_BITS, MOST_HASH_BITS, closed="both"), None),
+    )
+    categorical_features: Any = parameter(
+        default="from_dtype", metadata=_allows(StrOptions({"from_dtype"}), "array-like")
+    )
+    fields: Mapping[str, Mapping[str, Any]] | None = parameter(default=None, metadata=_allows(dict, None))
+    crosses: Sequence[Sequence[str]] | None = parameter(default=None, metadata=_allows(list, tuple, None))
+    learner_options: Mapping[str, Any] | None = parameter(default=None, metadata=_allows(dict, None))
+    model_name: str = parameter(default="classifier", metadata=_allows(str))
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """Forget what was learned, and learn rows X with labels y in up to `max_iter` passes.
@@ -524,6 +502,11 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
                 f"sample_weight and class_weight: got {weights.max():g}, expected products of at most {LARGEST_REAL:g}"
             )
         return clicks.astype(np.float64), np.ascontiguousarray(weights, np.float64)
+
+
+FTRLClassifier._parameter_constraints = {
+    each.name: each.metadata["constraints"] for each in fields(FTRLClassifier)
+}
 
 
 class _Engine:

@@ -1,4 +1,4 @@
-"""Compiles, in one process a core, what `ftrie train`, `serve` and `demo` run; `ftrie warmup` prints what came of it.
+"""Compiles, in one process a core, what `ftrie train`, `serve` and `demo` run; `ftrie warmup` prints the result.
 
 Each process compiles one part after another. A kernel that two parts need is compiled by the process that comes first,
 while the other waits for it (model_store.jit). A part whose kernels are cached takes a moment.
@@ -87,7 +87,7 @@ class Warmup:
 
 
 def warm_up(processes: int | None = None, output: Output = SILENT) -> Warmup:
-    """Compile all parts in so many processes, by default one a core; at once done if they are cached.
+    """Compile all parts in this number of processes, by default one a core; returns at once if they are cached.
 
     Raises FtrieError if a process fails, OSError if the cache folder cannot be written.
     """

@@ -33,7 +33,7 @@ EVERY_S = 1.0
 IDLE_EVERY_S = 10.0
 """How often everything is read, while somebody looks and while nobody does."""
 SEEN_FOR_S = 30.0
-"""A page that was refreshed so long ago counts as closed."""
+"""A page that was refreshed longer ago counts as closed."""
 LIST_EVERY_S = 15.0
 """How often the list of versions is read again though the active version is the same."""
 MOST_MANIFESTS = 4_000
@@ -141,7 +141,7 @@ class Feed:
             self._wanted.set()
 
     def refreshed(self, timeout_s: float) -> None:
-        """Read everything now, and wait for it, at most so long."""
+        """Read everything now, and wait for it, at most `timeout_s`."""
         with self._turn:
             begun = self._turns
             self._wanted.set()

@@ -22,7 +22,7 @@ from model_store.versions.online_metrics import (
 )
 
 CHANGING, JUST_NOW = 125, 4
-"""The trainer may change so many minutes before the latest that it has written; most changes are in the very latest."""
+"""The trainer may change the last 125 minutes that it has written; most changes are in the last four."""
 ALL_EVERY_S = 30.0
 
 

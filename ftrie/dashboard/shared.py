@@ -86,7 +86,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RecentTraffic:
     """Some impressions and the clicks reported since. at: seconds since 1970 when they were read.
 
     files: in `folder`, which is removed with the last reference to this traffic; who reads them keeps it until then.
@@ -138,10 +138,10 @@ class Recent:
 
     def __init__(self, feed: Feed, model: str) -> None:
         self._feed, self._model, self._lock = feed, model, Lock()
-        self._traffic: Traffic | None = None
+        self._traffic: RecentTraffic | None = None
         self._served: tuple[float, Served] | None = None
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> RecentTraffic:
         """The latest impressions. Raises FtrieError, InputError if there are none."""
         with self._lock:
             if self._traffic is None or time.time() - self._traffic.at > RENEWED_S:
@@ -157,7 +157,7 @@ class Recent:
                 self._served = (traffic.at, served_of(traffic, catalogue))
             return self._served[1]
 
-    def _read(self) -> Traffic:
+    def _read(self) -> RecentTraffic:
         store, model = self._feed.store, self._model
         impressions = _limited(store.impressions(model).latest(MOST_IMPRESSIONS))
         clicks = _limited(store.clicks(model).latest(MOST_CLICKS))
@@ -170,7 +170,7 @@ class Recent:
             path = Path(folder.name, f"{name}.jsonl")
             path.write_bytes(b"".join(payload + b"\n" for payload in payloads))
             names += [str(path)] if payloads else []
-        return Traffic(time.time(), tuple(impressions), tuple(clicks), tuple(names), folder)
+        return RecentTraffic(time.time(), tuple(impressions), tuple(clicks), tuple(names), folder)
 
 
 def _limited(payloads: Sequence[bytes]) -> list[bytes]:
@@ -194,7 +194,7 @@ class _Shown:
     clicked: bool
 
 
-def served_of(traffic: Traffic, catalogue: set[str]) -> Served:
+def served_of(traffic: RecentTraffic, catalogue: set[str]) -> Served:
     """The items of impressions, with their clicks. An event that cannot be read is left out. O(bytes)."""
     clicked = set()
     for event in map(_event, traffic.clicks):

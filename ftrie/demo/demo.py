@@ -57,7 +57,7 @@ class ShownItem:
 
 
 @dataclass(frozen=True)
-class Visit:
+class RankedVisit:
     """One visitor's items, best first, as `version` ranks them."""
 
     cookie: str
@@ -95,7 +95,7 @@ class _Demo:
             days, visits, switch_s = self._two_days(compilation)
         _print_end(days, visits, switch_s, time.monotonic() - began)
 
-    def _two_days(self, compilation: Compilation) -> tuple[list[LearnedDay], list[Visit], float]:
+    def _two_days(self, compilation: Compilation) -> tuple[list[LearnedDay], list[RankedVisit], float]:
         """Learn, serve and rank, and again when tastes have changed. Returns the seconds until the server switched."""
         first = self._learn(day=1)
         self._load_records()
@@ -166,7 +166,7 @@ class _Demo:
         watched = ("--metrics-port", str(self.metrics_port)) if self.watch is not None else ()
         return ("serve", SHOP, "--port", "0", "--json", *watched)
 
-    def _visit(self, client: Client, user: int, day: int) -> Visit:
+    def _visit(self, client: Client, user: int, day: int) -> RankedVisit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""
         rankings = {variant: self._rank(client, user, variant) for variant in VARIANTS}
         ctr = {name: {item.id: item.ctr for item in ranking.items} for name, ranking in rankings.items()}
@@ -176,7 +176,7 @@ class _Demo:
             ShownItem(item.id, truth[item.id], {variant: ctr[variant][item.id] for variant in VARIANTS})
             for item in rankings["base"].items
         )
-        return Visit(self.shop.cookies[user], rankings["base"].version, items)
+        return RankedVisit(self.shop.cookies[user], rankings["base"].version, items)
 
     def _rank(self, client: Client, user: int, variant: str) -> Ranking:
         return client.rank(
@@ -221,7 +221,7 @@ def _print(text: str) -> None:
         print(text, flush=True)
 
 
-def _print_visit(shop: Shop, user: int, visit: Visit) -> None:
+def _print_visit(shop: Shop, user: int, visit: RankedVisit) -> None:
     who = f"age {AGES[shop.age[user]]}, {GENDERS[shop.gender[user]]}"
     _print(f"\nFor {visit.cookie} ({who}) version {visit.version} ranks:")
     rows = [
@@ -231,7 +231,7 @@ def _print_visit(shop: Shop, user: int, visit: Visit) -> None:
     _print_table(("rank", "item", "true CTR", "base", "plain"), rows)
 
 
-def _print_change(before: Visit, after: Visit) -> None:
+def _print_change(before: RankedVisit, after: RankedVisit) -> None:
     """How one visitor's ranking moved from one version to the next."""
     _print(f"\nThe running server now answers from version {after.version}, without a restart.")
     _print(f"For {after.cookie}, the ranks by version {before.version} and by version {after.version}:")
@@ -243,7 +243,9 @@ def _print_change(before: Visit, after: Visit) -> None:
     _print_table(("then", "now", "item", "true CTR", "base"), rows)
 
 
-def _print_end(days: Sequence[LearnedDay], visits: Sequence[Visit], switch_s: float, seconds: float) -> None:
+def _print_end(
+    days: Sequence[LearnedDay], visits: Sequence[RankedVisit], switch_s: float, seconds: float
+) -> None:
     _print(f"\nThe whole loop took {seconds:.0f} s. The server and the store have stopped.")
     if json_output():
         print_json(

@@ -163,7 +163,7 @@ class Traffic:
             else:
                 self._answered(visit, model, answer)
 
-    def _answered(self, visit: Visit, model: str, answer: Answer) -> None:
+    def _answered(self, visit: Visit, model: str, answer: ServerAnswer) -> None:
         ranking, at_s, now = answer.ranking, time.monotonic(), time.time()
         answered = answered_visit(self._schedule, visit, [(item.id, item.ctr) for item in ranking.items])
         self._statistics.answered(model, ranking.version, answered, bool(ranking.degraded))
@@ -207,7 +207,7 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """A ranking, and the index of the server that gave it among the addresses."""
 
     ranking: Ranking
@@ -229,7 +229,9 @@ class Callers:
         self._options = options
         self._on_failure = on_failure
 
-    def rank(self, market: Market, visit: Visit, model: str, *, stopped: Callable[[], bool]) -> Answer | None:
+    def rank(
+        self, market: Market, visit: Visit, model: str, *, stopped: Callable[[], bool]
+    ) -> ServerAnswer | None:
         """The first answer for a visit, each server tried in turn; None after PATIENCE_S, or once `stopped` is true."""
         backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         deadline = time.monotonic() + PATIENCE_S
@@ -237,7 +239,7 @@ class Callers:
         while not stopped():
             server = server % len(self._clients)
             try:
-                return Answer(self._call(self._clients[server], market, visit, model), server)
+                return ServerAnswer(self._call(self._clients[server], market, visit, model), server)
             except RankFailed as error:
                 self._on_failure(error.code.name)
             server += 1

@@ -540,7 +540,7 @@ _TIMES = (
     (4 * 86_400.0, "%b %d %H:%M"),
     (float("inf"), "%b %d"),
 )
-"""How moments are written, by the seconds that a chart spans: less than so many."""
+"""How moments are written, by the seconds that a chart spans, each form below its limit."""
 
 
 def _numbers(percent: bool) -> Spec:

@@ -58,7 +58,7 @@ _PAGE = (
 
 
 def svg(chart: Spec, width: int = WIDTH) -> str:
-    """A chart as an SVG file of so many pixels. Raises UsageError without the extra `charts`."""
+    """A chart as an SVG file, `width` pixels wide. Raises UsageError without the extra `charts`."""
     return stacked_svg([chart], width)
 
 

@@ -205,7 +205,7 @@ def _metrics(
 
 
 def metric_rows(state: ModelState, metric: str, most: int) -> Rows:
-    """A metric of every variant by the time of publication, at most so many rows: time, series, value, version."""
+    """A metric of every variant by the time of publication, at most `most` rows: time, series, value, version."""
     rows = [
         {"time": learned.at * 1000.0, "series": name, "value": metrics[metric], "version": learned.version}
         for learned in state.learned
