@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.bench_serve import WIDTH, drawn, due, histogram, read
 from ftrie.client.client import METHOD
+from ftrie.client.load import WIDTH, drawn, due, histogram, read
 from model_store.errors import InputError
 from server.rpc.grpc_server import grpc_server, listen
 from server.rpc.health import Health
