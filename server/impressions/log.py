@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -66,12 +66,11 @@ SINK_MOST_BYTES = 64 << 20
 """Of the lines that wait for one sink."""
 CLOSE_S = 3.0
 PROBLEM_AGAIN_S = 60.0
-QUEUE, SINK, CLOSED, CATALOGUE, FAILED = "queue", "sink", "closed", "catalogue", "failed"
-"""Why an impression is dropped: a label of the metrics."""
-NO_LOG, VARIANT = "no_log", "variant"
 
 _log = structlog.get_logger(__name__)
 
+Reason = Literal["queue", "sink", "closed", "catalogue", "failed"]
+"""Why an impression is dropped: a label of DROPPED."""
 Line = tuple[str, bytes]
 """A model, and one of its lines without its end."""
 
@@ -111,13 +110,13 @@ class ImpressionLog:
         An answer by a forced variant, or to a request with `no_log`, is no impression: it is only counted.
         """
         if query.no_log or query.is_forced:
-            return self._meter.count(SKIPPED, served.name, NO_LOG if query.no_log else VARIANT)
+            return self._meter.count(SKIPPED, served.name, "no_log" if query.no_log else "variant")
         # The ages of the user's events were computed for this time, so the line has the same.
         shown = Shown(
             query.time_us / 1e6 if query.time_us else time.time(), self._lines_of(served), query, ranking
         )
         if not self._writer.offer(shown, query.size):
-            self._drop(served.name, CLOSED if self._writer.closed else QUEUE)
+            self._drop(served.name, "closed" if self._writer.closed else "queue")
 
     def close(self) -> None:
         """Write what waits, for at most CLOSE_S seconds, and end the threads. Call when the last call has ended."""
@@ -125,11 +124,11 @@ class ImpressionLog:
             return
         began_s = time.monotonic()
         for shown in self._writer.close(began_s + CLOSE_S / 2):
-            self._drop(shown.lines.model, CLOSED)
+            self._drop(shown.lines.model, "closed")
         for outbox in self._outboxes:
             outbox.close(began_s + CLOSE_S)
 
-    def _drop(self, model: str, reason: str) -> None:
+    def _drop(self, model: str, reason: Reason) -> None:
         for outbox in self._outboxes:
             outbox.dropped(model, reason)
 
@@ -154,14 +153,14 @@ class ImpressionLog:
             try:
                 lines.append((shown.lines.model, shown.lines.line(shown)))
             except NoFragments as error:
-                self._no_line(shown, CATALOGUE, error)
+                self._no_line(shown, "catalogue", error)
             except Exception as error:
-                self._no_line(shown, FAILED, error)
+                self._no_line(shown, "failed", error)
         for outbox in self._outboxes:
             outbox.put(lines)
         return True
 
-    def _no_line(self, shown: Shown, reason: str, error: Exception) -> None:
+    def _no_line(self, shown: Shown, reason: Reason, error: Exception) -> None:
         """Count it, and log why; the same cause at most once in PROBLEM_AGAIN_S."""
         model = shown.lines.model
         self._drop(model, reason)
@@ -191,7 +190,7 @@ class Outbox:
             most_bytes=SINK_MOST_BYTES,
             batch=SINK_BATCH,
             batch_bytes=SINK_BATCH_BYTES,
-            group=_model,
+            group=lambda line: line[0],
             on_written=self._count,
             on_full=self._log_full,
             on_end=sink.close,
@@ -202,9 +201,9 @@ class Outbox:
         """Queue lines; those that do not fit are dropped. Returns at once."""
         queued = self._writer.offer_all([(line, len(line[1])) for line in lines])
         for model, _ in lines[queued:]:
-            self.dropped(model, SINK)
+            self.dropped(model, "sink")
 
-    def dropped(self, model: str, reason: str) -> None:
+    def dropped(self, model: str, reason: Reason) -> None:
         """Count a line that never reaches the sink."""
         self._meter.count(DROPPED, model, self._name, reason)
 
@@ -212,7 +211,7 @@ class Outbox:
         """Hand over what waits, until `end_at_s` on the monotonic clock; count the rest as dropped."""
         left = self._writer.close(end_at_s)
         for model, _ in left:
-            self.dropped(model, CLOSED)
+            self.dropped(model, "closed")
         if left:
             _log.error("impressions lost at the end", sink=self._name, lines=len(left))
 
@@ -244,10 +243,6 @@ class Outbox:
             _log.error("impressions dropped: too many wait for the sink", sink=self._name)
         else:
             _log.info("impressions are kept again", sink=self._name)
-
-
-def _model(line: Line) -> str:
-    return line[0]
 
 
 def _names(sinks: Sequence[Sink]) -> list[str]:

@@ -83,7 +83,7 @@ class Worker:
             feedback=self._feedback.gate(callers),
             shares_port=shares_port,
             connection_age_s=settings.connection_age_s or 0.0,
-            batching=self._service.in_turn,
+            batching=self._service.batched,
         )
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)

@@ -74,7 +74,7 @@ class RankingService:
         explain = grpc.unary_unary_rpc_method_handler(partial(self.Rank, explain=True))
         return grpc.method_handlers_generic_handler(SERVICE, {"Rank": rank, "Explain": explain})
 
-    def in_turn(self, calls: Sequence[UnaryCall]) -> Iterator[UnaryCall]:
+    def batched(self, calls: Sequence[UnaryCall]) -> Iterator[UnaryCall]:
         """The calls in the order to answer them, see `server.rpc.gate.Batching`: first those that need no user read.
 
         The users of the others are then read together, so that the calls share the round trip, and its system calls and
@@ -118,7 +118,7 @@ class RankingService:
     ) -> bytes:
         """The RPC; with `explain`, Explain. Every failure leaves through the table in `server.errors`.
 
-        request: the message, or what `in_turn` has put in its place.
+        request: the message, or what `batched` has put in its place.
         """
         began_ns = perf_counter_ns()
         method = "Explain" if explain else "Rank"
