@@ -128,30 +128,6 @@ class DialectFlags:
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
-TlsCaOption = Annotated[
-    str,
-    Flag(
-        "Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
-        "this system.",
-        "FILE",
-        env="FTRIE_TLS_CA",
-        file="reads",
-    ),
-]
-TlsCertOption = Annotated[
-    str, Flag("For mutual TLS: the client's certificate, PEM.", "FILE", env="FTRIE_TLS_CERT", file="reads")
-]
-TlsKeyOption = Annotated[
-    str, Flag("For mutual TLS: its key, PEM.", "FILE", env="FTRIE_TLS_KEY", file="reads")
-]
-TokenOption = Annotated[
-    str,
-    Flag(
-        "The bearer token; better in FTRIE_TOKEN, since all users of a machine see its command lines.",
-        env="FTRIE_TOKEN",
-    ),
-]
-
 
 BalanceOption = Annotated[
     Literal["round_robin", "cookie"] | None,
@@ -167,10 +143,30 @@ BalanceOption = Annotated[
 class AccessFlags:
     """The credentials for a server."""
 
-    tls_ca: TlsCaOption = ""
-    tls_cert: TlsCertOption = ""
-    tls_key: TlsKeyOption = ""
-    token: TokenOption = ""
+    tls_ca: Annotated[
+        str,
+        Flag(
+            "Use TLS; one of these authorities (PEM) must have signed the server's certificate. `system`: those of "
+            "this system.",
+            "FILE",
+            env="FTRIE_TLS_CA",
+            file="reads",
+        ),
+    ] = ""
+    tls_cert: Annotated[
+        str,
+        Flag("For mutual TLS: the client's certificate, PEM.", "FILE", env="FTRIE_TLS_CERT", file="reads"),
+    ] = ""
+    tls_key: Annotated[
+        str, Flag("For mutual TLS: its key, PEM.", "FILE", env="FTRIE_TLS_KEY", file="reads")
+    ] = ""
+    token: Annotated[
+        str,
+        Flag(
+            "The bearer token; better in FTRIE_TOKEN, since all users of a machine see its command lines.",
+            env="FTRIE_TOKEN",
+        ),
+    ] = ""
 
     def access(self) -> Access:
         """The credentials. Raises ServerError."""
