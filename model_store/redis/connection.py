@@ -137,7 +137,8 @@ class StoreConnection:
         scanned = None
         while (layout := self._layout()) != scanned:
             scanned = layout
-            for client in self._masters():
+            masters = [self.at("")] if self.nodes is None else map(self.node, self.nodes.masters)
+            for client in masters:
                 keys = client.scan_iter(match=match, count=count)
                 with self.answers():
                     while batch := list(islice(keys, count)):
@@ -323,12 +324,6 @@ class StoreConnection:
         with self.answers():
             self.nodes.refresh(self._timeout_s)
         return self.nodes.layout()
-
-    def _masters(self) -> list[Any]:
-        """A client for each server that holds keys."""
-        if self.nodes is None:
-            return [self.at("")]
-        return [self.node(address) for address in self.nodes.masters]
 
     def _parsed(self, url: str) -> StoreUrl:
         """The URL; for `embedded:DIR` that of the server there, once it answers."""

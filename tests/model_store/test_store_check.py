@@ -99,14 +99,19 @@ def test_an_epoch_that_was_set_back_fences_nobody_off(store: Store, ads: ModelVe
         ("metrics", "[" * 100_000),
         ("metrics", '{"a": {"b": []}}'),
         ("sha256", b"\xff"),
+        ("through_us", None),
+        ("refused", None),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_a_junk_manifest_is_listed_as_damaged_and_made_again_from_its_bytes(
-    store: Store, ads: ModelVersions, field: str, junk: str | bytes
+    store: Store, ads: ModelVersions, field: str, junk: str | bytes | None
 ) -> None:
     good = ads.manifest(2)
-    store.client.hset(ads.keys.manifest(2), field, junk)
+    if junk is None:
+        store.client.hdel(ads.keys.manifest(2), field)
+    else:
+        store.client.hset(ads.keys.manifest(2), field, junk)
     with pytest.raises(ArtefactError, match=r"ftrie store check ads --repair"):
         ads.manifest(2)
     if field != "metrics":  # which a list does not read
