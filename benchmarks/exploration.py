@@ -52,7 +52,7 @@ from model_store.spec.spec import ModelSpec, Variant, load_spec
 from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
-from server.ranking.select.exploration import Thompson, UpperConfidenceBound
+from server.ranking.select.exploration import Exploration
 from server.ranking.select.selection import Options
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
@@ -80,12 +80,12 @@ WIDTHS = {"ftrl": (0.3, 1.0, 3.0), "adpredictor": (0.25, 0.5, 1.0)}
 UNIFORM, GREEDY, UCB, THOMPSON = "uniform", "greedy", "ucb", "thompson"
 
 
-class _Drawn(UpperConfidenceBound):
+class _Drawn(Exploration):
     """Thompson sampling without propensities, which take most of a request's time and are not needed here."""
 
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
-        """Same as in `Thompson`."""
-        return Thompson(self.width).explored(score, uncertainty, ids, request_id)
+        """Same as where scores are drawn."""
+        return Exploration(self.width, True).explored(score, uncertainty, ids, request_id)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Policy:
     @property
     def options(self) -> Options | None:
         """What a request sets."""
-        kinds = {UCB: UpperConfidenceBound, THOMPSON: _Drawn}
-        return Options(None, (), (), kinds[self.kind](self.width)) if self.kind in kinds else None
+        kinds = {UCB: Exploration, THOMPSON: _Drawn}
+        return Options(None, (), (), kinds[self.kind](self.width, False)) if self.kind in kinds else None
 
 
 @cache

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -191,14 +191,8 @@ class Column:
 
     def code(self, text: bytes) -> int:
         """The number of a text, NO_TEXT if no row has it. O(log texts)."""
-        low, high = 0, self.count
-        while low < high:
-            middle = (low + high) // 2
-            if self.text_of(middle) < text:
-                low = middle + 1
-            else:
-                high = middle
-        return low if low < self.count and self.text_of(low) == text else NO_TEXT
+        at = bisect_left(range(self.count), text, key=self.text_of)
+        return at if at < self.count and self.text_of(at) == text else NO_TEXT
 
     @cached_property
     def texts(self) -> pa.Array:
@@ -332,10 +326,6 @@ def _one_text(value: Value) -> tuple[bytes, ...]:
     except FieldValueError:
         return ()
     return (text,) if 0 < len(text) <= MAX_TEXT_BYTES else ()
-
-
-def _no_text(value: Value) -> tuple[bytes, ...]:
-    return ()
 
 
 class _ColumnWriter:
@@ -655,7 +645,7 @@ class _CatalogueWriter:
     def _texts_of(self, plan: FieldPlan) -> Callable[[Value], tuple[bytes, ...]]:
         if plan.kind == "set":
             return partial(_set_texts, separator=plan.spec.separator)
-        return _no_text if plan.kind == "raw" else _one_text
+        return (lambda value: ()) if plan.kind == "raw" else _one_text
 
     def add(self, item_id: str, record: Mapping[str, Value]) -> None:
         """Add an item, or replace it."""

@@ -66,10 +66,6 @@ class TokenTable:
         text = self.text[_ranges(at, to - at)]
         return TokenTable(numbered, value_start, np.append(begin, sizes[-1]), self.x[tokens], text)
 
-    def extended(self, more: TokenWriter, values: Array) -> TokenTable:
-        """A table of other rows; the values of `more` are numbered after this table's."""
-        return self.followed_by(more.table(values), values)
-
     def followed_by(self, tail: TokenTable, values: Array) -> TokenTable:
         """A table of rows with `values`; those of `tail` are numbered after this table's."""
         return TokenTable(
@@ -235,7 +231,8 @@ class SetCrosses:
             (names, indices)
             for cross in plan.crosses
             if (names := tuple(field.name for field in cross.fields))
-            and len(indices := _sets_among(side, names)) > 1
+            and len(indices := [at for at, each in enumerate(side) if each.name in names and each.is_list])
+            > 1
         )
 
     def __bool__(self) -> bool:
@@ -251,7 +248,3 @@ class SetCrosses:
                     f"the sets of {'*'.join(names)}: they make more than {MOST_KEYS:,} keys; send smaller ones",
                 )
         return before
-
-
-def _sets_among(side: Sequence[FieldPlan], names: Sequence[str]) -> tuple[int, ...]:
-    return tuple(index for index, field in enumerate(side) if field.name in names and field.is_list)

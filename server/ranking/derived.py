@@ -12,7 +12,7 @@ same code as in the trainer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -103,9 +103,6 @@ class ComputedItems(Sequence[InlineItem]):
         values = {name: float(column[index]) for name, column in self.columns.items()}
         item_id = self._ids[int(self.place[index])]
         return item_id, StoredItem(_over(values), self._catalogue, int(self.row[index]))
-
-    def __iter__(self) -> Iterator[InlineItem]:
-        return (self[index] for index in range(len(self)))
 
 
 def _over(values: Mapping[str, float]) -> dict[str, Value]:

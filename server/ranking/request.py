@@ -32,7 +32,7 @@ from server.ranking.limits import (
     check_members,
 )
 from server.ranking.request_kernels import FIELDS, FOUND, IRREGULAR, REST, split
-from server.ranking.select.exploration import Exploration, Thompson, UpperConfidenceBound
+from server.ranking.select.exploration import Exploration
 from server.ranking.select.filters import AnyOf, Cap, Condition, InRange, NoneOf
 from server.ranking.select.objective import Objective
 from server.ranking.select.selection import Options
@@ -461,7 +461,7 @@ def _exploration(policy: Literal["ucb", "thompson"] | None, width: float) -> Exp
         raise InvalidRequest(
             f"exploration.{policy}.width", f"got {width}, expected a finite number, 0 or more"
         )
-    return UpperConfidenceBound(width) if policy == "ucb" else Thompson(width)
+    return Exploration(width, is_drawn=policy == "thompson")
 
 
 def _named(path: str, field: str) -> str:

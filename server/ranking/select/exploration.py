@@ -29,33 +29,22 @@ FARTHEST = 1e100
 
 
 @dataclass(frozen=True)
-class UpperConfidenceBound:
-    """Scores are raised by `width` uncertainties."""
+class Exploration:
+    """How scores are moved: raised by `width` uncertainties, or with `is_drawn` (Thompson sampling) drawn.
 
-    width: float
-
-    def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
-        """float64[candidates]."""
-        return score + moves(self.width, uncertainty)
-
-
-@dataclass(frozen=True)
-class Thompson:
-    """Scores are drawn from N(score, (width · uncertainty)²), each independently of the others.
-
-    A draw is a function of the request's id and the candidate's: it does not depend on the order of candidates or on
-    which of them the catalogue knows. A candidate that is named twice is drawn twice.
+    They are drawn from N(score, (width · uncertainty)²), each independently of the others. A draw is a function of the
+    request's id and the candidate's: it does not depend on the order of candidates or on which of them the catalogue
+    knows. A candidate that is named twice is drawn twice.
     """
 
     width: float
+    is_drawn: bool
 
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
         """float64[candidates]."""
-        drawn: Array = score + moves(self.width, uncertainty) * normals(request_id, ids)
-        return drawn
-
-
-Exploration = UpperConfidenceBound | Thompson
+        moved = moves(self.width, uncertainty)
+        found: Array = score + (moved * normals(request_id, ids) if self.is_drawn else moved)
+        return found
 
 
 def moves(width: float, uncertainty: Array) -> Array:
@@ -127,11 +116,6 @@ def _grid(nodes: int) -> _Grid:
     return _Grid(z, below, np.diff(0.5 * (below[1:] + below[:-1]), prepend=0.0, append=1.0))
 
 
-def _grid_for(candidates: int) -> _Grid:
-    """A finer grid for few candidates, where one with a clipped or non-monotonic objective has more influence."""
-    return _grid(MOST_NODES if candidates * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
-
-
 def integrated(
     score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, exact_up_to: int = EXACT_UP_TO
 ) -> Array:
@@ -139,7 +123,8 @@ def integrated(
 
     score, deviation float64[candidates]. O(candidates · (cells · top + nodes · log cells)).
     """
-    grid = _grid_for(len(score))
+    # A finer grid for few candidates, where one with a clipped or non-monotonic objective has more influence.
+    grid = _grid(MOST_NODES if len(score) * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
     values = np.ascontiguousarray(valued(score + deviation * grid.z[:, None]).T)
     points = _points(values, grid, top)
     above, at_least = np.zeros((2, len(points.value), len(score)))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from model_store.artefact.calibration import Curve
 from model_store.normal_kernels import normal_cdfs
 from server.errors import Degradation, check_deadline
-from server.ranking.select.exploration import Exploration, Thompson, integrated, moves, seeds, simulated
+from server.ranking.select.exploration import Exploration, integrated, moves, seeds, simulated
 from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
 from server.ranking.select.select_kernels import click_rates
@@ -203,7 +203,7 @@ class Options:
         if self.exploration is None:
             return None
         certain = np.ones(len(taken))
-        if not isinstance(self.exploration, Thompson) or some.uncertainty is None:
+        if not self.exploration.is_drawn or some.uncertainty is None:
             return certain
         deviation = moves(self.exploration.width, some.uncertainty)
         if not deviation.any() or (groups is None and top == len(deviation)):

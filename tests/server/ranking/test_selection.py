@@ -20,7 +20,7 @@ from server.errors import DeadlinePassed, InvalidRequest
 from server.model.columns import Catalogue
 from server.ranking.limits import MAX_CAPS, MAX_FILTER_VALUES, MAX_FILTERS
 from server.ranking.request import Received, read_options
-from server.ranking.select.exploration import Thompson, UpperConfidenceBound, normals
+from server.ranking.select.exploration import Exploration, normals
 from server.ranking.select.filters import AnyOf, CandidateColumns, Cap, Condition, InRange, NoneOf
 from server.ranking.select.selection import Options, Scored, Selection
 from tests.matrix import examples
@@ -262,8 +262,8 @@ def test_the_models_objective_holds_where_the_request_has_none() -> None:
     assert (found.objective.text, own.objective.text) == ("ctr * bid", "ctr")
     assert not found.needs_uncertainty
     assert options_of({"objective": "ctr - uncertainty"}).needs_uncertainty
-    for policy, kind in (("ucb", UpperConfidenceBound), ("thompson", Thompson)):
-        assert options_of({"exploration": {policy: {"width": 0.5}}}).exploration == kind(0.5)
+    for policy, is_drawn in (("ucb", False), ("thompson", True)):
+        assert options_of({"exploration": {policy: {"width": 0.5}}}).exploration == Exploration(0.5, is_drawn)
 
 
 TOO_MANY = ["x"] * (MAX_FILTER_VALUES + 1)
