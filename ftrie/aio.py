@@ -13,8 +13,7 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from ftrie.client.access import OPEN, Access
-from ftrie.client.balance import Balance
+from ftrie.client.access import OPEN, Access, Balance
 from ftrie.client.client import DEFAULT_TIMEOUT_S, Calls, PreparedCall, RankFailed
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.messages import (

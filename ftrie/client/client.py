@@ -18,8 +18,7 @@ import grpc
 from ctr.v1.feedback_pb2_grpc import FeedbackServiceStub
 from ctr.v1.ranking_pb2 import ExplainRequest
 from ctr.v1.ranking_pb2_grpc import RankingServiceStub
-from ftrie.client.access import OPEN, Access, CallFailed
-from ftrie.client.balance import Balance, cookie_metadata
+from ftrie.client.access import OPEN, Access, Balance, CallFailed, cookie_metadata
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (

@@ -21,8 +21,7 @@ import numpy as np
 from google.protobuf.json_format import ParseDict, ParseError
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client.access import Access
-from ftrie.client.balance import Balance, cookie_metadata
+from ftrie.client.access import Access, Balance, cookie_metadata
 from ftrie.client.client import METHOD
 from model_store.bounded import json_value
 from model_store.errors import InputError

@@ -1,32 +1,42 @@
-"""`ftrie experiment`: shows and changes how a model's traffic is divided, while servers run.
+"""`ftrie experiment`: shows and changes how a model's traffic is divided, while servers run, and compares the variants.
 
 A command reads the experiment's record, changes its part and writes the record back; servers follow within a second.
+`ftrie.outcomes` computes the figures of a report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftrie.command import Commands
-from ftrie.commands.experiment_report import report
 from ftrie.terminal import JsonOption, note, print_json, print_table, warn
-from model_store.errors import counted
+from model_store.errors import counted, listed
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 
 if TYPE_CHECKING:
+    from ftrie.outcomes import Outcome, Outcomes
     from model_store.versions.experiments import Experiment
     from server.ranking.experiments import Assignment
 
 
 Model = Annotated[str, Argument("The model's name.", "MODEL")]
-RevisionOption = Annotated[
-    int | None, Flag("Only if this is still the revision; 0: only if there is none.", "N", min=0)
-]
 Edit = Callable[["Experiment"], "Experiment"]
+
+
+@dataclass(frozen=True)
+class EditFlags:
+    """The record that a command changes, and how it answers."""
+
+    revision: Annotated[
+        int | None, Flag("Only if this is still the revision; 0: only if there is none.", "N", min=0)
+    ] = None
+    store: StoreOption = DEFAULT_STORE
+    as_json: JsonOption = False
 
 
 def show(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -55,9 +65,7 @@ def set_(
     objective: Annotated[
         str | None, Flag('What to order by if a request has no objective; "" for the click rate.', "TEXT")
     ] = None,
-    revision: RevisionOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    flags: EditFlags = EditFlags(),
 ) -> None:
     """Divide the traffic by these shares from now on; prints the share of cookies that change variant."""
     wanted = _shares(shares or [])
@@ -69,28 +77,24 @@ def set_(
         salted = changed if salt is None else replace(changed, salt=salt)
         return salted if objective is None else replace(salted, objective=objective)
 
-    _change("set", model, edit, revision, store, as_json)
+    _change("set", model, edit, flags)
 
 
 def pin(
     model: Model,
     pins: Annotated[list[str], Argument("Cookies and their variants.", "COOKIE=VARIANT...")],
-    revision: RevisionOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    flags: EditFlags = EditFlags(),
 ) -> None:
     """Pin cookies to a variant regardless of the shares, such as your own for a test. At most 10,000 in all."""
     wanted = _pairs(pins, "COOKIE=VARIANT")
-    _change("pin", model, lambda before: before.pinned(wanted), revision, store, as_json)
+    _change("pin", model, lambda before: before.pinned(wanted), flags)
 
 
 def unpin(
     model: Model,
     cookies: Annotated[list[str] | None, Argument("Cookies whose pins to remove.", "COOKIE...")] = None,
     every: Annotated[bool, Flag("Remove all pins.", names="--all")] = False,
-    revision: RevisionOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    flags: EditFlags = EditFlags(),
 ) -> None:
     """Remove pins; the shares decide about these cookies again."""
     if every == bool(cookies):
@@ -99,9 +103,7 @@ def unpin(
         "unpin",
         model,
         lambda before: before.unpinned(before.pins if every else cookies or ()),
-        revision,
-        store,
-        as_json,
+        flags,
     )
 
 
@@ -111,26 +113,22 @@ def shadow(
         list[str] | None, Argument("The variants to score in the shadow.", "VARIANT...")
     ] = None,
     off: Annotated[bool, Flag("Score none.")] = False,
-    revision: RevisionOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    flags: EditFlags = EditFlags(),
 ) -> None:
     """Score variants in addition to the one that answers; servers with --shadow-log log their answers."""
     if off == bool(variants):
         raise typer.BadParameter("give either variants or --off")
     shadows = tuple(variants or ())
-    _change("shadow", model, lambda before: replace(before, shadows=shadows), revision, store, as_json)
+    _change("shadow", model, lambda before: replace(before, shadows=shadows), flags)
 
 
 def stop(
     model: Model,
     winner: Annotated[str, Flag("The variant that answers all requests.", "VARIANT")],
-    revision: RevisionOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    flags: EditFlags = EditFlags(),
 ) -> None:
     """End the experiment: one variant answers all requests, pins and shadows are ignored; `set` restarts it."""
-    _change("stop", model, lambda before: before.stopped(winner), revision, store, as_json)
+    _change("stop", model, lambda before: before.stopped(winner), flags)
 
 
 def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
@@ -146,20 +144,20 @@ def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption 
     _print_experiment(model, record, spec and spec.asked_for(record), None, as_json)
 
 
-def _change(command: str, model: str, edit: Edit, revision: int | None, store: str, as_json: bool) -> None:
+def _change(command: str, model: str, edit: Edit, flags: EditFlags) -> None:
     """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
     from model_store.versions.audit import By
     from server.sync.experiment_sync import change_experiment
 
-    with Store.open(store) as opened:
+    with Store.open(flags.store) as opened:
         versions = opened.model(model, warn)
         by = By(f"ftrie experiment {command}")
-        changed = change_experiment(versions, edit, by=by, revision=revision)
+        changed = change_experiment(versions, edit, by=by, revision=flags.revision)
     if changed.by_spec is None:
         note(f"no version of {model} is active yet, so the names of variants are not checked")
     after = changed.by_spec and changed.by_spec.asked_for(changed.record)
-    _print_experiment(model, changed.record, after, changed.moves, as_json)
+    _print_experiment(model, changed.record, after, changed.moves, flags.as_json)
 
 
 def _shares(texts: Sequence[str]) -> dict[str, float]:
@@ -178,18 +176,12 @@ def _shares(texts: Sequence[str]) -> dict[str, float]:
 def _pairs(texts: Sequence[str], expected: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
-        name, value = _pair(text, expected)
+        name, equals, value = text.rpartition("=")  # a cookie may contain one
+        if not equals or not name or not value:
+            raise typer.BadParameter(f"got {text!r}, expected {expected}")
         if pairs.setdefault(name, value) != value:
             raise typer.BadParameter(f"got {name!r} twice: {pairs[name]} and {value}")
     return pairs
-
-
-def _pair(text: str, expected: str) -> tuple[str, str]:
-    """The parts before and after the last `=`; a cookie may contain `=`."""
-    name, equals, value = text.rpartition("=")
-    if not equals or not name or not value:
-        raise typer.BadParameter(f"got {text!r}, expected {expected}")
-    return name, value
 
 
 def _print_experiment(
@@ -197,14 +189,29 @@ def _print_experiment(
 ) -> None:
     """Print a record. after: its effect, None if no version is active; moves: the share of cookies that move."""
     if as_json:
-        _print_as_json(model, record, after, moves)
+        in_force = after and dict(zip(after.variants, after.shares, strict=True))
+        print_json(
+            {
+                "model": model,
+                "experiment": record and record.plain(),
+                "in_force": in_force,
+                "problem": (after and after.problem) or None,
+                "moves": moves,
+            }
+        )
         return
     if after is not None:
-        _print_variants(after)
+        pins = list(after.experiment.pins.values()) if after.experiment is not None else []
+        rows = [
+            [name, after.shares[bit], after.spec_shares[bit], pins.count(name), bit in after.shadows]
+            for bit, name in enumerate(after.variants)
+        ]
+        print_table(["variant", "share", "share in the spec", "pins", "shadow"], rows)
     if record is None:
         print(f"{model}: no experiment; the shares are those of the spec")
         return
-    print(f"{model}: revision {record.revision}, {_state(record)}, {counted(len(record.pins), 'pin')}")
+    state = record.state if record.running else f"{record.state}: {record.winner} answers everything"
+    print(f"{model}: revision {record.revision}, {state}, {counted(len(record.pins), 'pin')}")
     if record.salt:
         print(f"salt: {record.salt}")
     if record.objective:
@@ -213,31 +220,208 @@ def _print_experiment(
         print(f"moves {moves:.1%} of the cookies to another variant")
 
 
-def _state(record: Experiment) -> str:
-    return record.state if record.running else f"{record.state}: {record.winner} answers everything"
+# -- the report
 
 
-def _print_variants(after: Assignment) -> None:
-    pins = list(after.experiment.pins.values()) if after.experiment is not None else []
-    rows = [
-        [name, after.shares[bit], after.spec_shares[bit], pins.count(name), bit in after.shadows]
-        for bit, name in enumerate(after.variants)
-    ]
-    print_table(["variant", "share", "share in the spec", "pins", "shadow"], rows)
+ALL = "all"
+COLUMNS = (
+    "variant", "requests", "shown", "clicks", "CTR", "95 %", "calibration", "95 %", "conversions", "per click",
+    "versions",
+)  # fmt: skip
+PICTURE_WIDTH = 48
 
 
-def _print_as_json(
-    model: str, record: Experiment | None, after: Assignment | None, moves: float | None
+def report(
+    model: Annotated[str, Argument("The model's name.", "MODEL")],
+    since: Annotated[str, Flag("Start: 90s, 30m, 1h or 7d ago, or a time in ISO-8601.", "TIME")] = "1h",
+    until: Annotated[str | None, Flag("End, in the same form; default: now.", "TIME")] = None,
+    base: Annotated[
+        str | None, Flag("The variant the others are compared with; default: the spec's first.", "VARIANT")
+    ] = None,
+    effect: Annotated[
+        float, Flag("The relative change of the CTR to detect.", "X", min=1e-6, max=10.0)
+    ] = 0.05,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
 ) -> None:
-    print_json(
-        {
-            "model": model,
-            "experiment": record and record.plain(),
-            "in_force": after and dict(zip(after.variants, after.shares, strict=True)),
-            "problem": (after and after.problem) or None,
-            "moves": moves,
-        }
+    """Compare variants by what users did: a verdict, click rates with intervals, calibration, lifts against the base.
+
+    Includes requests that the trainer has closed: see the window of [join] in the spec. Of times more than a day ago,
+    whole hours are included.
+    """
+    from ftrie.outcomes import outcomes
+    from model_store.store import Store
+    from model_store.versions.online_metrics import KEPT_S
+    from server.sync.experiment_sync import assigned_by_spec, divided_since
+
+    now = datetime.now(UTC)
+    begin = _moment(since, now, "--since")
+    end = now if until is None else _moment(until, now, "--until")
+    if not begin < end:
+        raise typer.BadParameter(f"--since ({begin:%F %T}) is not before --until ({end:%F %T})")
+    begin = max(begin, now - timedelta(seconds=KEPT_S))  # older sums have expired
+    with Store.open(store) as opened:
+        versions = opened.model(model, warn)
+        cells = list(versions.online.read(_minute(begin), _minute(end) + 1, _minute(now)))
+        by_spec, record = assigned_by_spec(versions), versions.experiment()
+        after = by_spec.asked_for(record) if by_spec is not None else None
+        shares = dict(zip(after.variants, after.shares, strict=True)) if after is not None else {}
+        divided = divided_since(versions, record)
+    found = outcomes(cells, shares, base, effect, divided)
+    if base is not None and cells and base not in found.variants:
+        raise typer.BadParameter(
+            f"--base {base}: no requests; expected one of {listed(found.variants, base)}"
+        )
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "since": f"{begin:%F %H:%M}",
+                "until": f"{end:%F %H:%M}",
+                "effect": effect,
+                "base": found.base,
+                "verdict": found.verdict,
+                "mismatch_p": found.mismatch_p,
+                "mismatched": found.is_mismatched,
+                "shares": found.shares,
+                "variants": {name: _plain(each) for name, each in found.variants.items()},
+                "all": _plain(found.all),
+            }
+        )
+    elif not cells:
+        print(f"{model}: no requests counted in this time; is `ftrie trainer` running, and its window over?")
+    else:
+        requests = counted(found.all.sums.requests, "request")
+        print(f"{model}: {requests} from {begin:%F %H:%M} to {end:%F %H:%M}, UTC")
+        _print_report(effect, found)
+    if found.is_mismatched:
+        got = ", ".join(f"{name} {each.sums.requests:,}" for name, each in found.variants.items())
+        expected = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        warn(f"the requests do not match the shares: got {got}, expected {expected}; check for lost requests")
+    elif _minute(begin) < divided and cells:
+        since = f"{datetime.fromtimestamp(60 * divided, UTC):%F %H:%M}"
+        note(f"the shares changed within this time; they are tested from {since} on")
+
+
+def _moment(text: str, now: datetime, flag: str) -> datetime:
+    """`1h` → an hour ago; a time without a zone is UTC."""
+    from model_store.spec.sections import seconds_of
+
+    try:
+        return now - timedelta(seconds=seconds_of(text))
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f'{flag}: got {text!r}; expected a time ago such as "90s", "30m", "1h" or "7d", or a time in ISO-8601'
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _minute(moment: datetime) -> int:
+    return int(moment.timestamp()) // 60
+
+
+def _print_report(effect: float, found: Outcomes) -> None:
+    """Print the verdict, a table, a picture, the differences, and how many requests would detect the effect."""
+    from ftrie.outcomes import NAMELESS
+
+    listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
+    print(found.verdict.text)
+    print_table(COLUMNS, [_row(name, outcome) for name, outcome in listed])
+    print()
+    for line in picture(listed):
+        print(line)
+    print()
+    for name, outcome in found.variants.items():
+        if name != found.base:
+            print(_compared(name or NAMELESS, found.base or NAMELESS, outcome, effect))
+
+
+def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:
+    """Each click rate with its interval on a common scale: ├──●──┤."""
+    drawn = [
+        (name, each.ctr.value, each.ctr.interval)
+        for name, each in listed
+        if each.ctr.value is not None and each.ctr.interval is not None
+    ]
+    if not drawn:
+        return
+    low, high = min(each.low for _, _, each in drawn), max(each.high for _, _, each in drawn)
+    wide = max(len(name) for name, _, _ in drawn)
+    yield f"{'CTR'.ljust(wide)}  {_percent(low)}{_percent(high).rjust(PICTURE_WIDTH - len(_percent(low)))}"
+    for name, ctr, each in drawn:
+        ends = (_column(value, low, high) for value in (each.low, ctr, each.high))
+        yield f"{name.ljust(wide)}  {_drawn(*ends)}"
+
+
+def _column(value: float, low: float, high: float) -> int:
+    return round((PICTURE_WIDTH - 1) * (value - low) / (high - low)) if high > low else 0
+
+
+def _drawn(begin: int, middle: int, end: int) -> str:
+    line = ["·"] * PICTURE_WIDTH
+    line[begin : end + 1] = "─" * (end + 1 - begin)
+    line[begin], line[end], line[middle] = "├", "┤", "●"
+    return "".join(line)
+
+
+def _row(name: str, outcome: Outcome) -> list[Any]:
+    sums, (first, last) = outcome.sums, outcome.versions
+    return [
+        name,
+        sums.requests,
+        sums.shown,
+        sums.clicks,
+        *outcome.ctr.words(_percent),
+        *outcome.calibration.words("{:.3f}".format),
+        sums.conversions,
+        outcome.conversion_rate.words(_percent)[0],
+        "—" if not last else f"{first}" if first == last else f"{first} to {last}",
+    ]
+
+
+def _compared(name: str, base: str, outcome: Outcome, effect: float) -> str:
+    from ftrie.outcomes import NEEDED, POWER
+
+    lift, difference = outcome.lift, outcome.difference
+    if lift is None or difference is None:
+        return (
+            f"{name} against {base}: not compared before each has {NEEDED}; it has those of {outcome.buckets}"
+        )
+    always, once = lift.interval, difference.interval
+    return (
+        f"{name} against {base}: CTR {lift.relative:+.1%}, however often one looks, 95 %: {always.low:+.1%} to "
+        f"{always.high:+.1%}, p {lift.p:.4f}\n"
+        f"  {100 * difference.absolute:+.3f} points; for one look, 95 %: {100 * once.low:+.3f} to "
+        f"{100 * once.high:+.3f}\n"
+        f"  ±{effect:.1%} is detected with {POWER:.0%} power by {outcome.needed or 0:,} requests of both, if new "
+        f"cookies come; with the current ones, ±{outcome.detectable or 0.0:.1%}"
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3f} %"
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON; an interval is a list of its two ends."""
+    rates: dict[str, Any] = {}
+    for name in ("ctr", "calibration", "conversion_rate"):
+        rate = getattr(outcome, name)
+        rates |= {name: rate.value, f"{name}_interval": rate.interval}
+    return {
+        **asdict(outcome.sums),
+        "buckets": outcome.buckets,
+        **rates,
+        "difference": outcome.difference,
+        "lift": outcome.lift,
+        "requests_needed": outcome.needed,
+        "detectable": outcome.detectable,
+        "versions": outcome.versions,
+    }
 
 
 experiment = Commands(

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client.balance import Balance
+from ftrie.client.access import Balance
 from ftrie.client.client import METHOD, Client, RankFailed
 from ftrie.client.messages import Ranking
 from tests.server import shop

@@ -15,8 +15,7 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client.access import Access
-from ftrie.client.balance import BALANCES, Balance, cookie_metadata, service_config, target_of
+from ftrie.client.access import BALANCES, Access, Balance, cookie_metadata, service_config, target_of
 from ftrie.client.client import Client, RankFailed
 from model_store.errors import ServerError
 from server.rpc.grpc_server import grpc_server, listen

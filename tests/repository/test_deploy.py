@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from ftrie.cli import build
-from ftrie.client.balance import COOKIE_HEADER, RESOLVE_MS, RETRY
+from ftrie.client.access import COOKIE_HEADER, RESOLVE_MS, RETRY
 from server.processes.supervisor import KILL_AFTER_S
 from server.processes.worker import LEAVE_S, REFUSE_S
 from server.rpc.ranking_service import SERVICE as RANKING

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ftrie.commands.experiment_report import PICTURE_WIDTH, picture
+from ftrie.commands.experiment import PICTURE_WIDTH, picture
 from ftrie.outcomes import outcomes
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell, Slot
