@@ -35,7 +35,7 @@ MOST_COUNTED = 10**12
 Report = Callable[[str], None]
 Metrics = Mapping[str, Mapping[str, float]]
 """A model's metrics by variant."""
-Record = TypeVar("Record", bound="DataclassInstance")
+T = TypeVar("T", bound="DataclassInstance")
 
 SNAPSHOT, DELTA = "snapshot", "delta"
 """The kinds of versions. Here, so that listing versions needs neither Arrow nor numpy."""
@@ -120,7 +120,7 @@ def time_of(seconds: float) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LATEST_S else None
 
 
-def record(key: str, found: Mapping[bytes, bytes], defaults: Record, on_junk: Report) -> Record:
+def record(key: str, found: Mapping[bytes, bytes], defaults: T, on_junk: Report) -> T:
     """A HASH of integers and texts, such as the guard record, with the fields of the dataclass `defaults`.
 
     Missing and invalid fields have their default; invalid ones are reported.
@@ -212,7 +212,7 @@ _PLACES = {
     "n": r"[1-9]\d{0,11}",
     "part": r"(?:\d+|state-\d+|model)",
 }
-"""What stands at a place of a name, if not any text."""
+"""The form of a place of a name; of the others it is any text."""
 
 
 class AnyKey:
@@ -257,7 +257,7 @@ class AnyKey:
 
     @property
     def prefix(self) -> bytes:
-        """What stands before the first place."""
+        """The name up to the first place."""
         return self._pieces[0].encode()
 
     @property

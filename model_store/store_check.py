@@ -634,7 +634,7 @@ class _ModelCheck:
             self._versions.audit.write(By("ftrie store check"), "repair", None, target)
 
     def _right_active(self) -> int | None:
-        """The complete version that was activated last, as far as other keys tell."""
+        """The complete version that was activated last, according to other keys."""
 
         def candidates() -> Iterator[int | None]:
             yield self._versions.last_activated()

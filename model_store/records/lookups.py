@@ -65,7 +65,7 @@ class Lookups:
     def users_values(
         self, cookies: Sequence[str], wanted: HashFields, wait_s: float | None = None
     ) -> list[list[str | None] | StoreError]:
-        """As `user_values` of each, in one round trip. The error of a user's own record stands in its place."""
+        """As `user_values` of each, in one round trip. A record that cannot be read is replaced by its error."""
         keys = [record_key(USER, cookie) for cookie in cookies]
         answers = self.ask_each([(key, wanted.head + _bulk(key) + wanted.tail) for key in keys], wait_s)
         return [self._values_or_error(answer) for answer in answers]
@@ -107,7 +107,7 @@ class Lookups:
         """
         key, last = record_key(CANDIDATES, name), b"%d" % (MAX_MEMBERS - 1)
         commands = [
-            packed(b"TYPE", key),  # tells which of the other answers is valid
+            packed(b"TYPE", key),  # decides which of the other answers is valid
             packed(b"LRANGE", key, b"0", last),
             packed(b"SMEMBERS", key),
             packed(b"ZRANGE", key, b"0", last),

@@ -2,7 +2,7 @@
 
 A record is a HASH of text; a list is stored as a JSON array. `lookups` reads by id.
 
-The stream of changed item ids, with two other keys, tells a reader that items changed (`ItemChanges`). A reader's
+By the stream of changed item ids and two other keys a reader notices that items changed (`ItemChanges`). A reader's
 position is the stream entry it read last. The stream is trimmed from its oldest end, so while that entry exists, all
 later ones exist too. docs/features.md describes how other systems write to it.
 """
@@ -141,7 +141,7 @@ class Records(Lookups):
             pipe.execute()
 
     def _put_by_slot(self, writes: Writes, changed: Sequence[str], *, is_first: bool) -> None:
-        """Write a batch record by record, each in a transaction; then tell of it.
+        """Write a batch record by record, each in a transaction; then add the stream entries.
 
         The keys are in different slots. A reader that learns of a change finds the new record; what fails in between is
         written again by the next attempt, as if it had not been written.

@@ -287,7 +287,7 @@ class Nodes:
         self._by_slot[slot] = address
 
     def _refresh_unless_just_done(self, wait_s: float) -> None:
-        """Refresh, in one thread at a time; the others go on with what is known, if anything is."""
+        """Refresh, in one thread at a time; the others use what is known, if anything is."""
         now = time.monotonic()
         if now - self._asked_at < REFRESH_S or not self._lock.acquire(blocking=not self.masters):
             return
@@ -319,7 +319,7 @@ class Nodes:
         by_slot: list[Address | None] = [None] * SLOTS
         replicas = dict[Address, None]()
         for first, last, *servers in ranges:
-            # A node without a name of its own is named as whoever answered.
+            # A node without a name of its own has that of the server that answered.
             there = [(host.decode() if host else server[0], port) for host, port, *_ in servers]
             by_slot[first : last + 1] = [there[0]] * (last + 1 - first)
             replicas |= dict.fromkeys(there[1:])
