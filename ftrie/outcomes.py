@@ -75,7 +75,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the figures say. winner: None if there is none yet; is_problem: the figures must not be trusted."""
+    """What the figures say. winner: None as long as no variant has won; is_problem: the figures must not be trusted."""
 
     text: str
     winner: str | None = None

@@ -111,7 +111,7 @@ def request_of(model: str, events: Iterable[Feedback]) -> ReportRequest:
 
 
 def _text(event: dict[str, Any], name: str) -> str:
-    """The text of a field; a number stands for its digits."""
+    """The text of a field; of a number its digits."""
     value = event.get(name, "")
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FieldValueError(f"{name}: got {value!r}, expected a text")

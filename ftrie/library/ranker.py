@@ -15,8 +15,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar, Unpack, cast
 
-import grpc
-
 from ftrie.client.messages import (
     AnyOf,
     Asked,
@@ -219,13 +217,13 @@ class Ranker:
 
 
 class _NoDeadline:
-    """Stands for the context of a gRPC call, of which resolving a request reads the deadline alone."""
+    """In the place of the context of a gRPC call, of which resolving a request reads the deadline alone."""
 
     def time_remaining(self) -> None:
         """None: as long as it takes."""
 
 
-_NO_DEADLINE = cast(grpc.ServicerContext, _NoDeadline())
+_NO_DEADLINE = _NoDeadline()
 
 
 def _request(asked: Asked) -> Request:
@@ -449,7 +447,7 @@ def _checked(prefix: bytes, record_id: str) -> str:
 
 
 def _text(what: str, record_id: str, name: str, value: Any) -> str | None:
-    """A value as a store holds it; None if there is none. Raises FieldValueError naming the record and the field."""
+    """A value as a store holds it; None if it is missing. Raises FieldValueError naming the record and the field."""
     if hasattr(value, "tolist"):  # of numpy
         value = value.tolist()
     if value != value:  # NaN, which is pandas' missing value

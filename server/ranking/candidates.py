@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import grpc
-
 from model_store.errors import StoreError, StoreUnavailable
 from server.errors import Degradation
 from server.ranking.limits import MAX_ID_BYTES, MAX_LOOKUPS
-from server.ranking.store_reads import StoredReads
+from server.ranking.store_reads import StoredReads, Timed
 
 SET_PART, LATE_PART = "candidate_set", "items"
 FRESH_S = 1.0
@@ -55,9 +53,7 @@ class CandidateSets:
         self._ids = 0
         self._lock = threading.Lock()
 
-    def members(
-        self, name: str, context: grpc.ServicerContext
-    ) -> tuple[Sequence[str] | None, list[Degradation]]:
+    def members(self, name: str, context: Timed) -> tuple[Sequence[str] | None, list[Degradation]]:
         """The ids of a set, None if there is no such set; and the notes for `degraded`.
 
         Raises StoreUnavailable if the store does not answer and never did for this set, StoreError for a key of another
@@ -110,9 +106,7 @@ class LateItems:
         found, self._found = self._found, {}
         return list(found)
 
-    def look_up(
-        self, ids: Sequence[str], context: grpc.ServicerContext
-    ) -> tuple[dict[str, Record], list[Degradation]]:
+    def look_up(self, ids: Sequence[str], context: Timed) -> tuple[dict[str, Record], list[Degradation]]:
         """The records of those `ids` that the store has, and the notes for `degraded`.
 
         One round trip at most, for at most MAX_LOOKUPS ids. Raises DeadlinePassed.

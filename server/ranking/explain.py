@@ -182,7 +182,7 @@ def item_tokens(
 ) -> Tokens:
     """The tokens of an item: of its `features` where they are given, else as the catalogue has it, if it does.
 
-    An item without a value in a field that stands for the item itself has its own id there. Raises FieldValueError.
+    Where a field is the item's id and has no value, the item's own id is its value. Raises FieldValueError.
     """
     found: Tokens = {}
     row = int(catalogue.rows.rows([item_id])[0][0]) if features is None else NO_ITEM

@@ -214,7 +214,7 @@ def _filter(one: Filter) -> GivenFilter:
 
 
 def received(message: bytes, explain: bool = False) -> Received | InvalidRequest:
-    """A Rank request, or the one inside an Explain request; or the error, for grpc to answer nothing by itself."""
+    """A Rank request, or the one inside an Explain request; or the error, for the caller to count and raise."""
     try:
         return Received.of(ExplainRequest.FromString(message).request) if explain else Received(message)
     except DecodeError as error:

@@ -13,8 +13,6 @@ from itertools import accumulate, takewhile
 from time import perf_counter_ns, time_ns
 from typing import TypeVar
 
-import grpc
-
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.history import UserHistory
@@ -80,7 +78,7 @@ class Call:
 
     message: Request
     request_id: str
-    context: grpc.ServicerContext
+    context: Timed
     model: ModelHandle
     served: ServedVersion
     explain: bool = False

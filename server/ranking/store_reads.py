@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-import grpc
-
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.records.lookups import HashFields
 from model_store.records.records import Records
@@ -238,16 +236,16 @@ class StoredReads:
             lambda records: records.holder_of_user(cookie),
         )
 
-    def lost_sets(self, read_at: float, context: grpc.ServicerContext) -> bool:
+    def lost_sets(self, read_at: float, context: Timed) -> bool:
         """Whether the store of candidate sets has lost its data since `read_at`. Raises as `items`."""
         return self._records.has_lost(read_at, self._records.wait_s(context))
 
-    def items(self, ids: Sequence[str], context: grpc.ServicerContext) -> list[dict[str, str] | None]:
+    def items(self, ids: Sequence[str], context: Timed) -> list[dict[str, str] | None]:
         """One record or None an id, in one round trip. Raises StoreError or DeadlinePassed."""
         source = self._records
         return source.read(lambda records, wait: records.items(ids, wait), source.wait_s(context))
 
-    def candidates(self, name: str, context: grpc.ServicerContext) -> list[str] | None:
+    def candidates(self, name: str, context: Timed) -> list[str] | None:
         """The members of a candidate set, or None if there is no such set. Raises as `items`."""
         source = self._records
         return source.read(lambda records, wait: records.candidates(name, wait), source.wait_s(context))

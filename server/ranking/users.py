@@ -12,13 +12,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import grpc
-
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
 from model_store.features.history import check_record
 from server.errors import Degradation
 from server.ranking.features import StoredUser, UserFields
-from server.ranking.store_reads import StoredReads
+from server.ranking.store_reads import StoredReads, Timed
 from server.settings import DEFAULT_USER_CACHE, DEFAULT_USER_TTL_S
 from server.telemetry.meter import Meter, declare
 
@@ -159,7 +157,7 @@ class Users:
         given: int,
         model: str,
         wanted: UserFields,
-        context: grpc.ServicerContext,
+        context: Timed,
         pending: PendingRead | None = None,
     ) -> tuple[StoredUser | None, Sequence[Degradation]]:
         """The user to lay under a request's features, None if there is nothing to add; and the notes.
@@ -197,7 +195,7 @@ class Users:
         cookie: str,
         model: str,
         wanted: UserFields,
-        context: grpc.ServicerContext,
+        context: Timed,
         pending: PendingRead | None,
     ) -> tuple[StoredUser, list[Degradation]]:
         """The user as far as known, and the notes on that. Raises DeadlinePassed."""
@@ -219,7 +217,7 @@ class Users:
             age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
-    def _read(self, kept: ModelUsers, cookie: str, context: grpc.ServicerContext) -> StoredUser:
+    def _read(self, kept: ModelUsers, cookie: str, context: Timed) -> StoredUser:
         """Ask the store, or wait for the request that is asking it for the same cookie. Raises StoreError."""
         wait_s = self._reads.users.wait_s(context)
         with kept.lock:
