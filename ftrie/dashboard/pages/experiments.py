@@ -11,7 +11,7 @@ from nicegui import ui
 
 from ftrie.dashboard.feed import ModelState
 from ftrie.dashboard.minutes import Minutes
-from ftrie.dashboard.pages.changes import Changes, asking_button, changes_table
+from ftrie.dashboard.pages.changes import change_button, changed_experiment, changes_table
 from ftrie.dashboard.pages.layout import (
     Page,
     Picture,
@@ -20,7 +20,9 @@ from ftrie.dashboard.pages.layout import (
     Text,
     View,
     card,
+    choose,
     duration,
+    fields,
     percent,
     said,
     signed,
@@ -31,7 +33,9 @@ from ftrie.dashboard.shared import Exposure
 from ftrie.draw.charts import intervals, over_time, reliability
 from ftrie.draw.notebook import paragraph
 from ftrie.outcomes import NAMELESS, NEEDED, POWER, Outcomes, Rate, outcomes
-from model_store.errors import InputError
+from model_store.errors import ExperimentError, InputError
+from model_store.versions.audit import By
+from model_store.versions.model_versions import ModelVersions
 
 MOST_POINTS = 1_800
 MOST_GROUPS = 180
@@ -321,39 +325,51 @@ def _marks(view: View, begin: int, stop: int) -> list[tuple[float, str]]:
 
 def _controls(view: View) -> None:
     """Fields for shares, a pin, and an end of the experiment; each change is asked for once."""
-    changes = Changes(view.feed, view.model)
-    fields: dict[str, ui.number] = {}
-    with ui.element("div").classes("row-of-fields"):
+
+    def divide(versions: ModelVersions, by: By) -> str:
+        given = {name: (field.value or 0.0) / 100.0 for name, field in shares.items()}
+        return changed_experiment(versions, by, lambda before: before.divided(given), "Shares changed")
+
+    def pin(versions: ModelVersions, by: By) -> str:
+        if not cookie.value:
+            raise ExperimentError("pin: the cookie is empty; give a user's cookie")
+        pinned = {cookie.value: variant.value}
+        done = f"{cookie.value} pinned to {variant.value}"
+        return changed_experiment(versions, by, lambda before: before.pinned(pinned), done)
+
+    def promote(versions: ModelVersions, by: By) -> str:
+        done = f"{variant.value} answers every request"
+        return changed_experiment(versions, by, lambda before: before.stopped(variant.value), done)
+
+    shares: dict[str, ui.number] = {}
+    with fields():
         for name, share in view.state.shares.items():
-            fields[name] = ui.number(
+            shares[name] = ui.number(
                 f"{name}, %", value=round(100.0 * share, 3), step=1, validation={"0 to 100": _is_percentage}
             ).props("dense outlined")
-        asking_button(
+        change_button(
+            view,
             "Change shares",
             "Change the shares of the traffic?",
-            lambda: ", ".join(f"{name} {field.value or 0:g} %" for name, field in fields.items()),
-            lambda: changes.set_shares(
-                view.viewer, {name: (field.value or 0.0) / 100.0 for name, field in fields.items()}
-            ),
+            lambda: ", ".join(f"{name} {field.value or 0:g} %" for name, field in shares.items()),
+            divide,
         )
-    with ui.element("div").classes("row-of-fields"):
+    with fields():
         cookie = ui.input("Cookie").props("dense outlined")
-        variant = (
-            ui.select(list(view.state.variants), value=view.state.base, label="Variant")
-            .props("dense outlined")
-            .classes("choice")
-        )
-        asking_button(
+        variant = choose("Variant", list(view.state.variants), view.state.base)
+        change_button(
+            view,
             "Pin",
             "Pin this cookie?",
             lambda: f"{cookie.value} gets {variant.value}, whatever the shares say.",
-            lambda: changes.pin(view.viewer, cookie.value or "", variant.value),
+            pin,
         )
-        asking_button(
+        change_button(
+            view,
             "Promote",
             "End the experiment?",
             lambda: f"{variant.value} answers every request from now on.",
-            lambda: changes.promote(view.viewer, variant.value),
+            promote,
         )
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from ftrie.dashboard.feed import Feed, ModelState
-from ftrie.dashboard.pages.changes import Changes, asking_button, changes_table
+from ftrie.dashboard.pages.changes import change_button, changes_table
 from ftrie.dashboard.pages.layout import (
     Page,
     Picture,
@@ -28,7 +28,9 @@ from ftrie.dashboard.pages.layout import (
 from ftrie.draw.charts import bars
 from ftrie.draw.notebook import paragraph
 from model_store.errors import FtrieError
+from model_store.versions.audit import By
 from model_store.versions.manifest import RecentFigures, chain_of, parents_of
+from model_store.versions.model_versions import ModelVersions
 
 METRICS = {"logloss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 CHOICES_EVERY = 10
@@ -182,26 +184,37 @@ def _weight(value: float | None, otherwise: str) -> Any:
 
 def _controls(view: View) -> list[tuple[Any, int]]:
     """Put the changes on the page; returns their choice of a version."""
-    changes = Changes(view.feed, view.model)
+
+    def activate(versions: ModelVersions, by: By) -> str:
+        versions.activate(version.value, by=by)
+        return f"Version {version.value} is active."
+
+    def resume(versions: ModelVersions, by: By) -> str:
+        versions.resume(by)
+        return "The trainer activates what it publishes."
+
     with fields():
         version = choose("Version", _listed(view), view.state.active)
-        asking_button(
+        change_button(
+            view,
             "Activate",
             "Activate this version?",
             lambda: f"Servers serve version {version.value}; a trainer activates none until it is resumed.",
-            lambda: changes.activate(view.viewer, version.value),
+            activate,
         )
-        asking_button(
+        change_button(
+            view,
             "Roll back",
             "Roll back?",
             lambda: "Servers serve the version that was active before.",
-            lambda: changes.roll_back(view.viewer),
+            lambda versions, by: f"Version {versions.rollback(by=by)} is active again.",
         )
-        asking_button(
+        change_button(
+            view,
             "Resume",
             "Let the trainer activate again?",
             lambda: "This removes an operator's pin.",
-            lambda: changes.resume(view.viewer),
+            resume,
         )
     return [(version, 0)]
 

@@ -21,7 +21,10 @@ from ftrie.dashboard.pages.layout import (
     Table,
     Text,
     View,
+    button,
     card,
+    choose,
+    fields,
     percent,
     warning,
 )
@@ -53,11 +56,11 @@ def build(view: View) -> Refresh:
     with card("Ranking by each variant").classes("two-thirds"):
         page.rankings = Table("Ranking by each variant")
     with card("Why", "The contributions to one item's score; they add up to its log-odds.").classes("half"):
-        page.choice = ui.element("div").classes("row-of-fields")
+        page.choice = fields()
         page.contributions = Picture("No item was ranked.")
         page.sums = Text("quiet")
     with card("What if", "The same request with one value changed: how the order moves.").classes("half"):
-        page.change = ui.element("div").classes("row-of-fields")
+        page.change = fields()
         page.moved_by, page.moved = Text("quiet"), Table("How the items move")
 
     async def refresh() -> None:
@@ -99,28 +102,18 @@ class _Trial:
                 for side, names in (("context", form.context), ("user", form.user))
             }
             self._top = ui.number("how many", value=10, min=1, max=100).props("dense outlined")
-            ui.button("Rank", on_click=self.rank).props("no-caps outline")
-        names = [name for fields in self._fields.values() for name in fields]
+            button("Rank", self.rank)
+        names = [name for side in self._fields.values() for name in side]
         with self.choice:
-            self._variant = ui.select(
-                list(self._view.state.variants),
-                value=self._view.state.base,
-                label="Variant",
-                on_change=self.rank,
-            )
-            self._item = ui.select([], label="Item", on_change=self.rank)
-            for each in (self._variant, self._item):
-                each.props("dense outlined").classes("choice")
+            state = self._view.state
+            self._variant = choose("Variant", list(state.variants), state.base, self.rank)
+            self._item = choose("Item", [], None, self.rank)
         with self.change:
-            self._name = (
-                ui.select(names, value=names[0] if names else None, label="Field")
-                .props("dense outlined")
-                .classes("choice")
-            )
+            self._name = choose("Field", names, names[0] if names else None)
             self._known, self._value = form.values, _Field("other value")
             self._name.on_value_change(self._offer)
             self._offer()
-            ui.button("What if", on_click=self.what_if).props("no-caps outline")
+            button("What if", self.what_if)
         await self.rank()
 
     def _offer(self) -> None:
