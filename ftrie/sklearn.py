@@ -212,7 +212,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             metrics = engine.learn(rows, labels, weights, order, again)
             self.n_iter_ = number
             self.loss_curve_.append(metrics.logloss() or 0.0)
-            if self._has_converged():
+            before, now = self.loss_curve_[-2:] if number > 1 else (np.inf, 0.0)
+            if self.tol is not None and now > before - self.tol:
                 break
             again = ProgressiveMetrics(metrics.variants)
         return metrics
@@ -348,12 +349,6 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
                 "list ids in categorical_features"
             )
 
-    def _has_converged(self) -> bool:
-        if self.tol is None or len(self.loss_curve_) < 2:
-            return False
-        before, now = self.loss_curve_[-2:]
-        return bool(now > before - self.tol)
-
     def _labels(self, X: Any, y: Any) -> Any:  # noqa: N803
         """The labels of the rows, checked: a vector of two values at most."""
         if y is None:
@@ -379,17 +374,13 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             if 0 in X.shape:
                 check_array(np.empty(X.shape), estimator=self)  # raises scikit-learn's usual error
             return _columns_of(validate_data(self, X, reset=first, skip_check_array=True))
-        if self._needs_columns if first else isinstance(engine, _TableEngine):
+        named = not isinstance(self.categorical_features, str) and len(self.categorical_features) > 0
+        # An array with options of columns is taken apart into columns.
+        if (named or self.fields or self.crosses) if first else isinstance(engine, _TableEngine):
             X = validate_data(self, X, reset=first, dtype=None, ensure_all_finite=False)  # noqa: N806
             return {f"x{index}": _arrow(column) for index, column in enumerate(X.T)}
         checks = {"accept_sparse": "csr", "dtype": np.float64, "ensure_all_finite": "allow-nan"}
         return _without_nan(validate_data(self, X, reset=first, **checks))
-
-    @property
-    def _needs_columns(self) -> bool:
-        """Whether an array has to be taken apart into columns."""
-        named = not isinstance(self.categorical_features, str) and len(self.categorical_features) > 0
-        return bool(named or self.fields or self.crosses)
 
     def _engine_for(self, columns: Any) -> _MatrixEngine | _TableEngine:
         """A new engine for rows as `_read` returns them."""

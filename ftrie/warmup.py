@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Self
 
 from model_store.errors import FtrieError
@@ -36,31 +37,24 @@ def _compile_learning(more: str) -> None:
         compile_kernels(parse_spec(_SPEC + more), ["csv"], publishes=publishes)
 
 
+def _ranking() -> ModuleType:
+    """server.ranking.warmup, which imports numba."""
+    from server.ranking import warmup
+
+    return warmup
+
+
 def _compile_serving() -> None:
-    from server.ranking.warmup import KERNELS, run_kernels
-
-    run_kernels()
-    mark_kernels_cached(KERNELS)
-
-
-def _compile_ranking_of_variants() -> None:
-    from server.ranking.warmup import run_variant_kernels
-
-    run_variant_kernels()
-
-
-def _compile_requests() -> None:
-    from server.ranking.warmup import run_request_kernels
-
-    run_request_kernels()
+    _ranking().run_kernels()
+    mark_kernels_cached(_ranking().KERNELS)
 
 
 # In the order in which they are begun. The second and the fourth only take work off the third.
 _PARTS: dict[str, Callable[[], None]] = {
     "train several variants": lambda: _compile_learning(_VARIANTS),
-    "rank several variants": _compile_ranking_of_variants,
+    "rank several variants": lambda: _ranking().run_variant_kernels(),
     "serve": _compile_serving,
-    "read requests": _compile_requests,
+    "read requests": lambda: _ranking().run_request_kernels(),
     "train": lambda: _compile_learning(""),
 }
 SERVING = ("rank several variants", "serve", "read requests")

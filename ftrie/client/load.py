@@ -90,7 +90,11 @@ class Load:
                 on_progress(sum(result.calls for result in list(self._results)))
         for channel in channels:
             channel.close()
-        return self._total((time.perf_counter_ns() - began_ns) / 1e9)
+        total = LoadResult((time.perf_counter_ns() - began_ns) / 1e9)
+        for result in self._results:
+            total.latencies_ns.extend(result.latencies_ns)
+            total.errors.update(result.errors)
+        return total
 
     def _call(self, channel: grpc.Channel, began_ns: int, duration_s: float) -> None:
         """One caller."""
@@ -122,13 +126,6 @@ class Load:
                 found += cookie_metadata(RankRequest.FromString(message).cookie)
             self._metadata[message] = found
         return found
-
-    def _total(self, seconds: float) -> LoadResult:
-        total = LoadResult(seconds)
-        for result in self._results:
-            total.latencies_ns.extend(result.latencies_ns)
-            total.errors.update(result.errors)
-        return total
 
 
 @dataclass(frozen=True)

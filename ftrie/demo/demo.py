@@ -98,7 +98,9 @@ class _Demo:
     def _two_days(self, compilation: Compilation) -> tuple[list[LearnedDay], list[RankedVisit], float]:
         """Learn, serve and rank, and again when tastes have changed. Returns the seconds until the server switched."""
         first = self._learn(day=1)
-        self._load_records()
+        self.shop.write_records(self.folder / "users.csv", self.folder / "items.csv")
+        self._run("store", "load", "users", "users.csv")
+        self._run("store", "load", "items", "items.csv")
         compilation.wait_for(SERVING, terminal)
         with self._serving() as address, Client(address) as client:
             visitors = [int(np.argmax(self.shop.age == AGES.index(age))) for age in AGES_SHOWN]
@@ -135,12 +137,6 @@ class _Demo:
             {"base": base, "plain": plain, "truth": truth},
         )
 
-    def _load_records(self) -> None:
-        users, items = self.folder / "users.csv", self.folder / "items.csv"
-        self.shop.write_records(users, items)
-        self._run("store", "load", "users", users.name)
-        self._run("store", "load", "items", items.name)
-
     def _run(self, *arguments: str) -> None:
         """Run a command; with --json its own answer is dropped, since this process prints one."""
         _print(f"\n  $ ftrie {' '.join(arguments)}")
@@ -153,7 +149,9 @@ class _Demo:
     def _serving(self) -> Iterator[str]:
         """Run `ftrie serve` on a free port during the block; yields its address. Raises ServerError."""
         _print(f"\n  $ ftrie serve {SHOP} --port 0 &")
-        server = Process("server", self._server_arguments, self.folder)
+        watched = ("--metrics-port", str(self.metrics_port)) if self.watch is not None else ()
+        words = ("serve", SHOP, "--port", "0", "--json", *watched)
+        server = Process("server", lambda: words, self.folder)
         server.start()
         try:
             while not server.is_ready():
@@ -161,10 +159,6 @@ class _Demo:
             yield server.last_line["address"]
         finally:
             server.stop(STOP_TIMEOUT_S)
-
-    def _server_arguments(self) -> Sequence[str]:
-        watched = ("--metrics-port", str(self.metrics_port)) if self.watch is not None else ()
-        return ("serve", SHOP, "--port", "0", "--json", *watched)
 
     def _visit(self, client: Client, user: int, day: int) -> RankedVisit:
         """Ask the server, which knows the visitor only by cookie, for every variant's ranking."""

@@ -182,7 +182,9 @@ class Freshness:
         """Take an answer of a server from a version; at_s: monotonic."""
         if version <= self._versions[server]:
             return
-        through = self._through(version)
+        if version not in self._known:
+            self._known[version] = self._through_us(version)
+        through = self._known[version]
         with self._lock:
             if version <= self._versions[server]:
                 return
@@ -202,11 +204,6 @@ class Freshness:
         """The newest 200,000 delays of all ended windows."""
         with self._lock:
             return list(self._all)
-
-    def _through(self, version: int) -> int | None:
-        if version not in self._known:
-            self._known[version] = self._through_us(version)
-        return self._known[version]
 
 
 def quantiles(seconds: list[float]) -> dict[str, float | int | None]:

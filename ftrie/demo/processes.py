@@ -139,7 +139,9 @@ class Process:
             if now - self._began > STEADY_S:
                 self._backoff.succeeded()
             self._next_start = now + self._backoff.failed()
-            return f"{self.name} ended with {_ending(self._process.returncode)}; restarting it"
+            code = self._process.returncode
+            ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            return f"{self.name} ended with {ending}; restarting it"
         if now >= self._next_start:
             self._next_start = 0.0
             self.start()
@@ -209,10 +211,6 @@ def _members(session: int) -> list[int]:
             if int(of) == session and state != "Z":
                 found.append(int(stat.parent.name))
     return found
-
-
-def _ending(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
 
 def _environment() -> dict[str, str]:

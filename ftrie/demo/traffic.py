@@ -336,17 +336,14 @@ class Reporter:
             while True:
                 now = time.time()
                 if self._waiting and self._waiting[0][0] <= now:
-                    return self._popped(now)
+                    due: list[FutureFeedback] = []
+                    while self._waiting and self._waiting[0][0] <= now and len(due) < BATCH:
+                        due.append(heapq.heappop(self._waiting)[2])
+                    return due
                 if self._finishing:
                     return []
                 wait_s = self._waiting[0][0] - now if self._waiting else None
                 self._awake.wait(None if wait_s is None else max(wait_s, GATHER_S))
-
-    def _popped(self, now: float) -> list[FutureFeedback]:
-        due: list[FutureFeedback] = []
-        while self._waiting and self._waiting[0][0] <= now and len(due) < BATCH:
-            due.append(heapq.heappop(self._waiting)[2])
-        return due
 
     def _report(self, model: str, events: list[FutureFeedback]) -> None:
         """Send until the batch is acknowledged, or `finish` times out."""

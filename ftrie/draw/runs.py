@@ -329,7 +329,12 @@ def _runs(runs: Sequence[RunMetrics]) -> list[Element]:
         if run.collisions is not None:
             made.append(quiet(f"{counted(run.collisions.keys, 'key')}: {run.collisions}."))
         made += map(note, run.notes)
-    made.append(table(_HEADS, [row for run in runs for row in _total_rows(run, len(runs) > 1)], "All rows"))
+    rows = [
+        [f"{run.name} · {name}" if len(runs) > 1 else name, *_cells(metrics)]
+        for run in runs
+        for name, metrics in (run.windows[-1].total.variants.items() if run.windows else ())
+    ]
+    made.append(table(_HEADS, rows, "All rows"))
     several = any(len(run.header.variants) > 1 for run in runs)
     made.append(quiet("Every example was predicted before it was learned from." + _DIFFERENCES * several))
     return made
@@ -349,15 +354,6 @@ _HEADS = (
     "normalized entropy",
     "mean p",
 )
-
-
-def _total_rows(run: RunMetrics, several: bool) -> list[list[str]]:
-    if not run.windows:
-        return []
-    variants = run.windows[-1].total.variants
-    return [
-        [f"{run.name} · {name}" if several else name, *_cells(metrics)] for name, metrics in variants.items()
-    ]
 
 
 def _cells(metrics: VariantMetrics) -> list[str]:

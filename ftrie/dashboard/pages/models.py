@@ -77,7 +77,9 @@ def build(view: View) -> Refresh:
             ["version", "age", "kind", "keys", "size", *METRICS.values(), "served by", "refused"],
             version_lines(view.feed, state),
         )
-        verdicts.show(_verdicts(view))
+        kept = state.guard
+        rolled = f"Rolled back automatically from version {kept.origin} to {kept.target}: {kept.reason}"
+        verdicts.show(paragraph(rolled) if kept.when_us else "")
         guard.show(
             ["version", "verdict", "variant", "examples", "log-loss", "calibration"],
             guard_lines(state),
@@ -108,15 +110,6 @@ def _tiles(view: View, nonzero: str) -> str:
             ("Keys with a weight", nonzero or "—", "of the active version, by variant"),
             ("Refused by the guard", f"{state.guard.refused:,}", f"{state.guard.rolled_back:,} rollbacks"),
         ]
-    )
-
-
-def _verdicts(view: View) -> str:
-    guard = view.state.guard
-    if not guard.when_us:
-        return ""
-    return paragraph(
-        f"Rolled back automatically from version {guard.origin} to {guard.target}: {guard.reason}"
     )
 
 

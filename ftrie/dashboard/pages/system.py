@@ -173,7 +173,10 @@ def server_lines(servers: Sequence[ServerState]) -> list[list[Any]]:
                 state,
                 versions,
                 f"{last.calls:,.1f}" if last else "—",
-                *(_ms(each) for each in (last.percentiles if last else (None,) * len(PERCENTILES))),
+                *(
+                    "—" if each is None else f"{1000.0 * each:.2f}"
+                    for each in (last.percentiles if last else (None,) * len(PERCENTILES))
+                ),
                 f"{server.rate('ftrie_errors_total'):,.2f}",
                 f"{server.rate('ftrie_degraded_total'):,.2f}",
                 f"{server.rate('ftrie_impressions_dropped_total'):,.2f}",
@@ -290,8 +293,15 @@ def unknown_users(servers: Sequence[ServerState], model: str) -> float | None:
 def dead_letters(feed: Feed, model: str, count: int) -> list[list[Any]]:
     """The latest events that could not be learned from: number, reason, source, place, text. Raises FtrieError."""
     return [
-        [number, letter.reason, letter.source, letter.place, _shortened(letter.json)]
+        [
+            number,
+            letter.reason,
+            letter.source,
+            letter.place,
+            text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…",
+        ]
         for number, letter in feed.store.dead_letters(model).latest(count)
+        for text in [letter.json.decode("utf-8", "backslashreplace")]
     ]
 
 
@@ -329,15 +339,6 @@ def parts_of_join(trainers: Sequence[TrainerState]) -> list[list[Any]]:
         )
         if sum(t.total(JOIN, what=what) for t in trainers)
     ]
-
-
-def _ms(seconds: float | None) -> str:
-    return "—" if seconds is None else f"{1000.0 * seconds:.2f}"
-
-
-def _shortened(event: bytes) -> str:
-    text = event.decode("utf-8", "backslashreplace")
-    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT] + "…"
 
 
 PAGE = Page("/system", "System", build)
