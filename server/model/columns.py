@@ -206,8 +206,8 @@ class Column:
 
     def texts_in(self, rows: Array) -> Array:
         """int64[rows]: the text of each of these rows, NO_TEXT if it has none. Of a field with one value."""
-        found = self.codes[rows].astype(np.int64) - self.first
-        found[(found < 0) | (found >= self.count)] = NO_TEXT
+        found = np.subtract(self.codes[rows], self.first, dtype=np.int64)
+        found[found.view(np.uint64) >= self.count] = NO_TEXT  # a negative number is a large one there
         return found
 
     def numbers_in(self, rows: Array) -> Array:

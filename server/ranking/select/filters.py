@@ -153,7 +153,8 @@ class CandidateColumns:
             place, code = column.members_in(self._rows[owner])
             return owner[place], code
         code = column.texts_in(self._rows[owner])
-        return owner[code != NO_TEXT], code[code != NO_TEXT]
+        has_text = code != NO_TEXT
+        return owner[has_text], code[has_text]
 
     def _own_ids(self) -> Texts:
         numbered: dict[bytes, int] = {}
