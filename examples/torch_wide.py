@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from ftrie.terminal import DEFAULT_STORE, print_table
+from ftrie.terminal import print_table
 from model_store.artefact.artefact import Artefact
 from model_store.errors import FtrieError, InputError, SpecError
+from model_store.flags import DEFAULT_STORE
 from model_store.hash_kernels import hash_keys
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.sections import CalibrationSection
