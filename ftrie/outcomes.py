@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class Outcomes:
     verdict: Verdict
     shares: Mapping[str, float] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def chances(self) -> dict[str, float]:
         """The probability of each variant to be the best; empty if they are not known yet."""
         return chances_best({name: each.ctr for name, each in self.variants.items()})

@@ -48,7 +48,7 @@ Hear = Callable[["WorkerProcess", dict[str, Any]], None]
 
 
 class WorkerProcess:
-    """A process from spawn to `reap`. Thread safety: any method, any thread, but `reap` from one."""
+    """A process from spawn to `close`. Thread safety: any method, any thread, but `close` from one, once."""
 
     def __init__(self, number: int, settings: Settings, port: int, *, listen_now: bool, hear: Hear) -> None:
         """`hear` is called with each message, from a thread of its own. Raises OSError if no process can be started."""
