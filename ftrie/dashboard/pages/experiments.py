@@ -47,6 +47,10 @@ TRAFFIC_EVERY = 20
 """Refreshes from one look at the latest traffic to the next."""
 MOST_ITEMS, MOST_NEVER = 100, 50
 MOST_REMARKS = 4
+COLUMNS = [
+    "variant", "requests", "shown", "clicks", "CTR", "95 %", "lift", "always valid 95 %", "p", "P(best)",
+    "calibration", "conversions", "per click",
+]  # fmt: skip
 VERSIONS, DIVISIONS = ("activate", "rollback"), ("start", "stop", "shares", "clear", "settings")
 """Actions of the audit that change what answers."""
 
@@ -210,21 +214,6 @@ def _lifts(found: ExperimentFigures) -> list[dict[str, Any]]:
 
 
 def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
-    columns = [
-        "variant",
-        "requests",
-        "shown",
-        "clicks",
-        "CTR",
-        "95 %",
-        "lift",
-        "always valid 95 %",
-        "p",
-        "P(best)",
-        "calibration",
-        "conversions",
-        "per click",
-    ]
     rows: list[list[Any]] = []
     chances = found.outcomes.chances
     for name, each in found.outcomes.variants.items():
@@ -245,7 +234,7 @@ def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
                 percent(each.conversion_rate.value),
             ]
         )
-    return columns, rows
+    return COLUMNS, rows
 
 
 def _remarks(view: View, found: ExperimentFigures) -> str:
@@ -259,21 +248,15 @@ def _remarks(view: View, found: ExperimentFigures) -> str:
             )
             continue
         left = found.left_minutes.get(name, 0.0)
-        when = (
-            "has been reached"
-            if left <= 0.0
-            else f"needs about {duration(60.0 * left)} more at this rate of requests"
-        )
+        more = f"needs about {duration(60.0 * left)} more at this rate of requests"
+        when = "has been reached" if left <= 0.0 else more
         texts.append(
             f"{name}: detecting ±{view.effect:.1%} with {POWER:.0%} power takes {each.needed:,} requests of both, "
             f"which {when}; those there are detect ±{each.detectable or 0.0:.1%}."
         )
-    more = (
-        f"{len(texts) - MOST_REMARKS:,} further variants are left out here."
-        if len(texts) > MOST_REMARKS
-        else ""
-    )
-    return "".join(paragraph(text) for text in [*texts[:MOST_REMARKS], *filter(None, [more])])
+    if len(texts) > MOST_REMARKS:
+        texts[MOST_REMARKS:] = [f"{len(texts) - MOST_REMARKS:,} further variants are left out here."]
+    return "".join(map(paragraph, texts))
 
 
 def _shares(view: View, found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
