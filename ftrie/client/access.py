@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 
 import grpc
@@ -208,6 +208,34 @@ class Access:
 
 OPEN = Access()
 """No TLS and no token, for a server on this machine."""
+
+
+class Connection:
+    """What clients of threads have beside their calls: a channel that is closed at the end of a `with` block."""
+
+    address: str
+    _channel: grpc.Channel
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(
+        self, failed: type[CallFailed], method: Any, request: Any, keywords: Mapping[str, Any]
+    ) -> Any:
+        """The answer to one call. Raises `failed`."""
+        try:
+            return method(request, **keywords)
+        except grpc.RpcError as error:
+            raise failed.of(self.address, error) from error
 
 
 # -- several servers as one

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Generic, TypeVar, Unpack
-
-import grpc
 
 from ctr.v1.feedback_pb2_grpc import FeedbackServiceStub
 from ctr.v1.ranking_pb2 import ExplainRequest
 from ctr.v1.ranking_pb2_grpc import RankingServiceStub
-from ftrie.client.access import OPEN, Access, Balance, CallFailed, cookie_metadata
+from ftrie.client.access import OPEN, Access, Balance, CallFailed, Connection, cookie_metadata
 from ftrie.client.feedback import Feedback, Report, ReportFailed
 from ftrie.client.feedback import request_of as report_of
 from ftrie.client.messages import (
@@ -97,7 +94,7 @@ class Calls:
         return {"timeout": self._timeout_s if timeout_s is None else timeout_s, "metadata": metadata}
 
 
-class Client(Calls):
+class Client(Calls, Connection):
     """A connection to one server, or to several that share the calls. Thread safety: may be shared by all threads."""
 
     def __init__(
@@ -140,20 +137,5 @@ class Client(Calls):
 
     report = feedback  # its name before
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _made(self, call: PreparedCall[T]) -> T:
-        try:
-            return call.read(call.method(call.request, **call.keywords))
-        except grpc.RpcError as error:
-            raise call.failed.of(self.address, error) from error
+        return call.read(self._answer(call.failed, call.method, call.request, call.keywords))

@@ -11,6 +11,7 @@ from ftrie.terminal import JsonOption, print_json, print_table
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
+    from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
 
     from ftrie.client.admin import AdminClient
@@ -46,7 +47,6 @@ def status(
     """Show the server, its models and its workers."""
     with server.client() as admin:
         answer = plain(admin.status())
-    answer["models"] = [_with_absent(model) for model in answer["models"]]
     if as_json:
         print_json(answer)
         return
@@ -80,7 +80,7 @@ def reload(
 ) -> None:
     """Make this server read the store at once, and retry a version that it refused."""
     with server.client() as admin:
-        reloaded = _with_absent(plain(admin.reload(model).model))
+        reloaded = plain(admin.reload(model).model)
     if as_json:
         print_json(reloaded)
         return
@@ -114,35 +114,40 @@ def _print_models(models: list[Plain]) -> None:
     )
 
 
-def _with_absent(model: Plain) -> Plain:
-    """A model's status, with None for what is absent before a version is loaded."""
-    return {"version": None, "publish_time": None, "serve_start_time": None, **model}
-
-
-INT64 = ("version", "key_count", "item_count", "revision")
-INT64_MAPS = ("versions", "refusal_counts")
-ENUMS = {"kind": "VERSION_KIND_", "source": "MODEL_SOURCE_", "state": "WORKER_STATE_"}
-
-
 def plain(message: Message) -> Plain:
-    """A message as JSON values. Other than in protobuf's own JSON, an int64 is a number and an enum a word."""
+    """A message as JSON values, in the order of its fields; None for one that is absent.
+
+    Other than in protobuf's own JSON, an int64 is a number, and an enum the word after its type's name.
+    """
     from google.protobuf.json_format import MessageToDict
 
-    def native(name: str, value: Any) -> Any:
-        if name in INT64:
-            return int(value)
-        if name in INT64_MAPS:
-            return {key: int(number) for key, number in value.items()}
-        if name in ENUMS:
-            return value.removeprefix(ENUMS[name]).lower().removeprefix("unspecified")
-        if isinstance(value, list):
-            return [native(name, each) for each in value]
-        return {key: native(key, each) for key, each in value.items()} if isinstance(value, dict) else value
+    made = MessageToDict(message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True)
+    return _fields(message.DESCRIPTOR, made)
 
-    found = MessageToDict(
-        message, always_print_fields_with_no_presence=True, preserving_proto_field_name=True
-    )
-    return {name: native(name, value) for name, value in found.items()}
+
+def _fields(message: Any, made: Plain) -> Plain:
+    """message: its descriptor, of Python's or of upb's type."""
+    return {each.name: _native(each, made.get(each.name)) for each in message.fields}
+
+
+def _native(field: FieldDescriptor, value: Any) -> Any:
+    kind: Any = field.message_type
+    if isinstance(value, list):
+        return [_native(field, each) for each in value]
+    if isinstance(value, dict) and kind.GetOptions().map_entry:
+        return {key: _native(kind.fields_by_name["value"], each) for key, each in value.items()}
+    if isinstance(value, dict):
+        return _fields(kind, value)
+    if field.cpp_type == field.CPPTYPE_INT64 and value is not None:
+        return int(value)
+    if field.enum_type is not None and isinstance(value, str):  # a number, if this ftrie does not know it
+        unspecified = field.enum_type.values[0].name
+        return (
+            ""
+            if value == unspecified
+            else value.removeprefix(unspecified.removesuffix("UNSPECIFIED")).lower()
+        )
+    return value
 
 
 admin = Commands(

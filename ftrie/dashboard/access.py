@@ -12,7 +12,6 @@ from __future__ import annotations
 import getpass
 import hmac
 import html
-import ipaddress
 import math
 import secrets
 import time
@@ -26,6 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model_store.waiting import Pauses
+from server import settings
 
 COOKIE = "ftrie-dashboard"
 LOGIN, LOGOUT = "/login", "/logout"
@@ -44,14 +44,9 @@ UNFRAMED = [(b"content-security-policy", b"frame-ancestors 'none'"), (b"x-frame-
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address can only be reached from this machine."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    """As the server's, of a name as browsers take it: in any case, and one that ends in .localhost too (RFC 6761)."""
+    name = host.rstrip(".").lower()
+    return name.endswith(".localhost") or settings.is_loopback(name)
 
 
 def prefix_of(connection: HTTPConnection) -> str:

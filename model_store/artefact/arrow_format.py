@@ -383,6 +383,3 @@ def _text(metadata: bytes) -> str:
 
 def _listed(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
-# -- metrics as JSON

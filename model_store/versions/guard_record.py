@@ -1,7 +1,7 @@
 """What guards record about a model: refused versions, the last rollback, the version being watched.
 
-`trainer.publish.guard` and `trainer.publish.rollback`
-decide what to refuse and when to roll back (docs/trainer.md); `GuardRecords` stores it.
+`trainer.publish.guard` and `trainer.publish.rollback` decide what to refuse and when to roll back (docs/trainer.md);
+`GuardRecords` stores it.
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ class Manifest:
     """One version's manifest. `sha256` covers all chunks, concatenated.
 
     A snapshot is complete; a delta holds the changes since its `parent`, and `rows` counts only those. `content` is
-    the digest of the whole model either way. through_us: for a model learned
-    from streams, microseconds since 1970 by the store's clock; all earlier entries are learned. recent: JSON of the
-    `RecentFigures` that a guard judged it by, or empty. refused: why it must not be served, or empty. forced: an
-    operator wants it served even if all candidates get the same score.
+    the digest of the whole model either way. through_us: for a model learned from streams, microseconds since 1970 by
+    the store's clock; all earlier entries are learned. recent: JSON of the `RecentFigures` that a guard judged it by,
+    or empty. refused: why it must not be served, or empty. forced: an operator wants it served even if all candidates
+    get the same score.
     """
 
     version: int
@@ -345,11 +345,11 @@ def read_chunks(store: StoreConnection, keys: Sequence[str]) -> Iterator[bytes]:
 
 def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> bytes:
     """The artefact's bytes, sizes and SHA-256 checked against the manifest. Raises ArtefactError."""
-    parts = []
+    parts, sizes = [], manifest.chunk_sizes()
     try:
-        for index, part in enumerate(read_chunks(store, keys.chunks(manifest.version, manifest.chunks))):
-            if len(part) != manifest.chunk_sizes()[index]:
-                raise incomplete(manifest.version, index, manifest.chunk_sizes()[index], len(part))
+        for index, part in enumerate(read_chunks(store, keys.chunks(manifest.version, len(sizes)))):
+            if len(part) != sizes[index]:
+                raise incomplete(manifest.version, index, sizes[index], len(part))
             parts.append(part)
     except UnreadableValue as error:
         raise ArtefactError(f"version {manifest.version} is damaged: {error}") from None

@@ -169,7 +169,7 @@ class ModelVersions:
         version = self.active()
         if version is None:
             raise VersionNotFound(
-                f"no version of {self.model} is active; its versions: {listed(self._numbers())}"
+                f"no version of {self.model} is active; its versions: {shown_numbers(self._numbers())}"
             )
         return version
 
@@ -212,7 +212,7 @@ class ModelVersions:
             raise ArtefactError(f"version {version} is damaged: {error}") from None
         if not found:
             raise VersionNotFound(
-                f"{self.model} has no version {version}; its versions: {listed(self._numbers())}"
+                f"{self.model} has no version {version}; its versions: {shown_numbers(self._numbers())}"
             )
         return self.read_manifest(version, found)
 
@@ -452,7 +452,7 @@ class ModelVersions:
         if target is None:
             raise VersionNotFound(
                 f"{self.model} has no version before the active one ({self.known_active() or 'none is active'}); "
-                f"its versions: {listed(self._numbers())}"
+                f"its versions: {shown_numbers(self._numbers())}"
             )
         return target, self._verify_and_point(target, epoch, "rollback", by)
 
@@ -730,10 +730,10 @@ _NOT_LISTED = {b"spec": b"", b"metrics": b"{}", b"recent": b""}
 _LISTED = tuple(each.name for each in fields(Manifest) if each.name.encode() not in _NOT_LISTED)
 
 
-def listed(versions: Sequence[int]) -> str:
+def shown_numbers(versions: Sequence[int]) -> str:
     """Version numbers for a message; of many only the first and last, since a gRPC status holds 8 KiB."""
     if len(versions) > _MOST_NAMED:
-        return f"{listed(versions[:3])}, … {listed(versions[-3:])} ({len(versions):,} in total)"
+        return f"{shown_numbers(versions[:3])}, … {shown_numbers(versions[-3:])} ({len(versions):,} in total)"
     return ", ".join(map(str, versions)) or "none"
 
 

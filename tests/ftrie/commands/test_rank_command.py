@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from ctr.v1 import admin_pb2
 from ftrie.client.client import Client
 from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson
-from ftrie.commands.admin import traffic
+from ftrie.commands.admin import plain, traffic
 from model_store.errors import FieldValueError
 from tests.ftrie.conftest import Ask, Say
 from tests.server import shop
@@ -160,3 +161,19 @@ def test_traffic_names_a_few_variants_and_counts_the_others() -> None:
     assert traffic(shares[:2]) == "v0 3.1%, v1 3.1%"
     assert traffic(shares) == "v0 3.1%, v1 3.1%, v2 3.1%, v3 3.1%, … 32 in all"
     assert traffic([]) == ""
+
+
+def test_a_status_as_json_has_every_field_in_order_and_null_for_one_that_is_absent() -> None:
+    status = admin_pb2.GetStatusResponse(ready=True)
+    status.models.add(name="ads", key_count=7, kind=admin_pb2.VERSION_KIND_DELTA).refusal_counts[
+        "damaged"
+    ] = 2
+    status.workers.add(state=admin_pb2.WORKER_STATE_SERVING).versions["ads"] = 1 << 40
+    made = plain(status)
+    for message, found in ((status, made), (status.models[0], made["models"][0])):
+        assert list(found) == [field.name for field in message.DESCRIPTOR.fields]
+    model, worker = made["models"][0], made["workers"][0]
+    assert (model["version"], model["publish_time"], model["traffic_split"]) == (None, None, None)
+    assert (model["kind"], model["source"], model["key_count"]) == ("delta", "", 7)
+    assert model["refusal_counts"] == {"damaged": 2} and worker["versions"] == {"ads": 1 << 40}
+    assert worker["state"] == "serving"

@@ -16,7 +16,7 @@ from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError
 from model_store.store import Store
 from model_store.versions import model_versions
 from model_store.versions.manifest import UPLOAD_EXPIRY_S, Manifest
-from model_store.versions.model_versions import ModelVersions, _thinned, listed
+from model_store.versions.model_versions import ModelVersions, _thinned, shown_numbers
 from tests.matrix import slow_except
 from tests.model_store.kinds import on_every_kind
 from tests.model_store.models import KEYS, large_model, model, python
@@ -176,9 +176,9 @@ def test_an_unknown_version_is_named_with_those_there_are_or_the_first_and_the_l
     for attempt in (ads.fetch, ads.activate, ads.manifest, ads.rollback, ads.materialise, ads.chain):
         with pytest.raises(VersionNotFound, match="ads has no version 9; its versions: 1"):
             attempt(9)
-    assert listed([]) == "none"
-    assert listed(range(1, 101)).endswith("98, 99, 100")
-    assert listed(range(1, 2001)) == "1, 2, 3, … 1998, 1999, 2000 (2,000 in total)"
+    assert shown_numbers([]) == "none"
+    assert shown_numbers(range(1, 101)).endswith("98, 99, 100")
+    assert shown_numbers(range(1, 2001)) == "1, 2, 3, … 1998, 1999, 2000 (2,000 in total)"
 
 
 @on_every_kind
