@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from model_store.artefact import json_model
-from model_store.artefact.artefact import Artefact, Delta, decode
+from model_store.artefact.artefact import Artefact, Delta, decode, read_file
 from model_store.artefact.json_model import JsonModel
 from model_store.errors import ArtefactError, SpecError, UsageError
 from model_store.files import write_whole
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from model_store.store import Store
 
 ARROW, JSON = ".arrow", ".json"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,39 +41,26 @@ class ModelFile:
 def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelFile:
     """Read a model file. Raises ArtefactError naming the file, SpecError.
 
-    A JSON model has no spec: it gets the one in the file `spec`, else that of the active version, else an inferred one.
+    A delta's parent is the newest version that it can change. A JSON model has no spec: it gets the one in the file
+    `spec`, else that of the active version, else an inferred one.
     """
     if check_ending(path) == ARROW:
         if spec is not None:
             raise SpecError(f"{path} has its own spec; --spec is for {JSON} models")
-        return ModelFile(_read_arrow(path, versions))
-    model = _parsed(path, json_model.parse)
+        read = read_file(path, decode)
+        if isinstance(read, Delta):
+            content = read.parent_content
+            fitting = [each.version for each in versions.versions() if each.content == content]
+            if not fitting:
+                raise ArtefactError(
+                    f"{path} is a delta of a model with content {content}, and no version of {versions.model} has that "
+                    "content; import the whole model"
+                )
+            read = replace(read, parent=fitting[-1])
+        return ModelFile(read)
+    model = read_file(path, json_model.parse)
     chosen, remark = _spec_for(model, spec, versions)
     return ModelFile(json_model.to_artefact(model, chosen), remark)
-
-
-def _parsed(path: Path, parse: Callable[[bytes], T]) -> T:
-    """What a file holds. Raises ArtefactError naming it."""
-    try:
-        return parse(path.read_bytes())
-    except OSError as error:
-        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
-    except ArtefactError as error:
-        raise ArtefactError(f"{path}: {error}") from error
-
-
-def _read_arrow(path: Path, versions: ModelVersions) -> Artefact | Delta:
-    """A model, or a delta whose parent is the newest version that it can change."""
-    read = _parsed(path, decode)
-    if not isinstance(read, Delta):
-        return read
-    fitting = [each.version for each in versions.versions() if each.content == read.parent_content]
-    if not fitting:
-        raise ArtefactError(
-            f"{path} is a delta of a model with content {read.parent_content}, and no version of {versions.model} has "
-            "that content; import the whole model"
-        )
-    return replace(read, parent=fitting[-1])
 
 
 def write_model(artefact: Artefact, path: Path) -> None:
@@ -124,7 +109,7 @@ def read_named(model: str, store: str, spec: Path | None = None) -> NamedModel:
     if path.suffix == JSON:
         if spec is None:
             raise SpecError(f"{path}: a JSON model has no spec; give one with --spec")
-        made = _parsed(path, lambda data: json_model.to_artefact(json_model.parse(data), load_spec(spec)))
+        made = read_file(path, lambda data: json_model.to_artefact(json_model.parse(data), load_spec(spec)))
         return NamedModel(made, path.name)
     if spec is not None:
         raise SpecError(f"{model} has its own spec; --spec is for {JSON} models")
@@ -173,7 +158,9 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
     if seen.raw:
         sides: tuple[tuple[str, Side], ...] = ((RAW, "context"), (USER_RAW, "user"), (ITEM_RAW, "item"))
         for name, side in sides:
-            fields[_free_name(name, fields)] = FieldSpec(side=side, kind="raw", optional=True)
+            while name in fields:
+                name += "_"
+            fields[name] = FieldSpec(side=side, kind="raw", optional=True)
     return ModelSpec(
         model=ModelSection(name=model),
         input=InputSection(label="label"),
@@ -200,20 +187,18 @@ class _Seen:
     def _learn(self, key: bytes, head: bytes) -> None:
         if key == BIAS:
             return
-        parsed = parse_key(key)
-        if parsed is None or not self._is_ours(parsed.fields):
+        names, values = parse_key(key) or ((), ())
+        # A cross has different fields, in the same order in all its keys.
+        if not 1 <= len(set(names)) == len(names) <= MAX_CROSS_FIELDS or (
+            self.crosses.get(frozenset(names), names) != names
+        ):
             self.raw = True
             return
-        self._stars[head] = len(parsed.fields) - 1
-        for name, value in zip(parsed.fields, parsed.values, strict=True):
+        self._stars[head] = len(names) - 1
+        for name, value in zip(names, values, strict=True):
             self.fields[name] = self.fields.get(name, False) or bool(value)
-        if len(parsed.fields) > 1:
-            self.crosses.setdefault(frozenset(parsed.fields), parsed.fields)
-
-    def _is_ours(self, names: tuple[str, ...]) -> bool:
-        if not 1 <= len(names) <= MAX_CROSS_FIELDS or len(set(names)) != len(names):
-            return False
-        return self.crosses.get(frozenset(names), names) == names
+        if len(names) > 1:
+            self.crosses.setdefault(frozenset(names), names)
 
 
 def _is_plain(values: bytes) -> bool:
@@ -221,10 +206,3 @@ def _is_plain(values: bytes) -> bool:
     return not any(part in values for part in (b"=", b"%", b"**")) and not (
         values[:1] in (b"", b"*") or values[-1:] == b"*"
     )
-
-
-def _free_name(name: str, taken: Iterable[str]) -> str:
-    used = set(taken)
-    while name in used:
-        name += "_"
-    return name

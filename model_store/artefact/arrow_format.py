@@ -79,7 +79,9 @@ def decode(data: bytes | bytearray | memoryview) -> StoredModel:
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise ArtefactError(f"the model file is damaged: {error}") from error
     metadata = schema.metadata
-    _check_spec_hash(metadata)
+    # The hash covers the stored text: a later ftrie writes the same spec with more keys, each at its default.
+    if hashlib.sha256(metadata[SPEC]).hexdigest().encode() != metadata[SPEC_SHA256]:
+        raise ArtefactError("the model file is damaged: its spec does not match its hash")
     model = _assembled(schema, batches)
     if str(model.rows.rows).encode() != metadata[ROWS]:
         raise ArtefactError(
@@ -98,30 +100,20 @@ def decode(data: bytes | bytearray | memoryview) -> StoredModel:
 
 def _digest(metadata: Mapping[bytes, bytes], model: StoredModel) -> str:
     """SHA-256 over the other metadata, then the raw columns; each part is preceded by its length, u64 LE."""
+    parts: list[Any] = [
+        part for name in sorted(metadata) if name != SHA256 for part in (name, metadata[name])
+    ]
+    rows = model.rows
+    parts += [rows.key_offsets, rows.key_data, _stored_weight(rows), rows.variants, rows.rate]
+    if (source := model.source) is not None:
+        fid_data, fid_offsets = columns_of(source.fid)
+        parts += [fid_offsets, fid_data, source.value, source.order]
     digest = hashlib.sha256()
-    for part in _digested(metadata, model):
+    for part in parts:
         view = memoryview(part).cast("B") if len(part) else memoryview(b"")
         digest.update(len(view).to_bytes(8, "little"))
         digest.update(view)
     return digest.hexdigest()
-
-
-def _digested(metadata: Mapping[bytes, bytes], model: StoredModel) -> Iterator[Any]:
-    for name in sorted(metadata):
-        if name != SHA256:
-            yield name
-            yield metadata[name]
-    yield model.rows.key_offsets
-    yield model.rows.key_data
-    yield _stored_weight(model.rows)
-    yield model.rows.variants
-    yield model.rows.rate
-    if (source := model.source) is not None:
-        fid_data, fid_offsets = columns_of(source.fid)
-        yield fid_offsets
-        yield fid_data
-        yield source.value
-        yield source.order
 
 
 def _batch_bounds(offsets: npt.NDArray[np.int64]) -> Iterator[int]:
@@ -170,7 +162,11 @@ def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.Reco
     batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     for batch in batches:
         batch.validate(full=True)
-        _refuse_nulls(batch)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if column.null_count:  # a null list has no numbers, so those of all later rows would shift
+                raise ArtefactError(
+                    f"the model file is damaged: column {name!r} has {column.null_count} nulls"
+                )
     return reader.schema, batches
 
 
@@ -188,47 +184,28 @@ def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> StoredModel:
         "rate": from_arrow(schema, batches, "rate"),
     }
     metadata = schema.metadata
+    source = lineage = calibration = None
     try:
-        rows = ModelRows(
-            **columns,
-            spec=spec_from_json(metadata[SPEC].decode()),
-            metrics=metrics_from_json(metadata[METRICS].decode()),
-            calibration=_calibration(metadata),
-        )
-        lineage = _lineage(metadata)
+        spec = spec_from_json(metadata[SPEC].decode())
+        metrics = metrics_from_json(metadata[METRICS].decode())
+        if CALIBRATION in metadata:
+            calibration = Calibration.from_json(metadata[CALIBRATION].decode())
+        if KIND in metadata:
+            contents = metadata[PARENT_CONTENT].decode("ascii"), metadata[CONTENT].decode("ascii")
+            lineage = Lineage(int(metadata[PARENT]), *contents)
+        if JSON_TYPE in metadata:
+            fids = [batch.column("fid") for batch in batches]
+            source = JsonSource(
+                type=metadata[JSON_TYPE].decode("utf-8", "surrogatepass"),
+                fid=pa.concat_arrays(fids) if fids else pa.array([], pa.utf8()),
+                value=from_arrow(schema, batches, "value"),
+                order=from_arrow(schema, batches, "order"),
+            )
     except (SpecError, ValueError, TypeError) as error:
         raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
-    return StoredModel(rows, _source(schema, batches), lineage)
-
-
-def _calibration(metadata: Mapping[bytes, bytes]) -> Calibration | None:
-    return Calibration.from_json(metadata[CALIBRATION].decode()) if CALIBRATION in metadata else None
-
-
-def _lineage(metadata: Mapping[bytes, bytes]) -> Lineage | None:
-    if KIND not in metadata:
-        return None
-    contents = metadata[PARENT_CONTENT].decode("ascii"), metadata[CONTENT].decode("ascii")
-    return Lineage(int(metadata[PARENT]), *contents)
-
-
-def _source(schema: pa.Schema, batches: list[pa.RecordBatch]) -> JsonSource | None:
-    if JSON_TYPE not in schema.metadata:
-        return None
-    fids = [batch.column("fid") for batch in batches]
-    return JsonSource(
-        type=_json_type(schema.metadata),
-        fid=pa.concat_arrays(fids) if fids else pa.array([], pa.utf8()),
-        value=from_arrow(schema, batches, "value"),
-        order=from_arrow(schema, batches, "order"),
+    return StoredModel(
+        ModelRows(**columns, spec=spec, metrics=metrics, calibration=calibration), source, lineage
     )
-
-
-def _json_type(metadata: Mapping[bytes, bytes]) -> str:
-    try:
-        return metadata[JSON_TYPE].decode("utf-8", "surrogatepass")
-    except ValueError as error:
-        raise ArtefactError(f"the model file's metadata cannot be read: {error}") from error
 
 
 # -- columns
@@ -288,13 +265,6 @@ def from_arrow(schema: pa.Schema, batches: list[pa.RecordBatch], name: str) -> A
     return np.concatenate([empty, *flat]).reshape([sum(map(len, parts)), *width])
 
 
-def _refuse_nulls(batch: pa.RecordBatch) -> None:
-    """Raise ArtefactError for a null: a null list has no numbers, so those of all later rows would shift."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count:
-            raise ArtefactError(f"the model file is damaged: column {name!r} has {column.null_count} nulls")
-
-
 # -- metadata: entries of the Arrow schema, listed in docs/formats/artefact.md
 
 FORMAT = b"ftrie.format"
@@ -337,7 +307,16 @@ def _metadata(model: StoredModel) -> dict[bytes, bytes]:
 def _check_schema(schema: pa.Schema) -> None:
     """Raise ArtefactError unless the format is known, the metadata complete, and the columns match it."""
     metadata = schema.metadata or {}
-    version = _format(metadata)
+    if FORMAT not in metadata:
+        raise ArtefactError("an Arrow file, but not a model: it has no ftrie.format")
+    try:
+        version = int(metadata[FORMAT])
+    except ValueError:
+        raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
+    if version > DELTA_FORMAT:
+        raise NewerFormat(
+            f"the model file has format {version}, newer than the {DELTA_FORMAT} this ftrie reads: upgrade ftrie"
+        )
     is_delta = KIND in metadata
     missing = (_ALWAYS | _OF_DELTAS if is_delta else _ALWAYS) - metadata.keys()
     if version != (DELTA_FORMAT if is_delta else SNAPSHOT_FORMAT) or missing:
@@ -355,26 +334,6 @@ def _check_schema(schema: pa.Schema) -> None:
         raise ArtefactError(
             f"the model file's columns are {_listed(schema)}; expected {_listed(pa.schema(expected))}"
         )
-
-
-def _check_spec_hash(metadata: Mapping[bytes, bytes]) -> None:
-    """The hash covers the stored text: a later ftrie writes the same spec with more keys, each at its default."""
-    if hashlib.sha256(metadata[SPEC]).hexdigest().encode() != metadata[SPEC_SHA256]:
-        raise ArtefactError("the model file is damaged: its spec does not match its hash")
-
-
-def _format(metadata: Mapping[bytes, bytes]) -> int:
-    if FORMAT not in metadata:
-        raise ArtefactError("an Arrow file, but not a model: it has no ftrie.format")
-    try:
-        version = int(metadata[FORMAT])
-    except ValueError:
-        raise ArtefactError(f"the model file's format version cannot be read: {metadata[FORMAT]!r}") from None
-    if version > DELTA_FORMAT:
-        raise NewerFormat(
-            f"the model file has format {version}, newer than the {DELTA_FORMAT} this ftrie reads: upgrade ftrie"
-        )
-    return version
 
 
 def _text(metadata: bytes) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +21,125 @@ import pyarrow.compute as pc
 
 from model_store.artefact import arrow_format
 from model_store.artefact.arrow_format import Lineage, StoredModel
-from model_store.artefact.calibration import Calibration, check_fits
-from model_store.artefact.rows import OWN_VALUES, Array, Content, JsonSource, ModelRows, own
+from model_store.artefact.calibration import check_fits
+from model_store.artefact.rows import OWN_VALUES, Content, JsonSource, ModelRows, own
 from model_store.errors import ArtefactError
 from model_store.files import write_whole
 from model_store.spec.keys import MAX_KEY_BYTES
-from model_store.spec.spec import ModelSpec
+
+T = TypeVar("T")
+_TYPES = {"key_data": "u1", "key_offsets": "i8", "weight": "f4", "variants": "u4", "rate": "f4"}
+
+
+class _Checked(ModelRows):
+    """Rows that are checked whenever they are made or read, and their file.
+
+    FORMAT: of the file; WHY_NOT: what is wrong with a file of the other kind.
+    """
+
+    FORMAT: ClassVar[int]
+    WHY_NOT: ClassVar[str]
+
+    @classmethod
+    def from_columns(cls, **columns: Any) -> Self:
+        """Build from the fields by name, rows in any order: sort if needed (O(n log n)), then check every invariant.
+
+        Raises ArtefactError naming the first wrong row or column.
+        """
+        made = cls(**columns | {name: own(columns[name], kind) for name, kind in _TYPES.items()})
+        made.check_shapes()
+        if _disorder(made.key_array()) >= 0:
+            made = made.in_order()
+        made.check()
+        return made
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """Read and verify the bytes of a file. Raises ArtefactError, also for one of the other kind."""
+        read = decode(data)
+        if not isinstance(read, cls):
+            raise ArtefactError(cls.WHY_NOT)
+        return read
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of `to_bytes()`, in hex."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def to_bytes(self) -> bytes:
+        """The file, deterministic: the same content gives the same bytes. docs/formats/artefact.md describes it."""
+        raise NotImplementedError
+
+    def in_order(self) -> Self:
+        """The same rows, sorted by key. O(rows log rows)."""
+        return replace(self, **self.columns_in_order()[0])
+
+    def check_shapes(self) -> None:
+        """Raise ArtefactError unless the columns' lengths match, rows in any order. O(rows).
+
+        Weights and rates are [rows, variants] with the spec's values = "per_variant", else [rows]; a model imported
+        from JSON always has [rows], one weight for all variants.
+        """
+        rows, offsets, count = self.rows, self.key_offsets, len(self.spec.variants)
+        for name in ("variants", "rate"):
+            if len(getattr(self, name)) != rows:
+                raise ArtefactError(
+                    f"{rows} weights, but {len(getattr(self, name))} values in column {name!r}"
+                )
+        if self.variants.ndim != 1:
+            raise ArtefactError(
+                f"column 'variants' has the shape {self.variants.shape}; expected one number per key"
+            )
+        expected = (rows, count) if self.expects_own else (rows,)
+        for name in OWN_VALUES:
+            shape = getattr(self, name).shape
+            if shape != expected:
+                raise ArtefactError(
+                    f"column {name!r} has the shape {shape}; the spec has {count} variants and learner.values = "
+                    f'"{self.spec.learner.values}": expected {expected}'
+                )
+        if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(self.key_data):
+            raise ArtefactError(
+                f"the key offsets do not span {rows} keys with {len(self.key_data)} bytes in total"
+            )
+        lengths = np.diff(offsets)
+        if rows and not 0 < lengths.min() <= lengths.max() <= MAX_KEY_BYTES:
+            row = int(np.argmax((lengths < 1) | (lengths > MAX_KEY_BYTES)))
+            raise ArtefactError(f"key {row} has {lengths[row]} bytes; expected 1 to {MAX_KEY_BYTES}")
+
+    def check(self) -> None:
+        """Raise ArtefactError unless every invariant holds. O(rows · variants)."""
+        self.check_shapes()
+        keys, variants = self.key_array(), list(self.spec.variants)
+        if (row := _disorder(keys)) >= 0:
+            first, second = keys[row].as_py(), keys[row + 1].as_py()
+            what = "occurs twice" if first == second else f"precedes {second!r}; keys must ascend"
+            raise ArtefactError(f"key {first!r} (row {row}) {what}")
+        bad = ~(np.isfinite(self.weight) & np.isfinite(self.rate))
+        if bad.any():
+            row, *bit = map(int, np.unravel_index(int(np.argmax(bad)), bad.shape))
+            whose = f" for variant {variants[bit[0]]!r}" if bit else ""
+            raise ArtefactError(
+                f"key {self.key(row)!r} has weight {self.weight[row, *bit]} and rate {self.rate[row, *bit]}{whose}; "
+                "expected finite numbers"
+            )
+        if self.rows and int(np.bitwise_or.reduce(self.variants)) >> len(variants):
+            raise ArtefactError(f"a key is used by a variant beyond the {len(variants)} of the spec")
+        for at, name in enumerate(variants if self.per_variant else ()):
+            weighed = (self.weight[:, at] != 0) & ~self.used_by(at)
+            if weighed.any():
+                row = int(np.argmax(weighed))
+                raise ArtefactError(
+                    f"key {self.key(row)!r} has weight {self.weight[row, at]} for variant {name!r}, which does not use "
+                    "it; expected 0"
+                )
+        if self.calibration is not None:
+            sides = self.spec.fields.items()
+            check_fits(self.calibration, variants, [name for name, field in sides if field.side != "item"])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Artefact(ModelRows):
+class Artefact(_Checked):
     """A model, its rows sorted by key.
 
     Invariants, checked by `from_columns` and when reading:
@@ -46,42 +155,7 @@ class Artefact(ModelRows):
     source: JsonSource | None = None
 
     FORMAT: ClassVar[int] = arrow_format.SNAPSHOT_FORMAT
-
-    @classmethod
-    def from_columns(
-        cls,
-        *,
-        key_data: Array,
-        key_offsets: Array,
-        weight: Array,
-        variants: Array,
-        rate: Array,
-        spec: ModelSpec,
-        metrics: Mapping[str, Mapping[str, float]],
-        source: JsonSource | None = None,
-        calibration: Calibration | None = None,
-    ) -> Artefact:
-        """Build from columns in any row order: sort if needed (O(n log n)), then check every invariant.
-
-        Raises ArtefactError naming the first wrong row or column.
-        """
-        artefact = cls(
-            key_data=own(key_data, np.uint8),
-            key_offsets=own(key_offsets, np.int64),
-            weight=own(weight, np.float32),
-            variants=own(variants, np.uint32),
-            rate=own(rate, np.float32),
-            spec=spec,
-            metrics=metrics,
-            source=source,
-            calibration=calibration,
-        )
-        _check_shapes(artefact)
-        _check_source(artefact)
-        if not _is_sorted(artefact.key_array()):
-            artefact = _sorted(artefact)
-        _check(artefact)
-        return artefact
+    WHY_NOT: ClassVar[str] = "got a delta, which holds only changes since another version; expected a model"
 
     @property
     def expects_own(self) -> bool:
@@ -97,11 +171,6 @@ class Artefact(ModelRows):
         return np.where(self.used_by(bit), self.rate[:, bit] if self.per_variant else self.rate, 0)
 
     @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of `to_bytes()`, in hex."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
-
-    @cached_property
     def content(self) -> str:
         """The content digest of all rows that a variant uses (`rows.Content`). O(rows + key bytes)."""
         return str(self.rows_content())
@@ -115,7 +184,16 @@ class Artefact(ModelRows):
         """
         from model_store.artefact.changes import changed_rows  # numba: imported only when needed
 
-        _check_can_change(parent, self)
+        if parent.spec.sha256 != self.spec.sha256:
+            raise ArtefactError("a delta cannot change the spec; publish a snapshot")
+        if parent.source is not None or self.source is not None:
+            raise ArtefactError("a model of the JSON form cannot have deltas; publish a snapshot")
+        for rows in (parent, self):
+            if not rows.variants.all():
+                key = rows.key(int(np.argmin(rows.variants)))
+                raise ArtefactError(
+                    f"no variant uses key {key!r}, which in a delta would mean its removal; drop the key"
+                )
         changed = changed_rows(parent, self, threshold)
         return Delta.from_columns(
             key_data=changed.key_data,
@@ -153,18 +231,8 @@ class Artefact(ModelRows):
         return made
 
     def to_bytes(self) -> bytes:
-        """The file, deterministic: the same content gives the same bytes. docs/formats/artefact.md describes it."""
+        """The file, with the JSON columns, if any."""
         return arrow_format.encode(StoredModel(self, source=self.source))
-
-    @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Artefact:
-        """Read and verify the bytes of a model. Raises ArtefactError, also for a delta."""
-        read = decode(data)
-        if not isinstance(read, Artefact):
-            raise ArtefactError(
-                "got a delta, which holds only changes since another version; expected a model"
-            )
-        return read
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file whole or not at all. Raises OutputError."""
@@ -173,16 +241,26 @@ class Artefact(ModelRows):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Artefact:
         """Read and verify a file. Raises ArtefactError naming the file."""
-        try:
-            return cls.from_bytes(Path(path).read_bytes())
-        except OSError as error:
-            raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
-        except ArtefactError as error:
-            raise ArtefactError(f"{path}: {error}") from error
+        return read_file(Path(path), cls.from_bytes)
+
+    def check_shapes(self) -> None:
+        """As for all rows; the JSON columns, if any, have as many rows too."""
+        super().check_shapes()
+        source, rows = self.source, self.rows
+        if source is not None and not len(source.fid) == len(source.value) == len(source.order) == rows:
+            raise ArtefactError(f"the JSON columns do not have {rows} rows each")
+
+    def in_order(self) -> Artefact:
+        """The same rows, sorted by key. O(rows log rows)."""
+        columns, order = self.columns_in_order()
+        source, rows = self.source, order.to_numpy()
+        if source is not None:
+            source = JsonSource(source.type, source.fid.take(order), source.value[rows], source.order[rows])
+        return replace(self, **columns, source=source)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Delta(ModelRows):
+class Delta(_Checked):
     """The keys that changed since a version, with their new values; metrics and calibration are the new model's.
 
     Invariants, checked by `from_columns` and when reading: those of an artefact, and
@@ -197,38 +275,26 @@ class Delta(ModelRows):
     parent_content: str
 
     FORMAT: ClassVar[int] = arrow_format.DELTA_FORMAT
-
-    @classmethod
-    def from_columns(cls, **columns: Any) -> Delta:
-        """Build from the fields by name, rows in any order: sort if needed, then check every invariant.
-
-        Raises ArtefactError for the first that does not hold.
-        """
-        kinds = {"key_data": "u1", "key_offsets": "i8", "weight": "f4", "variants": "u4", "rate": "f4"}
-        delta = cls(**columns | {name: own(columns[name], kind) for name, kind in kinds.items()})
-        _check_shapes(delta)
-        if not _is_sorted(delta.key_array()):
-            delta = replace(delta, **delta.columns_in_order()[0])
-        _check_delta(delta)
-        return delta
-
-    @cached_property
-    def sha256(self) -> str:
-        """SHA-256 of `to_bytes()`, in hex."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+    WHY_NOT: ClassVar[str] = "got a whole model; expected a delta"
 
     def to_bytes(self) -> bytes:
-        """The file, deterministic: the same content gives the same bytes. docs/formats/artefact.md describes it."""
+        """The file, with the lineage."""
         lineage = Lineage(self.parent, self.parent_content, self.content)
         return arrow_format.encode(StoredModel(self, lineage=lineage))
 
-    @classmethod
-    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Delta:
-        """Read and verify the bytes of a delta. Raises ArtefactError, also for a whole model."""
-        read = decode(data)
-        if not isinstance(read, Delta):
-            raise ArtefactError("got a whole model; expected a delta")
-        return read
+    def check(self) -> None:
+        """As for all rows; what a removed key has is 0."""
+        super().check()
+        for content in (self.content, self.parent_content):
+            Content.parse(content)
+        numbers = (self.weight != 0) | (self.rate != 0)
+        left = (numbers.any(axis=1) if self.per_variant else numbers) & (self.variants == 0)
+        if left.any():
+            row = int(np.argmax(left))
+            raise ArtefactError(
+                f"the delta removes key {self.key(row)!r} but gives it weight {self.weight[row]} and rate "
+                f"{self.rate[row]}; expected 0"
+            )
 
     def followed_by(self, later: Delta) -> Delta:
         """One delta that does what both do in turn. Raises ArtefactError unless `later` changes what this produces.
@@ -250,37 +316,23 @@ def decode(data: bytes | bytearray | memoryview) -> Artefact | Delta:
     """Read and verify the bytes of a model or a delta. Raises ArtefactError naming what is wrong."""
     stored = arrow_format.decode(data)
     columns = {each.name: getattr(stored.rows, each.name) for each in fields(ModelRows)}
-    if stored.lineage is not None:
-        delta = Delta(**columns, **vars(stored.lineage))
-        _check_delta(delta)
-        return delta
-    artefact = Artefact(**columns, source=stored.source)
-    _check(artefact)
-    return artefact
+    made: Artefact | Delta
+    if stored.lineage is None:
+        made = Artefact(**columns, source=stored.source)
+    else:
+        made = Delta(**columns, **vars(stored.lineage))
+    made.check()
+    return made
 
 
-def _sorted(artefact: Artefact) -> Artefact:
-    columns, order = artefact.columns_in_order()
-    source, rows = artefact.source, order.to_numpy()
-    if source is not None:
-        source = JsonSource(source.type, source.fid.take(order), source.value[rows], source.order[rows])
-    return replace(artefact, **columns, source=source)
-
-
-# -- checks
-
-
-def _check_can_change(parent: Artefact, model: Artefact) -> None:
-    if parent.spec.sha256 != model.spec.sha256:
-        raise ArtefactError("a delta cannot change the spec; publish a snapshot")
-    if parent.source is not None or model.source is not None:
-        raise ArtefactError("a model of the JSON form cannot have deltas; publish a snapshot")
-    for rows in (parent, model):
-        if not rows.variants.all():
-            key = rows.key(int(np.argmin(rows.variants)))
-            raise ArtefactError(
-                f"no variant uses key {key!r}, which in a delta would mean its removal; drop the key"
-            )
+def read_file(path: Path, parse: Callable[[bytes], T]) -> T:
+    """What a file holds. Raises ArtefactError naming it."""
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror}") from error
+    except ArtefactError as error:
+        raise ArtefactError(f"{path}: {error}") from error
 
 
 def _check_follows(content: str, delta: Delta) -> None:
@@ -291,120 +343,8 @@ def _check_follows(content: str, delta: Delta) -> None:
         )
 
 
-def _check(artefact: Artefact) -> None:
-    """Raise ArtefactError unless every invariant of `Artefact` holds. O(rows)."""
-    _check_rows(artefact)
-    _check_source(artefact)
-
-
-def _check_delta(delta: Delta) -> None:
-    """Raise ArtefactError unless every invariant of `Delta` holds. O(rows)."""
-    _check_rows(delta)
-    for content in (delta.content, delta.parent_content):
-        Content.parse(content)
-    numbers = (delta.weight != 0) | (delta.rate != 0)
-    left = (numbers.any(axis=1) if delta.per_variant else numbers) & (delta.variants == 0)
-    if left.any():
-        row = int(np.argmax(left))
-        raise ArtefactError(
-            f"the delta removes key {delta.key(row)!r} but gives it weight {delta.weight[row]} and rate "
-            f"{delta.rate[row]}; expected 0"
-        )
-
-
-def _check_rows(artefact: ModelRows) -> None:
-    _check_shapes(artefact)
-    keys = artefact.key_array()
-    if not _is_sorted(keys):
-        _raise_disorder(keys)
-    bad = ~(np.isfinite(artefact.weight) & np.isfinite(artefact.rate))
-    if bad.any():
-        row, *bit = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        whose = f" for variant {list(artefact.spec.variants)[bit[0]]!r}" if bit else ""
-        raise ArtefactError(
-            f"key {artefact.key(int(row))!r} has weight {artefact.weight[row, *bit]} and rate "
-            f"{artefact.rate[row, *bit]}{whose}; expected finite numbers"
-        )
-    count = len(artefact.spec.variants)
-    if artefact.rows and int(np.bitwise_or.reduce(artefact.variants)) >> count:
-        raise ArtefactError(f"a key is used by a variant beyond the {count} of the spec")
-    _check_unused(artefact)
-    if artefact.calibration is not None:
-        fields = artefact.spec.fields.items()
-        request_fields = [name for name, field in fields if field.side != "item"]
-        check_fits(artefact.calibration, artefact.spec.variants, request_fields)
-
-
-def _check_shapes(artefact: ModelRows) -> None:
-    """Raise ArtefactError unless the columns' lengths match, rows in any order. O(rows)."""
-    rows, offsets = artefact.rows, artefact.key_offsets
-    for name in ("variants", "rate"):
-        if len(getattr(artefact, name)) != rows:
-            raise ArtefactError(
-                f"{rows} weights, but {len(getattr(artefact, name))} values in column {name!r}"
-            )
-    _check_widths(artefact)
-    if len(offsets) != rows + 1 or offsets[0] != 0 or offsets[-1] != len(artefact.key_data):
-        raise ArtefactError(
-            f"the key offsets do not span {rows} keys with {len(artefact.key_data)} bytes in total"
-        )
-    lengths = np.diff(offsets)
-    if rows and not 0 < lengths.min() <= lengths.max() <= MAX_KEY_BYTES:
-        row = int(np.argmax((lengths < 1) | (lengths > MAX_KEY_BYTES)))
-        raise ArtefactError(f"key {row} has {lengths[row]} bytes; expected 1 to {MAX_KEY_BYTES}")
-
-
-def _check_source(artefact: Artefact) -> None:
-    """Raise ArtefactError unless the JSON columns, if any, have as many rows."""
-    source, rows = artefact.source, artefact.rows
-    if source is not None and not len(source.fid) == len(source.value) == len(source.order) == rows:
-        raise ArtefactError(f"the JSON columns do not have {rows} rows each")
-
-
-def _check_widths(artefact: ModelRows) -> None:
-    """Raise ArtefactError unless weights and rates have the shape that the spec's `learner.values` requires.
-
-    That is [rows, variants] with values = "per_variant", else [rows]; a model imported from JSON always has [rows],
-    one weight for all variants.
-    """
-    values, count = artefact.spec.learner.values, len(artefact.spec.variants)
-    expected = (artefact.rows, count) if artefact.expects_own else (artefact.rows,)
-    if artefact.variants.ndim != 1:
-        raise ArtefactError(
-            f"column 'variants' has the shape {artefact.variants.shape}; expected one number per key"
-        )
-    for name in OWN_VALUES:
-        shape = getattr(artefact, name).shape
-        if shape != expected:
-            raise ArtefactError(
-                f"column {name!r} has the shape {shape}; the spec has {count} variants and learner.values = "
-                f'"{values}": expected {expected}'
-            )
-
-
-def _check_unused(artefact: ModelRows) -> None:
-    """Raise ArtefactError unless a key's weight is 0 for every variant that does not use it. O(rows · variants)."""
-    if not artefact.per_variant:
-        return
-    for bit, name in enumerate(artefact.spec.variants):
-        weighed = (artefact.weight[:, bit] != 0) & ~artefact.used_by(bit)
-        if weighed.any():
-            row = int(np.argmax(weighed))
-            raise ArtefactError(
-                f"key {artefact.key(row)!r} has weight {artefact.weight[row, bit]} for variant {name!r}, which does "
-                "not use it; expected 0"
-            )
-
-
-def _is_sorted(keys: pa.LargeBinaryArray) -> bool:
-    """True if keys ascend strictly, as unsigned bytes."""
+def _disorder(keys: pa.LargeBinaryArray) -> int:
+    """The first row whose key is not below the next one, as unsigned bytes; -1 if all are."""
     if len(keys) < 2:
-        return True
-    return bool(pc.all(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1))).as_py())
-
-
-def _raise_disorder(keys: pa.LargeBinaryArray) -> None:
-    row = pc.index(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), False).as_py()
-    first, second = keys[row].as_py(), keys[row + 1].as_py()
-    what = "occurs twice" if first == second else f"precedes {second!r}; keys must ascend"
-    raise ArtefactError(f"key {first!r} (row {row}) {what}")
+        return -1
+    return int(pc.index(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), False).as_py())

@@ -98,7 +98,8 @@ class Calibration:
                 name: {
                     "whole": None if curves.whole is None else _numbers(curves.whole),
                     "values": {
-                        _text(value): _numbers(curve) for value, curve in sorted(curves.values.items())
+                        value.decode("utf-8", "surrogateescape"): _numbers(curve)
+                        for value, curve in sorted(curves.values.items())
                     },
                 }
                 for name, curves in self.variants.items()
@@ -110,9 +111,28 @@ class Calibration:
     def from_json(cls, text: str) -> Calibration:
         """Read `to_json`'s text. Raises ArtefactError; `check_fits` checks variants and fields."""
         try:
-            return _read(json.loads(text))
+            document = json.loads(text)
+            kind, by = document["kind"], document["by"]
+            if kind not in _READERS:
+                raise ValueError(f"kind is {kind!r}, expected one of {', '.join(_READERS)}")
+            if by is not None and not isinstance(by, str):
+                raise ValueError(f"by is {by!r}, expected a field's name or null")
+            read = _READERS[kind]
+            variants = {
+                name: VariantCurves(
+                    None if curves["whole"] is None else read(curves["whole"]),
+                    {
+                        v.encode("utf-8", "surrogateescape"): read(each)
+                        for v, each in curves["values"].items()
+                    },
+                )
+                for name, curves in document["variants"].items()
+            }
+            if by is None and any(curves.values for curves in variants.values()):
+                raise ValueError("got curves of values, but no field")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ArtefactError(f"the calibration cannot be read: {error!r}") from None
+        return cls(cast(CurveKind, kind), by, variants)
 
 
 def check_fits(calibration: Calibration, variants: Iterable[str], request_fields: Iterable[str]) -> None:
@@ -130,32 +150,6 @@ def _numbers(curve: Curve) -> list[Any]:
     if isinstance(curve, PowerCurve):
         return [curve.gamma, curve.kappa]
     return [list(knot) for knot in curve.knots]
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
-
-
-def _read(document: Any) -> Calibration:
-    kind, by = document["kind"], document["by"]
-    if kind not in _READERS:
-        raise ValueError(f"kind is {kind!r}, expected one of {', '.join(_READERS)}")
-    if by is not None and not isinstance(by, str):
-        raise ValueError(f"by is {by!r}, expected a field's name or null")
-    read = _READERS[kind]
-    variants = {
-        name: VariantCurves(
-            whole=None if curves["whole"] is None else read(curves["whole"]),
-            values={
-                value.encode("utf-8", "surrogateescape"): read(numbers)
-                for value, numbers in curves["values"].items()
-            },
-        )
-        for name, curves in document["variants"].items()
-    }
-    if by is None and any(curves.values for curves in variants.values()):
-        raise ValueError("got curves of values, but no field")
-    return Calibration(cast(CurveKind, kind), by, variants)
 
 
 def _power(numbers: Any) -> Curve:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +22,28 @@ from model_store.artefact.rows import columns_of
 from model_store.errors import SpecError, listed
 from model_store.features.features import FeaturePlan
 from model_store.spec.keys import BIAS
-from model_store.spec.spec import ModelSpec, spec_from_json
+from model_store.spec.spec import spec_from_json
 from model_store.trie.trie import FlatTrie, PrefixStatistics
 
 
 def one_variant(artefact: Artefact, name: str) -> Artefact:
     """The variant `name` as a model of its own: the keys with a weight for it, and a spec without other variants.
 
-    Weights are unchanged, so it scores as the variant does. Raises SpecError for a name the spec lacks.
+    Its own parameters replace the learner's. Weights are unchanged, so it scores as the variant does. Raises
+    SpecError for a name the spec lacks.
     """
     spec, calibration = artefact.spec, artefact.calibration
     if name not in spec.variants:
         raise SpecError(f"no variant {name!r}; the model has: {listed(spec.variants, name)}")
     bit = list(spec.variants).index(name)
-    kept = _kept(artefact, bit)
+    kept = artefact.used_by(bit)
+    if (
+        artefact.per_variant and spec.learner.link != "probit"
+    ):  # whose keys that weigh 0 have variances that count
+        kept &= artefact.weight[:, bit] != 0
+    document, variant = spec.model_dump(mode="json"), spec.variants[name]
+    document["variants"] = {name: {"share": 1.0, "without": list(variant.without)}}
+    document["learner"] |= {**variant.own_parameters, "values": "single"}
     key_data, key_offsets = columns_of(artefact.key_array().filter(pa.array(kept)))
     return replace(
         artefact,
@@ -45,30 +52,11 @@ def one_variant(artefact: Artefact, name: str) -> Artefact:
         weight=artefact.weights_of(bit)[kept],
         variants=np.ones(int(kept.sum()), np.uint32),
         rate=artefact.rates_of(bit)[kept],
-        spec=_spec_of(spec, name),
+        spec=spec_from_json(json.dumps(document)),
         metrics={name: artefact.metrics.get(name, {})},
         source=artefact.source if kept.all() else None,
         calibration=None if calibration is None else calibration.of_variants([name]),
     )
-
-
-def _kept(artefact: Artefact, bit: int) -> npt.NDArray[np.bool_]:
-    """bool[rows]: the keys that the variant uses and, with per-variant weights, that weigh other than 0.
-
-    With the probit link also those that weigh 0: their variances count.
-    """
-    used = artefact.used_by(bit)
-    if not artefact.per_variant or artefact.spec.learner.link == "probit":
-        return used
-    return np.asarray(used & (artefact.weight[:, bit] != 0))
-
-
-def _spec_of(spec: ModelSpec, name: str) -> ModelSpec:
-    """The spec with this variant only; its own parameters replace the learner's."""
-    document, variant = spec.model_dump(mode="json"), spec.variants[name]
-    document["variants"] = {name: {"share": 1.0, "without": list(variant.without)}}
-    document["learner"] |= {**variant.own_parameters, "values": "single"}
-    return spec_from_json(json.dumps(document))
 
 
 # -- figures
@@ -224,40 +212,29 @@ def key_ranges(artefact: Artefact) -> list[tuple[str, int, int]]:
     owned = [(name, rows.at_least(key), rows.at_least(key + b"\0")) for key, name in rules.exact.items()]
     owned += [(name, rows.at_least(prefix), rows.beyond(prefix)) for prefix, name in rules.prefixes if prefix]
     rest = next((name for prefix, name in rules.prefixes if not prefix), OTHER)
-    return list(_without_gaps(sorted(owned, key=lambda each: each[1:]), rest, artefact.rows))
-
-
-def _without_gaps(
-    owned: Sequence[tuple[str, int, int]], rest: str, rows: int
-) -> Iterator[tuple[str, int, int]]:
-    reached = 0
-    for name, begin, end in [*owned, ("", rows, rows)]:
+    found, reached = list[tuple[str, int, int]](), 0
+    for name, begin, end in [*sorted(owned, key=lambda each: each[1:]), ("", artefact.rows, artefact.rows)]:
         if reached < begin:
-            yield rest, reached, begin
+            found.append((rest, reached, begin))
         if begin < end:
-            yield name, begin, end
+            found.append((name, begin, end))
         reached = max(reached, end)
+    return found
 
 
-class SortedKeys(Sequence[bytes]):
-    """The sorted keys of an artefact as a sequence, for bisection, without copying them."""
+class SortedKeys:
+    """Bisection in the sorted keys of an artefact, without copying them."""
 
     def __init__(self, artefact: Artefact) -> None:
         self._artefact = artefact
 
-    def __len__(self) -> int:
-        return self._artefact.rows
-
-    def __getitem__(self, row: Any) -> Any:
-        return self._artefact.key(row)
-
     def at_least(self, key: bytes) -> int:
         """The first row whose key is not less than `key`. O(log rows)."""
-        return bisect_left(self, key)
+        return bisect_left(range(self._artefact.rows), key, key=self._artefact.key)
 
     def beyond(self, prefix: bytes) -> int:
         """The first row after all keys with `prefix`. Keys are UTF-8, so the byte 0xFF sorts after any continuation."""
-        return bisect_left(self, prefix + b"\xff")
+        return self.at_least(prefix + b"\xff")
 
 
 # -- what is under a prefix

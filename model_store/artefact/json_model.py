@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
@@ -56,8 +55,40 @@ def parse(text: bytes) -> JsonModel:
         raise ArtefactError(f"type: got {_shown(kind)}; expected a string")
     model = JsonModel(kind, [], [], [])
     for index, entry in enumerate(entries):
-        _read_entry(index, entry, model)
-    _refuse_duplicates(model.keys)
+        if type(entry) is not dict or entry.keys() != MEMBERS:
+            raise _bad(index, entry, "not exactly these members")
+        fid, key, value = entry["fid"], entry["key"], entry["value"]
+        if not is_text(key):
+            raise _bad(index, entry, "key is not a string")
+        if not is_text(fid) and not is_integer(fid):
+            raise _bad(index, entry, "fid is neither string nor integer")
+        try:
+            encoded = key.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise _bad(index, entry, "key has a lone surrogate that encodes no byte") from None
+        if not 0 < len(encoded) <= MAX_KEY_BYTES:
+            raise _bad(index, entry, f"key has {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
+        if not key.isascii() and encoded.decode("utf-8", "surrogateescape") != key:
+            raise _bad(index, entry, "key encodes a character by surrogates: write the character itself")
+        if type(value) is not float and not is_integer(value):
+            raise _bad(index, entry, "value is not a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not abs(number) <= MAX_WEIGHT:  # also for NaN
+            raise _bad(index, entry, f"value is not finite, or beyond ±{MAX_WEIGHT:.4g}")
+        model.fids.append(quoted(fid) if is_text(fid) else str(fid))
+        model.keys.append(encoded)
+        model.values.append(number)
+    if len(set(model.keys)) < len(model.keys):
+        first: dict[bytes, int] = {}
+        for index, encoded in enumerate(model.keys):
+            if first.setdefault(encoded, index) != index:
+                raise ArtefactError(
+                    f"list[{index}]: the key {encoded.decode('utf-8', 'replace')!r} occurs in "
+                    f"list[{first[encoded]}] already; each key is allowed once"
+                )
     return model
 
 
@@ -108,64 +139,20 @@ def render(artefact: Artefact) -> bytes:
             f"each variant of {artefact.spec.model.name} has its own weights, but the JSON form has one "
             f"value per key: choose one with --variant {'|'.join(artefact.spec.variants)}"
         )
+    keys = [quoted(key.decode("utf-8", "surrogateescape")) for key in artefact.key_list()]
     source = artefact.source
-    kind = artefact.spec.model.name if source is None else source.type
-    return f'{{"list": [\n{_joined(_entries(artefact))}\n], "type": {quoted(kind)}}}\n'.encode("ascii")
-
-
-# -- reading
-
-
-def _read_entry(index: int, entry: Any, model: JsonModel) -> None:
-    if type(entry) is not dict or entry.keys() != MEMBERS:
-        raise _bad(index, entry, "not exactly these members")
-    fid, key, value = entry["fid"], entry["key"], entry["value"]
-    if not is_text(key):
-        raise _bad(index, entry, "key is not a string")
-    if is_text(fid):
-        model.fids.append(quoted(fid))
-    elif is_integer(fid):
-        model.fids.append(str(fid))
+    if source is None:
+        kind, order, fids = artefact.spec.model.name, range(artefact.rows), [""] * artefact.rows
+        for name, begin, end in key_ranges(artefact):
+            fids[begin:end] = [quoted(name)] * (end - begin)
+        # The shortest decimal that parses to the same float32: half as long as that of a float64.
+        values = artefact.weight.astype("U").tolist()
     else:
-        raise _bad(index, entry, "fid is neither string nor integer")
-    model.keys.append(_key_bytes(index, entry, key))
-    model.values.append(_number(index, entry, value))
-
-
-def _key_bytes(index: int, entry: Any, key: str) -> bytes:
-    try:
-        encoded = key.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise _bad(index, entry, "key has a lone surrogate that encodes no byte") from None
-    if not 0 < len(encoded) <= MAX_KEY_BYTES:
-        raise _bad(index, entry, f"key has {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
-    if not key.isascii() and encoded.decode("utf-8", "surrogateescape") != key:
-        raise _bad(index, entry, "key encodes a character by surrogates: write the character itself")
-    return encoded
-
-
-def _number(index: int, entry: Any, value: Any) -> float:
-    if type(value) is not float and not is_integer(value):
-        raise _bad(index, entry, "value is not a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not abs(number) <= MAX_WEIGHT:  # also for NaN
-        raise _bad(index, entry, f"value is not finite, or beyond ±{MAX_WEIGHT:.4g}")
-    return number
-
-
-def _refuse_duplicates(keys: Sequence[bytes]) -> None:
-    if len(set(keys)) == len(keys):
-        return
-    first: dict[bytes, int] = {}
-    for index, key in enumerate(keys):
-        if first.setdefault(key, index) != index:
-            raise ArtefactError(
-                f"list[{index}]: the key {key.decode('utf-8', 'replace')!r} occurs in "
-                f"list[{first[key]}] already; each key is allowed once"
-            )
+        kind, order, fids = source.type, np.argsort(source.order).tolist(), source.fid.to_pylist()
+        values = list(map(repr, source.value.tolist()))
+    entries = [f'{{"fid": {fids[row]}, "key": {keys[row]}, "value": {values[row]}}}' for row in order]
+    joined = ",\n".join(entries)
+    return f'{{"list": [\n{joined}\n], "type": {quoted(kind)}}}\n'.encode("ascii")
 
 
 def _bad(index: int, entry: Any, why: str) -> ArtefactError:
@@ -178,29 +165,3 @@ def _shown(value: Any) -> str:
     except RecursionError:
         return f"a value {NESTING}"
     return text if len(text) <= 120 else f"{text[:119]}…"
-
-
-# -- writing
-
-
-def _entries(artefact: Artefact) -> Iterator[tuple[str, str, str]]:
-    """Each entry's fid, key and value as JSON text, in output order."""
-    keys = [quoted(key.decode("utf-8", "surrogateescape")) for key in artefact.key_list()]
-    if artefact.source is None:
-        # The shortest decimal that parses to the same float32: half as long as that of a float64.
-        yield from zip(_owners(artefact), keys, artefact.weight.astype("U").tolist(), strict=True)
-        return
-    fids, values = artefact.source.fid.to_pylist(), artefact.source.value.tolist()
-    for row in np.argsort(artefact.source.order).tolist():
-        yield fids[row], keys[row], repr(values[row])
-
-
-def _joined(entries: Iterator[tuple[str, str, str]]) -> str:
-    return ",\n".join([f'{{"fid": {fid}, "key": {key}, "value": {value}}}' for fid, key, value in entries])
-
-
-def _owners(artefact: Artefact) -> list[str]:
-    owners = [""] * artefact.rows
-    for name, begin, end in key_ranges(artefact):
-        owners[begin:end] = [quoted(name)] * (end - begin)
-    return owners
