@@ -64,7 +64,17 @@ def signed_labels(
     if positive is None:
         is_text = array.type in (pa.binary(), pa.string()) and not array.null_count
         flags = _flags(len(array), *_addresses(array), 4, 0) if is_text else None
-        return (flags, []) if flags is not None else _by_unique(array, _label, 0.0)
+        if flags is not None:
+            return flags, []
+
+        def label(value: Any) -> float:
+            text = text_of(value) if value is not None else _ABSENT
+            if (found := LABELS.get(text.lower())) is None:
+                got = repr(text[:40].decode(errors="replace"))
+                raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {OTHER_LABELS}")
+            return found
+
+        return _by_unique(array, label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
     wanted = pa.array([category_text(value.encode()) for value in values], pa.binary())
     clicks = pc.is_in(canonical_texts(text_column(array)), wanted)
@@ -172,7 +182,14 @@ def text_column(array: Any) -> Any:
     """The canonical text of every value of a plain array (`values.text_of`), empty for null."""
     kind = array.type
     if pa.types.is_floating(kind):
-        array = _float_text(array.cast(pa.float64()))
+        array = array.cast(pa.float64())
+        numbers = array.to_numpy(zero_copy_only=False)
+        whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
+        if whole[np.asarray(array.is_valid())].all():
+            array = array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
+        else:
+            texts = (v if v is None or np.isfinite(v) else repr(v) for v in array.to_pylist())
+            array = pa.array([None if v is None else text_of(v) for v in texts], pa.binary())
     elif pa.types.is_null(kind):
         return pa.array([_ABSENT] * len(array), pa.binary())
     elif not pa.types.is_binary(kind):
@@ -190,18 +207,6 @@ def canonical_texts(texts: Any) -> Any:
     coded = texts.dictionary_encode()
     spelled = [category_text(text) for text in coded.dictionary.to_pylist()]
     return pa.array(spelled, pa.binary()).take(coded.indices)
-
-
-def _float_text(array: Any) -> Any:
-    numbers = array.to_numpy(zero_copy_only=False)
-    whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
-    if whole[np.asarray(array.is_valid())].all():
-        return array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
-    return pa.array([None if v is None else _repr(v) for v in array.to_pylist()], pa.binary())
-
-
-def _repr(value: float) -> bytes:
-    return text_of(value) if np.isfinite(value) else repr(value).encode()
 
 
 def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
@@ -405,11 +410,20 @@ class CellText:
             return texts.cast(pa.int64())
         if kinds & (STRING | BOOLEAN):
             return texts
-        numbers = _floats(texts)
-        if not kinds & WHOLE or _are_exact(numbers):
+        try:
+            numbers = texts.cast(pa.float64())
+        except pa.ArrowInvalid:  # of numbers so small that Arrow does not take them
+            numbers = pa.array(
+                [None if each is None else float(each) for each in texts.to_pylist()], pa.float64()
+            )
+        if not kinds & WHOLE or pc.all(pc.less(pc.abs(numbers), INTEGRAL_LIMIT)).as_py():
             return numbers
+
+        def canonical(text: str) -> str:
+            return text_of(int(text) if text.removeprefix("-").isdecimal() else float(text)).decode()
+
         return pa.array(
-            [None if text is None else _number_text(text) for text in texts.to_pylist()], pa.string()
+            [None if each is None else canonical(each) for each in texts.to_pylist()], pa.string()
         )
 
     @property
@@ -436,24 +450,6 @@ class CellSets:
         """The sets as maps from bytes to double."""
         starts, x = (pa.array(each) for each in (self.starts, self.x))
         return pa.MapArray.from_arrays(starts, self.members.to_arrow(), x)
-
-
-def _floats(texts: Any) -> Any:
-    """Decimal numbers as doubles, correctly rounded, however small."""
-    try:
-        return texts.cast(pa.float64())
-    except pa.ArrowInvalid:
-        return pa.array([None if text is None else float(text) for text in texts.to_pylist()], pa.float64())
-
-
-def _are_exact(numbers: Any) -> bool:
-    sizes = pc.abs(numbers)
-    return bool(pc.all(pc.less(sizes, INTEGRAL_LIMIT)).as_py())
-
-
-def _number_text(text: str) -> str:
-    """The canonical text of a number in JSON."""
-    return text_of(int(text) if text.removeprefix("-").isdecimal() else float(text)).decode()
 
 
 @dataclass(frozen=True)
@@ -527,15 +523,6 @@ def _addresses(text: Any) -> tuple[int, int]:
         data.address if data is not None else 0,
         offsets.address + 4 * text.offset if offsets is not None else 0,
     )
-
-
-def _label(value: Any) -> float:
-    text = text_of(value) if value is not None else b""
-    label = LABELS.get(text.lower())
-    if label is None:
-        got = repr(text[:40].decode(errors="replace"))
-        raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {OTHER_LABELS}")
-    return label
 
 
 def _by_unique(

@@ -34,7 +34,7 @@ from model_store.features.cells import (
 from model_store.features.features import FieldPlan
 from model_store.features.numbers import MISSING, NumberRule
 from model_store.features.numbers_kernels import read_numbers
-from model_store.features.values import LARGEST_REAL, not_real
+from model_store.features.values import LARGEST_REAL, checked_utf8, not_real
 from model_store.hash_kernels import scan_columns
 from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
 
@@ -177,15 +177,13 @@ def _set_of(cells: CellText, separator: str) -> TokenColumn | None:
 
 def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
     try:
-        if plan.kind == "text":
-            return _text_column(plan, array)
+        if plan.kind in ("text", "time"):
+            return _parsed_column(plan, array)
         if plan.is_list:
-            return _list_column(plan, array)
+            return _members_column(members_of(array)) if is_list(array.type) else _listed_text(plan, array)
         if plan.number is not None:
             absent = MISSING if plan.has_missing_key else _ABSENT
             return _number_column(plan.number, *number_column(array), absent)
-        if plan.kind == "time":
-            return _time_column(plan, array)
         return TokenColumn(text_column(array))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         raise SpecError(
@@ -224,56 +222,34 @@ def _codes_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], np
     return distinct, codes.reshape(-1)
 
 
-def _text_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    """The words of texts. Each distinct text is taken apart once."""
-    if is_list(array.type):
+def _parsed_column(plan: FieldPlan, array: Any) -> TokenColumn:
+    """The words of texts, or the part of times. Each distinct text is parsed once."""
+    if plan.kind == "text" and is_list(array.type):
         raise pa.ArrowInvalid("lists")
+    if plan.kind == "time" and pa.types.is_temporal(array.type):
+        array = array.cast(pa.string()).cast(_BINARY)
     encoded = text_column(array).dictionary_encode()
-    texts: list[bytes] = []
-    starts, bad_codes = [0], {}
+    tokens, reasons = list[list[bytes]](), dict[int, str]()
     for code, value in enumerate(encoded.dictionary.to_pylist()):
         try:
-            texts += [token.text for token in plan.tokens(value)]
+            tokens.append([token.text for token in plan.tokens(value)])
         except FieldValueError as error:
-            bad_codes[code] = _reason(plan, error)
-        starts.append(len(texts))
+            tokens.append([])
+            reasons[code] = _reason(plan, error)
     codes = encoded.indices.to_numpy()
-    bad = [(int(row), bad_codes[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(bad_codes)))]
-    words = pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(texts, pa.binary()))
-    rows = words.take(encoded.indices)
+    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
+    if plan.kind == "time":
+        return TokenColumn(pa.array(map(b"".join, tokens), _BINARY).take(encoded.indices), bad=bad)
+    rows = pa.array(tokens, pa.list_(_BINARY)).take(encoded.indices)
     return TokenColumn(rows.flatten(), _starts(rows), bad=bad, checked=True)
 
 
-def _time_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    if pa.types.is_temporal(array.type):
-        array = array.cast(pa.string()).cast(pa.binary())
-    encoded = text_column(array).dictionary_encode()
-    texts, bad_codes = [], {}
-    for code, value in enumerate(encoded.dictionary.to_pylist()):
-        try:
-            texts.append(b"".join(token.text for token in plan.tokens(value)))
-        except FieldValueError as error:
-            texts.append(_ABSENT)
-            bad_codes[code] = _reason(plan, error)
-    codes = encoded.indices.to_numpy()
-    bad = [(int(row), bad_codes[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(bad_codes)))]
-    return TokenColumn(pa.array(texts, pa.binary()).take(encoded.indices), bad=bad)
-
-
-def _list_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    if is_list(array.type):
-        return _members_column(members_of(array))
-    return _listed_text(plan, array)
-
-
 def _members_column(members: Members) -> TokenColumn:
-    if members.x is None and not members.bad and _has_one_each(members.starts):
+    starts = members.starts
+    has_one_each = starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all()
+    if members.x is None and not members.bad and has_one_each:
         return TokenColumn(members.text)  # as fast as a category
     return TokenColumn(members.text, members.starts, members.x, members.bad)
-
-
-def _has_one_each(starts: npt.NDArray[np.int32]) -> bool:
-    return bool(starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all())
 
 
 def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
@@ -342,18 +318,16 @@ def _not_utf8(text: Any) -> list[tuple[int, str]]:
     try:
         text.cast(pa.string())
     except pa.ArrowInvalid:
-        return [
-            (row, reason) for row, value in enumerate(text.to_pylist()) if (reason := _utf8_reason(value))
-        ]
-    return []
-
-
-def _utf8_reason(value: bytes) -> str | None:
-    try:
-        value.decode()
-    except UnicodeDecodeError as error:
-        return f"got bytes that are not UTF-8 (byte {error.start}): {value[:40]!r}"
-    return None
+        pass
+    else:
+        return []
+    found = []
+    for row, value in enumerate(text.to_pylist()):
+        try:
+            checked_utf8(value)
+        except FieldValueError as error:
+            found.append((row, str(error)))
+    return found
 
 
 def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:

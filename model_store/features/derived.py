@@ -11,6 +11,7 @@ them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,10 +97,10 @@ class Derivations:
         for field in self.fields:
             inputs = [numbers[name] for name in field.inputs]
             made = field.of(*inputs, starts) if field.compares else field.of(*inputs)
+            # Without numbers that are not finite or too large for an x; -0.0 is 0.0, as in events.
+            made = field.fitting(np.where(np.abs(made) <= LARGEST_REAL, made + 0.0, np.nan))
             own = numbers[field.name]
-            found[field.name] = numbers[field.name] = np.where(
-                np.isnan(own), field.fitting(_bounded(made)), own
-            )
+            found[field.name] = numbers[field.name] = np.where(np.isnan(own), made, own)
         return found
 
     def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
@@ -145,9 +146,11 @@ def column_numbers(column: Any) -> Numbers:
 
 
 def _derived(name: str, spec: FieldSpec) -> Derived:
-    of: Callable[..., Numbers] = _ratio if spec.ratio is not None else _difference
-    if spec.list is not None:
-        of = partial(_LISTS[spec.list], best=spec.best or "min")
+    of: Callable[..., Numbers] = _ratio if spec.ratio is not None else operator.sub
+    if spec.list in ("min", "max"):
+        of = partial(_extreme, best=spec.list)
+    elif spec.list is not None:
+        of = partial(_rank if spec.list == "rank" else _gap, best=spec.best or "min")
     rule = NumberRule.of(spec)
     scaled = rule.buckets is None and not rule.is_plain
     return Derived(name, spec.side, spec.inputs, spec.list is not None, of, rule if scaled else None)
@@ -160,18 +163,9 @@ def _ordered(
     return tuple(fields), {name: column(name) for name in names}
 
 
-def _bounded(numbers: Numbers) -> Numbers:
-    """Without what is not finite or too large for an x; -0.0 is 0.0, as in events."""
-    return np.where(np.abs(numbers) <= LARGEST_REAL, numbers + 0.0, np.nan)
-
-
 def _ratio(a: Numbers, b: Numbers) -> Numbers:
     with np.errstate(all="ignore"):
         return np.where(b == 0.0, np.nan, a / b)
-
-
-def _difference(a: Numbers, b: Numbers) -> Numbers:
-    return a - b
 
 
 def _rank(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
@@ -191,31 +185,20 @@ def _rank(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
     return ranks
 
 
-def _extreme(numbers: Numbers, starts: Starts, *, least: bool) -> Numbers:
+def _extreme(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
     """The least or greatest number of its request, for every row that has a number."""
     sizes = np.diff(starts)
     filled = np.flatnonzero(sizes)
     if not filled.size:
         return np.full(numbers.size, np.nan)
-    reduce: Any = np.fmin if least else np.fmax
+    reduce: Any = np.fmin if best == "min" else np.fmax
     found = np.repeat(reduce.reduceat(numbers, starts[filled]), sizes[filled])
     return np.where(np.isnan(numbers), np.nan, found)
 
 
-def _least(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
-    return _extreme(numbers, starts, least=True)
-
-
-def _greatest(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
-    return _extreme(numbers, starts, least=False)
-
-
 def _gap(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
-    gaps = np.abs(numbers - _extreme(numbers, starts, least=best == "min"))
+    gaps = np.abs(numbers - _extreme(numbers, starts, best=best))
     return np.minimum(gaps, LARGEST_REAL)  # never absent: a part of the request would have another
-
-
-_LISTS = {"rank": _rank, "min": _least, "max": _greatest, "gap": _gap}
 
 
 def _filled(column: Any, numbers: Numbers) -> Any:

@@ -107,8 +107,24 @@ class FieldPlan:
         return tokens
 
 
+class _Sides:
+    """Fields by the side that their values come with."""
+
+    fields: tuple[FieldPlan, ...]
+
+    @property
+    def request_fields(self) -> tuple[FieldPlan, ...]:
+        """Those that come with the request or the user's record, known once per request."""
+        return tuple(field for field in self.fields if field.side != "item")
+
+    @property
+    def item_fields(self) -> tuple[FieldPlan, ...]:
+        """Those that come with each candidate."""
+        return tuple(field for field in self.fields if field.side == "item")
+
+
 @dataclass(frozen=True)
-class CrossPlan:
+class CrossPlan(_Sides):
     """A compiled cross. Fields of the request (user, context) come first, in the spec's order."""
 
     name: str
@@ -116,19 +132,9 @@ class CrossPlan:
     prefix: bytes
     mask: int
 
-    @property
-    def request_fields(self) -> tuple[FieldPlan, ...]:
-        """The fields of the request's half, known once per request."""
-        return tuple(field for field in self.fields if field.side != "item")
-
-    @property
-    def item_fields(self) -> tuple[FieldPlan, ...]:
-        """The fields of the item's half, one value per candidate."""
-        return tuple(field for field in self.fields if field.side == "item")
-
 
 @dataclass(frozen=True)
-class FeaturePlan:
+class FeaturePlan(_Sides):
     """A compiled, resolved spec: every field and cross in the order of a row's keys."""
 
     fields: tuple[FieldPlan, ...]
@@ -141,24 +147,19 @@ class FeaturePlan:
         """Compile a resolved spec (`ModelSpec.resolve`). Raises SpecError for a field that has yet to learn."""
         fields = tuple(_field(spec, index, name) for index, name in enumerate(spec.fields))
         by_name = {field.name: field for field in fields}
-        crosses = tuple(_cross(spec, [by_name[name] for name in cross.fields]) for cross in spec.crosses)
+        crosses = []
+        for cross in spec.crosses:
+            ordered = sorted((by_name[name] for name in cross.fields), key=lambda field: field.side == "item")
+            names = [field.name for field in ordered]
+            mask = _mask(spec, *names)
+            crosses.append(CrossPlan("*".join(names), tuple(ordered), prefix_of(names), mask))
         shares = tuple(variant.share for variant in spec.variants.values())
-        return cls(fields, crosses, tuple(spec.variants), shares)
+        return cls(fields, tuple(crosses), tuple(spec.variants), shares)
 
     @property
     def all_variants(self) -> int:
         """The mask of a key that every variant uses."""
         return (1 << len(self.variants)) - 1
-
-    @property
-    def request_fields(self) -> tuple[FieldPlan, ...]:
-        """Fields that come with the request or the user's record."""
-        return tuple(field for field in self.fields if field.side != "item")
-
-    @property
-    def item_fields(self) -> tuple[FieldPlan, ...]:
-        """Fields that come with each candidate."""
-        return tuple(field for field in self.fields if field.side == "item")
 
     def field(self, name: str) -> FieldPlan | None:
         """The field of this name, or None."""
@@ -202,7 +203,8 @@ def _field(spec: ModelSpec, index: int, name: str) -> FieldPlan:
         )
     number = NumberRule.of(field) if field.kind == "number" else None
     mask = _mask(spec, name) if field.main else 0
-    return FieldPlan(name, index, field, _prefix(name, field), mask, number, _tokenizer(field, number))
+    prefix = b"" if field.kind == "raw" else prefix_of([name])
+    return FieldPlan(name, index, field, prefix, mask, number, _tokenizer(field, number))
 
 
 def _tokenizer(field: FieldSpec, number: NumberRule | None) -> Callable[[Value], tuple[Token, ...]]:
@@ -217,22 +219,25 @@ def _tokenizer(field: FieldSpec, number: NumberRule | None) -> Callable[[Value],
         )
     if field.kind == "text":
         ngrams, most = field.ngrams or DEFAULT_NGRAMS, field.most or DEFAULT_MOST
-        return lambda value: _text_tokens(value, ngrams, most)
+
+        def text_tokens(value: Value) -> tuple[Token, ...]:
+            if value is None:
+                return ()
+            texts = ngrams_of(decoded(one_scalar(value)), ngrams, most)
+            return tuple(
+                Token(each.encode(), 1.0) for each in texts
+            )  # words have no character that keys escape
+
+        return text_tokens
     if number is not None:
         absent = (Token(MISSING, 1.0),) if field.missing is not None else ()
-        return lambda value: _one_token(value, lambda v: _number_token(number, parse_number(v))) or absent
+
+        def number_token(value: Scalar) -> Token:
+            parsed = parse_number(value)
+            return Token(number.text(parsed), number.x(parsed))
+
+        return lambda value: _one_token(value, number_token) or absent
     return _category_token
-
-
-def _number_token(rule: NumberRule, number: float) -> Token:
-    return Token(rule.text(number), rule.x(number))
-
-
-def _text_tokens(value: Value, ngrams: int, most: int) -> tuple[Token, ...]:
-    """Words have no character that keys escape."""
-    if value is None:
-        return ()
-    return tuple(Token(each.encode(), 1.0) for each in ngrams_of(decoded(one_scalar(value)), ngrams, most))
 
 
 def _category_token(value: Value) -> tuple[Token, ...]:
@@ -260,10 +265,6 @@ def _set_tokens(value: Value, separator: str | None) -> tuple[Token, ...]:
     return tuple(Token(escape(text), x) for text, x in found.items() if x)
 
 
-def _prefix(name: str, field: FieldSpec) -> bytes:
-    return b"" if field.kind == "raw" else prefix_of([name])
-
-
 def _mask(spec: ModelSpec, *names: str) -> int:
     """The variants that use this field or cross. A variant without a field is also without its crosses."""
     mask = 0
@@ -274,12 +275,6 @@ def _mask(spec: ModelSpec, *names: str) -> int:
         if frozenset(names) not in left_out and not any(name in left_out for name in names):
             mask |= 1 << bit
     return mask
-
-
-def _cross(spec: ModelSpec, fields: Sequence[FieldPlan]) -> CrossPlan:
-    ordered = tuple(sorted(fields, key=lambda field: field.side == "item"))
-    names = [field.name for field in ordered]
-    return CrossPlan("*".join(names), ordered, prefix_of(names), _mask(spec, *names))
 
 
 # -- texts: the rules need no tables but Unicode's simple lower-case mapping, so that readers in other languages can

@@ -117,7 +117,11 @@ class NumberRule:
         """The token's x. Raises FieldValueError where it is beyond LARGEST_REAL."""
         if self.bucket is not None:
             return 1.0
-        x = number if self.is_plain else self._scaled(self._clipped(number))
+        x = number
+        if not self.is_plain:
+            x = self._clipped(number)
+            x = math.copysign(math.log1p(abs(x)), x) if self.log1p else (x - self.shift) / self.divisor
+            x += 0.0
         if not abs(x) <= LARGEST_REAL:
             raise FieldValueError(self.not_real(number, x))
         return x
@@ -150,11 +154,6 @@ class NumberRule:
             return number
         low, high = self.clip
         return min(max(number, low), high) + 0.0
-
-    def _scaled(self, number: float) -> float:
-        if self.log1p:
-            return math.copysign(math.log1p(abs(number)), number) + 0.0
-        return (number - self.shift) / self.divisor + 0.0
 
 
 def _between(edges: tuple[float, ...]) -> tuple[Callable[[float], int], Callable[[Numbers], Buckets]]:

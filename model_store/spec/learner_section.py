@@ -22,11 +22,8 @@ LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
 LEAST_BUCKETS, MOST_BUCKETS = 1 << LEAST_HASH_BITS, 1 << MOST_HASH_BITS
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
-_RATES: dict[str, tuple[str, ...]] = {
-    "ogd": ("gradients", "counts", "global", "constant"),
-    "truncation": ("gradients", "counts", "global", "constant"),
-    "truncated_gradient": ("gradients", "counts", "global", "constant"),
-    "fobos": ("gradients", "counts", "global", "constant"),
+_MOST_RATES = ("gradients", "counts", "global", "constant")
+_RATES = dict.fromkeys(("ogd", "truncation", "truncated_gradient", "fobos"), _MOST_RATES) | {
     "rda": ("global", "gradients", "constant"),
     "ftrl": ("gradients", "counts", "constant"),
     "adpredictor": ("posterior",),
@@ -139,20 +136,8 @@ class LearnerSection(Section):
     seed: int = Field(default=1, ge=0, lt=2**63)
 
     ALWAYS = (
-        "algorithm",
-        "alpha",
-        "beta",
-        "l1",
-        "l2",
-        "k",
-        "theta",
-        "values",
-        "rate",
-        "precision",
-        "inclusion",
-        "ttl",
-        "subsample",
-        "seed",
+        *("algorithm", "alpha", "beta", "l1", "l2", "k", "theta", "values", "rate", "precision", "inclusion"),
+        *("ttl", "subsample", "seed"),
     )
 
     def why_not(self, regularizer: str) -> str:
@@ -232,8 +217,17 @@ class LearnerSection(Section):
     def check_first_rate(self, alpha: float, beta: float, l2: float) -> None:
         """Raise ValueError unless the first rate of a key is finite with these parameters, and ogd converges."""
         if beta > 0 or self.rate == "global":
-            if self.algorithm == "ogd" and l2:
-                self._check_l2_of_ogd(alpha if self.rate == "global" else alpha / beta, l2)
+            if self.algorithm != "ogd" or not l2:
+                return
+            first_rate = alpha if self.rate == "global" else alpha / beta
+            if first_rate * l2 >= 1.0:
+                raise ValueError(
+                    f'l2 = {l2:g} is too large for algorithm = "ogd", which multiplies weights by 1 - eta l2: the '
+                    f"first eta is {first_rate:g}, and eta l2 must be below 1; lower l2 or alpha, or take "
+                    'algorithm = "fobos", which divides by 1 + eta l2'
+                )
+            if (self.rate, self.shrink, self.precision) == ("global", "rate", "q2.13"):
+                raise ValueError(_SCALED.format(algorithm="ogd"))
             return
         if self.link == "probit":
             raise ValueError("beta is 0: adpredictor divides by its noise; set beta > 0")
@@ -244,16 +238,6 @@ class LearnerSection(Section):
             raise ValueError(
                 f"beta is 0{and_l2}: an unseen key's learning rate would be infinite; set beta > 0"
             )
-
-    def _check_l2_of_ogd(self, first_rate: float, l2: float) -> None:
-        if first_rate * l2 >= 1.0:
-            raise ValueError(
-                f'l2 = {l2:g} is too large for algorithm = "ogd", which multiplies weights by 1 - eta l2: the first '
-                f"eta is {first_rate:g}, and eta l2 must be below 1; lower l2 or alpha, or take "
-                'algorithm = "fobos", which divides by 1 + eta l2'
-            )
-        if (self.rate, self.shrink, self.precision) == ("global", "rate", "q2.13"):
-            raise ValueError(_SCALED.format(algorithm="ogd"))
 
     @field_validator("ttl", mode="before")
     @classmethod
@@ -359,17 +343,14 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _ttl_is_a_span(self) -> Self:
-        if isinstance(self.ttl, str) and not _is_span(self.ttl):
+        try:
+            is_span = not isinstance(self.ttl, str) or seconds_of(self.ttl) > 0
+        except ValueError:
+            is_span = False
+        if not is_span:
             raise ValueError(
                 f'ttl: got {self.ttl!r}; expected a number of rows, or a time such as "30d", "12h", "90m"'
             )
         if isinstance(self.ttl, int) and self.ttl < 1:
             raise ValueError(f"ttl: got {self.ttl!r}; expected at least one row")
         return self
-
-
-def _is_span(text: str) -> bool:
-    try:
-        return seconds_of(text) > 0
-    except ValueError:
-        return False

@@ -137,12 +137,17 @@ def _checked_bucket(value: Any) -> Any:
 
 
 def _checked_range(value: Any) -> Any:
-    if value is None:
-        return value
-    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-    if not numbers or not value[0] < value[1]:
+    if value is not None and not (_are_two(value) and value[0] < value[1]):
         raise ValueError(f"got {value!r}; expected two numbers, the lower one first")
-    return tuple(map(float, value))
+    return value and tuple(map(float, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_two(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
 
 
 Bucket = Annotated[str | tuple[float, ...] | None, BeforeValidator(_checked_bucket)]
@@ -187,8 +192,7 @@ class FieldSpec(Section):
 
     @model_validator(mode="after")
     def _options_fit_the_kind(self) -> Self:
-        if self.bucket is not None and self.kind != "number":
-            raise ValueError(f'bucket belongs to kind = "number"; this field\'s kind is "{self.kind}"')
+        self._check_kind("number", "bucket")
         if self.kind == "time" and self.part is None:
             raise ValueError('kind = "time" needs part = "minute" | "hour" | "day" | "weekday" | "month"')
         if self.kind != "time" and (self.part is not None or self.format is not None):
@@ -201,9 +205,7 @@ class FieldSpec(Section):
 
     @model_validator(mode="after")
     def _numbers_are_transformed(self) -> Self:
-        for name in ("scale", "clip", "missing", "fixed_weight"):
-            if getattr(self, name) is not None and self.kind != "number":
-                raise ValueError(f'{name} belongs to kind = "number"; this field\'s kind is "{self.kind}"')
+        self._check_kind("number", "scale", "clip", "missing", "fixed_weight")
         if self.scale is not None and self.bucket is not None:
             raise ValueError("scale makes a number an x, bucket makes it a key; leave one of them out")
         learns = quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
@@ -214,19 +216,25 @@ class FieldSpec(Section):
                 f"learned: got {list(self.learned)}; expected ascending edges for a quantile, [mean, deviation] with "
                 "a deviation above 0, or [min, max] with min below max"
             )
-        if self.fixed_weight is not None and (self.bucket is not None or self.missing is not None):
-            raise ValueError("fixed_weight multiplies the number itself; bucket and missing make keys of it")
-        if self.fixed_weight is not None and not SMALLEST_RATE <= abs(self.fixed_weight) <= LARGEST_RATE:
-            raise ValueError(
-                f"fixed_weight: got {self.fixed_weight!r}; expected a weight other than 0, from {SMALLEST_RATE:g} to "
-                f"{LARGEST_RATE:g} in size"
-            )
-        if self.fixed_weight is not None and not self.main:
-            raise ValueError("fixed_weight belongs to the field's own key, main = false leaves it out")
-        for name in ("ngrams", "most"):
-            if getattr(self, name) is not None and self.kind != "text":
-                raise ValueError(f'{name} belongs to kind = "text"; this field\'s kind is "{self.kind}"')
+        if (weight := self.fixed_weight) is not None:
+            if self.bucket is not None or self.missing is not None:
+                raise ValueError(
+                    "fixed_weight multiplies the number itself; bucket and missing make keys of it"
+                )
+            if not SMALLEST_RATE <= abs(weight) <= LARGEST_RATE:
+                raise ValueError(
+                    f"fixed_weight: got {weight!r}; expected a weight other than 0, from {SMALLEST_RATE:g} to "
+                    f"{LARGEST_RATE:g} in size"
+                )
+            if not self.main:
+                raise ValueError("fixed_weight belongs to the field's own key, main = false leaves it out")
+        self._check_kind("text", "ngrams", "most")
         return self
+
+    def _check_kind(self, kind: Kind, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None and self.kind != kind:
+                raise ValueError(f'{name} belongs to kind = "{kind}"; this field\'s kind is "{self.kind}"')
 
     @model_validator(mode="after")
     def _derivation_is_sound(self) -> Self:
@@ -259,12 +267,7 @@ class FieldSpec(Section):
             )
         if self.measure == "last" and self.side != "user":
             raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
-        if (
-            self.history is not None
-            and self.of is not None
-            and self.side == "user"
-            and self.measure != "last"
-        ):
+        if None not in (self.history, self.of) and self.side == "user" and self.measure != "last":
             raise ValueError(
                 f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
             )
@@ -397,16 +400,19 @@ def _is_time(text: str) -> str:
     return text
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_short(text: str) -> str:
+    if seconds_of(text) > LONGEST_S:
+        raise ValueError(f'got {text!r}; expected at most "366d"')
+    return text
+
+
+Time = Annotated[str, AfterValidator(_is_time)]
+ShortTime = Annotated[str, AfterValidator(_is_short)]
 
 
 def _checked_band(value: Any) -> Any:
     """A band or "off", checked as a whole, so that an error names a band, not a tuple."""
-    if value == OFF:
-        return value
-    numbers = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-    if not numbers or not 0.0 < value[0] <= 1.0 <= value[1]:
+    if value != OFF and not (_are_two(value) and 0.0 < value[0] <= 1.0 <= value[1]):
         raise ValueError(f'got {value!r}; expected two numbers around 1, such as [0.8, 1.25], or "off"')
     return value
 
@@ -419,7 +425,6 @@ def _checked_bound(value: Any) -> Any:
 
 Band = Annotated[tuple[float, float] | Literal["off"], BeforeValidator(_checked_band)]
 Bound = Annotated[float | Literal["off"], BeforeValidator(_checked_bound)]
-Time = Annotated[str, AfterValidator(_is_time)]
 
 
 class ChosenStep(Section):
@@ -465,16 +470,8 @@ class GuardSection(Section):
     cooldown: Time = "10m"
 
     ALWAYS = (
-        "examples",
-        "min_examples",
-        "logloss_rise",
-        "calibration",
-        "keys_fall",
-        "keys_rise",
-        "min_keys",
-        "online_calibration",
-        "online_clicks",
-        "cooldown",
+        *("examples", "min_examples", "logloss_rise", "calibration", "keys_fall", "keys_rise", "min_keys"),
+        *("online_calibration", "online_clicks", "cooldown"),
     )
 
     @model_validator(mode="after")
@@ -493,15 +490,6 @@ class GuardSection(Section):
 
 LONGEST_S = 366 * 86_400
 MOST_PENDING = 100_000_000
-
-
-def _is_short_span(text: str) -> str:
-    if seconds_of(text) > LONGEST_S:
-        raise ValueError(f'got {text!r}; expected at most "366d"')
-    return text
-
-
-ShortTime = Annotated[str, AfterValidator(_is_short_span)]
 
 
 class JoinSection(Section):

@@ -136,15 +136,34 @@ class ModelSpec(Section):
                     f"variants.{name}: {', '.join(variant.own_parameters)} of its own, but the variants share their "
                     'values; a variant has its own with learner.values = "per_variant"'
                 )
-            _check_own_parameters(name, variant, self.learner)
+            own = variant.own_parameters
+            for regularizer in ("l1", "l2"):
+                if own.get(regularizer) and (why_not := self.learner.why_not(regularizer)):
+                    raise ValueError(f"variants.{name}.{regularizer}: {why_not}")
+            if own:
+                self._check_first_rate(f"variants.{name}", own)
         return self
+
+    def _check_first_rate(self, setting: str, own: Mapping[str, float]) -> None:
+        """Raise ValueError naming the setting unless the first rate is finite with these parameters of its own."""
+        try:
+            self.learner.check_first_rate(
+                *(own.get(name, getattr(self.learner, name)) for name in ("alpha", "beta", "l2"))
+            )
+        except ValueError as error:
+            raise ValueError(f"{setting}: {error}") from None
 
     @model_validator(mode="after")
     def _rules_fit_the_learner(self) -> Self:
         for prefix, rule in self.rules.items():
             if rule.l1 is not None and (why_not := self.learner.why_not("l1")):
                 raise ValueError(f'rules."{prefix}".l1: {why_not}')
-            _check_rates(prefix, rule, self)
+            for name in ("alpha", "decay"):
+                if getattr(rule, name) is not None and (why_not := self.learner.why_no_rule(name)):
+                    raise ValueError(f'rules."{prefix}".{name}: {why_not}')
+            own = {"alpha": rule.alpha} if rule.alpha is not None else {}
+            for variant in self.variants.values() if own else ():
+                self._check_first_rate(f'rules."{prefix}".alpha', variant.own_parameters | own)
             included = rule.inclusion is not None and rule.inclusion.kind != "none"
             if included and self.learner.hashing:
                 raise ValueError(
@@ -206,21 +225,26 @@ class ModelSpec(Section):
         Raises SpecError naming a missing column and listing those that exist. An optional field may be missing: it
         stays in the spec, without values.
         """
+        taken = {*self.input.named_columns, *self.input.ignore, ""}
         fields = dict(self.fields) or {
             name: FieldSpec.model_validate({"kind": kind})
-            for name in self._free_columns(columns)
-            if (kind := kinds.get(name, "category")) not in (None, WEIGHT)
+            for name in columns
+            if name not in taken and (kind := kinds.get(name, "category")) not in (None, WEIGHT)
         }
         optional = {f"fields.{name}" for name, field in fields.items() if field.optional or field.is_derived}
-        for name, column in (*self._named(), *self._wanted(fields)):
+        named = self._columns({}, ("timestamp", "request", "cookie", "item"))
+        for name, column in (*named, *self._columns(fields)):
             if column not in columns and name not in optional:
-                hint = _join_hint(name, fields)
+                field, hint = fields.get(name.removeprefix("fields.")), ""
+                if field is not None and field.side != "context":
+                    hint = f" (columns of {field.side}s may come from a separate file: --{field.side}s FILE)"
                 raise SpecError(
                     f"{name}: no column {column!r} in the log; it has: {listed(columns, column)}{hint}"
                 )
         if not fields:
             raise SpecError(f"no feature left: [input] names every column; columns: {', '.join(columns)}")
-        section = self.input.model_copy(update={"weight": self._weight(kinds)})
+        weights = (name for name, kind in kinds.items() if kind == WEIGHT and name not in self.input.ignore)
+        section = self.input.model_copy(update={"weight": self.input.weight or next(weights, None)})
         resolved = self.model_copy(update={"fields": fields, "input": section})
         check_crosses(resolved)
         check_derived(resolved)
@@ -264,36 +288,20 @@ class ModelSpec(Section):
 
     def wanted_columns(self) -> tuple[str, ...]:
         """The log columns a resolved spec reads, each once, in a fixed order."""
-        return tuple(dict.fromkeys(column for _, column in self._wanted(self.fields)))
+        return tuple(dict.fromkeys(column for _, column in self._columns(self.fields)))
 
-    def _weight(self, kinds: Mapping[str, str | None]) -> str | None:
-        weights = (name for name, kind in kinds.items() if kind == WEIGHT and name not in self.input.ignore)
-        return self.input.weight or next(weights, None)
-
-    def _free_columns(self, columns: Sequence[str]) -> Iterator[str]:
-        taken = {*self.input.named_columns, *self.input.ignore, ""}
-        return (name for name in columns if name not in taken)
-
-    def _named(self) -> Iterator[tuple[str, str]]:
-        for name in ("timestamp", "request", "cookie", "item"):
+    def _columns(
+        self, fields: Mapping[str, FieldSpec], names: Sequence[str] | None = None
+    ) -> Iterator[tuple[str, str]]:
+        """(setting, column) of every column that is read, or of the named ones of [input]."""
+        if names is None:
+            histories = any(field.history is not None for field in fields.values())
+            times = histories or self.learner.ttl_seconds is not None
+            names = ("label", "views", "weight", "request", *(("cookie", "item") if histories else ()))
+            names = (*names, "timestamp") if times else names
+        for name in names:
             if (column := getattr(self.input, name)) is not None:
                 yield f"input.{name}", column
-
-    def _wanted(self, fields: Mapping[str, FieldSpec]) -> Iterator[tuple[str, str]]:
-        yield "input.label", self.input.label
-        if self.input.views is not None:
-            yield "input.views", self.input.views
-        if self.input.weight is not None:
-            yield "input.weight", self.input.weight
-        if self.input.request is not None:
-            yield "input.request", self.input.request
-        histories = any(field.history is not None for field in fields.values())
-        if histories and self.input.cookie is not None:
-            yield "input.cookie", self.input.cookie
-        if histories and self.input.item is not None:
-            yield "input.item", self.input.item
-        if self.input.timestamp is not None and (histories or self.learner.ttl_seconds is not None):
-            yield "input.timestamp", self.input.timestamp
         for name, field in fields.items():
             yield f"fields.{name}", field.column or name
 
@@ -355,43 +363,6 @@ def _written(value: Any, document: Any) -> Any:
     if isinstance(value, tuple):
         return list(map(_written, value, document))
     return document
-
-
-def _check_own_parameters(name: str, variant: Variant, learner: LearnerSection) -> None:
-    own = variant.own_parameters
-    for regularizer in ("l1", "l2"):
-        if own.get(regularizer) and (why_not := learner.why_not(regularizer)):
-            raise ValueError(f"variants.{name}.{regularizer}: {why_not}")
-    if not own:
-        return
-    try:
-        alpha, beta, l2 = (own.get(each, getattr(learner, each)) for each in ("alpha", "beta", "l2"))
-        learner.check_first_rate(alpha, beta, l2)
-    except ValueError as error:
-        raise ValueError(f"variants.{name}: {error}") from None
-
-
-def _check_rates(prefix: str, rule: Rule, spec: ModelSpec) -> None:
-    """Raise ValueError unless the learner takes a rule's alpha and decay, in every variant."""
-    for name in ("alpha", "decay"):
-        if getattr(rule, name) is not None and (why_not := spec.learner.why_no_rule(name)):
-            raise ValueError(f'rules."{prefix}".{name}: {why_not}')
-    if rule.alpha is None:
-        return
-    for variant in spec.variants.values():
-        own = variant.own_parameters
-        beta, l2 = (own.get(each, getattr(spec.learner, each)) for each in ("beta", "l2"))
-        try:
-            spec.learner.check_first_rate(rule.alpha, beta, l2)
-        except ValueError as error:
-            raise ValueError(f'rules."{prefix}".alpha: {error}') from None
-
-
-def _join_hint(name: str, fields: Mapping[str, FieldSpec]) -> str:
-    field = fields.get(name.removeprefix("fields."))
-    if field is None or field.side == "context":
-        return ""
-    return f" (columns of {field.side}s may come from a separate file: --{field.side}s FILE)"
 
 
 def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
@@ -460,19 +431,19 @@ def check_derived(spec: ModelSpec) -> None:
             raise SpecError(
                 f"fields.{name}: {field.of!r} is the same for all candidates; expected a field of the item"
             )
-        if field.history is not None and field.of is not None and spec.fields[field.of].side != "item":
+        if field.history is None:
+            continue
+        if field.of is not None and (kept := spec.fields[field.of]).side != "item":
             raise SpecError(
                 f"fields.{name}: history keeps values of items; {field.of!r} is not a field of the item"
             )
-        if field.history is not None and field.of is not None and spec.fields[field.of].kind != "category":
-            raise SpecError(
-                f"fields.{name}: history keeps categories; {field.of!r} is of kind {spec.fields[field.of].kind!r}"
-            )
-        if field.history is not None and spec.input.cookie is None:
+        if field.of is not None and kept.kind != "category":
+            raise SpecError(f"fields.{name}: history keeps categories; {field.of!r} is of kind {kept.kind!r}")
+        if spec.input.cookie is None:
             raise SpecError(f"fields.{name}: history needs the user: set input.cookie")
-        if field.history is not None and spec.input.timestamp is None:
+        if spec.input.timestamp is None:
             raise SpecError(f"fields.{name}: history needs the time: set input.timestamp")
-        if field.history is not None and field.of is None and spec.input.item is None:
+        if field.of is None and spec.input.item is None:
             raise SpecError(f"fields.{name}: history of items needs the item: set input.item, or of = FIELD")
 
 
