@@ -432,7 +432,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         listed = np.asarray(self.categorical_features)
         if listed.dtype == bool and listed.shape == (len(names),):
             return [name for name, is_listed in zip(names, listed, strict=True) if is_listed]
-        found = [names[each] if _is_index(each, names) else each for each in listed.tolist()]
+        places = range(-len(names), len(names))
+        found = [names[each] if type(each) is int and each in places else each for each in listed.tolist()]
         if absent := [each for each in found if each not in names]:
             raise ValueError(
                 f"categorical_features: X has no column {absent[0]!r}; it has {len(names)} columns: {_some(names)}"
@@ -541,9 +542,15 @@ class _MatrixEngine(_Engine):
             return columns
         matrix = np.empty((len(next(iter(columns.values()))), len(columns)))
         for index, (name, column) in enumerate(columns.items()):
-            numbers, bad = _numbers_of(name, column)
-            if bad:
-                raise ValueError(f"X, row {bad[0][0]}: {name}: {bad[0][1]}")
+            kind = column.type
+            if pa.types.is_boolean(kind):
+                column = column.cast(pa.int8())
+            if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+                numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            else:
+                numbers, bad = number_column(_plain_columns({name: column})[name])
+                if bad:
+                    raise ValueError(f"X, row {bad[0][0]}: {name}: {bad[0][1]}")
             matrix[:, index] = numbers
         return _without_nan(matrix)
 
@@ -577,17 +584,15 @@ class _MatrixEngine(_Engine):
 
     def scores(self, matrix: Any) -> Floats:
         """The score of each row: float64[rows]."""
-        scores: Floats = _product(matrix, self.weights[1:]) + self.weights[0]
+        scores: Floats = np.asarray(safe_sparse_dot(matrix, self.weights[1:])) + self.weights[0]
         if self.is_probit:
-            scores /= np.sqrt(self.model.spec.learner.beta**2 + self._spreads(matrix))
+            learner = self.model.spec.learner
+            if self._variances is None:
+                self._variances = self._matrix.rates(learner.alpha)
+            squares = matrix.multiply(matrix).tocsr() if hasattr(matrix, "tocsr") else np.square(matrix)
+            spreads = np.asarray(safe_sparse_dot(squares, self._variances[1:])) + self._variances[0]
+            scores /= np.sqrt(learner.beta**2 + spreads)
         return scores
-
-    def _spreads(self, matrix: Any) -> Floats:
-        if self._variances is None:
-            self._variances = self._matrix.rates(self.model.spec.learner.alpha)
-        squares = matrix.multiply(matrix).tocsr() if hasattr(matrix, "tocsr") else np.square(matrix)
-        spreads: Floats = _product(squares, self._variances[1:]) + self._variances[0]
-        return spreads
 
 
 class _TableEngine(_Engine):
@@ -717,13 +722,6 @@ def _arrow(column: Any) -> Any:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-def _without_nan_values(column: Any) -> Any:
-    """A column with null for NaN, which libraries other than pandas distinguish."""
-    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-        return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    return column
-
-
 def _kind_of(name: str, column: Any) -> str:
     """The kind of field that a column's type suggests; "moment" for times, which no kind fits by itself."""
     kind = column.type
@@ -746,20 +744,13 @@ def _plain_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, column in columns.items():
         try:
-            found[name] = plain(_without_nan_values(column))
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+                # null for NaN, which libraries other than pandas distinguish
+                column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+            found[name] = plain(column)
         except (NotPlain, pa.ArrowInvalid) as error:
             raise ValueError(f"X: column {name!r}: {error}") from None
     return found
-
-
-def _numbers_of(name: str, column: Any) -> tuple[Floats, list[tuple[int, str]]]:
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        numbers: Floats = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        return numbers, []
-    numbers, bad = number_column(_plain_columns({name: column})[name])
-    return numbers, bad
 
 
 def _without_nan(matrix: Any) -> Any:
@@ -771,11 +762,6 @@ def _without_nan(matrix: Any) -> Any:
     return matrix
 
 
-def _product(matrix: Any, weights: Floats) -> Floats:
-    product: Floats = np.asarray(safe_sparse_dot(matrix, weights))
-    return product
-
-
 def _two_classes(labels: Any) -> Any:
     found = np.unique(labels)
     if found.size != 2:
@@ -784,10 +770,6 @@ def _two_classes(labels: Any) -> Any:
             f"{'es' * (found.size != 1)}: {found.tolist()}"
         )
     return found
-
-
-def _is_index(value: Any, names: Sequence[str]) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -len(names) <= value < len(names)
 
 
 def _number(value: Any) -> Any:

@@ -95,7 +95,12 @@ class FTRLProximal(Optimizer):
                 group.pop(name, None)
         try:
             _check(group)
-            _check_parameters(group["params"])
+            for parameter in group["params"]:
+                if not parameter.is_floating_point() or parameter.layout != torch.strided:
+                    raise ValueError(
+                        f"got a parameter of {parameter.dtype} and {parameter.layout}; expected dense real numbers, "
+                        "such as torch.float32"
+                    )
         except ValueError:
             self.param_groups.pop()
             raise
@@ -154,8 +159,14 @@ class FTRLProximal(Optimizer):
         if foreach is None:
             _, foreach = _default_to_fused_or_foreach([each.weight for each in dense], False)
         if foreach:
-            for batch in _batches(dense):
-                _update_all(batch, rate, penalties)
+            together: dict[Any, list[_Each]] = {}  # by what can be updated at once: one device, one type
+            for each in dense:
+                together.setdefault((each.weight.device, each.weight.dtype), []).append(each)
+            for batch in together.values():
+                ws, gs, zs, ns = map(list, zip(*batch, strict=True))
+                state = zs[0].dtype
+                wide = [w.to(state) for w in ws], [g.to(state) for g in gs]
+                torch._foreach_copy_(ws, _learn_all(*wide, zs, ns, rate, penalties))
         else:
             for each in dense:
                 for w, g, z, n in _blocks(*each):
@@ -207,26 +218,19 @@ class _Each(NamedTuple):
     n: Any
 
 
-def _update_all(batch: list[_Each], rate: _Rate, penalties: _Penalties) -> None:
-    """Update whole parameters of one device and type together."""
-    state = batch[0].z.dtype
-    weights = [each.weight.to(state) for each in batch]
-    gradients = [each.gradient.to(state) for each in batch]
-    zs, ns = [each.z for each in batch], [each.n for each in batch]
-    torch._foreach_copy_(
-        [each.weight for each in batch], _learn_all(weights, gradients, zs, ns, rate, penalties)
-    )
-
-
 @torch.compiler.disable  # torch.compile does not support sparse tensors
 def _update_rows(each: _Each, rate: _Rate, penalties: _Penalties) -> None:
     """Update what a sparse gradient names: rows, or with several sparse dimensions, parts of them."""
     index, gradient = _coalesced(each.gradient, each.z.dtype)
     for *rows, g in _blocks(*index, gradient):
-        w, z, n = (_take(whole, rows) for whole in (each.weight, each.z, each.n))
+        wholes, first, at = (each.weight, each.z, each.n), rows[0], tuple(rows)
+        w, z, n = (x.index_select(0, first) if len(at) == 1 else x[at] for x in wholes)
         new = _learn(w.to(z.dtype), g, z, n, rate, penalties)
-        for whole, part in ((each.weight, new.to(w.dtype)), (each.z, z), (each.n, n)):
-            _put(whole, rows, part)
+        for whole, part in zip(wholes, (new.to(w.dtype), z, n), strict=True):
+            if len(at) == 1:
+                whole.index_copy_(0, first, part)
+            else:
+                whole[at] = part
 
 
 def _coalesced(gradient: Tensor, kind: torch.dtype) -> tuple[Sequence[Tensor], Tensor]:
@@ -243,17 +247,6 @@ def _coalesced(gradient: Tensor, kind: torch.dtype) -> tuple[Sequence[Tensor], T
     starts = counts.cumsum(0) - counts
     sums = torch.nn.functional.embedding_bag(order, values.reshape(len(order), -1), starts, mode="sum")
     return [rows], sums.reshape(-1, *values.shape[1:])
-
-
-def _take(whole: Tensor, index: Sequence[Tensor]) -> Tensor:
-    return whole.index_select(0, index[0]) if len(index) == 1 else whole[tuple(index)]
-
-
-def _put(whole: Tensor, index: Sequence[Tensor], part: Tensor) -> None:
-    if len(index) == 1:
-        whole.index_copy_(0, index[0], part)
-    else:
-        whole[tuple(index)] = part
 
 
 def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
@@ -300,14 +293,6 @@ def _learn_all(
     return [torch.where(n == 0, w, computed) for w, n, computed in zip(ws, ns, new, strict=True)]
 
 
-def _batches(dense: list[_Each]) -> list[list[_Each]]:
-    """Divide by what can be updated together: one device, one type."""
-    found: dict[Any, list[_Each]] = {}
-    for each in dense:
-        found.setdefault((each.weight.device, each.weight.dtype), []).append(each)
-    return list(found.values())
-
-
 def _state_type(parameter: Tensor) -> torch.dtype:
     """The type of a parameter's state: in 16 bits, n would soon stop to grow."""
     return torch.promote_types(parameter.dtype, torch.float32)
@@ -340,12 +325,3 @@ def _check(options: dict[str, Any]) -> None:
             number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
             if not number or value < 0 or (name == "alpha" and value == 0):
                 raise ValueError(f"{name}: got {value!r}; expected a finite number {bound}")
-
-
-def _check_parameters(parameters: list[Tensor]) -> None:
-    for parameter in parameters:
-        if not parameter.is_floating_point() or parameter.layout != torch.strided:
-            raise ValueError(
-                f"got a parameter of {parameter.dtype} and {parameter.layout}; expected dense real numbers, such as "
-                "torch.float32"
-            )

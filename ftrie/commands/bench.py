@@ -95,13 +95,6 @@ def needs(name: str) -> tuple[str, ...]:
     return () if found is None else ast.literal_eval(found[1])
 
 
-def missing(name: str) -> list[str]:
-    """The needs of a benchmark that are not installed."""
-    return [
-        each for each in needs(name) if shutil.which(each) is None and importlib.util.find_spec(each) is None
-    ]
-
-
 def run(
     names: Annotated[list[str] | None, Argument("Which to run; default: all.", "NAME")] = None,
     as_json: JsonOption = False,
@@ -115,7 +108,15 @@ def run(
     for name in names or known:
         if name not in known:
             raise FtrieError(f"unknown benchmark {name!r}: expected one of {listed(known, name)}")
-    lacking = {name: absent for name in names or known if (absent := missing(name))}
+    lacking = {
+        name: absent
+        for name in names or known
+        if (
+            absent := [
+                n for n in needs(name) if shutil.which(n) is None and importlib.util.find_spec(n) is None
+            ]
+        )
+    }
     problems = [
         f"the benchmark {name} needs {each}, which is not installed: {REMEDIES[each]}"
         for name, absent in lacking.items()
@@ -128,19 +129,16 @@ def run(
     began = time.time()
     for name in names or known:
         if name not in lacking:
-            _run(name, quiet=as_json)
+            command = [sys.executable, "-m", f"benchmarks.{name}"]
+            output = subprocess.DEVNULL if as_json else None
+            finished = subprocess.run(command, cwd=CHECKOUT, check=False, stdout=output)
+            if finished.returncode != 0:
+                raise FtrieError(
+                    f"the benchmark {name} failed with exit code {finished.returncode}; see above"
+                )
     if as_json:
         written = (path for path in sorted(RESULTS.glob("*.json")) if path.stat().st_mtime >= began)
         print_json([json.loads(path.read_text("utf-8")) for path in written])
-
-
-def _run(name: str, *, quiet: bool) -> None:
-    command = [sys.executable, "-m", f"benchmarks.{name}"]
-    finished = subprocess.run(
-        command, cwd=CHECKOUT, check=False, stdout=subprocess.DEVNULL if quiet else None
-    )
-    if finished.returncode != 0:
-        raise FtrieError(f"the benchmark {name} failed with exit code {finished.returncode}; see above")
 
 
 def bench_serve(
@@ -186,19 +184,14 @@ def bench_serve(
             {"address": address, "requests": len(recorded.messages), "concurrency": concurrency, **found}
         )
     else:
-        _print_load(found, drawn(found["histogram"]))
+        names = [name for name in found if name not in ("errors", "histogram")]
+        titles = [name.replace("_a_second", "/s").replace("_ms", " ms") for name in names]
+        print_table(titles, [[found[name] for name in names]])
+        print("\n".join(drawn(found["histogram"])))
+        for status, calls_of_status in found["errors"].items():
+            print(f"{status}: {calls_of_status:,}")
     if not found["answered"]:
         raise typer.Exit(6)
-
-
-def _print_load(found: dict[str, Any], histogram: list[str]) -> None:
-    names = [name for name in found if name not in ("errors", "histogram")]
-    print_table(
-        [name.replace("_a_second", "/s").replace("_ms", " ms") for name in names], [[found[n] for n in names]]
-    )
-    print("\n".join(histogram))
-    for status, calls in found["errors"].items():
-        print(f"{status}: {calls:,}")
 
 
 bench = Commands(
