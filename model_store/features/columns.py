@@ -75,7 +75,9 @@ def takes_cells(plan: FieldPlan) -> bool:
 
 def _column(plan: FieldPlan, array: Any) -> TokenColumn:
     if isinstance(array, CellSets):
-        return _of_sets(plan, array) or _typed(plan, plain(array.values()))
+        if plan.kind in ("set", "raw") and sets_kernels.are_real(array.x, LARGEST_REAL):
+            return _members_column(_distinct(array.members, array.starts, array.x, []))
+        return _typed(plan, plain(array.values()))
     if isinstance(array, CellText):
         return _of_cells(plan, array) or _typed(plan, plain(array.values()))
     if plan.number is not None and pa.types.is_dictionary(array.type) and array.dictionary.type == _BINARY:
@@ -126,13 +128,6 @@ def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
     if not cells.is_text:
         return None
     return TokenColumn(cells) if plan.kind == "category" else _set_of(cells, plan.spec.separator or ",")
-
-
-def _of_sets(plan: FieldPlan, sets: CellSets) -> TokenColumn | None:
-    """The members of weighted sets where they stand; None if an x is invalid."""
-    if plan.kind not in ("set", "raw") or not sets_kernels.are_real(sets.x, LARGEST_REAL):
-        return None
-    return _members_column(_distinct(sets.members, sets.starts, sets.x, []))
 
 
 def _coded(array: Any) -> CodedText:
@@ -289,14 +284,14 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
         if column.checked:
             continue
         if not_ascii[index]:
-            _note(plan, column, _not_utf8(_texts(column.text)))
+            _note(column, _not_utf8(_texts(column.text)))
         if special[index] and plan.kind != "raw":
             text = _texts(column.text)
             for plain, escaped in ESCAPES:
                 text = pc.replace_substring(text, plain, escaped)
             column.text = CodedText(text, column.text.codes) if isinstance(column.text, CodedText) else text
         if longest[index] * (3 if special[index] else 1) + len(plan.prefix) > MAX_KEY_BYTES:
-            _note(plan, column, _too_long(plan, _texts(column.text)))
+            _note(column, _too_long(plan, _texts(column.text)))
 
 
 def _texts(text: Any) -> Any:
@@ -338,7 +333,7 @@ def _too_long(plan: FieldPlan, text: Any) -> list[tuple[int, str]]:
     ]
 
 
-def _note(plan: FieldPlan, column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
+def _note(column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
     """Add findings per token, or per distinct text, to the column's bad rows."""
     if isinstance(column.text, CodedText) and found:
         reasons = dict(found)

@@ -74,10 +74,8 @@ class Inclusion(Section):
                 raise ValueError(f'kind = "{self.kind}" needs {name}')
             if name != needs and getattr(self, name) is not None:
                 raise ValueError(f'{name} does not belong to kind = "{self.kind}"')
-        if self.kind != "bloom" and (self.keys, self.false_positives) != (
-            DEFAULT_KEYS,
-            DEFAULT_FALSE_POSITIVES,
-        ):
+        defaults = DEFAULT_KEYS, DEFAULT_FALSE_POSITIVES
+        if self.kind != "bloom" and (self.keys, self.false_positives) != defaults:
             raise ValueError(f'keys and false_positives belong to kind = "bloom"; this one is "{self.kind}"')
         return self
 
