@@ -39,17 +39,17 @@ def rank(
             items = {"items": ranking.items} if more else {}
             print_json(picked(ranking, COLUMNS, ctr=[{item.id: item.ctr} for item in ranking.items]) | items)
             return
+        rows = [
+            (place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more))
+            for place, item in enumerate(ranking.items, 1)
+        ]
+        print_table(("rank", "item", "ctr", "score", *more), rows)
         known: tuple[str, ...] = ()
         if ranking.unknown_fields:
             # An answer does not list the model's fields; an explanation does, of whatever item.
             with suppress(RankFailed):  # the ranking has succeeded
                 user, context = options.get("user"), options.get("context")
                 known = client.explain(model, candidates=["any"], user=user, context=context).known_fields
-    rows = [
-        (place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more))
-        for place, item in enumerate(ranking.items, 1)
-    ]
-    print_table(("rank", "item", "ctr", "score", *more), rows)
     print_rest(ranking, f", request {ranking.request_id}", known)
 
 
