@@ -269,7 +269,7 @@ class _Findings:
                     self._ids(kind, key)
             if kind in PARTS:
                 sound = [key for key, type_ in zip(some, there, strict=True) if type_ in kind.types]
-                for key, answer in zip(sound, self._each(sound, _READ[kind.types[0]]), strict=True):
+                for key, answer in self._read(sound, _READ[kind.types[0]]):
                     self._parts(kind, key, _parts(answer), limits)
 
     def _parts(self, kind: AnyKey, key: bytes, parts: Mapping[bytes, Any], limits: _Limits) -> None:
@@ -293,6 +293,15 @@ class _Findings:
                     _REMOVE[type_](pipe, key, name)
 
                 self.add(key, judge, expected, repair, remove)
+
+    def _read(self, keys: Sequence[bytes], words: Sequence[Any]) -> list[tuple[bytes, Any]]:
+        """The keys with their answers; one whose type has changed meanwhile is a finding of the next check."""
+        try:
+            return list(zip(keys, self._each(keys, words), strict=True))
+        except UnreadableValue:
+            if len(keys) == 1:
+                return []
+            return [found for key in keys for found in self._read([key], words)]
 
     def _each(self, keys: Sequence[bytes], words: Sequence[Any]) -> list[Any]:
         """The answers to one command for each key. Raises UnreadableValue if the type of one is not the command's."""

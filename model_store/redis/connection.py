@@ -380,8 +380,8 @@ class StoreConnection:
             raise StoreError(f"cannot read the store's URL {self.shown_url!r}: {error}") from error
 
     def _sentinels_at(self, timeout_s: float) -> Sentinel:
-        if timeout_s not in self._sentinels:
-            self._sentinels[timeout_s] = sentinels_of(self._url, timeout_s)
+        if timeout_s not in self._sentinels:  # of two threads that make one, both take the first's
+            self._sentinels.setdefault(timeout_s, sentinels_of(self._url, timeout_s))
         return self._sentinels[timeout_s]
 
     def _pool(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -272,3 +273,26 @@ def test_versions_that_come_and_go_meanwhile_are_sound(
         for repair in (False, True):
             assert store.check(repair=repair) == [], when
             assert ads.active() == ads.versions()[-1].version
+
+
+def test_a_key_whose_type_changes_while_it_is_checked_ends_no_check(store: Store, ads: ModelVersions) -> None:
+    ended = threading.Event()
+
+    def change() -> None:
+        while not ended.is_set():
+            with store.client.pipeline(transaction=True) as pipe:
+                pipe.delete(ads.keys.history)
+                pipe.set(ads.keys.history, "x")
+                pipe.execute()
+                pipe.delete(ads.keys.history)
+                pipe.rpush(ads.keys.history, "1")
+                pipe.execute()
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        for _ in range(100):
+            assert {each.key for each in store.check(["ads"], repair=False)} <= {ads.keys.history}
+    finally:
+        ended.set()
+        changer.join()
