@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -60,3 +63,26 @@ def test_every_file_a_page_names_exists(page: str) -> None:
 def test_no_file_holds_a_path_of_this_machine() -> None:
     here = (f"{ROOT}/".encode(), f"{Path.home()}/".encode())
     assert not [path for path in tracked() if any(text in path.read_bytes() for text in here)]
+
+
+def test_what_scripts_import_from_the_packages_is_there() -> None:
+    """Examples, benchmarks and the makers of documents run in few tests: their imports are looked up."""
+    listed = subprocess.run(
+        ["git", "ls-files", "benchmarks/*.py", "docs/*.py", "examples/*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    missing = []
+    for script in listed.stdout.splitlines():
+        for node in ast.walk(ast.parse((ROOT / script).read_text("utf-8"))):
+            name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if name.partition(".")[0] not in ("ctr", "ftrie", "model_store", "server", "trainer"):
+                continue
+            if name != "ftrie.torch":  # imports an extra
+                module = import_module(name)
+                for each in (alias.name for alias in node.names):  # type: ignore[attr-defined]
+                    inside = hasattr(module, "__path__") and find_spec(f"{name}.{each}")
+                    missing += [] if hasattr(module, each) or inside else [f"{script}: {name}.{each}"]
+    assert not missing
