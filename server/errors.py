@@ -38,6 +38,8 @@ MAX_MESSAGE_BYTES = 1_000
 """Of an error's text: it is sent twice or more, and clients accept 8 KiB of metadata."""
 MOST_ID_CHARACTERS = 256
 _STORE_URL = re.compile(r"\b(?:(?:rediss?|(?:cluster|sentinel)(?:\+tls)?|unix)://|embedded:)\S+")
+# redis-py says "Error 111 connecting to HOST:PORT. Connection refused.", and gives a Unix socket's path in the same
+# place.
 _ADDRESS = re.compile(r"(?<=connecting to )(?:unix socket: )?\S+(?=\. )|\b\d+\.\d+\.\d+\.\d+:\d+\b")
 
 
@@ -120,7 +122,7 @@ class Degradation(NamedTuple):
 
     @classmethod
     def left_out(cls, part: str, misfit: str, whose: str = "") -> Degradation:
-        """A stored value does not fit its field. whose: the record's id, where the part does not tell."""
+        """A stored value does not fit its field. whose: the record's id, where the part does not say."""
         prefix = f"{whose}: " if whose else ""
         return cls(pb.DEGRADATION_REASON_INVALID_DATA, part, f"{prefix}left out {misfit}")
 
@@ -276,6 +278,7 @@ def ended(
     delay = Duration()
     delay.FromMilliseconds(retry_after_ms)
     status.details.add().Pack(RetryInfo(retry_delay=delay))
+    # gRPC clients with a retry policy wait for this long by themselves (gRFC A6); they do not read RetryInfo.
     pushback = ("grpc-retry-pushback-ms", str(retry_after_ms))
     return Ended(code, message, (*rpc_status.to_status(status).trailing_metadata, pushback))
 
@@ -293,14 +296,17 @@ def _is_short_of_memory(error: Exception) -> bool:
 def _answer_of(error: Exception) -> _Answer:
     if _is_short_of_memory(error):
         return ANSWER_OF[MemoryError]
+    # The nearest class decides: an ObjectiveError is an InvalidRequest too, and has a reason of its own.
     return next((ANSWER_OF[kind] for kind in type(error).__mro__ if kind in ANSWER_OF), INTERNAL)
 
 
 def _shortened(message: str) -> str:
     """The message, cut where it would not fit into trailing metadata."""
     if (
+        # A character has at most four bytes in UTF-8, so that most messages need not be encoded to be measured.
         len(message) * 4 <= MAX_MESSAGE_BYTES
         or len(data := message.encode("utf-8", "replace")) <= MAX_MESSAGE_BYTES
     ):
         return message
+    # The cut may fall within a character, of which nothing is kept.
     return data[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore") + "…"

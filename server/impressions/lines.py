@@ -69,6 +69,7 @@ class Lines:
         user, context = self.form.request(query.features.values())
         items = self.items(shown.ranking)
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
+        # Six digits: microseconds, the precision in which the ages of the user's events were computed.
         start = (
             f'{{"request_id":{quoted(query.request_id)},"ts":{shown.time_s:.6f},{who}'
             f'{self.heads[query.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
@@ -80,6 +81,7 @@ class Lines:
 
         O(bytes of the items). Raises NoFragments, FieldValueError.
         """
+        # Indexing by an array copies. The numbers are replaced below, and the query's own array may be kept in `recent`.
         rows = ranking.candidates.rows[ranking.order]
         which: list[int | str] = rows.tolist()
         more = list[bytes]()

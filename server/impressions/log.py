@@ -123,6 +123,7 @@ class ImpressionLog:
         if self._writer.closed:
             return
         began_s = time.monotonic()
+        # Half of the time for the lines, so that the outboxes still have the rest to deliver them.
         for shown in self._writer.close(began_s + CLOSE_S / 2):
             self._drop(shown.lines.model, "closed")
         for outbox in self._outboxes:
@@ -134,6 +135,8 @@ class ImpressionLog:
 
     def _lines_of(self, served: ServedVersion) -> Lines:
         lines = self._lines.get(served.name)
+        # Each version has a Form of its own, so that its identity names the version. Two threads at once make the same
+        # lines twice; the dict's operations are atomic.
         if lines is None or lines.form is not served.form:
             lines = self._lines[served.name] = Lines.of(served)
         return lines
@@ -152,6 +155,7 @@ class ImpressionLog:
         for shown in batch:
             try:
                 lines.append((shown.lines.model, shown.lines.line(shown)))
+            # A line that fails must not cost the others of its batch: `BackgroundWriter` would drop all of them.
             except NoFragments as error:
                 self._no_line(shown, "catalogue", error)
             except Exception as error:
@@ -217,6 +221,7 @@ class Outbox:
 
     def _append(self, batch: Sequence[Line]) -> bool:
         try:
+            # Every line of a batch is of one model: `group` above.
             self._sink.append(batch[0][0], [line for _, line in batch])
         except Exception as error:
             self._meter.count(ATTEMPTS_FAILED, self._name)

@@ -96,9 +96,12 @@ class ShadowLog:
         """
         self._path = str(path)
         self._count = count
+        # crc32 is spread evenly over 32 bits, so that this share of all ids lies below the bound.
         self._below = int(sample * (1 << 32))
         self._failing = False
         self._file = RotatingFile(path, max_bytes, kept)
+        # Before the thread starts, so that a path that cannot be written ends the start of the server and not only the
+        # log.
         self._file.check("the shadow log")
         self._writer = BackgroundWriter("shadow log", self._write, most=waiting, batch=BATCH)
 

@@ -150,7 +150,7 @@ class RotatingFile:
         self._kept = kept
 
     def check(self, what: str) -> None:
-        """Make the file if there is none. what: stands before the path in the message. Raises OutputError."""
+        """Make the file if there is none. what: comes before the path in the message. Raises OutputError."""
         try:
             with self._open():
                 pass
@@ -168,14 +168,18 @@ class RotatingFile:
         """Write; or rename the full files and return False."""
         with self._open() as fd:
             size = os.fstat(fd).st_size
+            # An empty file takes lines of any length: they would fit no other file either, and the loop would not end.
             if size and size + len(lines) >= self._max_bytes:
                 self._rotate()
                 return False
+            # Only the last byte is read: a process that was killed within a write leaves a part of a line, without its
+            # end.
             whole = not size or os.pread(fd, 1, size - 1) == b"\n"
             _write_all_or_none(fd, size, lines if whole else b"\n" + lines)
             return True
 
     def _rotate(self) -> None:
+        # The oldest first: each name is free, or may be replaced, when the next younger file takes it.
         for number in range(self._kept, 1, -1):
             if (older := self._numbered(number - 1)).exists():
                 older.replace(self._numbered(number))
@@ -191,6 +195,8 @@ class RotatingFile:
             fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
+                # The lock belongs to the file, not to its name: while this process waited, the holder may have renamed
+                # the file.
                 if self._is_at_path(fd):
                     yield fd
                     return
@@ -208,7 +214,9 @@ def _write_all_or_none(fd: int, size: int, lines: bytes) -> None:
     left = memoryview(lines)
     try:
         while left:
+            # A disk that is nearly full takes a part, and fails at the next attempt.
             left = left[os.write(fd, left) :]
     except OSError:
+        # Under the lock, so that nobody has appended behind the part that is cut off.
         os.ftruncate(fd, size)
         raise

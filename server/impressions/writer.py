@@ -73,6 +73,7 @@ class BackgroundWriter(Generic[T]):
         self._wake, self._closing = threading.Event(), threading.Event()
         self._end_at_s = 0.0
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        # A daemon: a sink that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -97,6 +98,8 @@ class BackgroundWriter(Generic[T]):
                     self._awake = True
                     self._wake.set()
                 return True
+            # Only the first refusal is reported, and outside the lock: the callback logs, and other offers would wait
+            # for it.
             newly_full = not (fits or self._full)
             self._full |= newly_full
         if newly_full:
@@ -118,6 +121,7 @@ class BackgroundWriter(Generic[T]):
 
     def close(self, end_at_s: float) -> list[T]:
         """Write what waits until `end_at_s` on the monotonic clock, and end; returns what was not written."""
+        # Before the event is set: the thread reads the time once it sees the event.
         self._end_at_s = end_at_s
         with self._lock:
             self._closed = True
@@ -125,6 +129,8 @@ class BackgroundWriter(Generic[T]):
         self._wake.set()
         self._thread.join(max(0.0, end_at_s - time.monotonic()) + JOIN_S)
         with self._lock:
+            # The thread may be within a write that hangs. It finds the queue empty afterwards, and then counts its
+            # batch no more.
             left = [item for item, _ in self._items]
             self._items.clear()
             self._bytes = 0
@@ -135,6 +141,7 @@ class BackgroundWriter(Generic[T]):
     def _run(self) -> None:
         while not self._closing.is_set():
             self._wake.wait()
+            # Not a sleep, so that `close` ends it early.
             self._closing.wait(self._linger_s)
             self._wake.clear()
             self._awake = False  # before the queue is read: an item that comes later wakes the thread again
@@ -165,6 +172,8 @@ class BackgroundWriter(Generic[T]):
         while not self._written(batch):
             self._closing.wait(self._backoff.failed())
             if self._closing.is_set():
+                # The event stays set, so that waiting for it returns at once: without a sleep the attempts would follow
+                # each other.
                 time.sleep(min(FIRST_PAUSE_S, max(0.0, self._end_at_s - time.monotonic())))
             if self._time_is_up():
                 return
@@ -173,6 +182,7 @@ class BackgroundWriter(Generic[T]):
             given_up = not self._items  # by `close`, which empties the queue
             for _ in () if given_up else batch:
                 self._bytes -= self._items.popleft()[1]
+            # At half and not below the bound, so that a queue that stays near it does not report with each item.
             half_free = self._full and len(self._items) <= self._most // 2
             self._full &= not half_free
         if not given_up:

@@ -38,7 +38,7 @@ from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
 
 Array = npt.NDArray[Any]
 InlineItem = tuple[str, Mapping[str, Value]]
-"""An item whose features stand in the request: its id, and the features by field name."""
+"""An item whose features are in the request: its id, and the features by field name."""
 
 MAX_NAMES = 64
 """Fields of the items' records whose texts are kept: the model's first, then by name."""
@@ -122,6 +122,7 @@ class IdTable(Sequence[str]):
     def of(cls, ids: Iterable[str]) -> IdTable:
         """Index distinct ids, whose rows are 0, 1, 2 … in their order. O(bytes of the ids)."""
         data, offsets = end_to_end(map(_encoded, ids))
+        # A power of two, so that a mask wraps places around, and more than twice the ids, so that searches stay short.
         table = np.full(1 << (2 * len(offsets) - 1).bit_length(), -1, np.int32)
         index_ids(data, offsets, table)
         return cls(data, offsets, table)
@@ -223,6 +224,7 @@ class Column:
         known = np.flatnonzero(values >= 0)
         starts = self.start[values[known]]
         counts = self.start[values[known] + 1] - starts
+        # All rows' ranges of members end to end, without a loop: each is shifted to where its own begins.
         at = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
         return np.repeat(known, counts), self.members[at].astype(np.int64)
 
@@ -306,7 +308,7 @@ def _names(table: type[IdTable] | type[TokenTable] | type[Fragments]) -> tuple[s
 
 
 def number_of(value: Value) -> float:
-    """A value as a number; NaN if it is none."""
+    """A value as a number; NaN if it is not one."""
     try:
         return parse_number(one_scalar(value))
     except FieldValueError:
@@ -360,6 +362,7 @@ class _ColumnWriter:
 
     def _code(self, item_id: str, value: Value) -> int:
         """The number of a value, made when it comes first."""
+        # Of a set, only a text identifies the value; lists and mappings are read each time.
         key = value if isinstance(value, str) else None if self._is_set else _key_of(value)
         code = self._code_of.get(key) if key is not None else None
         if code is None:
@@ -403,6 +406,7 @@ class _ColumnWriter:
             members = np.array([rank[text] for each in self._texts for text in each], np.int32)
             numbers = np.empty(0)
         else:
+            # Values without a text come last, so that the code of every other value is also the number of its text.
             order.sort(key=lambda value: (not self._texts[value], self._texts[value]))
             texts = [text for value in order for text in self._texts[value]]
             numbers = np.array([*map(number_of, texts), np.nan])
@@ -448,7 +452,7 @@ class Catalogue:
     fragments: Fragments | None = None
     """Each row as the impression log writes it; None if there is no such log."""
     computed: Mapping[str, Array] = field(default_factory=dict)
-    """bool[rows] by derived field: whether the value was computed here, since the record gives none of use."""
+    """bool[rows] by derived field: whether the value was computed here, since the record has none that can be used."""
 
     @classmethod
     def build(
@@ -463,6 +467,8 @@ class Catalogue:
         """
         derived, computed = DerivedFields.of(plan), dict[str, Array]()
         if derived is not None:
+            # Derived values are computed in columns, over all records at once; of an id that comes twice over the last
+            # one.
             last = dict(records)
             numbers = derived.numbers_of(last.values())
             records = zip(last, derived.completed(last.values(), numbers), strict=True)
@@ -551,6 +557,7 @@ class Catalogue:
         if column is None:
             return np.full(len(rows), np.nan)
         found = column.numbers_in(rows)
+        # NaN compares as false and stays NaN.
         is_none = np.abs(found) > LARGEST_REAL
         if name in self.computed:
             is_none |= self.computed[name][rows]
@@ -573,6 +580,8 @@ class Catalogue:
         cache, key = self._cache, (row, name)
         value = cache.get(key)
         if value is None:
+            # Emptied whole: an order of use would cost more than reading some values again. Threads may read the same
+            # value twice.
             if len(cache) >= CACHED_VALUES:
                 cache.clear()
             value = cache[key] = self._value(row, name)
@@ -607,6 +616,7 @@ class Catalogue:
             return self.tokens
         found = self._with_ids.get(id_fields)
         if found is None:
+            # A copy, since the catalogue's own array is shared by all versions, and in a worker by all processes.
             values, writer = self.tokens.values.copy(), TokenWriter()
             first, lacks = len(self.tokens), self.tokens.is_empty
             for column, plan in enumerate(self.fields):
@@ -653,6 +663,7 @@ class _CatalogueWriter:
         row = self._row_of.setdefault(item_id, len(self._row_of))
         for name, column in self._own.items():
             column.put(row, item_id, record.get(name))
+        # A record replaces the one before whole: fields that it lacks must not keep their values.
         if not is_new:
             for column in self._others.values():
                 column.put(row, item_id, None)
@@ -671,6 +682,7 @@ class _CatalogueWriter:
         """Begin a column for a new name; if there are too many, the last by name is dropped."""
         if name in self._raw or name in self._left_out:
             return None
+        # By name and not by arrival: a scan of the store has no order, and all servers must keep the same fields.
         insort(self._by_name, name)
         self._others[name] = _ColumnWriter(_one_text, self._problems)
         if len(self._others) > self._most_others:

@@ -85,6 +85,7 @@ class DerivedFields:
                 if not is_missing[at]:
                     continue
                 if not isnan(values[at]):
+                    # As a text, as in records; `repr` is the shortest that reads back as the same double.
                     made[name] = repr(values[at])
                 elif not isnan(value_number(record.get(name))):
                     del made[name]
@@ -100,6 +101,7 @@ class DerivedFields:
         absent = (name for name in found if is_absent(values.get(name)))
         return {
             **values,
+            # NaN, which does not equal itself, is no value.
             **{name: float(found[name][0]) for name in absent if found[name][0] == found[name][0]},
         }
 

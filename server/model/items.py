@@ -130,6 +130,7 @@ class KnownItems:
                 f"the model has {[field.name for field in base.plan.item_fields]}; build it again"
             )
         own = id_fields(base.spec, base.plan)
+        # The same object: the items have not changed, and workers keep the block that they have mapped.
         if before is not None and before.catalogue is catalogue and before.id_fields == own:
             return before
         head, arrays = catalogue.pack()
@@ -172,6 +173,7 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
         if part is not None:
             _touch(part)
     base, values = Base.of_part(parts.base), Values.of_part(parts.values)
+    # Kernels check no bounds: slots of the one array would read beyond the end of the other.
     if len(values) != len(base.trie):
         raise ArtefactError(f"{len(values)} values for {len(base.trie)} keys: parts of two versions")
     _keep(parts)
@@ -185,7 +187,9 @@ def bound(parts: Parts) -> tuple[Model, Catalogue, ItemTable]:
     return model, catalogue, ItemTable.of_arrays(parts.items.arrays)
 
 
+# Weak: bound once for all versions over one block, and dropped with the last of them.
 _CATALOGUES: WeakKeyDictionary[SharedBlock, Catalogue] = WeakKeyDictionary()
+# By map and not by block: a buffer of values comes back under another uid, and its pages are in the page table by then.
 _TOUCHED: WeakKeyDictionary[mmap, bool] = WeakKeyDictionary()
 _BUFFERS: dict[str, deque[SharedBlock]] = {}
 """By model, the latest two blocks of values. They are served in turns, and stay mapped from one turn to the next."""

@@ -101,6 +101,7 @@ class ItemParts:
 
 def is_mixed(cross: CrossPlan) -> bool:
     """True if the cross has fields of the request and of the item."""
+    # A cross's fields of the request come first (`CrossPlan`), so that its first and last field tell.
     return cross.fields[0].side != "item" and cross.fields[-1].side == "item"
 
 
@@ -129,6 +130,7 @@ def _by_group(plan: FeaturePlan, trie: FlatTrie) -> list[tuple[Array, list[Part]
 
 
 def _tag(group: int) -> bytes:
+    # Big-endian, so that tags rise bytewise with the groups, as the sorted keys of a trie must.
     return group.to_bytes(_TAG_BYTES, "big")
 
 
@@ -162,6 +164,7 @@ class _Numbering:
         self._data.append(data)
         self._lengths.append(np.diff(offsets))
         for _, cursor in parts:
+            # Until here `half` has numbers in the order of appearance, by `_interned`.
             below = self.half[cursor.begin : cursor.stop]
             below[:] = number[below]
 
@@ -177,6 +180,7 @@ class _Numbering:
         spans, count = np.empty((slots, 2), np.int64), 0
         for cross, cursor in parts:
             count = number_item_parts(*self.keys, *_extent(cross, cursor), table, spans, count, self.half)
+        # A copy: a view would keep the room for every slot in memory.
         return spans[:count].copy()
 
     def _written(self, tag: Array, spans: Array, rows: Array) -> tuple[Array, Array]:
@@ -288,6 +292,7 @@ class Base:
     @staticmethod
     def part(spec: ModelSpec, key_data: Array, key_offsets: Array) -> SharedBlock:
         """Build the block from sorted keys. O(key bytes). Raises ArtefactError for unsorted keys."""
+        # Not trimmed, since writing the block copies the arrays anyway.
         trie = FlatTrie.build(key_data, key_offsets, trim=False)
         item_parts = ItemParts.of(FeaturePlan.of(spec), trie, key_data, key_offsets)
         return SharedBlock.write({"spec": spec.to_json()}, keys_by_name(trie, item_parts))
@@ -315,9 +320,10 @@ def part_of_fresh(layer: Layer) -> SharedBlock:
 
 
 def with_rows(base: Base, fresh: Layer, rows: Rows) -> Layer:
-    """`fresh` with these keys, none of which `base` has, without keys that no variant uses. O(key bytes of both)."""
+    """`fresh` with these keys, which `base` lacks, without keys that no variant uses. O(key bytes of both)."""
     slots = fresh.trie.get_many(rows.key_data, rows.key_offsets)
     known = slots >= 0
+    # A copy, since requests still read the layer before.
     own = fresh.values.zeros(len(fresh))
     own.fill(fresh.values)
     own.put(slots[known], rows.values.take(known.nonzero()[0]))

@@ -60,7 +60,7 @@ class LiveModel:
 
     @property
     def wants_rebuild(self) -> bool:
-        """Whether so many keys are fresh, or removed from the base, that a rebuild is worth its cost."""
+        """Whether enough keys are fresh, or removed from the base, for a rebuild to be worth its cost."""
         state = self._state
         if state is None or self._rebuilding is not None:
             return False
@@ -80,6 +80,7 @@ class LiveModel:
         """Load a snapshot. O(its bytes + items). Raises ArtefactError, OSError, and AllEqual unless `allow_equal`."""
         state = ModelState.of(artefact, catalogue, self._state)
         if self._state is not None and not allow_equal:
+            # Before anything is replaced: a version that is refused leaves the one before as it is, a rebuild included.
             self._state.apart.check(state.apart)
         self._forget_rebuild()
         return self._serve(state, version, sha256, items_generation)
@@ -98,6 +99,7 @@ class LiveModel:
             )
         changed = state.changed(delta, allow_equal=allow_equal)
         if self._rebuilding is not None:
+            # After `changed`, which raises for a delta that is not applied: the rebuild must not follow that one.
             self._rebuilding.follow(delta)
         return self._serve(changed, version, sha256, parts.items_generation)
 
@@ -137,6 +139,7 @@ class LiveModel:
         if self._rebuilding is None or not self._rebuilding.done:
             return None
         rebuilding, self._rebuilding = self._rebuilding, None
+        # Before the next line, which raises if memory was short.
         self._threshold *= 2
         state = rebuilding.finished(self._present())
         self._threshold = 1
@@ -238,9 +241,9 @@ class AllEqual(ArtefactError):
 
 @dataclass(frozen=True)
 class Apart:
-    """What tells candidates apart. items: whether the catalogue's items can score differently; None for fewer than two.
+    """What distinguishes candidates. items: whether the catalogue's items can score differently; None for fewer than two.
 
-    model: whether it has any key with an item's field, which can tell inline items apart.
+    model: whether it has any key with an item's field, which can distinguish inline items.
     """
 
     items: bool | None
@@ -257,7 +260,7 @@ class Apart:
         return cls(own or bool((table.codes != table.codes[:1]).any() and _crosses_count(model)), by_model)
 
     def check(self, after: Apart) -> None:
-        """Raise AllEqual if nothing tells candidates apart any more."""
+        """Raise AllEqual if nothing distinguishes candidates any more."""
         if after.items:
             return
         if self.items and after.items is False:
@@ -334,6 +337,7 @@ class ModelState:
         buffers = Buffers(SharedBlock.write({}, values.by_name()))
         base = Base.of_part(base_part)
         fresh = no_fresh(base, values)
+        # 0: sums do not depend on the version's number.
         model = Model.of(0, base, buffers.values, fresh, calibration)
         made = items_part(model, items, None)
         apart = Apart.of(model, made)
@@ -347,7 +351,7 @@ class ModelState:
     def changed(self, delta: Delta, *, allow_equal: bool = False) -> ModelState:
         """The state after a delta. Raises ArtefactError if the result is not the content that it announces; OSError;
 
-        and AllEqual if nothing tells candidates apart any more, unless `allow_equal`.
+        and AllEqual if nothing distinguishes candidates any more, unless `allow_equal`.
         """
         if delta.spec.sha256 != self.base.spec.sha256:
             raise ArtefactError("the delta is of another spec than the model; fetch a snapshot")
@@ -355,11 +359,14 @@ class ModelState:
         slots = self.base.trie.get_many(rows.key_data, rows.key_offsets)
         before = self._values_before(rows, slots)
         content = self.content - _content(rows, before) + _content(rows, rows.values)
+        # Nothing has been written yet. A key that no variant uses adds nothing to a digest, so new and removed keys
+        # need no case of their own.
         if str(content) != delta.content:
             raise ArtefactError(
                 f"the delta makes the content {content}, expected {delta.content}; fetch a snapshot"
             )
         known, others = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
+        # Into a buffer that nobody reads; should a later step raise, it is torn, and copied whole before its next turn.
         values = self.buffers.prepare(slots[known], rows.values.take(known))
         fresh = with_rows(self.base, self.fresh, rows.at(others)) if len(others) else self.fresh
         model = Model.of(0, self.base, values, fresh, delta.calibration)
@@ -371,6 +378,7 @@ class ModelState:
         apart = Apart.of(model, made)
         if not allow_equal:
             self.apart.check(apart)
+        # The last step, which cannot fail: whatever raised above has left the state before in force.
         self.buffers.serve()
         return replace(
             self,

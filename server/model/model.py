@@ -114,7 +114,7 @@ class Model:
 
     @cached_property
     def item_id_fields(self) -> tuple[str, ...]:
-        """Item fields that stand for the item itself: an item without a value there has its own id as value."""
+        """Item fields that mean the item itself: an item without a value there has its own id as value."""
         return id_fields(self.spec, self.plan)
 
     @cached_property
@@ -129,7 +129,7 @@ class Model:
 
 
 def id_fields(spec: ModelSpec, plan: FeaturePlan) -> tuple[str, ...]:
-    """Item fields that stand for the item itself."""
+    """Item fields that mean the item itself: those of the spec's item column, or of its name."""
     column = spec.input.item
     return tuple(f.name for f in plan.item_fields if column is not None and column in (f.name, f.column))
 

@@ -68,6 +68,7 @@ class SharedBlock:
         fd = _new_memory(size)
         try:
             memory = mmap.mmap(fd, size)
+            # Without a checksum: who maps the memory does not verify it (ADR 5), and `save` adds one.
             memory[: START.size] = START.pack(MAGIC, FORMAT_VERSION, START.size, bytes(32), len(text), size)
             memory[START.size : START.size + len(text)] = text
             return cls(fd, secrets.token_hex(8), dict(head), _views(memory, len(text), kinds), memory)
@@ -137,6 +138,7 @@ class SharedBlock:
         """Write a file, whole or not at all, with its SHA-256. O(bytes). Raises OutputError."""
         memory = mmap.mmap(self.fd, self.nbytes)
         view = memoryview(memory)
+        # Also in the map of every worker, which reads the arrays only.
         memory[16:CHECKED_FROM] = hashlib.sha256(view[CHECKED_FROM:]).digest()
         write_whole(Path(path), view)
 
@@ -161,6 +163,7 @@ _MAPS: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
 def _new_memory(size: int) -> int:
     """A descriptor of `size` anonymous bytes of 0, sealed against resizing, which would kill its readers."""
     if hasattr(os, "memfd_create"):
+        # No name in a file system: the memory goes with the last process that has it, also after SIGKILL.
         fd = os.memfd_create("ftrie", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     else:
         with tempfile.TemporaryFile() as file:

@@ -199,6 +199,7 @@ class RequestTokens:
             value = fields.get(name)
             tokens = absent
             if value is not None:
+                # Exactly str: a StoredText equals the plain text, and the cache would give one the tokens of the other.
                 tokens = cached(value) if type(value) is str else tokens_of(value)
             for text, x in tokens:
                 texts.append(text)
@@ -207,7 +208,9 @@ class RequestTokens:
         if self._set_crosses:
             self._set_crosses.count([after - before for before, after in pairwise(starts)])
         begin = [0, *accumulate(len(text) + 1 for text in texts)]
+        # One array for both, cut below: each array that is made from a list costs a call.
         numbers = np.array(starts + begin, np.int64)
+        # A bytearray: an array over bytes is read-only, which is another type to the compiled kernels.
         data = np.frombuffer(bytearray(b"*".join([*texts, b""])), np.uint8)
         return numbers[: len(starts)], numbers[len(starts) :], np.array(xs, np.float64), data
 

@@ -206,6 +206,7 @@ class Buffers:
         """Serve the buffer that was prepared."""
         buffer, latest = self._next, self._served.written + 1
         self._log.append((latest, self._slots))
+        # A uid for each turn: a release of an earlier turn that comes late must not free the buffer in this one.
         buffer.turn, buffer.written, buffer.read = buffer.turn.reused(), latest, True
         before, self._served = self._served, buffer
         self._forget(before)
@@ -216,6 +217,8 @@ class Buffers:
         if free:
             return max(free, key=lambda buffer: buffer.written)
         values = self._served.values
+        # A third buffer, while a request or a slow worker still reads the second: deltas wait for nobody. `_forget`
+        # drops it.
         block = SharedBlock.empty(self._served.turn.head, values.shapes)
         buffer = _Buffer(block, _TORN)
         self._all.append(buffer)
@@ -225,6 +228,7 @@ class Buffers:
         """Make a buffer equal to the served one. It counts as torn until it is served."""
         missed = [slots for written, slots in self._log if written > buffer.written]
         whole = buffer.written == _TORN or sum(map(len, missed)) > len(self.values) // _COPY_ALL
+        # Until `serve`: whatever raises in between leaves a mixture of two versions.
         buffer.written = _TORN
         if whole:
             buffer.values.fill(self.values)
@@ -234,6 +238,7 @@ class Buffers:
 
     def _forget(self, next_spare: _Buffer) -> None:
         """Drop the other free buffers, and the part of the log that no buffer has to catch up on."""
+        # Two buffers are enough while requests are short, and each is as large as all values.
         self._all = [buffer for buffer in self._all if not buffer.free or buffer is next_spare]
         oldest = min(buffer.written for buffer in self._all)
         while self._log and self._log[0][0] <= oldest:

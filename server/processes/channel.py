@@ -65,6 +65,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         """Takes over a connected, blocking stream socket of the Unix family."""
         # Bounded, so that an end that receives nothing does not hold up the others.
+        # Not `settimeout`, which would bound the thread that receives as well.
         seconds, microseconds = int(SEND_TIMEOUT_S), int(SEND_TIMEOUT_S % 1 * 1e6)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
         self._socket = end
@@ -108,6 +109,7 @@ class Channel:
     def hang_up(self) -> None:
         """End both directions: the other end and a waiting `receive` see the end of the stream."""
         with suppress(OSError):
+            # A receive in another thread returns; closing the descriptor would leave it waiting.
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -117,6 +119,7 @@ class Channel:
 
     def _head(self) -> tuple[bytes, list[int]]:
         try:
+            # Descriptors arrive with the first byte of what they were sent with, which is the length.
             head, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size, MAX_DESCRIPTORS)
         except OSError as error:
             raise ChannelClosed(f"the channel broke: {error.strerror}") from error

@@ -70,6 +70,7 @@ class WorkerProcess:
         with theirs:
             self._process = _spawn(theirs.fileno())
         self.process = Process.of(self._process.pid)
+        # Before the first message is sent: a worker that fails at once is heard.
         self._reader = threading.Thread(target=self._read, name=f"hear worker {number}", daemon=True)
         self._reader.start()
         listen = NOW if listen_now else WHEN_READY
@@ -127,6 +128,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Close the channel. Call when the process has ended."""
+        # In this order: the reader must be out of `receive` before the descriptor's number can be another file's.
         self._channel.hang_up()
         self._reader.join()
         self._channel.close()
@@ -155,6 +157,8 @@ class WorkerProcess:
                         backoff, _ = self._retry.get(model) or (Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S), 0.0)
                         self._retry[model] = (backoff, time.monotonic() + backoff.failed())
                 try:
+                    # What goes wrong with one message must not end the reading: the worker would count as silent, and
+                    # be killed.
                     self._hear(self, body)
                 except Exception:
                     _log.exception("a worker's message could not be handled", worker=self.number)
@@ -173,6 +177,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         pass_fds=(descriptor,),
         process_group=0,
+        # The worker must import the same packages, however this process has found them.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
 
@@ -305,6 +310,7 @@ class Crew:
     def _replace(self, slot: _Slot, worker: WorkerProcess) -> None:
         with self._lock:
             slot.worker = None
+        # Only here, where the process has been reaped: before that its memory may still be read.
         self._distribution.leave(worker)
         worker.close()
         self._totals.gone(f"worker {slot.number}")

@@ -74,6 +74,7 @@ class Supervisor:
                     self._wake.clear()
                 self._drain()
             finally:
+                # However the loop has ended: workers serve on alone only when the supervisor was killed.
                 self._crew.kill()
         _log.info("stopped", models=self._settings.models)
 
@@ -104,6 +105,7 @@ class Supervisor:
         _log.info("loading", models=settings.models)
         security.check(settings)
         observers.check(settings)
+        # First the folder's lock: of two supervisors only one may take the workers of a dead one.
         self._state = self._open_state()
         self._inherited = Inherited.of(self._state, settings)
         self._port = Port(
@@ -189,6 +191,7 @@ class Supervisor:
         self._sync.stop()
         self._crew.drain(refuse=True)
         self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
+        # The disk is written while the workers finish their calls; both have the same time.
         self._sync.close(end_at_s)
         while self._crew.alive and time.monotonic() < end_at_s:
             self._crew.tend()
@@ -198,6 +201,7 @@ class Supervisor:
         self._signals += 1
         if self._signals > 1:
             self._kill()
+            # The signal may have come anywhere in the main thread, which may hold locks: nothing else is closed.
             os._exit(128 + number)
         self._stopping.set()
         self._wake.set()

@@ -97,6 +97,8 @@ class Worker:
 
     def start(self) -> None:
         """Start the threads that swap in parts, connect to the store and report. Nothing listens yet."""
+        # Before any parts, and in the thread that binds them: the port may answer UNAVAILABLE while kernels are
+        # compiled.
         self._errands.put(warm_kernels)
         self._swapper.start()
         for task in (self._find_store, self._report):
@@ -145,6 +147,7 @@ class Worker:
 
     def take(self, parts: Parts, serial: int) -> None:
         """Serve these parts soon, unless newer ones of their model come first; then say that `serial` is released."""
+        # Before the errand: parts that still wait in the queue then give way to these.
         self._newest[parts.name] = serial
         self._errands.put(lambda: self._swap(parts, serial))
 
@@ -181,6 +184,7 @@ class Worker:
         """Have every answer say that the supervisor, which brings newer models, is gone."""
         orphaned = Degradation.not_current("model", text)
         for current in self.models.values():
+            # A tuple that is replaced whole, since calls read it without a lock.
             current.degraded = (*current.degraded, orphaned)
 
     # -- threads
@@ -194,6 +198,7 @@ class Worker:
             del errand  # it may hold parts, which would stay alive until the next one
 
     def _swap(self, parts: Parts, serial: int) -> None:
+        # Several versions may have come while one was bound; only the newest is worth warming.
         if self._newest[parts.name] != serial:
             self._release(serial)
             return

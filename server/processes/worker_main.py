@@ -49,7 +49,7 @@ class WorkerMain:
         self._signals = 0
 
     def run(self) -> None:
-        """Serve until told to end."""
+        """Serve until the supervisor or a signal ends it."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's to handle
         self._worker.start()
@@ -84,6 +84,7 @@ class WorkerMain:
         except ChannelClosed:
             pass
         except Exception:
+            # From here on no ping is answered: the supervisor takes this worker for one that hangs, and replaces it.
             _log.exception("an order could not be carried out; accepting no more")
         if not self._stopping.is_set():
             self._serve_alone()
@@ -108,6 +109,7 @@ class WorkerMain:
     def _serve_alone(self) -> None:
         """Serve on without a supervisor while a successor may come."""
         self._orphan = True
+        # Without a model it answers nothing, and nobody will bring one.
         if not self._worker.ready.is_set():
             self._stopping.set()
             return

@@ -23,7 +23,7 @@ _BESIDE_THE_ID = 36
 def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequence[Degradation]) -> bytes:
     """The answer. `head`: its fields that name model, version and variant, as bytes.
 
-    Fields that stand one after the other are one message (protobuf, "Encoding").
+    Serialized fields that follow each other are one message (protobuf, "Encoding").
     """
     start = RankResponse(request_id=query.request_id, cookie=query.cookie).SerializeToString()
     if not (degraded or ranking.notes or query.unknown_items or query.unknown_fields):

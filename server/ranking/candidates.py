@@ -91,8 +91,8 @@ class CandidateSets:
 class LateItems:
     """A bounded memory of looked-up items: known and unknown ids, so that a repeated one costs no round trip.
 
-    Those that were found are handed to whoever follows the items, so that a rebuild has them. Each access is one atomic
-    dict operation, so none locks.
+    Those that were found are handed to the thread that follows the items, so that a rebuild has them. Each access is
+    one atomic dict operation, so no lock is needed.
     """
 
     def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
@@ -103,6 +103,7 @@ class LateItems:
 
     def take_found(self) -> list[str]:
         """The ids that were found since the last call. For one thread."""
+        # An id that a call adds to the old dict after it was read is found again at its next request.
         found, self._found = self._found, {}
         return list(found)
 
@@ -139,6 +140,7 @@ class LateItems:
         for item in ids:
             expires, record = self._memory.get(item, (0.0, None))
             if expires <= now:
+                # No record has another id.
                 if 0 < len(item.encode("utf-8", "surrogateescape")) <= MAX_ID_BYTES:
                     asked.append(item)
             elif record is not None:

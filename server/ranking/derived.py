@@ -152,6 +152,7 @@ def _tokens(served: ServedVersion, rows: Array, columns: Mapping[str, Array]) ->
     values = catalogue.values[rows]
     fields = served.model.plan.item_fields
     places = [place for place, field in enumerate(fields) if field.name in columns]
+    # `values` is a copy of the catalogue's rows, as indexing by an array makes one.
     values[:, places] = NO_VALUE
     table = catalogue.at(values)
     for place in places:
@@ -224,6 +225,7 @@ def _of_rows(
     if stored is not None and not stored.is_set:
         codes = stored.texts_in(rows)
         of_field[codes != NO_TEXT] = rest
+        # A pass over the rows for each text of the history, which has few, instead of a look-up in Python for each row.
         for text, value in values.items():
             if (code := stored.code(text)) != NO_TEXT:
                 of_field[codes == code] = value

@@ -60,6 +60,7 @@ class Assignment:
         self._beside = tuple(tuple(s for s in self.shadows if s != bit) for bit in range(len(self.variants)))
         self._borders, self._last = _borders(self.shares)
         self.salt = (experiment.salt if experiment is not None else "") or model
+        # The zero byte keeps a salt and a cookie apart from a longer salt and a shorter cookie.
         self._salted = blake2b(self.salt.encode() + b"\0", digest_size=_DIGEST_BYTES)
 
     def choose(self, cookie: str) -> int:
@@ -79,6 +80,7 @@ class Assignment:
     def moves_to(self, other: Assignment) -> float:
         """The fraction of cookies that get another variant under `other`, without pins. In [0, 1]."""
         if self.salt != other.salt:
+            # Points under another salt are independent of these.
             return 1.0 - sum(a * b for a, b in zip(self.shares, other.shares, strict=True))
         ours, theirs = (list(pairwise([0.0, *accumulate(each.shares)])) for each in (self, other))
         both = zip(ours, theirs, strict=True)
@@ -95,6 +97,7 @@ class Assignment:
         """
         if self.variants == tuple(variants) and self.spec_shares == tuple(shares):
             same = copy(self)
+            # The very tuple of the version (`tuple` copies no tuple): `ModelHandle.assigned` compares by identity.
             same.variants = tuple(variants)
             return same
         return _settled(self, self.asked, variants, shares)

@@ -156,6 +156,7 @@ def _rest(values: Sequence[float], score: float) -> list[float]:
     One number nearly always, three at most: a difference that is itself rounded leaves less each time.
     """
     total = 0.0
+    # One after the other, as a reader adds them: `sum` compensates its rounding from Python 3.12 on.
     for value in values:
         total += value
     rest: list[float] = []

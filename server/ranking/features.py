@@ -66,6 +66,7 @@ class PlainReader:
             return None
         starts, begin, values = np.empty(size + 1, np.int64), np.empty(size + 1, np.int64), _spans(size)
         user, user_end, context, context_end = found.tolist()[USER : CONTEXT + 2]
+        # Room for all of both messages, and for the `*` after each field's token.
         text = np.empty(user_end - user + context_end - context + size, np.uint8)
         given = plain_tokens(
             request.text, found, self._names, self._name_start, self._plain, values, starts, begin, text
@@ -81,6 +82,7 @@ class PlainReader:
             if bit is None or type(value) is not str:
                 return None
             given |= bit
+        # A value with a line feed makes one line too many, which the kernel answers with IRREGULAR.
         lines = "\n".join([texts.get(name) or "" for name in self._fields])  # type: ignore[misc]
         if user.raw_keys or context.raw_keys or not lines.isascii():
             return None
@@ -158,6 +160,7 @@ class UserFields:
         fields = plan.request_fields
         key = (cookie_column, histories, *((field.name, field.spec.model_dump_json()) for field in fields))
         with _made_lock:
+            # Taken out and put back below: the dict's order is that of the latest use.
             made = _made.pop(key, None)
             if made is None:
                 users = tuple(
@@ -207,7 +210,7 @@ class StoredUser:
     history: the record of the user's earlier events, as bytes since many users are kept; empty for no events, None if
     it is not known. fresh_until: seconds on the monotonic clock. lost_at: when it was read last, if the store has lost
     it since; else 0.
-    place and used belong to the cache that keeps it; whoever uses the user sets `used`.
+    place and used belong to the cache that keeps it; a request that uses the user sets `used`.
     """
 
     __slots__ = ("_tokens", "cookie", "fresh_until", "history", "lost_at", "place", "used", "values")
@@ -228,6 +231,7 @@ class StoredUser:
 
     def tokens(self, wanted: UserFields) -> UserTokens:
         """The tokens. `wanted`: the fields that `values` were read for."""
+        # Without a lock: two threads at worst make the same tokens.
         tokens = self._tokens
         if tokens is None:
             tokens = UserTokens.of_plain(wanted, self.cookie, self.values)
@@ -289,6 +293,7 @@ class UserTokens:
             starts.append(len(tokens))
         texts = [text for text, _ in tokens]
         begin = accumulate((len(text) + 1 for text in texts), initial=0)
+        # Copied, since kernels are compiled for writable arrays.
         text = np.frombuffer(b"*".join([*texts, b""]), np.uint8).copy()
         return cls(np.array([*starts, *begin], np.int64), _xs(tokens), text, tuple(misfits))
 

@@ -47,6 +47,7 @@ class Ranker:
             tokens = catalogue.tokens_of(model.item_id_fields)
             items = ItemTable.of(model, tokens, self._variants)
         nothing = ItemTable.of(model, self.item_tokens(()), self._variants)
+        # What a version fixes of the kernel's 43 arguments, bound once instead of in each call.
         self._heads = tuple((*model.head(v), items.own[v], *items.code_arrays) for v in self._variants)
         self._no_inline = nothing.own[0], *nothing.code_arrays
         self._several = _SeveralVariants(model, items, nothing)
@@ -122,6 +123,7 @@ class Ranker:
             return Ranking(candidates, order, ctr, score, knows_user=knows_user)
         (scored, *of_shadows), knows_user = self._scored(query, curve)
         if options is None:
+            # Stable: equal scores keep the order of the request.
             order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
@@ -161,6 +163,7 @@ class Ranker:
             inline, longest_run = (table.own[0], *table.code_arrays), table.longest_run
         space = self._scratch(len(rows), longest_run)
         top = len(rows) if query.top_k is None else min(query.top_k, len(rows))
+        # Arrays of their own and not scratch: an impression reads them when this thread ranks the next request.
         order, ctr, score = np.empty(top, np.int64), np.empty(top, np.float64), np.empty(top, np.float64)
         knows_user = rank(
             *self._heads[variant], *inline, self._tokens.values, *query.features.tokens,
@@ -292,6 +295,7 @@ def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Arr
             halves, wanted = max(halves, len(have[0])), max(wanted, len(have[1]))
             groups, candidates = max(groups, len(have[3]) - 1), max(candidates, len(have[-1]))
         have = _local.scratch = (
+            # Zeroed only here: kernels set back what they have marked, which is less than all halves.
             np.zeros(halves, np.int32),
             np.empty(wanted, np.int32),
             np.zeros(halves, np.float64),
@@ -317,7 +321,7 @@ class RequestCurves:
         self._variants = plan.variants
 
     def choose(self, variant: int, tokens: TokenArrays) -> Curve | None:
-        """The curve for a variant and a request's tokens; None where predictions stand as they are. O(1)."""
+        """The curve for a variant and a request's tokens; None where predictions are not calibrated. O(1)."""
         if self._calibration is None or self._place is None:
             return self._whole[variant]
         value_start, begin, _, text = tokens

@@ -133,6 +133,7 @@ class Received(Request):
             self._parse(RankRequest.FromString(message), len(message))
         else:
             brief = RankRequest.FromString(rest[: found[REST]].tobytes())
+            # Copies, since calls that are taken together are all read before the first of them is answered.
             self.found: Array | None = found.copy()
             self._take(brief, len(message), not int(found[FIELDS]) & _NOT_PLAIN)
             self.item_ids = ItemIds(message, self.text, spans[:count].copy())
@@ -173,6 +174,7 @@ class Received(Request):
 
 
 def _given(features: Features) -> GivenFeatures:
+    # Nearly every value is a text: reading it is cheaper than asking which kind it is.
     values = {name: value.text or _not_text(value) for name, value in features.values.items()}
     return GivenFeatures(values, features.raw_keys)
 
@@ -225,6 +227,7 @@ def _scratch(size: int) -> tuple[Array, Array, Array]:
     """This thread's scratch arrays for a message of `size` bytes. Those for an uncommonly long one are not kept."""
     have: tuple[Array, Array, Array] | None = getattr(_local, "scratch", None)
     if have is None or len(have[1]) < size:
+        # An id takes two bytes of the message at least, its tag and its length.
         room = max(size, _FIRST_BYTES)
         have = np.empty((room // 2 + 1, 2), np.int32), np.empty(room, np.uint8), np.empty(FOUND, np.int64)
         if room <= _MAX_KEPT_BYTES:

@@ -1,6 +1,6 @@
 """From a request's message to a `Query`: everything is validated, completed from the store and bound to one version.
 
-Written for the hot path: work that only some requests need stands behind one test each.
+Written for the hot path: work that only some requests need costs the others one test.
 """
 
 from __future__ import annotations
@@ -123,12 +123,14 @@ class Resolver:
         with more time are read again: each waits for the store as long as it would alone.
         """
         served = waiting[0][1].served
+        # Others' version was swapped in between: it may read other fields of a user.
         again = [(call, prefetched) for call, prefetched in waiting if prefetched.served is not served]
         ready: list[tuple[C, Prefetched]] = []
         timed: list[tuple[C, Prefetched, float]] = []
         for call, prefetched in waiting:
             if prefetched.served is served:
                 left_s = self._reads.users.left_s(call, prefetched.read_ns / 1e9)
+                # Too late for a read: `resolve` finds that out too, and answers with what is known.
                 if left_s < SHORTEST_WAIT_S:
                     ready.append((call, prefetched))
                 else:
@@ -144,6 +146,7 @@ class Resolver:
             prefetched.pending = pending = reads.get(prefetched.message.cookie)
             prefetched.read_ns += took_ns
             failed = pending is not None and pending.user is None
+            # Not silent for its own time, but for the shortest of all.
             late = failed and took_ns >= wait_s * 1e9 and left_s - wait_s >= SHORTEST_WAIT_S
             (again if late else ready).append((call, prefetched))
         return again, ready
@@ -176,6 +179,7 @@ class Resolver:
             features = self._features(call, cookie, plain, own)
             candidates = _located(served, named, inline)
         except FieldValueError as error:
+            # The path is looked for only now, so that valid requests do not pay for it.
             if (wrong := misfit(message, served.schema)) is not None:
                 raise wrong from error
             raise
@@ -247,6 +251,7 @@ class Resolver:
         if plain is None:
             values = own if user is None else {**user.fields(wanted), **own}
             if served.histories is not None:
+                # Once for the call: ages of events and the impression's line have the same time.
                 call.time_us = time_ns() // 1000
                 if user is not None and user.history is not None:
                     call.history = read_history(served.histories, user.history)

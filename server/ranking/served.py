@@ -95,6 +95,8 @@ class ServedVersion:
 
         It is called in the thread that drops the last reference, so it must not block or raise.
         """
+        # On the model, which a request that still ranks holds by its version; impressions that wait hold none of it. At
+        # the end of the process there is nobody to report to.
         weakref.finalize(self.model, callback).atexit = False
 
 
@@ -120,12 +122,15 @@ class ModelHandle:
     def serve(self, served: ServedVersion) -> None:
         """Swap. Requests that have begun finish with the version that they read."""
         with self._changing:
+            # The lock is among writers only. A call may read the one reference before and the other after: `assigned`
+            # mends that.
             self.assignment = self.assignment.over(served.variant_names, served.model.plan.shares)
             self.served = served
 
     def keep(self, query: Query) -> None:
         """Keep a query in `recent`, if it is not too long and none was kept just now."""
         if query.completed_ns >= self._keep_after_ns and query.size <= RECENT_BYTES:
+            # Without a lock: threads at the same time keep one query more.
             self._keep_after_ns = query.completed_ns + RECENT_EVERY_NS
             self.recent.append(query)
 

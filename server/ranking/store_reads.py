@@ -42,7 +42,7 @@ class Timed(Protocol):
 
 
 def no_holder(records: Records) -> str:
-    """Of reads that concern several servers, or one that is not told apart."""
+    """For reads that concern several servers, or one that need not be distinguished."""
     return ""
 
 
@@ -57,6 +57,7 @@ class Breaker:
 
     def pause_s(self) -> float:
         """Seconds until the store may be tried; 0 if now. After a pause one caller gets 0, not all."""
+        # Without the lock, in every read: a thread that sees the number before asks once more.
         if self._failures < FAILURES_BEFORE_PAUSE:
             return 0.0
         with self._lock:
@@ -117,6 +118,7 @@ class Source:
         if not self._epoch:
             return False
         epoch = self.read(lambda records, wait: records.item_changes.epoch(), wait_s)
+        # A store that is read only may have no epoch, which says nothing.
         if epoch and epoch != self._epoch:
             self._epoch, self._lost_at = epoch, time.monotonic()
         return read_at < self._lost_at
@@ -132,7 +134,7 @@ class Source:
         return self._store is not None and self._store.records.is_cluster
 
     def left_s(self, call: Timed, spent_s: float) -> float:
-        """How long a read may still take for a call that has spent so much of its budget; not positive if no longer."""
+        """How long a read may still take for a call that has spent `spent_s` of its budget; not positive if no longer."""
         remaining_s = call.time_remaining()
         left_s = self._budget_s - spent_s
         return left_s if remaining_s is None else min(left_s, remaining_s - MARGIN_S)
@@ -151,7 +153,7 @@ class Source:
     def read(self, ask: Callable[[Records, float], T], wait_s: float, holder: Holder = no_holder) -> T:
         """What `ask` returns; it gets records and `wait_s`. Raises StoreUnavailable, also while the breaker is open.
 
-        holder: tells which server of a cluster is asked, so that one that fails does not keep requests from the others.
+        holder: names the server of a cluster that is asked, so that one that fails does not keep requests from the others.
         """
         return self.use(lambda store, wait: ask(store.records, wait), wait_s, holder)
 
@@ -192,6 +194,7 @@ class StoredReads:
     def connect(self) -> None:
         """Open each store unless it is open. Raises StoreUnavailable if one of them does not answer."""
         try:
+            # Both are tried, so that one store that is away does not leave the other closed.
             self._records.connect()
         finally:
             self.users.connect()

@@ -47,6 +47,7 @@ class UserCache:
         self._ring: list[StoredUser] = []
         self._hand = 0
         self._lock = threading.Lock()
+        # The dict's own method, which is atomic: a method here would cost each request a call more.
         self.get = self._users.get
         """The user of a cookie, or None. O(1)."""
 
@@ -54,7 +55,7 @@ class UserCache:
         return len(self._users)
 
     def put(self, user: StoredUser) -> None:
-        """Keep a user instead of an earlier one of the same cookie, or of one that was not used lately. O(1)."""
+        """Keep a user instead of an earlier one of the same cookie, or of one that was not used recently. O(1)."""
         if not self._capacity:
             return
         with self._lock:
@@ -184,6 +185,7 @@ class Users:
 
     def _of_model(self, model: str, wanted: UserFields) -> ModelUsers:
         """The users kept of a model, whose version reads these fields."""
+        # Without a lock: two threads at worst make two caches, one of which is dropped with what it had read.
         kept = self._of_models.get(model)
         if kept is None or kept.wanted is not wanted:
             # Another version, whose spec has other fields: the records read for the one before do not serve it.
@@ -222,6 +224,7 @@ class Users:
         wait_s = self._reads.users.wait_s(context)
         with kept.lock:
             pending = kept.pending.get(cookie)
+            # Made for the first that waits: most reads are waited for by nobody.
             if pending is not None and pending.ended is None:
                 pending.ended = threading.Event()
             ours = pending is None
@@ -330,6 +333,8 @@ class ModelUsers:
         """Take back reads that have ended, by cookie, and wake the requests that wait for them."""
         with self.lock:
             for cookie in reads:
+                # Before the others wake: a request that comes from here on reads the user again, or finds it in the
+                # cache.
                 del self.pending[cookie]
         for pending in reads.values():
             if pending.ended is not None:

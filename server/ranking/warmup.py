@@ -102,6 +102,7 @@ crosses = [{ fields = ["hour", "brand"] }]
 hour = {}
 brand = { side = "item" }
 """
+# Python's own, which the command line raises while it imports and compiles.
 _COLLECTED_AFTER = (700, 10, 10)
 _ADPREDICTOR = '[learner]\nalgorithm = "adpredictor"\n'
 _KEYS = (b"bias", b"brand=nike", b"hour*brand=7*nike", b"hour=7")

@@ -163,6 +163,7 @@ class AdminPort:
                 *reflection_gates((SERVICE,), meter, guard),
             ],
             options=[
+                # Else the kernel would let another server take the same port, and divide the calls among the two.
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_concurrent_streams", MAX_STREAMS),
             ],

@@ -154,6 +154,7 @@ class FeedbackService:
     def _of(self, store: Store) -> Feedback:
         with self._lock:
             if self._feedback is None:
+                # Made with the first report, since the store may be away until then.
                 self._feedback = store.feedback(WAIT_S, length=self._length, age_s=self._age_s)
             return self._feedback
 

@@ -1,4 +1,4 @@
-"""What stands before a service: the gate that refuses calls, and the bounded thread pools that run them.
+"""What calls pass before a service: the gate that refuses calls, and the bounded thread pools that run them.
 
 How grpc 1.85 starts a call (grpc/_server.py): one thread takes every call from the completion queue, asks the handlers
 in order (`GenericRpcHandler.service`, which sees method and metadata) and calls `submit` of a thread pool, whose queue
@@ -88,6 +88,7 @@ class Gate(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the 
         self._guard = guard
         self._own_guards = own_guards
         pool.on_silent = lambda method: meter.count(REFUSED, _name(method), "no_message")
+        # Made once: grpc's one thread refuses calls when it is busiest.
         self._overloaded = [_Refusal(_overload(pool.places)).handler() for _ in range(DRAWS)]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
@@ -201,8 +202,8 @@ class CallPool(ThreadPoolExecutor):
     second the pool cancels the calls that have waited too long for their message, since those of streams hold a thread.
 
     A unary call takes a place once its message is there: callers who send none take no place from others. The caller of
-    `submit` checks `is_full` first. With `batching`, a thread takes up to MOST_TOGETHER calls if so many are queued for
-    which no other thread is idle. It never waits for more.
+    `submit` checks `is_full` first. With `batching`, a thread takes up to MOST_TOGETHER calls if they are queued and
+    no other thread is idle for them. It never waits for more.
 
     It relies on grpc's internals (the arguments of `submit`, the state's `due`); tests fail when they change.
     Thread safety: `submit` from any.
@@ -216,9 +217,8 @@ class CallPool(ThreadPoolExecutor):
         self.on_silent: Callable[[str], None] = lambda method: None
         """Called with the method of a call that is cancelled since its message has not arrived."""
         self.places = places
-        self._begun: deque[None] = (
-            deque()
-        )  # an entry a call: append and pop are atomic, a counter's += is not
+        # An entry for each call: append and pop are atomic, a counter's += is not.
+        self._begun: deque[None] = deque()
         self._most_waiting = WAITING_A_PLACE * places
         self._waiting: dict[int, tuple[float, Any, Any]] = {}
         """Streams by thread, unary calls by the id of their state: since when, grpc's event and state. Each operation
@@ -272,6 +272,7 @@ class CallPool(ThreadPoolExecutor):
         def on_message(event: Any) -> Any:
             ended = arrived(event)
             waiting.pop(id(state), None)
+            # The place is taken before the call is queued, since a thread may end the call, and give it back, at once.
             call.begins()
             ready.put(call)
             return ended
@@ -291,6 +292,7 @@ class CallPool(ThreadPoolExecutor):
                 name = f"{self._name}_{self._callers}"
                 answers = self._ready, self._idle, self._batching
                 threading.Thread(target=_answer_calls, args=answers, name=name, daemon=True).start()
+                # Threads hold the queue and not the pool: once that is gone, each takes the None that ends it.
                 weakref.finalize(self, self._ready.put, None)
                 self._callers += 1
 
@@ -455,6 +457,7 @@ def _answer_calls(ready: SimpleQueue[UnaryCall | None], idle: deque[None], batch
             _answer(call)
         else:
             _answer_together(calls, batching)
+        # Else the thread would hold this call in memory while it waits for the next one, and by it the pool.
         del call, calls
 
 
@@ -497,4 +500,5 @@ def _watch(pool: weakref.ref[CallPool]) -> None:
         if alive is None:
             return
         alive.cancel_stuck()
+        # Else the pool would live through the sleep.
         del alive

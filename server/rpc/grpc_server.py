@@ -75,6 +75,7 @@ def grpc_server(
     if feedback is not None:
         handlers.append(feedback)
         services.append(FEEDBACK_SERVICE)
+    # Without a gate: whether this server is well must be answered when all places are taken.
     handlers.append(health.handlers())
     handlers += reflection_gates(services, meter, tokens.guard(*ROLES) if tokens else None)
     return grpc.server(pool, handlers=handlers, options=options)
@@ -89,6 +90,7 @@ def listen(
         bound = (
             server.add_secure_port(wanted, credentials) if credentials else server.add_insecure_port(wanted)
         )
+    # grpcio raises where it cannot bind; earlier releases returned port 0.
     except RuntimeError:
         bound = 0
     if not bound:

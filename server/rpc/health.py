@@ -71,6 +71,7 @@ class Health:
                 abort(context, request)
             status = self.status(request.service)
             if status == _STATUS.SERVICE_UNKNOWN:
+                # The protocol: Check of an unknown service is NOT_FOUND, Watch gets SERVICE_UNKNOWN and goes on.
                 context.set_code(grpc.StatusCode.NOT_FOUND)
                 return health_pb2.HealthCheckResponse()
             return health_pb2.HealthCheckResponse(status=status)

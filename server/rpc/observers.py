@@ -149,6 +149,7 @@ class Recorded(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
         parse = handler.request_deserializer
 
         def recorded(message: bytes) -> Any:
+            # In grpc's one thread, which reads messages (`CallPool`): it must only queue.
             self._recorder.take(message)
             return parse(message) if parse else message
 

@@ -128,6 +128,8 @@ class RankingService:
         try:
             if isinstance(request, Prefetched):
                 prefetched, message = request, request.message
+                # The call's time includes what was done for it before its turn, but not the answers to others in
+                # between.
                 began_ns -= prefetched.spent_ns + prefetched.read_ns
             else:
                 message = received(request, explain)
@@ -162,6 +164,7 @@ class RankingService:
         served = model.served  # read once: one version computes the whole answer
         if served is None or self.draining:
             raise self._not_ready(model)
+        # A swap came in between: what was read is for the fields of the version before.
         if prefetched is not None and prefetched.served is not served:
             prefetched = None
         call = Call(message, request_id, context, model, served, explain, until_s, prefetched)

@@ -214,12 +214,14 @@ class Tokens:
 
     def _look(self) -> None:
         """Read the file again if it has changed, at most once a second. If it is invalid, the old tokens stay valid."""
+        # One thread looks; the others go on with the tokens that there are.
         if time.monotonic() < self._look_at or not self._lock.acquire(blocking=False):
             return
         try:
             self._look_at = time.monotonic() + LOOK_EVERY_S
             stamp = self._changed()
             if stamp != self._stamp:
+                # Before the file is read, so that an invalid one is logged once and not every second.
                 self._stamp = stamp
                 self._digests = _read(self._path)
                 _log.info("tokens read again", file=str(self._path))

@@ -35,6 +35,7 @@ class Distribution:
     def __init__(self, on_free: Callable[[str, str], None]) -> None:
         """`on_free(model, uid)` is called once for each buffer that is not read any more; it must not block."""
         self._on_free = on_free
+        # Reentrant: a taker in this process may give parts back while it is handed them.
         self._lock = threading.RLock()
         self._takers: set[Taker] = set()
         self._latest: dict[str, tuple[int, Parts]] = {}
@@ -52,6 +53,8 @@ class Distribution:
             for taker in self._takers:
                 self._hand(taker, self._serial, parts)
             if before is not None:
+                # Last: the new parts may share the buffer of the old ones (other items), which must not count as free
+                # in between.
                 self._give_back(None, before[0])
 
     def tell(self, model: str, body: Body) -> None:
@@ -96,6 +99,7 @@ class Distribution:
         with self._lock:
             if model in self._latest and taker in self._takers:
                 self._serial += 1
+                # Under a new serial: the refusal has given the old one back.
                 self._hand(taker, self._serial, self._latest[model][1])
 
     def _hand(self, taker: Taker, serial: int, parts: Parts) -> None:

@@ -1,6 +1,6 @@
 """Keeps the store's item records in memory, up to date by the stream of changes.
 
-All items are read at the start, and again if the stream cannot tell what has changed: it was trimmed past the position
+All items are read at the start, and again if the stream cannot show what has changed: it was trimmed past the position
 read last, the store lost its data, or an operator ordered it. Otherwise only changed items are read.
 
 If the store has lost its data (it has another epoch), the items that it lacks are kept as they were until they are
@@ -83,6 +83,7 @@ class ItemSync:
             )
         if before is None:
             return self._read_all(state, "start")
+        # An order before the epoch: by it the operator says that the store has all items again, so none is kept.
         if state.reread and state.reread != self._last_order:
             return self._read_all(state, "asked for", ordered=True)
         if before.epoch != state.epoch:

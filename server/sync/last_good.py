@@ -159,6 +159,7 @@ class LastGoodKeeper(threading.Thread):
                 self._changed.acquire()
 
     def _save(self, model: str) -> None:
+        # Lent only while it is written: a buffer must not wait half a minute for the disk.
         lent = self._distribution.borrow(self, model)
         if lent is None:
             return
@@ -208,6 +209,7 @@ class LastGood:
         except OSError as error:
             raise OutputError(f"cannot make {self._folder}: {error.strerror}") from error
         document = parts.to_json(self._written)
+        # After the blocks and before the sweep: at every moment the index names files that are there.
         write_checked(self._folder / INDEX, document)
         self._sweep({name for name in document["blocks"].values() if name is not None})
 

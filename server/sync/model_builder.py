@@ -149,6 +149,7 @@ class ModelBuilder:
                 return None
             delta = _joined(versions, chain)
             return self._live.apply(manifest.version, manifest.sha256, delta, allow_equal=manifest.forced)
+        # The chain is sound; the snapshot of the same version would be refused for the same reason.
         except AllEqual:
             raise
         except (ArtefactError, VersionNotFound) as error:
@@ -173,7 +174,7 @@ class ModelBuilder:
             held = self._live.catalogue
             if held is None or held is catalogue or not _same_fields(held.fields, catalogue.fields):
                 raise
-            # If the new version tells the items served before apart, the fault lies with the new items.
+            # If the new version distinguishes the items served before, the fault lies with the new items.
             parts = self._live.load(*version, held, generation, allow_equal=False)
             self._refuse_items(generation, error)
             return parts

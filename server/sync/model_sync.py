@@ -161,6 +161,7 @@ class ModelSync(threading.Thread):
                 with Store.open(self._url) as store:
                     self._follow(store)
             except Exception as error:
+                # Bugs too: if the thread ended, the model would stay at its version, and nothing would say so.
                 pause_s = self._backoff.failed()
                 self._lost_store(error)
                 self._stopped.wait(pause_s)
@@ -169,6 +170,7 @@ class ModelSync(threading.Thread):
         """Look at the store whenever something may have changed, until stopped. Raises StoreUnavailable."""
         self._builder.opened(store)
         versions = store.model(self._model, self._found_junk)
+        # Before the look: an event that comes during it ends the next wait.
         event = versions.last_event()
         self._look(versions)
         self._backoff.succeeded()  # only now: a store that opens, and holds what it should not, has failed again

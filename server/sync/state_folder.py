@@ -54,10 +54,11 @@ class Process:
         """The process that has this pid now; None if there is none, or if /proc does not show it."""
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
-                # The name stands in brackets and may itself hold spaces and brackets.
+                # The name is in brackets and may itself hold spaces and brackets.
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             return None
+        # Field 22 of proc(5), `starttime`; the first two, pid and name, are cut off above. A zombie has ended.
         return None if fields[0] in (b"Z", b"X") else cls(pid, int(fields[19]))
 
     def alive(self) -> bool:
@@ -67,6 +68,7 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to this process, never to another one that has its pid by now."""
         with suppress(OSError):
+            # Before the check: from here on the descriptor is of one process, also if its pid is given to another.
             descriptor = os.pidfd_open(self.pid)
             try:
                 if self.alive():
@@ -107,6 +109,7 @@ class StateFolder:
             record = json.loads((self.folder / RECORD).read_bytes())
             workers = [Process(int(w["pid"]), int(w["started"])) for w in record["workers"]]
             return str(record["address"]), [worker for worker in workers if worker.alive()]
+        # A record that cannot be read names no workers: they end by themselves after `--alone` seconds.
         except (OSError, ValueError, LookupError, TypeError):
             return "", []
 

@@ -28,6 +28,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 
 _log = structlog.get_logger(__name__)
 
+# The first that fits counts: NewerFormat and AllEqual are ArtefactErrors too.
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (VersionNotFound, GONE),
     (NewerFormat, NEWER),

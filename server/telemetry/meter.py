@@ -123,6 +123,8 @@ class _Counts:
         """Give the thread empty counts; returns what it counted before, or nothing while it is counting."""
         self.taken.append((self.answers, self.counts))
         self.answers, self.counts = {}, {}
+        # After the swap: a thread that begins to count from here on finds the new dicts. One that ended while it
+        # counted would be busy for ever.
         if self.busy and self.thread.is_alive():
             return []
         taken, self.taken = self.taken, []
@@ -218,6 +220,7 @@ class Meter:
         answers: dict[AnswerKey, Row] = {}
         counts: dict[tuple[Family, Labels], float] = {}
         with self._lock:
+            # Before the counts are taken: what a thread that ends meanwhile has counted is taken the next time.
             ended = [mine for mine in self._threads if not mine.thread.is_alive()]
             for mine in self._threads:
                 for taken in mine.take():

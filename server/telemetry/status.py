@@ -16,7 +16,7 @@ class ModelStatus:
 
     name: str
     version: int | None = None
-    """What workers are told to serve; None before the first version."""
+    """What workers have been handed to serve; None before the first version."""
     kind: str = ""
     """The kind of this version: "snapshot" or "delta"."""
     sha256: str = ""

@@ -2,7 +2,7 @@
 
 How scores move depends on the request's id alone. A propensity is the chance that a request under Thompson sampling
 returns a candidate, over all draws that it could make. Without caps it is an integral: over the value that the
-candidate may take, of the chance that fewer than `top` others stand before it, whose number is Poisson-binomial because
+candidate may take, of the chance that fewer than `top` others come before it, whose number is Poisson-binomial because
 all are drawn independently. With caps it is counted in simulated draws. docs/ranking.md says how exact each is.
 """
 
@@ -50,6 +50,8 @@ class Exploration:
 def moves(width: float, uncertainty: Array) -> Array:
     """The distance of one standard deviation, or of the bound, from each score. Finite for every width."""
     with np.errstate(over="ignore"):
+        # A draw is at most 8.6 standard deviations (Box and Muller, 53 bits): moved scores stay far below
+        # `selection.LARGEST`.
         bounded: Array = np.minimum(uncertainty * width, FARTHEST)
     return bounded
 
@@ -71,7 +73,7 @@ def seeds(request_id: str) -> Array:
 
 
 def _repeats(ids: Sequence[str]) -> Array:
-    """How many times each id stands earlier in the list, uint64."""
+    """How many times each id occurs earlier in the list, uint64."""
     repeats = np.zeros(len(ids), np.uint64)
     if len(set(ids)) < len(ids):
         seen: Counter[str] = Counter()
@@ -252,8 +254,10 @@ def simulated(
     score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, groups: Groups, seed: int
 ) -> Array:
     """The share of simulated draws, with the one that was made, in which each of the `chosen` is returned."""
+    # Fewer draws of more candidates, so that the time is about the same.
     draws = min(MAX_DRAWS, max(MIN_DRAWS, DRAWN_NUMBERS // len(score)))
     moves = np.random.Generator(np.random.Philox(seed)).standard_normal((draws, len(score)))
     orders = np.argsort(-valued(score + deviation * moves), axis=1, kind="stable")
     hits = groups.count_taken(orders, top)[chosen]
+    # The draw that was made counts too: no propensity is 0, since estimates divide by them.
     return (hits + 1.0) / (draws + 1.0)

@@ -76,12 +76,13 @@ class CandidateColumns:
         stored: Array | None = None,
         computed: Mapping[str, Array] | None = None,
     ) -> None:
-        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r stands for items[r].
+        """`rows` int32[candidates] as the ranking kernel has them; FIRST_INLINE - r means items[r].
 
         stored, computed: see `Candidates`; all other fields of such items are read from the catalogue.
         """
         self._computed = computed or {}
         self._places = rows
+        # Items over which values were computed are inline only for the scores: all other fields are read by their rows.
         rows = rows if stored is None else stored
         self._catalogue = catalogue
         self._ids = ids
@@ -222,7 +223,7 @@ def _has(found: Texts, wanted: Collection[str | bytes], count: int) -> Array:
 
 @dataclass(frozen=True)
 class Cap:
-    """At most so many items of one value of a field; items without a value are not bounded."""
+    """A limit on the items of one value of a field; items without a value are not bounded."""
 
     field: str
     at_most: int

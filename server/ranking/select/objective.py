@@ -91,7 +91,7 @@ def _apply(step: Apply, stack: list[Any]) -> None:
     stack.append(step.operation(*arguments))
 
 
-# -- operators and functions, over float64 arrays. NaN stands for "no value" and stays NaN, except through `??`.
+# -- operators and functions, over float64 arrays. NaN means "no value" and stays NaN, except through `??`.
 
 
 class Function(NamedTuple):
@@ -248,6 +248,7 @@ class _Parser:
             raise self.unexpected(_AN_OPERAND)
 
     def _number(self) -> float:
+        # 1e999 is a token and infinite as a double.
         value = float(self.next.text)
         if not math.isfinite(value):
             raise self.unexpected("a number that a double can hold")
@@ -317,6 +318,7 @@ def _counted(function: Function) -> str:
 
 Kind = Literal["number", "name", "field", "operator", "end"]
 
+# [0-9] and not \d, which takes the digits of every script.
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)

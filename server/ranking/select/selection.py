@@ -69,7 +69,7 @@ class Scored:
         return np.asarray(self.score / np.hypot(self.noise, self.uncertainty))
 
     def latent_of(self, moved: Array) -> Array:
-        """The same for scores moved by exploration, which stand for weights that are known."""
+        """The same for scores moved by exploration, as of weights that are known: without their uncertainty."""
         return moved if self.noise is None else moved / self.noise
 
     def ctr(self, latent: Array) -> Array:
@@ -125,6 +125,7 @@ class Options:
 
         Raises DeadlinePassed between two steps after `until_s` (monotonic).
         """
+        # Candidates that fail a condition are left out first: they take no place in caps, and count in no propensity.
         kept = self._kept(candidates, until_s)
         some = scored.part(kept)
         score, latent = self._moved(some, ids, kept, request_id)
