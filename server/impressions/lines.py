@@ -81,7 +81,7 @@ class Lines:
 
         O(bytes of the items). Raises NoFragments, FieldValueError.
         """
-        # Indexing by an array copies. The numbers are replaced below, and the query's own array may be kept in `recent`.
+        # Indexing by an array copies: the numbers are replaced below, and the query may be kept in `recent`.
         rows = ranking.candidates.rows[ranking.order]
         which: list[int | str] = rows.tolist()
         more = list[bytes]()

@@ -241,8 +241,9 @@ class AllEqual(ArtefactError):
 
 @dataclass(frozen=True)
 class Apart:
-    """What distinguishes candidates. items: whether the catalogue's items can score differently; None for fewer than two.
+    """What distinguishes candidates.
 
+    items: whether the catalogue's items can score differently; None for fewer than two.
     model: whether it has any key with an item's field, which can distinguish inline items.
     """
 

@@ -134,7 +134,7 @@ class Source:
         return self._store is not None and self._store.records.is_cluster
 
     def left_s(self, call: Timed, spent_s: float) -> float:
-        """How long a read may still take for a call that has spent `spent_s` of its budget; not positive if no longer."""
+        """How long a read may still take for a call that has spent `spent_s` of its budget; 0 or less: it may not."""
         remaining_s = call.time_remaining()
         left_s = self._budget_s - spent_s
         return left_s if remaining_s is None else min(left_s, remaining_s - MARGIN_S)
@@ -153,7 +153,7 @@ class Source:
     def read(self, ask: Callable[[Records, float], T], wait_s: float, holder: Holder = no_holder) -> T:
         """What `ask` returns; it gets records and `wait_s`. Raises StoreUnavailable, also while the breaker is open.
 
-        holder: names the server of a cluster that is asked, so that one that fails does not keep requests from the others.
+        holder: names the server of a cluster that is asked, so that one that fails keeps no requests from the others.
         """
         return self.use(lambda store, wait: ask(store.records, wait), wait_s, holder)
 
