@@ -31,6 +31,7 @@ _HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 def pages() -> list[Path]:
     """The repository's pages, as git lists them, relative to its root."""
     listed = subprocess.run(
+        # With pages that are not committed yet.
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.md", f":!{TEMPLATE}"],
         cwd=ROOT, capture_output=True, check=True,
     )  # fmt: skip
@@ -74,7 +75,7 @@ def api_page() -> str:
 
 
 def navigation(staged: list[Path], folder: Path) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Sections of (title, page): each page stands in the first section of docs/README.md that links to it."""
+    """Sections of (title, page): each page is in the first section of docs/README.md that links to it."""
     index = (ROOT / INDEX).read_text("utf-8")
     sections: list[tuple[str, list[tuple[str, str]]]] = [("", [("ftrie", "README.md")])]
     placed = {Path("README.md"), Path(INDEX), Path(DECISIONS)}
@@ -105,6 +106,7 @@ def build(folder: Path, *, run_tutorials: bool = True) -> Path:
     source.mkdir(parents=True)
     staged = stage(source, run_tutorials=run_tutorials)
     settings = (ROOT / "docs/zensical.toml").read_text("utf-8").replace('[".."]', f'["{ROOT}"]')
+    # At the head of [project]: behind one of its tables TOML would take `nav` for a member of that table.
     before, project, after = settings.partition("[project]\n")
     (folder / "zensical.toml").write_text(
         f"{before}{project}nav = [\n{_nav_toml(navigation(staged, source))}]\n{after}", "utf-8"

@@ -50,10 +50,8 @@ def metrics_table(families: Iterable[Family], *, without: str = "") -> str:
 def server_metrics() -> str:
     """Every metric of a server, of whatever module."""
     for module in pkgutil.walk_packages(server.__path__, "server."):
-        if module.name not in (
-            "server.telemetry.tracing",
-            "server.processes.worker_main",
-        ):  # optional; a program
+        # The first needs an extra, the second is a program. A metric is declared when its module is imported.
+        if module.name not in ("server.telemetry.tracing", "server.processes.worker_main"):
             importlib.import_module(module.name)
     return metrics_table(each for _, each in sorted(meter.FAMILIES.items()))
 

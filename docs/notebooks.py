@@ -43,6 +43,7 @@ def _prepared(rows: int) -> tempfile.TemporaryDirectory[str]:
     """What `prepare` copies: simulating two days takes longer than most tutorials."""
     from ftrie.demo import market
 
+    # The object is returned, not its name: the folder is removed with it.
     shop, kept = market.Shop(1), tempfile.TemporaryDirectory()
     folder = Path(kept.name)
     for day in (1, 2):
@@ -64,6 +65,7 @@ def execute(tutorial: Path, folder: Path) -> Any:
 
     notebook = jupytext.read(tutorial, fmt="md")
     environment = {
+        # FTRIE_ variables of the caller would change what is shown.
         **{name: value for name, value in os.environ.items() if not name.startswith("FTRIE_")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'proto'}",
@@ -129,7 +131,7 @@ def render(notebook: Any, name: str, folder: Path) -> str:
                 parts.append(f"![{_title(notebook)}, picture {pictures}]({file})")
             elif "text/html" in data:
                 parts.append(f'<div class="ftrie-output">{_one_line(data["text/html"])}</div>')
-            elif "text/plain" in data and not draws:  # of what it draws, the value is the chart
+            elif "text/plain" in data and not draws:  # else the value is the chart itself
                 parts.append(_fence(data["text/plain"], "text"))
         if printed:
             parts.append(_fence(_last_state(printed), "text"))

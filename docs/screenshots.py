@@ -37,7 +37,9 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 ON_PHONE = ("experiments", "system")
 """Pages whose picture on a telephone is kept."""
+# Tastes change at second 60: the pictures show the time before, and that the loop has learned the new ones.
 LIVE_S, TAKEN_AT_S = 270, 150.0
+# A page is sent before its slower figures, and charts load the drawing code first.
 SETTLE_S = 8.0
 LEARNED, EVALUATED = range(21, 26), range(26, 29)
 """Days of October 2014 in the sample of avazu's log."""
@@ -69,6 +71,7 @@ def take(url: str) -> None:
 
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+        # As root, which is usual in containers, Chromium starts without its sandbox only.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for suffix, size in SIZES.items():
             context = browser.new_context(**size)

@@ -11,9 +11,8 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.pop(
-    "SCIPY_ARRAY_API", None
-)  # with it, one more check runs, of libraries that may not be installed
+# With it one more check runs, of libraries that may not be installed.
+os.environ.pop("SCIPY_ARRAY_API", None)
 
 import sklearn
 from sklearn.utils.estimator_checks import check_estimator

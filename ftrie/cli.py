@@ -27,6 +27,7 @@ from ftrie.terminal import json_output, set_json_output
 from model_store.errors import FtrieError
 from model_store.waiting import deferred
 
+# 128 + SIGINT and 128 + SIGPIPE: what a shell reports of a process that ended by these signals.
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _NEW_OBJECTS = 50_000
@@ -53,6 +54,7 @@ def main() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
+    # An exception raised inside LLVM or numba's lock would be lost or leave the lock taken: the signal comes again.
     if deferred(number, frame):
         return
     if number == signal.SIGINT:
@@ -67,10 +69,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    # Before typer parses: a usage error is answered as JSON too.
     set_json_output("--json" in arguments)
     try:
         named = arguments[:1] if arguments and command_named(arguments[0]) else ()
+        # Not standalone: typer would word errors and exit by itself.
         code = build(*named)(list(arguments) or ["--help"], prog_name="ftrie", standalone_mode=False)
+        # Here, so that a closed pipe is an error inside this block and not at the interpreter's exit.
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FtrieError as error:
@@ -83,6 +88,7 @@ def _run(arguments: Sequence[str]) -> int:
         # Otherwise Python reports the closed pipe again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    # No `except Exception` below: any other exception is a bug of ftrie and ends in a traceback (ARCHITECTURE.md).
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _failed(type(error).__name__, f"{where}{error.strerror or error}", 1)

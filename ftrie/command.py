@@ -66,9 +66,11 @@ def command(group: str, position: int, epilog: str) -> Callable[[_Function], _Fu
 def command_named(name: str) -> Any:
     """The function or the `Commands` of a command; None if there is no command of this name."""
     module = f"ftrie.commands.{name.replace('-', '_')}"
+    # The pattern first: find_spec of a name with a dot would import the part before it, or raise.
     if not re.fullmatch("[a-z-]+", name) or find_spec(module) is None:
         return None
     found = getattr(import_module(module), name.replace("-", "_"), None)
+    # Modules beside the commands, such as `flags`, have no such mark.
     return found if hasattr(found, "place") else None
 
 
@@ -112,6 +114,7 @@ class Parameter:
         flag, kind, default = self.flag, self.kind, self.default
         settings: dict[str, Any] = {name: getattr(flag, name) for name in ("help", "metavar", "min", "max")}
         if get_origin(kind) is tuple:
+            # typer collects repeated values in a list; `value` makes the tuple of it.
             kind = list[get_args(kind)[0]]  # type: ignore[misc]
             if default is not inspect.Parameter.empty:
                 kind, default = kind | None, default or None
@@ -121,6 +124,7 @@ class Parameter:
         if isinstance(flag, Argument):
             declared = typer.Argument(**settings)
         else:
+            # Without a name typer would give a bool a second flag, --no-NAME.
             names = flag.names.split() or ([self.shown] if kind is bool else [])
             settings |= {"exists": True, "dir_okay": False} if flag.exists else {}
             declared = typer.Option(*names, **settings, envvar=flag.env, callback=flag.callback)
@@ -190,6 +194,7 @@ def _with_flags(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = group.make(**members) if group.make is not None else members[name]
         function(**given)
 
+    # typer asks inspect.signature for the parameters, and get_type_hints for their types.
     signature = inspect.Signature([each.signature() for each in parameters.values()])
     call.__signature__ = signature  # type: ignore[attr-defined]
     call.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
@@ -242,6 +247,7 @@ def _paths(value: Any) -> Iterator[tuple[str, Path]]:
             text = text.removeprefix(prefix)
         if text in ("", "-") or "\0" in text:
             continue
+        # FILE@VARIANT of a policy, and FILE#PART of a source: the file is what precedes the mark.
         names = {text, text.partition("@")[0], text.partition("#")[0]} - {""}
         if has_magic(text):
             names.update(glob(text, recursive=True))
@@ -297,6 +303,7 @@ def _in_words(param: Any) -> None:
         param.metavar = _ARTICLES.get(
             param.bare_type().partition("[")[2].rstrip("]") or param.bare_type(), "TEXT"
         )
+    # A private method of typer: with a release that lacks it, the help has typer's own words for a range.
     if hasattr(param, "_get_number_range_help_str"):
         param._get_number_range_help_str = lambda: _range(param.min, param.max)
 

@@ -119,12 +119,14 @@ def outcomes(
     found: dict[str, OnlineCell] = {}
     tested: dict[str, OnlineCell] = {}
     for slot, cell in cells:
+        # Earlier requests were divided by other shares, so they cannot test the present ones.
         for into in (found, tested) if slot.minute >= since else (found,):
             into[slot.variant] = into[slot.variant] + cell if slot.variant in into else cell
     base = base if base is not None else _base(found, shares)
     rank = {name: number for number, name in enumerate(shares)}
     ordered = sorted(found, key=lambda name: (name != base, rank.get(name, len(rank)), name))
     against = found.get(base) if base is not None else None
+    # Bonferroni: each comparison has LEVEL / compared, so that all intervals hold together.
     compared = max(1, len(ordered) - 1)
     variants = {
         name: _outcome(found[name], None if name == base else against, effect, compared) for name in ordered
@@ -207,6 +209,7 @@ def lift(own: Ratio | None, base: Ratio | None, effect: float, level: float = LE
     theta, variance = found
     sharpest = math.log1p(effect)
     half = always_valid_half(variance, level, sharpest)
+    # For all comparisons together, as the interval: it is below LEVEL exactly where that excludes 0.
     p = min(1.0, always_valid_p(theta, variance, sharpest) * LEVEL / level)
     return Lift(math.expm1(theta), Interval(math.expm1(theta - half), _expm1(theta + half)), p)
 
@@ -219,6 +222,7 @@ def _log_ratio(own: Ratio | None, base: Ratio | None) -> tuple[float, float] | N
 
 
 def _expm1(x: float) -> float:
+    # exp of more than 709 overflows a double.
     return math.expm1(x) if x < 700.0 else math.inf
 
 
@@ -234,6 +238,7 @@ def requests_needed(
     if found is None:
         return None
     low, high = -60.0, 10.0  # ln of the variance that detects it: by bisection, since the bound grows with it
+    # After 60 halvings the range of 70 is narrower than a double's precision.
     for _ in range(60):
         middle = (low + high) / 2.0
         low, high = (
@@ -265,6 +270,7 @@ def chances_best(rates: Mapping[str, Rate | Ratio | None]) -> dict[str, float]:
     }
     if len(known) < 2:
         return {}
+    # Beyond 8 standard deviations are 1e-15 of the probability. The width of a step cancels in the sum below.
     steps = [8.0 * k / 200.0 for k in range(-200, 201)]
     chances = {}
     for name, (value, error) in known.items():
@@ -290,6 +296,7 @@ def mismatch_p(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> 
     every = sum(requests.values(), empty)
     if len(judged) < 2 or not every.all():
         return None
+    # The deviations sum to 0, so the largest share's, which is relatively the least, follows from the others.
     tested = sorted(judged, key=lambda name: judged[name])[:-1]
     least = 1.0
     for name in tested:
@@ -298,7 +305,7 @@ def mismatch_p(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> 
         variance = BUCKETS / (BUCKETS - 1.0) * float(((deviations - deviations.mean()) ** 2).sum())
         if variance > 0.0:
             least = min(least, always_valid_p(float(deviations.sum()), variance, MISMATCH_SHARPEST))
-        elif deviations.any():
+        elif deviations.any():  # alike in all buckets
             least = 0.0
     return min(1.0, least * len(tested))
 
@@ -307,6 +314,7 @@ def _verdict(
     base: str | None, variants: Mapping[str, Outcome], mismatch: float | None, effect: float
 ) -> Verdict:
     others = {name: each for name, each in variants.items() if name != base}
+    # Before all else: requests that are lost for one variant alone change its rates.
     if mismatch is not None and mismatch < MISMATCH_LEVEL:
         return Verdict(
             f"Do not decide yet: the traffic is not divided as planned (p {mismatch:.2g}). Something loses or adds "

@@ -84,6 +84,7 @@ def _allows(*constraints: Any) -> dict[str, Any]:
 _NOT_NEGATIVE = Interval(Real, 0, None, closed="left")
 
 
+# No __eq__, which would take the hash away, and no __repr__: scikit-learn has its own.
 @dataclass(kw_only=True, eq=False, repr=False)
 class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unused-ignore]
     """Online logistic regression for two classes by ftrie's learners, FTRL-Proximal by default.
@@ -183,11 +184,13 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         classes = _two_classes(y)
         labels, weights = self._outcomes(y, classes, sample_weight)
         random = check_random_state(self.random_state)
+        # The order of the first pass: alpha is chosen on its first rows.
         first = random.permutation(labels.size) if self.shuffle else None
         order = np.arange(labels.size) if first is None else first
         self.alpha_ = self._alpha(read, labels, weights, order, self.max_iter)
         engine = self._engine_for(read)
         rows = engine.rows(read)
+        # Not before the rows were read: until here an error leaves the earlier predictions.
         self.classes_, self._engine = classes, engine
         orders = itertools.chain([first], (random.permutation(labels.size) for _ in itertools.count()))
         metrics = self._learn(
@@ -215,6 +218,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             before, now = self.loss_curve_[-2:] if number > 1 else (np.inf, 0.0)
             if self.tol is not None and now > before - self.tol:
                 break
+            # The model's own metrics are those of the first pass, in which no row had been learned before.
             again = ProgressiveMetrics(metrics.variants)
         return metrics
 
@@ -231,6 +235,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
 
         @functools.cache
         def loss(power: int) -> float:
+            # `_spec` reads it.
             self.alpha_ = _FIRST_ALPHA * 2.0**power
             engine, again = self._engine_for(read), None
             rows = engine.rows(read)
@@ -238,10 +243,12 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
                 metrics = engine.learn(rows, labels, weights, learned, again)
                 again = ProgressiveMetrics(metrics.variants)
             scores = engine.scores(_of_rows(rows, judged))
+            # A single certain and wrong prediction would make the mean infinite.
             ctr = np.clip(engine.link(scores), SMALLEST_PROBABILITY, 1.0 - SMALLEST_PROBABILITY)
             losses = -np.where(labels[judged] > 0.0, np.log(ctr), np.log1p(-ctr))
             return float(np.average(losses, weights=of_judged))
 
+        # np.average divides by the sum of the weights.
         if of_judged is not None and of_judged.sum() == 0.0:
             return _FIRST_ALPHA
         best, step = 0, 1 if loss(1) < loss(0) else -1
@@ -300,6 +307,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             with np.errstate(divide="ignore"):
                 return np.asarray(np.log(self.predict_proba(X)))
         scores = self.decision_function(X)
+        # ln(1 / (1 + exp(-s))): no overflow, and exact where the probability rounds to 1.
         return -np.logaddexp(0.0, np.column_stack([scores, -scores]))
 
     @property
@@ -449,6 +457,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             )
         learner = {name: float(getattr(self, name)) for name in ("alpha_", "beta", "l1", "l2")}
         learner["alpha"] = learner.pop("alpha_")
+        # A column of X may have this name.
         label = "label"
         while label in fields:
             label += "_"
@@ -496,6 +505,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
         return clicks.astype(np.float64), np.ascontiguousarray(weights, np.float64)
 
 
+# The fields exist once the class has been made.
 FTRLClassifier._parameter_constraints = {
     each.name: each.metadata["constraints"] for each in fields(FTRLClassifier)
 }
@@ -529,6 +539,7 @@ class _MatrixEngine(_Engine):
         self._variances: Floats | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # The spec and what was learned: what is compiled or computed is made again.
         spec = self.model.spec.to_json()
         return {"spec": spec, "columns": self._matrix.columns, "state": self._matrix.state()}
 
@@ -564,6 +575,7 @@ class _MatrixEngine(_Engine):
     ) -> ProgressiveMetrics:
         """Learn each row once; return the metrics that have its prediction."""
         values = matrix.data if hasattr(matrix, "tocsr") else matrix
+        # Without abs, which would copy the matrix.
         if values.size and max(values.max(), -values.min()) > LARGEST_REAL:
             largest = max(values.max(), -values.min())
             raise ValueError(
@@ -578,6 +590,7 @@ class _MatrixEngine(_Engine):
         """The weights of the bias and of each column, float64[columns + 1]; not to be changed."""
         if self._weights is None:
             weights = self._matrix.weights()
+            # `coef_` is a view of it.
             weights.flags.writeable = False
             self._weights = weights
         return self._weights
@@ -745,7 +758,7 @@ def _plain_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     for name, column in columns.items():
         try:
             if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-                # null for NaN, which libraries other than pandas distinguish
+                # Libraries other than pandas distinguish NaN from null; here both are a missing number.
                 column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
             found[name] = plain(column)
         except (NotPlain, pa.ArrowInvalid) as error:
@@ -756,7 +769,9 @@ def _plain_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 def _without_nan(matrix: Any) -> Any:
     """The matrix with 0 for NaN; itself if it has none."""
     values = matrix.data if hasattr(matrix, "tocsr") else matrix
+    # The sum is NaN if a number is, without a mask in memory; so it is of inf and -inf, hence the second test.
     if np.isnan(values.sum()) and np.isnan(values).any():
+        # It is the caller's.
         matrix = matrix.copy()
         np.nan_to_num(matrix.data if hasattr(matrix, "tocsr") else matrix, copy=False, nan=0.0)
     return matrix

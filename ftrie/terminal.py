@@ -28,6 +28,7 @@ LINE_EVERY_S = 5.0
 BAR_EVERY_S = 0.1
 NOTEBOOK_EVERY_S = 0.5
 NOTEBOOK_WIDTH = 100
+# rich needs a width; no table is as wide as this.
 PIPE_WIDTH = 10_000
 MOST_WHOLE = 24
 BAR_WIDTH = 12
@@ -86,12 +87,14 @@ def _in_notebook() -> bool:
     """True if a Jupyter kernel runs this process."""
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
+    # IPython in a terminal has no kernel.
     return shell is not None and hasattr(shell, "kernel")
 
 
 def note(message: str) -> None:
     """Print one line for the user on stderr; nothing with --json."""
     if not json_output():
+        # It may quote a log, whose control characters would act on the terminal.
         print(harmless(message), file=sys.stderr, flush=True)
 
 
@@ -181,6 +184,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
         whole = len(name) <= longest <= MOST_WHOLE
         table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
     for row in rows:
+        # As Text: rich reads markup in a str, such as [red].
         table.add_row(*(Text(shown(value)) for value in row))
     if title:
         print(title)
@@ -284,9 +288,8 @@ class _Bar(_Output):
 
     def _show(self, last: str | None = None) -> None:
         task = self._rich.tasks[0]
-        task.total = (
-            self.total
-        )  # set, not updated: rich forgets the speed when `update` is given another total
+        # Set, not updated: rich forgets the speed when `update` is given another total.
+        task.total = self.total
         room = self._rich.console.width - len(self.description) - BAR_WIDTH - BETWEEN_COLUMNS
         details = self._details(room, self._left() if last is None else last)
         self._rich.update(self._task, completed=self._completed, details=details)

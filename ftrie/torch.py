@@ -32,6 +32,7 @@ try:
     from torch import Tensor
     from torch.optim.optimizer import Optimizer, _default_to_fused_or_foreach
 except ModuleNotFoundError as error:
+    # torch is installed, but lacks a module of its own.
     if error.name != "torch":
         raise
     raise ImportError(f"ftrie.torch needs PyTorch: {installing('torch')}") from error
@@ -89,6 +90,7 @@ class FTRLProximal(Optimizer):
                 own | {name: self.defaults[name] for name in own if name in self.defaults} | param_group
             )
         super().add_param_group(param_group)
+        # torch has added the group by its own checks; one that fails ours is taken out again.
         group = self.param_groups[-1]
         for name in chain(*_FORMS):
             if own is not None and name not in own:
@@ -192,6 +194,7 @@ class FTRLProximal(Optimizer):
     @torch.compiler.disable
     def _rebase(self, group: dict[str, Any], rate: _Rate) -> None:
         """Go on with another rate: sigma[t] = 1 / eta[t] - 1 / eta[t-1] of every coordinate, at its present weight."""
+        # None while lr has been 0: then no parameter has a state that could move.
         base, slope = (new - old for new, old in zip(rate, group["inverse_rate"] or rate, strict=True))
         for parameter in group["params"]:
             if state := self.state.get(parameter):
@@ -242,6 +245,7 @@ def _coalesced(gradient: Tensor, kind: torch.dtype) -> tuple[Sequence[Tensor], T
         gradient = gradient.coalesce()
         return gradient.indices().unbind(), gradient.values().to(kind)
     values = gradient._values().to(kind)
+    # Stable: the sum over a row has the same order, and so the same bits, each time.
     rows, order = torch.sort(gradient._indices()[0], stable=True)
     rows, counts = torch.unique_consecutive(rows, return_counts=True)
     starts = counts.cumsum(0) - counts
@@ -258,6 +262,7 @@ def _blocks(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
     if last.numel() <= _BLOCK or not last.is_cpu or torch.compiler.is_compiling():
         return [tensors]
     rows = max(1, _BLOCK * len(last) // last.numel())
+    # Views: what is computed in place changes the whole tensors.
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
@@ -269,6 +274,7 @@ def _learn(w: Tensor, g: Tensor, z: Tensor, n: Tensor, rate: _Rate, penalties: _
     new_root = n.sqrt()
     z.add_(g).addcmul_(root.sub_(new_root), w, value=slope)
     shrunk = torch.nn.functional.softshrink(z, penalties.l1)
+    # The minus of the argmin is in the denominator.
     new = shrunk.div_(new_root.mul_(-slope).sub_(base + penalties.l2))
     return torch.where(n == 0, w, new)
 
@@ -284,6 +290,7 @@ def _learn_all(
     torch._foreach_add_(zs, gs)
     torch._foreach_sub_(roots, new_roots)
     torch._foreach_addcmul_(zs, roots, ws, value=slope)
+    # softshrink has no form for lists: z - clamp(z) is the same.
     inside = torch._foreach_clamp_min(zs, -penalties.l1)
     torch._foreach_clamp_max_(inside, penalties.l1)
     new = torch._foreach_sub(zs, inside)

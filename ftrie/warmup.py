@@ -23,6 +23,7 @@ from model_store.jit import CACHE_FOLDER, kernels_are_cached, mark_kernels_cache
 from trainer.output import SILENT, Output, Progress
 
 _MARK = "warmup"
+# About as many kernels as all parts have; the bar corrects its total at the end.
 _ESTIMATE = 330
 _LOG_TAIL = 600
 _SPEC = '[model]\nname = "warm-up"\n[input]\nlabel = "click"\n[fields]\nf = {}\n'
@@ -59,7 +60,7 @@ _PARTS: dict[str, Callable[[], None]] = {
 }
 SERVING = ("rank several variants", "serve", "read requests")
 BESIDE_TRAINING = (*SERVING, "train")
-"""For one who trains several variants meanwhile, which compiles the rest."""
+"""For a caller that trains several variants meanwhile: training compiles the rest."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ class _Worker:
                         break
                 else:
                     break
-        except (queue.Empty, OSError):
+        except (queue.Empty, OSError):  # no part is left, or the process has ended
             pass
+        # This closes stdin, which ends the process.
         _, error = process.communicate()
         code = process.returncode
         self._told.put({"failed": error[-_LOG_TAIL:] or f"exit code {code}" if code else ""})

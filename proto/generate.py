@@ -21,6 +21,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
+# The .proto files of google.protobuf, which grpc_tools brings.
 GOOGLES = Path(grpc_tools.__file__).parent / "_proto"
 STUBS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 PAGE = HERE.parent / "docs/protocol.md"
@@ -47,6 +48,7 @@ def main() -> int:
         command = [
             str(Path(sys.executable).with_name("buf")),
             "build",
+            # Without comments, which may change while the wire stays.
             "--exclude-source-info",
             "-o",
             str(RELEASED),
@@ -135,8 +137,10 @@ class _Document:
     def _field(self, message: Any, at: int, number: int) -> tuple[str, str, str]:
         field = message.field[number]
         text = self.comment(MESSAGES, at, MEMBERS, number)
+        # In a descriptor an `optional` field is a oneof of its own.
         if field.HasField("oneof_index") and not field.proto3_optional:
             text = f"(`{message.oneof_decl[field.oneof_index].name}`) {text}"
+        # In a descriptor a map is a repeated message of entries.
         entries = {each.name: each for each in message.nested_type if each.options.map_entry}
         return field.name, _type(field, entries), text
 

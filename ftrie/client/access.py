@@ -32,15 +32,19 @@ from model_store.errors import ServerError, listed
 from server.settings import is_loopback
 
 SYSTEM = "system"
+# gRPC's own limit of a received message is 4 MiB.
 MAX_ANSWER_BYTES = 16 << 20
+# gRPC tells these apart only in the text of a status: the code is UNAVAILABLE for all of them.
 _AWAY = re.compile("Connection refused|No route to host|Network is unreachable|DNS resolution failed")
 
 Balance = Literal["round_robin", "cookie"]
 BALANCES: tuple[Balance, ...] = ("round_robin", "cookie")
 COOKIE_HEADER = "ftrie-cookie-hash"
 """The metadata key whose value chooses the server; proxies hash it too (deploy/envoy)."""
+# 64 bits: gRPC hashes the header again, so more digits would only make it longer.
 HASH_DIGITS = 16
 RETRY = {
+    # gRPC takes more than 5 as 5 (gRFC A6).
     "maxAttempts": 5,
     "initialBackoff": "0.02s",
     "maxBackoff": "0.5s",
@@ -139,6 +143,7 @@ class Access:
                 f"--tls-cert needs --tls-ca (in Python, ca): the server's authorities, or {SYSTEM!r} for those of "
                 "this system"
             )
+        # The token is part of an HTTP/2 header, where gRPC takes ASCII only.
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise ServerError("the token has spaces or non-ASCII characters; expected one ASCII word")
 
@@ -169,6 +174,8 @@ class Access:
         """The target, the credentials (None without TLS) and the options of a channel. Raises ServerError."""
         options: list[tuple[str, str | int]] = [
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+            # By default gRPC shares one connection among a process's channels to an address: a load generator would
+            # then reach one worker only.
             ("grpc.use_local_subchannel_pool", int(own_connection)),
         ]
         target, hosts = target_of(address)
@@ -301,6 +308,7 @@ def service_config(balance: Balance) -> dict[str, Any]:
     ring = {"ring_hash_experimental": {"requestHashHeader": COOKIE_HEADER}}
     return {
         "loadBalancingConfig": [{"round_robin": {}} if balance == "round_robin" else ring],
+        # One service is enough: a server has one status for all of them (server.rpc.health).
         "healthCheckConfig": {"serviceName": _SERVICES[0]},
         "methodConfig": [{"name": [{"service": service} for service in _SERVICES], "retryPolicy": RETRY}],
     }

@@ -21,6 +21,8 @@ from model_store.errors import FieldValueError
 
 MOST_EVENTS = 1_000
 CLICK, CONVERSION = "click", "conversion"
+# 1e11 s is the year 5138 and 1e11 ms is March 1973, so the sizes of real times do not overlap; likewise for
+# microseconds.
 _MILLISECONDS_FROM = 1e11
 _MICROSECONDS_FROM = 1e14
 
@@ -72,6 +74,7 @@ class Feedback:
         except (TypeError, ValueError) as error:  # ValueError: a lone surrogate
             raise FieldValueError(f"{self}: {error}") from None
         if self.time is not None:
+            # A time without a zone is UTC: `astimezone` alone would take it for this machine's local time.
             made.event_time.FromDatetime(
                 self.time.astimezone(UTC) if self.time.tzinfo else self.time.replace(tzinfo=UTC)
             )
@@ -113,6 +116,7 @@ def request_of(model: str, events: Iterable[Feedback]) -> ReportRequest:
 def _text(event: dict[str, Any], name: str) -> str:
     """The text of a field; of a number its digits."""
     value = event.get(name, "")
+    # bool is a subclass of int, but `true` is no id.
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FieldValueError(f"{name}: got {value!r}, expected a text")
     return str(value)

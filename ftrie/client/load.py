@@ -39,6 +39,7 @@ class LoadResult:
     """The calls of a run. latencies_ns: of answered calls, unordered. errors: calls by gRPC status."""
 
     seconds: float = 0.0
+    # 8 bytes a call, where a list of ints would take several times as much.
     latencies_ns: array[int] = field(default_factory=lambda: array("Q"))
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -102,6 +103,7 @@ class Load:
         self._results.append(result)
         call = channel.unary_unary(METHOD, None, None)  # bytes out, bytes in
         while True:
+            # The schedule is a generator, which raises if a second thread enters it.
             with self._lock:
                 due_s, message = next(self._schedule)
             now_s = (time.perf_counter_ns() - began_ns) / 1e9
@@ -109,6 +111,7 @@ class Load:
                 return
             if due_s > now_s:
                 time.sleep(due_s - now_s)
+            # Without a schedule due_s is 0, and the latency is that of the call alone.
             from_ns = began_ns + int(due_s * 1e9) if due_s else time.perf_counter_ns()
             try:
                 call(message, timeout=self._timeout_s, metadata=self._metadata_of(message))
@@ -119,6 +122,7 @@ class Load:
 
     def _metadata_of(self, message: bytes) -> tuple[tuple[str, str], ...]:
         """Of each request once: requests are repeated, and their cookies are inside the messages."""
+        # Without a lock: two callers may make the same entry, with the same value.
         found = self._metadata.get(message)
         if found is None:
             found = self._access.metadata()
@@ -158,6 +162,7 @@ def histogram(ms: Sequence[float] | np.ndarray[Any, Any]) -> list[Bar]:
     """Bars whose bounds grow by √2, from the fastest call to the slowest."""
     if not len(ms):
         return []
+    # The logarithm of 0 has no bar: a microsecond is the least.
     steps = np.floor(np.log2(np.maximum(ms, 1e-3)) * STEPS_A_DOUBLING).astype(int)
     first = int(steps.min())
     counts = np.bincount(steps - first)

@@ -327,6 +327,7 @@ class Asked(NamedTuple):
             no_log=self.no_log,
         )
         try:
+            # All at once, in C; only a failure looks for the id at fault.
             request.item_ids.extend(self.candidates)
         except (TypeError, UnicodeEncodeError):
             self.ids()  # raises for the one at fault
@@ -338,6 +339,7 @@ class Asked(NamedTuple):
         for one in self.filters:
             message = request.filters.add(field=one.field)
             if isinstance(one, Between):
+                # Without it a range without bounds would be no filter at all, since nothing in it is assigned.
                 message.range.SetInParent()
                 if one.least is not None:
                     message.range.min = one.least
@@ -366,7 +368,7 @@ def _unknown(options: Mapping[str, object]) -> str:
 
 
 def text_of(value: object, path: str, key: object = None) -> str:
-    """A text as the wire has it. path, key: where it stands.
+    """A text as the wire has it. path, key: its place in the request.
 
     Raises TypeError for anything else, FieldValueError for a lone surrogate.
     """
@@ -375,6 +377,7 @@ def text_of(value: object, path: str, key: object = None) -> str:
             where = path if key is None else f"{path}[{key!r}]"
             raise TypeError(f"{where}: got {value!r}, expected a text")
         value = str.__str__(value)  # of numpy, or an Enum
+    # isascii looks at a flag of the string; only other texts are encoded, to find a lone surrogate.
     if not value.isascii():
         try:
             value.encode()
@@ -385,11 +388,13 @@ def text_of(value: object, path: str, key: object = None) -> str:
 
 def _double(value: Any) -> float:
     """A number as the wire has it. Raises TypeError."""
+    # ldexp takes whatever has __float__ or __index__, and refuses a text, which float() would parse.
     return value if type(value) is float else math.ldexp(value, 0)
 
 
 def _int32(value: Any) -> int:
     """A whole number as the wire has it. Raises TypeError, ValueError."""
+    # bool has __index__: True would be 1.
     if isinstance(value, bool):
         raise TypeError(f"got {value}, expected a whole number")
     number = operator.index(value)
@@ -404,15 +409,18 @@ def _features(side: str, given: FeatureValues | None) -> tuple[dict[str, Any], l
     raw_keys: list[str] = []
     for name, value in (given or {}).items():
         text_of(name, side)
+        # The order matters: a bool is an int, and a datetime is a date.
         if isinstance(value, str):
             values[name] = text_of(value, side, name)
         elif isinstance(value, bool):
             values[name] = "true" if value else "false"
         elif isinstance(value, int):
+            # Its digits, as a log has them: as a double an id above 2**53 would lose some.
             values[name] = str(value)
         elif isinstance(value, float):
             values[name] = float(value)
-        elif value is None or type(value).__name__ in ("NAType", "NaTType"):  # the last two are of pandas
+        elif value is None or type(value).__name__ in ("NAType", "NaTType"):
+            # Of pandas: by name, so that it need not be imported.
             continue
         elif isinstance(value, datetime):  # as a column of a table writes it
             values[name] = f"{value:%Y-%m-%d %H:%M:%S.%f%z}".replace("+0000", "Z")
@@ -424,6 +432,7 @@ def _features(side: str, given: FeatureValues | None) -> tuple[dict[str, Any], l
             raw_keys += more_keys
         elif isinstance(value, Mapping):
             members = [(text_of(member, side, name), _double(weight)) for member, weight in value.items()]
+            # By name: a sum rounds by its order, and a map of the wire, which has none, is sorted by the server too.
             values[name] = dict(sorted(members))
         elif name == RAW_KEYS:
             raw_keys += [text_of(key, side, name) for key in value]
@@ -445,6 +454,7 @@ def _add_features(features: Features, values: Mapping[str, Any], raw_keys: Seque
         elif isinstance(value, float):
             message.number = value
         elif isinstance(value, dict):
+            # An empty set is a value: without this the oneof would stay unset.
             message.weighted_set.SetInParent()
             message.weighted_set.members.update(value)
         else:

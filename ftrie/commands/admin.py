@@ -138,6 +138,7 @@ def _native(field: FieldDescriptor, value: Any) -> Any:
         return {key: _native(kind.fields_by_name["value"], each) for key, each in value.items()}
     if isinstance(value, dict):
         return _fields(kind, value)
+    # protobuf writes 64 bits as text, since a number of JavaScript has 53.
     if field.cpp_type == field.CPPTYPE_INT64 and value is not None:
         return int(value)
     if field.enum_type is not None and isinstance(value, str):  # a number, if this ftrie does not know it

@@ -37,6 +37,7 @@ REMEDIES = {
 }
 """How to install the packages and programs that benchmarks need."""
 
+# Read from the text: to import a benchmark would need what it needs.
 _NEEDS = re.compile(r"^NEEDS = (.+)$", re.MULTILINE)
 
 
@@ -129,6 +130,7 @@ def run(
     began = time.time()
     for name in names or known:
         if name not in lacking:
+            # A process each: caches, peak memory and threads of one would change the figures of the next.
             command = [sys.executable, "-m", f"benchmarks.{name}"]
             output = subprocess.DEVNULL if as_json else None
             finished = subprocess.run(command, cwd=CHECKOUT, check=False, stdout=output)

@@ -13,6 +13,7 @@ from ftrie.terminal import JsonOption, json_output, note, print_json
 from model_store.errors import UsageError, installing
 from model_store.waiting import deferred
 
+# Modules that the extra installs. If another one cannot be imported, that is a bug and raises as it is.
 EXTRA = ("nicegui", "fastapi", "uvicorn", "starlette", "itsdangerous", "vl_convert")
 
 
@@ -37,6 +38,7 @@ def dashboard(options: DashboardOptions, as_json: JsonOption = False) -> None:
 def ended_by_signals() -> Iterator[None]:
     """Within, SIGINT and SIGTERM end the process with exit code 0, as they end `ftrie serve`: nothing is lost."""
     stop = (signal.SIGINT, signal.SIGTERM)
+    # uvicorn handles both while it serves, restores these handlers at its end, and raises the signal again for them.
     before = [
         signal.signal(each, lambda number, frame: deferred(number, frame) or sys.exit(0)) for each in stop
     ]

@@ -106,6 +106,7 @@ def evaluate(
     if report is not None:
         from ftrie.draw.charts import require_charts
 
+        # Before the log is read: a missing extra should not cost a run.
         require_charts()
         diagnostics = DiagnosticsOptions(tuple(dict.fromkeys(slices or ())), variant, worst, repeats)
     writing = PredictionFile(predictions, chosen, given) if predictions is not None else nullcontext()

@@ -262,6 +262,7 @@ def report(
     begin = max(begin, now - timedelta(seconds=KEPT_S))  # older sums have expired
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
+        # The present minute decides which slots `read` takes: hours for what is older than a day, else minutes.
         cells = list(versions.online.read(_minute(begin), _minute(end) + 1, _minute(now)))
         by_spec, record = assigned_by_spec(versions), versions.experiment()
         after = by_spec.asked_for(record) if by_spec is not None else None

@@ -70,6 +70,7 @@ class Reporting:
         """Report events, in as many calls as needed; `names` say where each came from."""
         from ftrie.client.feedback import MOST_EVENTS
 
+        # The service takes at most this many in one call.
         for start in range(0, len(events), MOST_EVENTS):
             answer = client.feedback(model, events[start : start + MOST_EVENTS])
             self.accepted += answer.accepted
@@ -82,6 +83,7 @@ class Reporting:
         from ftrie.client.feedback import MOST_EVENTS
         from model_store import bounded
 
+        # Bounded: a file without line ends would otherwise fill the memory.
         whole = enumerate(bounded.lines(lines, name), 1)
         numbered = ((f"{name}:{number}", line) for number, line in whole if line.strip())
         while some := list(islice(numbered, MOST_EVENTS)):

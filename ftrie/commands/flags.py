@@ -113,6 +113,7 @@ class DialectFlags:
         from trainer.logs.dialect import Dialect
 
         given = {
+            # A shell passes `\t` as two characters.
             "separator": "\t" if self.separator == "\\t" else self.separator,
             "quote": self.quote,
             "escape": self.escape,
@@ -120,6 +121,7 @@ class DialectFlags:
             "decimal": self.decimal,
         }
         lines = [f"{name} = {json.dumps(value)}" for name, value in given.items() if value is not None]
+        # By way of a spec's text, whose rules and messages for these members are the only ones.
         text = "\n".join(['[model]\nname = "m"\n[input]\nlabel = "l"', *lines])
         return Dialect.of(parse_spec(text, "the dialect's flags").input)
 
@@ -186,6 +188,7 @@ class _AddressFlags:
     timeout: Annotated[float, Flag("How long to wait.", "SECONDS", min=0.001)] = 5.0
 
 
+# A dataclass takes the fields of its last base first: the help begins with the address.
 @dataclass(frozen=True)
 class ServerFlags(AccessFlags, _AddressFlags):
     """A server's address, the time to wait for it, and the credentials."""
@@ -194,6 +197,7 @@ class ServerFlags(AccessFlags, _AddressFlags):
 # --- What to rank ---
 
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
+# The shortest field: the first operator divides, so that a value may contain others.
 _FILTER = re.compile(r"(?P<field>.+?)(?P<test>!=|>=|<=|=)(?P<value>.*)", re.DOTALL)
 
 

@@ -61,6 +61,7 @@ def live(
     from ftrie.demo.live import LiveOptions, default_change_at, print_result, run
 
     options = LiveOptions(
+        # `run` replaces it by the folder of this run.
         folder=Path(),
         seconds=seconds,
         rate=rate,

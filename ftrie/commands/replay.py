@@ -172,6 +172,7 @@ def replay(
     if of_events:
         _check_flags_of_events(policies, log, rejects)
     with ExitStack() as stack:
+        # Only if needed: to open an embedded store starts a Valkey.
         needs_store = publish or any(map(names_store, logs))
         opened = stack.enter_context(Store.open(store)) if needs_store else None
         if of_events:
@@ -264,6 +265,7 @@ def _replay_events(
     models = list(estimating.specs.values()) if estimating is not None else []
     decision = estimating.decision if estimating is not None else DECISION_LIST
     tap = JoinedTap(spec, models, policies.propensity, policies.position, decision)
+    # What is tapped is kept: only estimates are worth that.
     replayed = replay_events(spec, logs, store, tap=tap if estimating else None, output=terminal)
     if replayed.rejected and not (replayed.counts["impressions"] or replayed.counts["feedback"]):
         raise InputError(

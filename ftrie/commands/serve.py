@@ -58,6 +58,7 @@ def serve(settings: Settings, as_json: JsonOption = False) -> None:
         raise typer.BadParameter(f"--log-level: got {level!r}, expected one of {listed(LEVELS, level)}")
     log_to_stderr(level)
     if age_s is None:
+        # A connection belongs to the worker that accepted it: without an end, long-lived ones stay unevenly divided.
         age_s = CONNECTION_AGE_S if settings.workers > 1 else 0.0
     state = settings.state or str(default_state(settings.host, settings.port) or "")
     Supervisor(replace(settings, state=state, connection_age_s=age_s), say_ready).run()

@@ -380,6 +380,7 @@ def export(
         raise typer.BadParameter(
             f"--delta writes the stored bytes; it does not combine with {JSON} or --variant"
         )
+    # Before the store is opened and a whole model is read.
     check_ending(file)
     with _opened(store, model) as versions:
         chosen = versions.active_or_fail() if version is None else version
@@ -485,6 +486,7 @@ def dead(
 
 
 def _short(event: bytes) -> str:
+    # A character of UTF-8 has at most 4 bytes; an event may have many more.
     text: str = plain(event[: 4 * SHOWN_CHARACTERS])
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
 

@@ -225,11 +225,14 @@ def train(
     with _interruptible(), Store.open(store) if publish else nullcontext() as opened:
         versions = opened.model(model_spec.model.name) if opened else None
         if versions and activate:
+            # Before the run: while a trainer holds the lease, only an operator may activate, so hours later this would
+            # fail.
             versions.refuse_beside_a_trainer()
         publisher = Publisher(versions, how, warn) if versions and how else None
         with _files(model_spec, start, rejects, strict, watched) as (checkpoints, reject_log, metrics):
             fresh = checkpoints is None or checkpoints.earlier is None
             initial = initial_model(model_spec, start.init_from, store) if fresh else None
+            # Before `train`, whose clock would count the compiler's time as learning.
             compile_kernels(
                 *(model_spec, formats_of(inputs, log["format"])),
                 slices=bool(watched.slices),
@@ -256,6 +259,7 @@ def train(
         finish_run(run, save, opened, activate, publisher, terminal)
     if report is not None:
         run.report.write(report)
+    # Only now: --save and --report have kept what was learned until the failure.
     if run.failure is not None:
         if not isinstance(run.failure, Stopped):
             note(f"{run.report.rows:,} rows were learned before this")

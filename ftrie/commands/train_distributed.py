@@ -231,6 +231,7 @@ def train_distributed(
         checkpoints = start.opened()
         if checkpoints is not None:
             stack.enter_context(checkpoints)
+        # Raises now if the extra is missing, before minutes of compiling.
         the_ray()
         compile_kernels(model_spec, formats, output=terminal)
         run = run_distributed(
@@ -301,6 +302,7 @@ def _penalties(text: str | None) -> tuple[float, ...]:
     try:
         found = {float(each) for each in text.split(",")} if text is not None else set()
     except ValueError:
+        # NaN fails the comparison below, as a number out of bounds does.
         found = {math.nan}
     if not all(0.0 <= each < math.inf for each in found):
         raise typer.BadParameter(f"--penalties {text}: expected numbers from 0 on, such as 1,2,4")

@@ -162,6 +162,7 @@ def tune(
     if report is not None:
         from ftrie.draw.charts import require_charts
 
+        # Before the search: a missing extra should not cost hours.
         require_charts()
     model_spec = load_spec(spec)
     candidates = candidates_of(model_spec, tries or [])

@@ -52,6 +52,7 @@ def is_loopback(host: str) -> bool:
 def prefix_of(connection: HTTPConnection) -> str:
     """The path below which a proxy serves the dashboard, as its header X-Forwarded-Prefix says; "" without one."""
     path = connection.headers.get("x-forwarded-prefix", "")
+    # A link to //host/ would lead to another site.
     return (
         quote(path, safe="/:@!$&'()*+,;=%").rstrip("/")
         if path.startswith("/") and not path.startswith("//")
@@ -75,6 +76,7 @@ class Guarded:
     ) -> None:
         """secure: whether it is served over TLS; the cookie is then sent over TLS only. report: of wrong passwords."""
         self._app, self._password, self._secure, self._report = app, password, secure, report
+        # A secret of this process: nothing is stored, and a restart signs everybody out.
         self._signer = TimestampSigner(secrets.token_hex(32), salt=COOKIE)
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """By address: wrong passwords in a row, and until when no other is looked at."""
@@ -112,10 +114,12 @@ class Guarded:
     def _refusal(self, connection: HTTPConnection) -> str:
         """Why a request is not answered at all; empty if it may be."""
         host = connection.headers.get("host", "")
+        # Against DNS rebinding: a page of another site may point its own name at 127.0.0.1, but that name is in Host.
         if self._password is None and not is_loopback(_named(f"//{host}").hostname or ""):
             return f"got a request for host {host!r}; without a password only loopback addresses are served"
         harmless = connection.scope["type"] == "http" and connection.scope["method"] in ("GET", "HEAD")
         origin = connection.headers.get("origin")
+        # Browsers send Origin with every such request; programs send none, and no page can lead them.
         if not harmless and origin is not None and _named(origin).netloc != host:
             return f"got a request from a page of {origin}; only the dashboard's own pages may send it"
         return ""
@@ -141,8 +145,10 @@ class Guarded:
         assert self._password is not None
         address = connection.client.host if connection.client is not None else ""
         failures, until = self._wrong.get(address, (0, 0.0))
+        # The right password waits as well: the pause would not slow a guesser otherwise.
         if (left_s := until - time.monotonic()) > 0.0:
             raise _Slowed(left_s)
+        # In constant time, so that its duration tells nothing. In bytes, since texts must be ASCII there.
         if hmac.compare_digest(password.strip().encode(), self._password.encode()):
             self._wrong.pop(address, None)
             return True
@@ -159,6 +165,7 @@ class Guarded:
             return HTMLResponse(_form(request, ""))
         body = b""
         async for chunk in request.stream():
+            # Counted as it arrives, since the sender is not signed in.
             body += chunk
             if len(body) > MOST_FORM:
                 return PlainTextResponse("the form is too long\n", 413)
@@ -169,6 +176,7 @@ class Guarded:
                 return HTMLResponse(_form(request, "The password is wrong, or the name is missing."), 401)
         except _Slowed as slowed:
             return HTMLResponse(_form(request, f"Not looked at: {slowed}."), 429, slowed.headers)
+        # 303 makes the browser follow by GET.
         answer = RedirectResponse(f"{prefix_of(request)}/", 303)
         answer.set_cookie(
             COOKIE,
@@ -201,7 +209,7 @@ def _named(url: str) -> SplitResult:
 def _user_of_this_process() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):
+    except (OSError, KeyError):  # a user id without a name, as in containers
         return "unknown"
 
 
@@ -215,6 +223,7 @@ def _unknown(connection: HTTPConnection) -> Response:
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, answer: Response) -> None:
     if scope["type"] == "websocket":
+        # ASGI: the connect message is received before it can be answered.
         await receive()
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
     else:

@@ -44,6 +44,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
     Raises UsageError for an address that others can reach without password and TLS, ServerError for a taken port.
     """
     _check(options)
+    # The port first: if it is taken, no thread and no bundle has been made.
     listener = _listening(options.host, options.port)
     feed = Feed(options.store, options.servers, options.trainers)
     app = FastAPI(openapi_url=None)
@@ -71,6 +72,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
             access_log=False,
             ssl_certfile=options.tls_cert or None,
             ssl_keyfile=options.tls_key or None,
+            # Pages hold connections as long as they are open: without a limit uvicorn waits for all of them.
             timeout_graceful_shutdown=2,
         )
     )
@@ -125,6 +127,7 @@ def _check(options: DashboardOptions) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # No shared port: a second dashboard must fail here, not take half of the first one's viewers.
         return socket.create_server(found[0][4][:2], family=found[0][0], reuse_port=False)
     except OSError as error:
         raise ServerError(

@@ -14,6 +14,7 @@ from nicegui import ui
 from ftrie.dashboard.access import prefix_of
 
 MOST_ROWS = 2_000
+# The path contains a hash of the content, so what is cached never becomes stale.
 FOREVER = "public, max-age=31536000, immutable"
 Rows = Sequence[dict[str, Any]]
 

@@ -127,6 +127,7 @@ class Feed:
 
     def stop(self) -> None:
         """End the thread and close the store."""
+        # In this order: the thread that `_wanted` wakes looks at `_stopped`.
         self._stopped.set()
         self._wanted.set()
         self._thread.join()
@@ -145,6 +146,7 @@ class Feed:
         with self._turn:
             begun = self._turns
             self._wanted.set()
+            # Two turns: a read that is under way may have passed what was just changed.
             self._turn.wait_for(lambda: self._turns >= begun + 2, timeout_s)
 
     @property
@@ -162,6 +164,7 @@ class Feed:
     @property
     def names(self) -> tuple[str, ...]:
         """The models in the store, by name."""
+        # `sorted` copies the keys in one step under the GIL; the feed's thread may add a model at any time.
         return tuple(sorted(self._models))
 
     def model(self, name: str) -> ModelState:
@@ -190,8 +193,10 @@ class Feed:
         peers: list[ServerWatch | TrainerWatch] = [*self._servers, *self._trainers]
         with ThreadPoolExecutor(max_workers=max(1, min(16, len(peers)))) as pool:
             while not self._stopped.is_set():
+                # Before the read: what is wanted during it leads to another read.
                 self._wanted.clear()
                 began = time.monotonic()
+                # While the store is read: a peer that is away takes its whole timeout.
                 scrapes = [pool.submit(peer.scrape) for peer in peers]
                 self._read_store()
                 for scrape in scrapes:
@@ -201,6 +206,7 @@ class Feed:
                     self._turn.notify_all()
                 idle = time.monotonic() - self._seen > SEEN_FOR_S
                 pause = (IDLE_EVERY_S if idle else EVERY_S) - (time.monotonic() - began)
+                # A read that takes longer than the interval is followed by a pause all the same.
                 self._wanted.wait(max(0.05, pause))
 
     def _read_store(self) -> None:
@@ -211,14 +217,13 @@ class Feed:
                 self._named_at = time.monotonic()
                 for name in self._store.model_names():
                     if name not in self._models:
-                        with suppress(
-                            UsageError
-                        ):  # not the name of a model: `ftrie store check` shows the key
+                        # Raised for what is no model's name: `ftrie store check` shows the key.
+                        with suppress(UsageError):
                             self._models[name] = _ModelWatch(self._store, name)
             for watch in list(self._models.values()):
                 try:
                     watch.read()
-                except StoreUnavailable:
+                except StoreUnavailable:  # for all models: the others need not be tried
                     raise
                 except Exception as error:  # of this model's keys: the others are read
                     watch.state = replace(watch.state, problem=_text(error))
@@ -282,6 +287,7 @@ class _ModelWatch:
     def _keep_manifests(self, listed: Sequence[VersionInfo]) -> None:
         for info in listed[-MOST_MANIFESTS:]:
             known = self._manifests.get(info.version)
+            # A published version does not change, but for its refusal.
             if info.damaged or (known is not None and known.refused == info.refused):
                 continue
             with suppress(ArtefactError, VersionNotFound):  # collected meanwhile
@@ -305,6 +311,7 @@ class _ModelWatch:
         if manifest is None:
             return before.spec
         last = before.manifests.get(before.active) if before.active is not None else None
+        # A trainer publishes a version a second with the same spec: it is parsed once.
         if before.spec is not None and last is not None and last.spec_sha256 == manifest.spec_sha256:
             return before.spec
         try:

@@ -44,12 +44,13 @@ class Minutes:
         begin = now - JUST_NOW
         if time.monotonic() - self._read_all_at > ALL_EVERY_S:
             latest = max((slot.minute for slot in self._cells if slot.minutes == 1), default=0)
-            # Of nothing of a day, all is read again: a long join window, or a trainer that is behind, fills minutes
-            # that are long past.
+            # Without outcomes in the last day the whole day is read again: a long join window, or a trainer that is
+            # behind, fills minutes that are long past.
             begin = max(latest, now - BY_MINUTE) - CHANGING
             if now // HOUR != divided_at // HOUR:  # another hour takes the place of its minutes
                 begin, divided_at = now - (MINUTES_KEPT_S if divided_at else KEPT_S) // 60, now
             self._read_all_at = time.monotonic()
+        # Without the lock: viewers wait for memory, never for the store.
         found = dict(online.read(begin, now + 1, divided_at))
         with self._lock:
             hours, minutes = divided(begin, now + 1, divided_at)

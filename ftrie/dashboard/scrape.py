@@ -114,6 +114,7 @@ class _Watch(Generic[S]):
         address = self.state.address
         try:
             self.state = self._read(address)
+        # An URLError is an OSError; a page that is no text, JSON or metrics raises ValueError.
         except (OSError, ValueError, HTTPException) as error:
             self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
 
@@ -154,6 +155,7 @@ class ServerWatch(_Watch[ServerState]):
             calls = histogram(rates, "ftrie_call_seconds")
             percentiles = tuple(percentile(calls, share) for share in PERCENTILES)
             answered = added(rates, "ftrie_call_seconds_count", {})
+            # A new tuple: viewers may be reading the old one.
             moments = (*moments, Moment(at, answered, percentiles))[-KEPT:]
         health = health if isinstance(health, dict) else {}
         return ServerState(address, at, "", totals, rates, health, moments)
@@ -185,6 +187,7 @@ def fetched(address: str, path: str) -> bytes:
     url = f"http://{address}{path}"
     try:
         with _DIRECT.open(url, timeout=TIMEOUT_S) as answer:
+            # Bounded: the address may be of anything that speaks HTTP.
             return bytes(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:  # 503: not ready; the body says why
         return error.read(MOST_BYTES)
@@ -195,6 +198,7 @@ def samples_of(text: str) -> Samples:
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            # Clients of Prometheus add when each counter was made.
             if not sample.name.endswith("_created"):
                 found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
     return found
@@ -219,7 +223,7 @@ def percentile(buckets: Histogram, share: float) -> float | None:
     wanted, below, low = share * buckets[bounds[-1]], 0.0, 0.0
     for bound in bounds:
         if buckets[bound] >= wanted:
-            if bound == float("inf"):
+            if bound == float("inf"):  # nothing more is known of what is beyond the last bound
                 return low
             inside = buckets[bound] - below
             return low + (bound - low) * ((wanted - below) / inside if inside else 1.0)

@@ -61,8 +61,10 @@ class Models:
 
     def artefact(self, state: ModelState, version: int) -> Artefact:
         """The model of a version. Raises FtrieError if it is gone or damaged."""
+        # Held while the model is read: a second viewer waits for it instead of reading it too.
         with self._lock:
             versions = self._feed.store.model(state.name)
+            # By content: a store that was emptied gives the same numbers to other versions.
             key = (state.name, versions.manifest(version).sha256)
             if key not in self._kept:
                 self._kept[key] = versions.materialise(version)
@@ -159,6 +161,7 @@ class Recent:
 
     def _read(self) -> RecentTraffic:
         store, model = self._feed.store, self._model
+        # Impressions first: a click that comes between the two reads still finds its impression.
         impressions = _limited(store.impressions(model).latest(MOST_IMPRESSIONS))
         clicks = _limited(store.clicks(model).latest(MOST_CLICKS))
         if not impressions:
@@ -247,13 +250,14 @@ def _calibration(shown: Sequence[_Shown]) -> list[Row]:
             group = rated[begin : begin + -(-len(rated) // GROUPS)]
             clicks = sum(c for _, c in group)
             interval = wilson(clicks / len(group), len(group))
+            # A rate of 0 has no place on a logarithmic axis.
             if clicks:
                 rows.append(
                     {
                         "series": variant or NONE,
                         "predicted": sum(ctr for ctr, _ in group) / len(group),
                         "observed": clicks / len(group),
-                        "low": interval.low or None,
+                        "low": interval.low or None,  # the axes are logarithmic
                         "high": interval.high,
                     }
                 )

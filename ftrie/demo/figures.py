@@ -180,9 +180,11 @@ class Freshness:
 
     def answered(self, server: int, version: int, at_s: float) -> None:
         """Take an answer of a server from a version; at_s: monotonic."""
+        # Without the lock, since most answers come from a known version; it is checked again below.
         if version <= self._versions[server]:
             return
         if version not in self._known:
+            # Outside the lock: this is a round trip to the store, and clicks are reported meanwhile.
             self._known[version] = self._through_us(version)
         through = self._known[version]
         with self._lock:

@@ -385,6 +385,7 @@ class Crew:
         arguments = [
             "simulate", "--store", options.store, "--model", MODEL, "--rate", str(options.rate),
             "--seed", str(options.seed), "--from", f"{second:.3f}", "--change-at", str(options.change_at),
+            # --window is that of [join] in market.toml.
             "--bots", str(options.bots), "--delay", str(options.delay), "--window", "8", "--every", "1", "--json",
         ]  # fmt: skip
         for port in self._ports[:SERVERS]:
@@ -424,6 +425,7 @@ class StoreProcess:
         """The process id; None if it is not running."""
         try:
             number = int((Path(self._url.partition(":")[2]) / PID).read_text())
+            # Signal 0 only asks whether the process exists.
             os.kill(number, 0)
         except (OSError, ValueError):
             return None
@@ -434,6 +436,7 @@ class StoreProcess:
         if self.pid is not None:
             return ""
         try:
+            # Before the old connection is closed: it stays if this fails.
             reopened = Store.open(self._url)
         except StoreError as error:
             return f"the store could not be restarted: {error}"

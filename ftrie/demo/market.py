@@ -128,6 +128,7 @@ class Market:
         """Draw all that is random; returns the items' appeal."""
         users, items = self.sizes.users, self.category.size
         self.cookies = tuple(f"c{number:05d}" for number in range(users))
+        # What a seed gives depends on the order of the draws.
         self.age = random.integers(len(AGES), size=users)
         self.gender = random.integers(len(GENDERS), size=users)
         self.brand = random.integers(len(BRANDS), size=items)
@@ -227,10 +228,12 @@ def best_clicks(attraction: Rates, shown: int) -> float:
 
 def first_day(market: Market, visits: int, shown: int) -> pa.Table:
     """A day before the run, items in random order, the tastes of second 0: one row per shown item."""
+    # A stream of its own: the day does not change the visits of the same seed.
     random = np.random.default_rng([market.seed, 1])
     rows = visits * shown
     user = np.repeat(random.integers(market.users, size=visits), shown)
     device = np.repeat(random.integers(len(DEVICES), size=visits), shown)
+    # The places of the smallest of random numbers are a random choice without repeats, for all visits at once.
     item = random.random((visits, market.items)).argpartition(shown, axis=1)[:, :shown].reshape(-1)
     chance = np.tile(looked_at(shown), visits) * market.attraction(0.0, user, item, device)
     requests = {
@@ -343,6 +346,7 @@ class Visit:
 
 def visit(market: Market, habits: Habits, number: int) -> Visit:
     """Visit number `number`."""
+    # By a counter: the draws of a visit need no state but its number.
     random = np.random.Generator(np.random.Philox(key=[market.seed, number]))
     some = min(habits.candidates, market.items)
     click_s = random.exponential(habits.delay, some)
@@ -376,6 +380,7 @@ class Schedule:
         with self._lock:
             number = self._next
             self._next += 1
+        # Outside the lock: only the number must be taken in turn.
         return visit(self.market, self.habits, number)
 
 

@@ -105,6 +105,7 @@ class Process:
     def start(self) -> None:
         """Start the process, for the first time or again."""
         self.restarts += 1
+        # First: otherwise `is_ready` takes the last line of the process before.
         self.last_line = {}
         self._began = time.monotonic()
         with self._log.open("ab") as errors:
@@ -116,6 +117,8 @@ class Process:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                # Ctrl-C in the terminal reaches this process alone, which ends the others in order; what is left of a
+                # session can be found.
                 start_new_session=True,
             )
         self._sessions.append(self._process.pid)
@@ -183,6 +186,7 @@ class Process:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         with process.stdout:
+            # Read to its end, also if nobody wants the lines: a process whose pipe is full stops.
             for line in process.stdout:
                 with suppress(ValueError):
                     self.last_line = json.loads(line)
@@ -207,6 +211,8 @@ def _members(session: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
+            # After the last parenthesis: the name of a process may contain blanks and parentheses (proc(5)). Z is a
+            # zombie, which holds nothing.
             state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
             if int(of) == session and state != "Z":
                 found.append(int(stat.parent.name))

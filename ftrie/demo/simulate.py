@@ -29,6 +29,7 @@ from model_store.store import Store
 from model_store.waiting import Backoff
 from trainer.runs.signals import SignalHandler
 
+# Finite, since it becomes a timeout of threads, which take no infinity.
 FOREVER_S = 1e9
 STORE_WAIT_S = 1.0
 """Timeout of store calls: callers read manifests, and a stalled store must not hold them up for long."""

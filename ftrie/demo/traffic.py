@@ -235,6 +235,7 @@ class Callers:
         """The first answer for a visit, each server tried in turn; None after PATIENCE_S, or once `stopped` is true."""
         backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         deadline = time.monotonic() + PATIENCE_S
+        # Visits begin with the servers in turn.
         server = visit.number
         while not stopped():
             server = server % len(self._clients)
@@ -305,6 +306,7 @@ class Reporter:
         """Report each of these when its time comes."""
         with self._awake:
             for event in events:
+                # The number: events of the same time are not compared.
                 heapq.heappush(self._waiting, (event.at, next(self._numbers), event))
             self._awake.notify()
 
@@ -348,6 +350,7 @@ class Reporter:
     def _report(self, model: str, events: list[FutureFeedback]) -> None:
         """Send until the batch is acknowledged, or `finish` times out."""
         backoff = Backoff(0.05, 1.0)
+        # Before the first attempt: an outage is part of the delay that is measured.
         began_s = time.monotonic()
         while True:
             try:

@@ -177,6 +177,7 @@ def curve(title: str, rows: Rows, series: Mapping[str, int], *, across: str = "r
         ends[row["series"]] = ends.get(row["series"], (row["value"],))[0], row["value"]
     words = "; ".join(f"{name} from {first:.5g} to {last:.5g}" for name, (first, last) in ends.items())
     has_mean = any("mean" in row for row in rows)
+    # `lines` refuses more than MOST_ROWS; the description is of all rows.
     few = thinned([{"mean": row["value"]} | row for row in rows] if has_mean else rows)
     return lines(
         few,
@@ -338,6 +339,7 @@ def reliability(rows: Rows, *, series: Names, title: str = "") -> Spec:
         row | {name: min(max(row[name], least), most) for name in members if row[name] is not None}
         for row in rows
     ]
+    # One domain for both axes, not rounded to nice ends: else the diagonal would not be where both rates are equal.
     axis, scale = {"format": "~p", "tickCount": 4}, {"type": "log", "domain": [least, most], "nice": False}
     across = _number("predicted", "predicted click rate", axis=axis, scale=scale)
     place: Spec = {"x": across, "color": _colour(series)}
@@ -375,6 +377,7 @@ def bars(rows: Rows, *, value_title: str, signed: bool = False) -> Spec:
 
 def histogram(rows: Rows, *, x_title: str, y_title: str, log: bool = False) -> Spec:
     """A bar from `low` to `high` a row. Rows: low, high, value. log: of the x axis, which may hold 0."""
+    # Linear up to the constant, so that 0 has a place on it.
     scale: Spec = {"type": "symlog", "constant": 0.1} if log else {}
     encoding = {
         "x": _number("low", x_title, scale=scale),

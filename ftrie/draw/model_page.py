@@ -172,6 +172,7 @@ def _calibration(name: str, at: int, group: GroupReliability, found: Reliability
     mean, rate = found.mean_prediction, found.calibration
     if rate is None or mean is None or not group.low or not group.high:
         return []
+    # The interval is that of the click rate, which is in the denominator: its upper end gives the lower one.
     return [point(name, at, rate, mean / group.high, mean / group.low)]
 
 

@@ -79,6 +79,7 @@ def _text(value: Any) -> str:
 
 def show_tables() -> None:
     """Have a notebook show Arrow tables, the type of many answers, as tables; where nothing else shows them already."""
+    # Not imported: where it is not loaded yet, this is no notebook.
     module = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if shell is not None:

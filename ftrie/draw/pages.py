@@ -151,6 +151,7 @@ def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
     look = config()
     look |= {
         "font": "sans-serif",
+        # `config` hides marks from screen readers; here their words are needed, as tooltips.
         "mark": {},
         "axis": look["axis"] | {"labelLimit": width // 3},
         "padding": {"left": 2, "right": 12, "top": 2, "bottom": 4},
@@ -166,6 +167,7 @@ def _picture(chart: Spec, width: int, *, tips: bool) -> Element:
     picture = fromstring(vl_convert.vegalite_to_svg(spec))
     words = chart.get("description", "")
     for each in picture.iter():
+        # Without namespaces, which ElementTree would write as prefixes.
         each.tag = each.tag.rpartition("}")[2]
     _clean(picture, tips and len(rows) <= MOST_TIPS)
     own = {
@@ -187,6 +189,7 @@ def _short(value: Any) -> Any:
 
 def _clean(picture: Element, tips: bool) -> None:
     """Drop what is not seen; turn the words of marks into tooltips."""
+    # Listed first, since the loop changes the tree.
     for parent, child in list(_pairs(picture)):
         ground = child.get("class") == "background" and child.get("fill") is None
         label, kind = child.get("aria-label"), child.get("aria-roledescription")
@@ -194,6 +197,7 @@ def _clean(picture: Element, tips: bool) -> None:
             if name.startswith("aria-") or name in _UNUSED or (name, value) in _USUAL:
                 del child.attrib[name]
             elif name in ("d", "transform"):
+                # A tenth of a pixel is not seen, and most of an SVG is digits.
                 child.set(name, _DIGITS.sub(lambda found: f"{float(found[0]):.1f}", value))
         unseen = ground or child.get("display") == "none" or child.get("d") in ("", "M0,0h0v0h0Z")
         if unseen or (child.get("opacity") == "0" and not tips):

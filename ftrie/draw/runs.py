@@ -106,6 +106,7 @@ def _read(path: Path) -> RunMetrics:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     run = RunMetrics(path.name, _header(path, lines[0]))
+    # A whole line ends in a line feed: what follows the last one is empty, or was being written.
     for number, text in enumerate(lines[1:-1], start=2):
         try:
             line = _LINE.validate_json(text)

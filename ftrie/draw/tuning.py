@@ -60,7 +60,7 @@ def difference_text(difference: Difference | None) -> str:
 
 
 def measure_head(found: Found) -> list[str]:
-    """The head of the column of the measure of requests; none if candidates were ranked by another metric."""
+    """The head of the column of the measure of requests; empty if candidates were ranked by another metric."""
     return [found.by] if found.has_measure else []
 
 

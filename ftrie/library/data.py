@@ -166,9 +166,11 @@ def as_given(table: pa.Table, data: Data) -> Any:
 
     A pandas DataFrame has `column(name)` too, so that code which reads Arrow tables reads it alike.
     """
+    # By the name of the type's module: neither library is imported for it.
     library = type(data).__module__.partition(".")[0]
     if library == "pandas":
         frame = table.to_pandas().set_index(data.index)
+        # Past pandas' own __setattr__, which would assign to a column of this name.
         object.__setattr__(frame, "column", frame.__getitem__)
         return frame
     if library == "polars":

@@ -33,6 +33,7 @@ class Learner:
         self, spec: Spec | str | os.PathLike[str] | Mapping[str, Any], model: Model | None = None
     ) -> None:
         given = spec_of(spec).model_spec
+        # Rows come as Arrow tables, as those of Parquet do.
         compile_kernels(given, ["parquet"])
         self._online = OnlineModel(given, model.artefact if model is not None else None)
 

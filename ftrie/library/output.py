@@ -76,6 +76,7 @@ def names_arguments(call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer
     signature = inspect.signature(call)
     *parameters, last = signature.parameters.values()
     if last.kind is inspect.Parameter.VAR_KEYWORD:
+        # Annotations are text in these modules (from __future__ import annotations).
         arguments = get_type_hints(call.__globals__[last.annotation.removeprefix("Unpack[").rstrip("]")])
         parameters += [
             inspect.Parameter(
@@ -92,6 +93,7 @@ def names_arguments(call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer
         try:
             return call(*given, **named)
         except FtrieError as error:
+            # The same error: its class, attributes and traceback stay.
             error.args = (in_python(str(error)), *error.args[1:])
             raise
 
@@ -107,4 +109,5 @@ def _caller() -> int:
     return level
 
 
+# contextlib: what is called in a `with` block of ftrie.
 _OURS = frozenset(["ftrie", "trainer", "server", "model_store", "contextlib"])

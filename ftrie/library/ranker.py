@@ -196,6 +196,7 @@ class Ranker:
             source = self._items if items is None else items
             catalogue = before.catalogue if kept else _catalogue(artefact.spec, source)
             self._handle.serve(_bound(artefact, _version(model, version), catalogue))
+            # After `serve`: an error before it leaves everything as it was.
             self._items = source
             if self._handle.assignment.problem:
                 warn(f"the experiment does not fit version {self.version}: {self._handle.assignment.problem}")
@@ -400,6 +401,7 @@ def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> 
         by_id = _is_by_id(users)
         memory = users if by_id else dict(_records(users, "users", USER, (spec.input.cookie, *USER_IDS)))
         if memory:
+            # One id: a mapping may be large or compute its values, and is read only for users who are named.
             _checked(USER, next(iter(memory)))
     in_memory = _InMemory(memory, of_users)
     reads = StoredReads.of(

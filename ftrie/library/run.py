@@ -76,6 +76,7 @@ def train(
     """
     given, output = spec_of(spec), LibraryOutput(progress)
     opened = log_of(data, given.model_spec.input, **log)
+    # A table in memory comes as Arrow batches, as Parquet does.
     formats = formats_of(opened.inputs, opened.format) if opened.table is None else frozenset(["parquet"])
     several = PassOptions(passes, tolerance)
     several.check(given.model_spec)

@@ -28,6 +28,7 @@ class Spec:
         if isinstance(source, Mapping):
             self._text: str | None = None
             self._model_spec = spec_from_document(_plain(source))
+        # TOML text has a section or several lines, a path neither.
         elif isinstance(source, str) and ("\n" in source or "[" in source):
             self._text = source
             self._model_spec = parse_spec(source)
@@ -167,6 +168,7 @@ def _toml(document: Mapping[str, Any]) -> str:
             lines = [f"{_key(name)} = {_toml_value(value)}" for name, value in content.items()]
             parts.append("\n".join([f"[{_key(section)}]", *lines]))
         else:
+            # In TOML a member of no section must precede the first section.
             parts.insert(0, f"{_key(section)} = {_toml_value(content)}")
     return "\n\n".join(parts) + "\n"
 
@@ -177,6 +179,7 @@ def _toml_value(value: Any) -> str:
         return f"{{ {members} }}" if members else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml_value, value))}]"
+    # JSON is TOML for these values, but for DEL, which TOML wants escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

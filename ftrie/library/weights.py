@@ -44,6 +44,7 @@ def key_texts(rows: ModelRows | ChangedRows) -> pa.Array:
     """The keys as text; bytes that are not UTF-8 are escaped."""
     buffers = [None, pa.py_buffer(rows.key_offsets), pa.py_buffer(rows.key_data)]
     keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), rows.key_offsets.size - 1, buffers)
+    # In chunks: only those with bytes that are not UTF-8 are decoded key by key in Python.
     chunks = [keys.slice(first, _CHUNK) for first in range(0, max(len(keys), 1), _CHUNK)]
     return pa.concat_arrays([_texts(chunk) for chunk in chunks])
 
@@ -66,6 +67,7 @@ def _owners(artefact: Artefact) -> pa.Array:
 
 
 def _users(masks: Array, names: list[str]) -> pa.Array:
+    # Many keys have the same mask: its text is made once.
     distinct, inverse = np.unique(masks, return_inverse=True)
     lists = [
         ", ".join(name for bit, name in enumerate(names) if mask >> bit & 1) for mask in distinct.tolist()
@@ -96,6 +98,7 @@ class ModelDiff:
     def table(self) -> pa.Table:
         """key, before, after, change: a line a key that differs; before and after are null where a model lacks it."""
         before, after = self._before.astype(np.float64), self._after.astype(np.float64)
+        # A key that a model lacks has the weight 0 there.
         change = np.nan_to_num(after) - np.nan_to_num(before)
         order = np.argsort(-np.abs(change), kind="stable")
         numbers = {"before": before[order], "after": after[order], "change": change[order]}
@@ -167,6 +170,7 @@ def heaviest(artefact: Artefact, variant: int, count: int) -> tuple[list[str], l
     sizes = np.abs(weights)
     kept = np.arange(sizes.size)
     if 0 < count < sizes.size:
+        # O(keys), where a sort would be O(keys log keys); ties with the last one are cut below.
         kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
     first = kept[np.argsort(-sizes[kept], kind="stable")][: max(count, 0)]
     keys = [artefact.key(int(row)).decode("utf-8", "backslashreplace") for row in first]

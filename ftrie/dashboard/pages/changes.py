@@ -37,6 +37,7 @@ def change_button(
 
     def changed() -> str:
         done = change(view.feed.store.model(view.model), By(TOOL, view.viewer))
+        # So that the page shows the change when the message says that it was made.
         view.feed.refreshed(REFRESHED_S)
         return done
 

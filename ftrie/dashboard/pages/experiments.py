@@ -101,6 +101,7 @@ def build(view: View) -> Refresh:
         verdict = found.outcomes.verdict
         summary.show((warning if verdict.is_problem else said)(verdict.text) + _tiles(view, found))
         names = [name or NAMELESS for name in found.outcomes.variants]
+        # Variants of older minutes that the active version lacks get further colours; the others keep theirs.
         colours = view.colours | {
             name: len(view.colours) + at for at, name in enumerate(names) if name not in view.colours
         }
@@ -206,6 +207,7 @@ def _lifts(found: ExperimentFigures) -> list[dict[str, Any]]:
             "name": name,
             "value": each.lift.relative,
             "low": each.lift.interval.low,
+            # The end may be infinite, which JSON and an axis do not have.
             "high": min(each.lift.interval.high, 10.0),
         }
         for name, each in found.outcomes.variants.items()
@@ -389,6 +391,7 @@ def experiment_figures(
     return ExperimentFigures(
         outcomes=found,
         left_minutes=_left(found, span),
+        # Groups are counted back from the end: the latest point has as many minutes as the others.
         rows=_course(minutes, stop - -(-span // group) * group, stop, group),
         group_minutes=group,
     )

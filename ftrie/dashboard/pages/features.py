@@ -158,6 +158,7 @@ class Explorer:
         return containing(self._of(state).artefact, text, MOST_FOUND)
 
     def _of(self, state: ModelState) -> Prefixes:
+        # Held while the trie is made: other viewers wait for the same one.
         with self._lock:
             if state.active is None:
                 raise VersionNotFound(f"no version of {state.name} is active")
@@ -170,6 +171,7 @@ class Explorer:
 def containing(artefact: Artefact, text: str, most: int) -> FoundKeys:
     """The keys of a model that contain a text. O(key bytes)."""
     wanted = text.encode("utf-8", "surrogateescape")
+    # One search over the bytes of all keys, in C: a loop in Python over millions of keys would take seconds.
     data, offsets = artefact.key_data.tobytes(), artefact.key_offsets
     rows: list[int] = []
     count, at = 0, data.find(wanted) if wanted else -1
@@ -179,6 +181,7 @@ def containing(artefact: Artefact, text: str, most: int) -> FoundKeys:
             count += 1
             if len(rows) < most:
                 rows.append(row)
+            # On with the next key: each is counted once.
             at = data.find(wanted, int(offsets[row + 1]))
         else:  # across two keys
             at = data.find(wanted, at + 1)

@@ -146,9 +146,11 @@ async def frame(view: View) -> None:
         problem = view.feed.problem or view.state.problem
         text = _away(view, problem) if problem else failure
         banner.show(paragraph(text) if text else "")
+        # Once the model that was missing appears, the page is loaded again, with its pieces.
         come = view.missing or next(iter(view.feed.names), "")
         if not view.model and come in view.feed.names:
             ui.navigate.to(view.link(view.page.path, model=come))
+        # A refresh that takes longer than the interval is not begun a second time.
         if is_busy:
             return
         is_busy = True
@@ -297,7 +299,7 @@ def warning(text: str) -> str:
 
 
 def said(text: str) -> str:
-    """The one line of a page that says what its figures come to, as HTML."""
+    """The one line of a page that sums up its figures, as HTML."""
     return f'<p class="said">{escape(text)}</p>'
 
 

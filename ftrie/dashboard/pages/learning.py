@@ -297,6 +297,7 @@ class Slices:
         return grid_of(found, query, metric, source)
 
     def _evaluated(self, state: ModelState, name: str) -> tuple[Evaluation, str]:
+        # Held during the evaluation: viewers who ask for the same slices wait for one result.
         with self._lock:
             if state.active is None:
                 raise UsageError(f"no version of {state.name} is active")
@@ -308,6 +309,7 @@ class Slices:
                 source = f"the latest {len(traffic.impressions):,} impressions"
             key = (state.active, stamp, name)
             if key not in self._kept:
+                # Results of another version or of older traffic are not asked for again.
                 if any(old[:2] != key[:2] for old in self._kept):
                     self._kept.clear()
                 artefact = self._models.artefact(state, state.active)
@@ -366,14 +368,18 @@ def _value(each: SliceMetrics, variant: str, number: int, metric: str) -> tuple[
         if own.difference.logloss is None or not base:
             return None, 0.0
         change = own.difference.logloss / base
+        # Full colour at a change of 5 %.
         return change, max(-1.0, min(1.0, change / 0.05))
     value: float | None = getattr(own, metric)
     if value is None:
         return None, 0.0
     if metric == "calibration":
+        # Full colour at twice or half as many predicted clicks as observed ones.
         return value, min(1.0, abs(math.log(value)) / math.log(2.0)) if value > 0.0 else 1.0
     if metric == "auc":
+        # Neutral at 0.6, full colour at 0.4 and 0.8.
         return value, max(-1.0, min(1.0, (0.6 - value) / 0.2))
+    # Neutral at 0.95, full colour at 0.85 and 1.05: 1 is no better than the click rate alone.
     return value, max(-1.0, min(1.0, (value - 0.95) / 0.1))
 
 

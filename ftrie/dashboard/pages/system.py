@@ -227,6 +227,7 @@ def latency_rows(servers: Sequence[ServerState], most: int) -> list[Row]:
     """p50 and p99 over time: time (milliseconds since 1970), series, value in milliseconds."""
     rows = []
     for server in servers:
+        # Two rows a moment.
         for moment in server.moments[-(most // max(1, 2 * len(servers))) :]:
             for share, value in zip(PERCENTILES, moment.percentiles, strict=True):
                 if value is not None and share in DRAWN:
@@ -274,6 +275,7 @@ def freshness(servers: Sequence[ServerState], model: str) -> tuple[list[Row], fl
             buckets[bound] = buckets.get(bound, 0.0) + value
     finite = max((bound for bound in buckets if bound != float("inf")), default=1.0)
     rows = [
+        # The last bucket has no end: it is drawn up to twice the last bound.
         {"low": low, "high": min(high, 2.0 * finite), "value": value}
         for low, high, value in per_bucket(buckets)
         if value

@@ -284,6 +284,7 @@ class TryIt:
         state = self._feed.model(self._model)
         spec = self._spec(state)
         records = self._feed.store.records
+        # The first that a scan meets: to sort all items would read the whole store.
         items = tuple(sorted(name for name, _ in islice(records.scan_items(), EXAMPLES)))
         user, context = _columns(spec, "user"), _columns(spec, "context")
         known = (
@@ -304,6 +305,7 @@ class TryIt:
             ids = [each.id for each in rankings[variant].items]
             chosen, explained = item if item in ids else next(iter(ids), ""), None
             if chosen:
+                # Alone: its score does not depend on the other candidates, and an explanation takes at most 100.
                 alone: Options = {**request, "candidates": [chosen], "candidate_set": "", "variant": variant}
                 (explained,) = ranker.explain(**alone).items
             return Answer(
@@ -341,6 +343,7 @@ class TryIt:
             if ranker is None:
                 self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
             else:
+                # None: the items that were coded before are kept.
                 changed = None if items == self._items else store
                 ranker.update(artefact, changed, version=state.active)
             self._items = items
@@ -408,7 +411,7 @@ def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, tuple[s
 
 
 def _columns(spec: ModelSpec, side: str) -> tuple[str, ...]:
-    """The fields of one side that a request may give: none of histories, which the store has."""
+    """The fields of one side that a request may give: all but histories, which the store has."""
     return tuple(name for name, each in spec.fields.items() if each.side == side and each.history is None)
 
 
