@@ -22,6 +22,7 @@ NESTING = "nested too deeply (some hundred levels is the limit)"
 def lines(stream: IO[AnyStr], path: str | Path) -> Iterator[AnyStr]:
     """The lines of a file, with line ends. Raises InputError naming a line longer than MAX_LINE."""
     number = 0
+    # One more than allowed shows that a line is longer, without the rest of it.
     while line := stream.readline(MAX_LINE + 1):
         number += 1
         if len(line) > MAX_LINE:
@@ -73,6 +74,7 @@ def is_text(value: object) -> TypeGuard[str]:
 
 def is_integer(value: object) -> TypeGuard[int]:
     """True for a JSON number without fraction or exponent."""
+    # By `type`: to isinstance true is an int.
     return type(value) is int
 
 

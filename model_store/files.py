@@ -20,6 +20,8 @@ from model_store.errors import OutputError, StoreError
 def lock(path: Path, operation: int) -> int:
     """Open `path` and flock it. Each call takes a separate lock, even within one process."""
     try:
+        # flock is of the open file: each call has its own, and no other close of the file gives it up, as with fcntl.
+        # O_CLOEXEC: a child that inherited it would hold it too (`embedded` passes one on by `pass_fds`).
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(
@@ -46,6 +48,7 @@ def locked(path: Path) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """True if `path` is locked, shared or exclusively."""
     try:
+        # A free lock is held for this moment: who takes it without waiting must try again.
         os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:
         return True
@@ -69,6 +72,7 @@ def port_taken(port: int) -> str:
         with suppress(OSError):
             rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
             for row in rows:
+                # Columns of /proc/net/tcp: 1 address and port in hex, 3 state, 9 the inode of the socket.
                 if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port:
                     process = process or _process_with(f"socket:[{row[9]}]")
     return (
@@ -115,8 +119,10 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
+            # Before the rename: a crash could leave the new name with no content otherwise.
             os.fsync(file.fileno())
         temporary.replace(path)
+    # BaseException: an interrupt leaves no temporary file either.
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -141,6 +147,7 @@ def check_writable(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
+    # Such as /dev/stdout, which must not be replaced by a file.
     return path.exists() and not (path.is_file() or path.is_dir())
 
 

@@ -38,11 +38,13 @@ Metrics = Mapping[str, Mapping[str, float]]
 T = TypeVar("T", bound="DataclassInstance")
 
 SNAPSHOT, DELTA = "snapshot", "delta"
-"""The kinds of versions. Here, so that listing versions needs neither Arrow nor numpy."""
+"""The kinds of versions. Here, so that listing versions does not import Arrow."""
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# 16 digits hold 2^53 - 1; longer ones are refused before they are parsed.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 _MODEL_KEY = re.compile(r"ftrie:\{([A-Za-z0-9._-]+)\}:")
+# Later times raise in `datetime`.
 _LATEST_S = 253_402_300_799  # the end of the year 9999
 _SHOWN_BYTES = 60
 
@@ -152,6 +154,7 @@ def online_cell(
         if not all(isinstance(each, list) and len(each) == buckets for each in sums):
             raise ValueError("a sum has another number of buckets")
         numbers = [first, last, *chain.from_iterable(sums)]
+        # By `type`: a JSON true is an int to isinstance.
         if set(map(type, numbers)) != {int} or max(map(abs, numbers)) > MOST:
             raise ValueError("a sum is not a whole number")
     except (KeyError, TypeError, ValueError):
@@ -242,6 +245,7 @@ class AnyKey:
         self.roles, self.ids, self.repair, self._name = roles, ids, repair, name
 
     def __set_name__(self, owner: type, attribute: str) -> None:
+        # Python calls this for the attributes of a class in their order, so TABLE has the order of the classes below.
         name = self._name or attribute
         self.pattern = name if name.startswith("ftrie:") else "ftrie:{model}:" + name
         self._pieces = re.split("<.+?>", self.pattern)
@@ -592,6 +596,7 @@ def is_id(record_id: str) -> bool:
 
 def record_key(prefix: bytes, record_id: str) -> bytes:
     """The key of a user, an item or a candidate set. Raises StoreError if the id is empty or too long."""
+    # Ids of other systems may be any bytes; those that are not UTF-8 are surrogates in Python.
     encoded = record_id.encode("utf-8", "surrogateescape")
     if not 0 < len(encoded) <= MAX_ID_BYTES:
         raise StoreError(f"got an id of {len(encoded)} bytes; expected 1 to {MAX_ID_BYTES}")
@@ -607,6 +612,7 @@ def history_key(model: str, cookie: bytes) -> bytes:
 
 # -- who may use them
 
+# What redis-py sends when it opens a connection, beside AUTH, which everybody may.
 _OPENS = "hello ping select client|setinfo"
 _READS = """get type scan exists strlen time hget hmget hgetall hlen lrange smembers zrange zrevrange zscore
 xrange xrevrange xinfo|stream"""
@@ -633,6 +639,7 @@ class Role(NamedTuple):
         keys = [self.all_keys] if self.all_keys.startswith("%RW") else [*self.all_keys.split(), *own]
         allowed = [f"+{command}" for command in self.commands.split()]
         return " ".join(
+            # All rights are taken first: a user that exists already keeps none of them.
             [f"ACL SETUSER {self.name} on >PASSWORD resetkeys resetchannels -@all", *keys, *allowed]
         )
 
@@ -644,6 +651,8 @@ def _below(group: str, names: str) -> tuple[str, ...]:
 ROLES = (
     Role(
         SERVER,
+        # `eval`: feedback.py sends its script itself where the store does not know it; `set`: in that script, and the
+        # epoch of the items.
         f"{_OPENS} info set {_READS} xread xadd xtrim eval evalsha multi exec",
         ("serve", "dashboard", "simulate"),
         "%R~ftrie:*",
@@ -665,6 +674,7 @@ ROLES = (
     ),
     Role(
         OPERATOR,
+        # `eval`, `rename`, `xsetid`: renumber.lua, which a repair queues in a transaction.
         f"{_OPENS} info {_READS} {_WRITES} {_SCRIPTS} eval rename xsetid",
         ("store check",),
         "%RW~ftrie:*",

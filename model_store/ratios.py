@@ -2,7 +2,7 @@
 
 Rows of a request and requests of a cookie are dependent, so the variance of a ratio comes from sums by cluster, which
 are not (Deng, Knoblich, Lu: Applying the Delta Method in Metric Analytics, KDD 2018, section 3; Cochran 1977, section
-6.3). What is looked at again and again needs wider bounds: those of a normal mixture (Robbins 1970; Howard, Ramdas,
+6.3). A result that is checked repeatedly needs wider bounds: those of a normal mixture (Robbins 1970; Howard, Ramdas,
 McAuliffe, Sekhon 2021) in information time, which is 1 / variance (Waudby-Smith et al., asymptotic confidence
 sequences, 2021).
 """
@@ -20,7 +20,7 @@ import numpy.typing as npt
 NORMAL = NormalDist()
 Z_95 = NORMAL.inv_cdf(0.975)
 BUCKETS = 64
-"""Into so many clusters are cookies put by a hash, where they are too many to be kept one by one."""
+"""Cookies that are too many to be kept one by one are divided by a hash into this many clusters."""
 
 
 class Interval(NamedTuple):
@@ -79,7 +79,7 @@ class Ratio:
 
 
 def wilson(rate: float, trials: float) -> Interval:
-    """The 95 % score interval of a rate in so many independent trials (Wilson 1927), valid for any number."""
+    """The 95 % score interval of a rate over independent trials (Wilson 1927), valid for any number of them."""
     z = Z_95 * Z_95 / trials
     middle = (rate + z / 2.0) / (1.0 + z)
     half = math.sqrt(rate * (1.0 - rate) * z + z * z / 4.0) / (1.0 + z)
@@ -105,6 +105,7 @@ def always_valid_p(mean: float, variance: float, sharpest: float) -> float:
     grows; by Ville's inequality it ever exceeds 1 / level with at most that probability.
     """
     whole = variance + sharpest**2
+    # Its logarithm: the exponential of much evidence overflows.
     likelihood = 0.5 * math.log(variance / whole) + (mean * sharpest) ** 2 / (2.0 * variance * whole)
     return min(1.0, math.exp(-max(likelihood, 0.0)))
 

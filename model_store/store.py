@@ -41,6 +41,7 @@ class Store:
         store = cls(connection, Records(connection, timeout_s if user_timeout_s is None else user_timeout_s))
         try:
             store.ping()
+        # An interrupt too: an embedded server that was started for it would stay.
         except BaseException:
             store.close()
             raise

@@ -5,8 +5,8 @@ What depends on several keys follows: a manifest is rebuilt from the version's b
 manifests, the active pointer from the events. What cannot be restored is removed, or marked as refused so that no
 rollback chooses it. docs/operating.md describes its use.
 
-Versions come and go while a check reads them. So what seems invalid is judged again by what is there then: a version
-that has been collected is none, and one that was published meanwhile is examined before the active pointer is judged.
+Versions come and go while a check reads them. So an invalid value is judged again before it is reported: a version
+that has been collected is skipped, and one published meanwhile is examined before the active pointer is judged.
 """
 
 from __future__ import annotations
@@ -99,11 +99,14 @@ def check(connection: StoreConnection, models: Sequence[str], *, repair: bool) -
     findings = _Findings(connection, repair)
     found: dict[str, dict[AnyKey, list[bytes]]] = {ModelKeys(name).model: {} for name in models}
     for batch in connection.scan(b"ftrie:*", BATCH):
+        # Records are checked batch by batch, so that millions of users need no memory. The keys of a model depend on
+        # each other: their names are kept, and checked once all are known.
         records: dict[AnyKey, list[bytes]] = {}
         for key in batch:
             known = _ANY.fullmatch(key)
             if known is None:
                 continue
+            # One group for each key of TABLE: the group that matched says which it is.
             kind = TABLE[(known.lastindex or 1) - 1]
             if (named := _MODEL.match(key)) is None:
                 records.setdefault(kind, []).append(key)
@@ -246,6 +249,8 @@ class _Findings:
                     try:
                         pipe.execute()
                     except WatchError as error:
+                        # redis-py raises WatchError also where the connection was lost during EXEC: the repair may be
+                        # done, which only the next judgement shows.
                         lost = found if isinstance(error.__context__, RedisConnectionError) else None
                         continue
             self.found.append(Finding(name, found, expected, repair, repaired))
@@ -256,6 +261,7 @@ class _Findings:
 
     def kind(self, kind: AnyKey, keys: Sequence[bytes], limits: _Limits) -> None:
         """Check keys of one kind as the table says: their types, their ids, and their parts."""
+        # A check of the contents finds a wrong type, or nothing reads such a key (`AnyKey`).
         if not kind.repair:
             return
         for begin in range(0, len(keys), BATCH):
@@ -280,6 +286,7 @@ class _Findings:
                     continue
 
                 def judge(name: bytes = name, wrong: Any = wrong) -> str | None:
+                    # Of a stream only the one entry; other values have to be read whole.
                     words = ("XRANGE", name, name) if type_ == "stream" else _READ[type_]
                     try:
                         [answer] = self._each([key], words)
@@ -299,6 +306,7 @@ class _Findings:
         try:
             return list(zip(keys, self._each(keys, words), strict=True))
         except UnreadableValue:
+            # The answer names no key: each is asked by itself, to lose only the one whose type has changed.
             if len(keys) == 1:
                 return []
             return [found for key in keys for found in self._read([key], words)]
@@ -324,6 +332,7 @@ class _Findings:
                     last = store.at(key).xinfo_stream(key)["last-generated-id"]
             except UnreadableValue:
                 return None
+            # Redis gives no id below the last one: a clock that was ahead once stays in all ids until it is passed.
             ahead_ms = int(last.partition(b"-")[0]) - _now_ms(store, key)
             return f"the last id {last.decode()}, ahead of the store's clock" if ahead_ms > most_ms else None
 
@@ -363,6 +372,7 @@ class _ModelCheck:
         self._examined: set[int] = set()
         self._epochs = [0]
         last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
+        # Without a readable counter there is nothing to judge epochs by.
         self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
 
     def run(self) -> None:
@@ -437,6 +447,7 @@ class _ModelCheck:
 
     def _examine(self) -> None:
         """Check the versions that there are now and were not checked before."""
+        # Until none is new: versions are published while others are examined, which takes their whole bytes.
         while new := self._numbers() - self._examined:
             self._examined |= new
             for version in sorted(new):
@@ -465,6 +476,7 @@ class _ModelCheck:
                 return None
             again, _ = self._right_manifest(version, self._fields(version))  # a guard may have refused it
             if again is not None:
+                # Judged again at the repair: `wrong` and `rebuild` share the latest one.
                 made.append(again)
             found = self._wrong(version, made[-1])
             return found if self._is_there(version) else None
@@ -509,6 +521,7 @@ class _ModelCheck:
                     parts.append(self._client.get(key) or b"")
             data = b"".join(parts)
             model = decode(data)
+        # Not damaged: this ftrie cannot read it, and must not judge it.
         except NewerFormat as error:
             return there, str(error)
         except (ArtefactError, StoreError) as error:
@@ -517,11 +530,14 @@ class _ModelCheck:
         epoch = _number_in(fields, b"epoch") or 0
         made = manifest_of(model, data, version, parent, epoch if epoch <= self._highest_epoch else 0)
         size = len(parts[0]) if parts else made.chunk_bytes
+        # Only the last chunk may be shorter.
         if len(parts) > 1 and any(len(each) != size for each in parts[1:-1]):
             return None, "its chunks are not of one size"
+        # A single chunk does not show how large chunks are meant to be: any size that holds it is right.
         chunk_bytes = size if len(parts) > 1 else _number_in(fields, b"chunk_bytes") or 0
         if not len(data) <= chunk_bytes <= MOST_CHUNK_BYTES and len(parts) == 1:
             chunk_bytes = made.chunk_bytes
+        # The bytes decode, and are others than were published: which of the two is right cannot be told.
         if there is not None and hashlib.sha256(data).hexdigest() != there.sha256:
             return None, f"its bytes have another SHA-256 than the manifest's {there.sha256[:12]}…"
         listed = None if there else time_of(dict(self._scored()).get(b"%d" % version, 0.0))
@@ -603,6 +619,7 @@ class _ModelCheck:
                 repair = "the version is refused, so that no rollback chooses it"
                 mark = partial(_hset, key=key, field="refused", value=reason)
                 self._findings.add(key, judge, "a delta of complete versions", repair, mark)
+                # Versions in ascending order: those that need this one are found next.
                 del self._sound[version], parents[version]
 
     # -- what points at versions
@@ -620,6 +637,7 @@ class _ModelCheck:
                 self._examine()
                 if version is None or version in self._sound:
                     return None
+                # The pointer may have moved while its version was examined: then the new one is judged.
                 with suppress(UnreadableValue):
                     if version == self._versions.active():
                         return f"{version}, which is {'damaged' if self._is_there(version) else 'missing'}"
@@ -632,6 +650,7 @@ class _ModelCheck:
                 pipe.delete(key)
                 return
             pipe.set(key, target)
+            # XADD to a key of another type would fail within the transaction, after SET; servers poll as well.
             if self._client.type(self._keys.events) in (b"stream", b"none"):
                 pipe.xadd(self._keys.events, {"way": "repair", "version": target}, maxlen=1000)
 
@@ -646,6 +665,7 @@ class _ModelCheck:
         """The complete version that was activated last, according to other keys."""
 
         def candidates() -> Iterator[int | None]:
+            # From the best witness to the weakest.
             yield self._versions.last_activated()
             yield self._number(self._keys.trainer, "pinned")
             with suppress(StoreError):
@@ -672,6 +692,7 @@ class _ModelCheck:
         floor = max([*self._epochs, *(self._number(key, "epoch") or 0 for key in leases)])
         last = self._counter(keys.active_epoch) or 0
         epoch = self._counter(keys.epoch) or 0
+        # Fences only rise: a counter below an epoch in use would give that epoch to a second writer.
         top = max(epoch, floor) if epoch >= floor else max(floor, last)
         newest = max(self._numbers(), default=0)
         if floor and top > floor + _AHEAD:
@@ -712,6 +733,7 @@ class _ModelCheck:
 
         def judge() -> str | None:
             pin: bytes = self._read(b"", "HGET", key, "pinned") or b""
+            # A pin of a version that is gone would keep the trainer from activating for ever.
             is_right = not pin or (_number_of(pin) or 0) in self._numbers()
             return None if is_right else f"pinned {shown(pin)}"
 
@@ -734,6 +756,7 @@ class _ModelCheck:
         self._findings.add(key, record_judge, "how the partitions started", again, _unlink(key))
         chunks = self._found.get(ModelKeys.round_chunk, [])
         for part in map(_text, sorted(self._found.get(ModelKeys.round_part, []))):
+            # With its chunks, whatever writer they are of: another part is written under an epoch of its own.
             own = [chunk for chunk in chunks if chunk.startswith(f"{part}:chunk:".encode())]
             again = "removed; the trainer of its partition writes it again"
             judge = partial(rounds.damage, part)
@@ -747,6 +770,7 @@ class _ModelCheck:
                 return
             fields = self._client.hgetall(key)
         try:
+            # A format far above this one is not a later ftrie but damage.
             newer = FORMAT < number(fields.get(b"format", b"")) < FORMAT + 1_000
         except ValueError:
             newer = False
@@ -781,11 +805,13 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
     empty = Experiment().to_hash() | {"revision": "0"}
     kept = {name.encode(): value.encode() for name, value in empty.items()}
     pins = {name: value for name, value in fields.items() if name.startswith(PIN.encode())}
+    # state and winner are valid only together; each other field by itself.
     groups = [
         {b"state", b"winner"},
         *({name.encode()} for name in empty if name not in ("state", "winner", "format")),
     ]
     parts = [{name: fields[name] for name in group if name in fields} for group in groups]
+    # Each by itself, so that one bad pin costs no other; together only if they are not too many.
     good = {name: value for name, value in pins.items() if fits({name: value})}
     for part in (*parts, good):
         kept |= part if fits(part) else {}

@@ -1,7 +1,7 @@
 """How a process waits: pauses between attempts, events that a signal sets, and signals that must come later.
 
 `Pauses` is the rule, `Backoff` the rule with a count of failures: twice as long after each, with jitter so that not all
-retry at once. "Full jitter": Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015.
+retry at once. "Equal jitter": Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+# 2.0 ** 1024 raises OverflowError, and failures are counted for as long as a store is away.
 _MOST_DOUBLINGS = 32
 
 
@@ -62,16 +63,17 @@ class SignalEvent:
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def is_set(self) -> bool:
-        """Whether it is set."""
+        """True from `set` until `clear`."""
         return self._is_set
 
     def set(self) -> None:
         """Set it, and wake who waits. Any thread, and the handler of a signal."""
+        # Before the token: whoever is woken finds it set.
         self._is_set = True
         self._woken.put(None)
 
     def clear(self) -> None:
-        """Set it back. One thread may, the only one that waits."""
+        """Reset it. Only the one thread that waits may."""
         self._is_set = False  # first: a `set` from here on is not lost
         with suppress(Empty):
             while True:
@@ -101,6 +103,7 @@ def deferred(number: int, frame: FrameType | None) -> bool:
     """
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_UNINTERRUPTED):
+            # Sent again by another thread, so that this one can return to LLVM first.
             threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
             return True
         frame = frame.f_back

@@ -18,6 +18,7 @@ from model_store.redis.direct_connection import Answer, AnsweredError, ClusterCo
 MAX_MEMBERS = 10_001
 """How many members of a LIST or ZSET are read: one more than a request may have."""
 WRONG_TYPE = "WRONGTYPE"
+# Codes by which a server says that it can answer nothing now, or not to us.
 AWAY = ("LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "CLUSTERDOWN", "TRYAGAIN")
 DEMOTED = "READONLY"
 
@@ -33,6 +34,7 @@ class HashFields:
     tail: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        # Encoded once for a model: each call only puts the key between the two parts.
         object.__setattr__(self, "head", b"*%d\r\n$5\r\nHMGET\r\n" % (len(self.names) + 2))
         names = [name.encode("utf-8", "surrogateescape") for name in self.names]
         object.__setattr__(self, "tail", b"".join(map(_bulk, names)))
@@ -48,6 +50,7 @@ class Lookups:
         self._store = connection
         self._wait_s = wait_s
         self._thread = threading.local()
+        # Weak: the connection of a thread that ends is closed with it.
         self._opened: weakref.WeakSet[DirectConnection | ClusterConnection] = weakref.WeakSet()
 
     def user(self, cookie: str, wait_s: float | None = None) -> Record:
@@ -81,6 +84,7 @@ class Lookups:
         other = history_key(model, cookie.encode("utf-8", "surrogateescape"))
         commands = [(key, wanted.head + _bulk(key) + wanted.tail)] if wanted.names else []
         *values, record = self.ask_each([*commands, (other, packed(b"GET", other))], wait_s)
+        # A history of another type must not cost the user's features: the caller finds that it cannot be read.
         found = "" if is_of_another_type(record) else self.checked(record)
         history = None if found is None else found.encode("utf-8", "surrogateescape")
         return (self.checked(values[0]) if values else []), history
@@ -107,6 +111,7 @@ class Lookups:
         """
         key, last = record_key(CANDIDATES, name), b"%d" % (MAX_MEMBERS - 1)
         commands = [
+            # All at once: one round trip instead of two, and those of the wrong type only give an error.
             packed(b"TYPE", key),  # decides which of the other answers is valid
             packed(b"LRANGE", key, b"0", last),
             packed(b"SMEMBERS", key),
@@ -119,6 +124,8 @@ class Lookups:
         if kind not in ("list", "set", "zset"):
             raise StoreError(f"expected a LIST, SET or ZSET at {key!r}, got a {kind.upper()}")
         ids: list[str] = self.checked(answers[("list", "set", "zset").index(kind) + 1])
+        # SMEMBERS has no order, and differs from server to server. Text in order of its characters is UTF-8 in order
+        # of its bytes.
         return _texts(key, sorted(ids) if kind == "set" else ids)
 
     def ask(self, key: bytes, commands: Sequence[bytes], wait_s: float | None = None) -> list[Answer]:
@@ -137,6 +144,7 @@ class Lookups:
         received = connection.ask_each(keyed, self._wait_s if wait_s is None else wait_s)
         for answer in received:
             if type(answer) is AnsweredError and str(answer).startswith(AWAY):
+                # Behind Sentinel the next use asks for the master again.
                 connection.distrust()
                 raise StoreUnavailable(f"{self._store.shown_url} cannot answer now: {answer}")
         return received
@@ -152,6 +160,7 @@ class Lookups:
         """The answer. Raises StoreError if it is an error, StoreUnavailable while the store accepts no writes."""
         if type(answer) is AnsweredError:
             if str(answer).startswith(DEMOTED):
+                # A master that became a replica still reads, so only a write shows it.
                 self._thread.connection.distrust()
             raise self._store.refused(str(answer))
         return answer
@@ -197,6 +206,7 @@ def _record(flat: Sequence[str]) -> Record:
 
 def _texts(key: bytes, ids: list[str]) -> list[str]:
     try:
+        # All at once; one by one only to find the odd one.
         "".join(ids).encode()
     except UnicodeEncodeError:
         odd = next(item for item in ids if _is_no_text(item))

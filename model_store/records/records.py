@@ -2,7 +2,7 @@
 
 A record is a HASH of text; a list is stored as a JSON array. `lookups` reads by id.
 
-By the stream of changed item ids and two other keys a reader notices that items changed (`ItemChanges`). A reader's
+A reader notices changed items by the stream of changed item ids and two other keys (`ItemChanges`). A reader's
 position is the stream entry it read last. The stream is trimmed from its oldest end, so while that entry exists, all
 later ones exist too. docs/features.md describes how other systems write to it.
 """
@@ -51,6 +51,7 @@ class Records(Lookups):
 
         Skips keys without an id or with one that is too long, and anything but a HASH.
         """
+        # SCAN may give a key several times, while the table of keys grows or shrinks.
         seen: set[str] = set()
         for batch in self._store.scan(ITEM + b"*", BATCH):
             ids = [
@@ -94,6 +95,7 @@ class Records(Lookups):
         key = record_key(CANDIDATES, name)
         encoded = [record_key(b"", item) for item in ids]
         with self._store.answers(), self._store.at(key).pipeline(transaction=True) as pipe:
+            # In a transaction: no reader sees the set empty or in part. It may have been a SET or ZSET before.
             pipe.delete(key)
             for start in range(0, len(encoded), BATCH):
                 pipe.rpush(key, *encoded[start : start + BATCH])
@@ -108,6 +110,7 @@ class Records(Lookups):
         keyed = [(history_key(model, cookie), record) for cookie, record in records]
         lasts = b"%d" % kept_ms
         with self._store.answers():
+            # One command for each key, which may be repeated if a node fails (`StoreConnection.each`).
             self._store.each([(key, [(b"SET", key, record, b"PX", lasts)]) for key, record in keyed])
         return len(keyed)
 
@@ -158,6 +161,7 @@ class Records(Lookups):
 def _written(key: bytes, record: Mapping[str, str]) -> list[tuple[bytes, ...]]:
     """The commands that replace a record."""
     words = [word for pair in _encoded(record).items() for word in pair]
+    # DEL first: HSET alone would leave fields that the new record does not have.
     return [(b"DEL", key), (b"HSET", key, *words)] if words else [(b"DEL", key)]
 
 
@@ -168,6 +172,7 @@ def _encoded(record: Mapping[str, str]) -> dict[bytes, bytes]:
     }
 
 
+# Fewer entries for a load of everything: the stream holds the ids of 500,000 items before it trims some.
 IDS_AN_ENTRY = 100
 ENTRIES_KEPT = 5_000
 """The stream's length; a reader that missed trimmed entries reads all items again."""
@@ -193,6 +198,7 @@ class ItemsState:
         """A 63-bit hash of the state."""
         text = "\0".join((self.epoch, self.reread, self.position or ""))
         digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        # Not negative as a signed 64-bit number.
         return int.from_bytes(digest, "big") >> 1
 
 
@@ -205,6 +211,7 @@ class ItemChanges:
     @staticmethod
     def identify(pipe: Any) -> None:
         """Give the data an epoch if it has none, by a redis-py pipeline."""
+        # NX: of several writers the first one decides.
         pipe.set(ITEMS_EPOCH, secrets.token_hex(8), nx=True)
 
     @staticmethod
@@ -254,6 +261,7 @@ class ItemChanges:
         """
         changed: dict[str, None] = {}
         while True:
+            # XRANGE includes `position`: as long as that entry is there, nothing after it was trimmed.
             command = packed(
                 b"XRANGE", ITEMS_CHANGES, position.encode(), b"+", b"COUNT", b"%d" % ENTRIES_A_READ
             )
@@ -271,6 +279,7 @@ class ItemChanges:
         """Give the data an epoch, unless another server was first; "" if the store refuses (a replica, or an ACL)."""
         fresh = packed(b"SET", ITEMS_EPOCH, secrets.token_hex(8).encode(), b"NX")
         asked = self._lookups.ask(ITEMS_EPOCH, [fresh, packed(b"GET", ITEMS_EPOCH)])
+        # What GET gives counts: another server may have been first.
         return asked[1] if type(asked[1]) is str else ""
 
 

@@ -23,7 +23,10 @@
 
 local version, epoch, way = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local skipped = {}
+-- The two fences: the epoch of the last activation, and that of the lease. Whatever is refused is refused before the
+-- first write, since Redis takes no write of a script back.
 local last_epoch, junk = counter(KEYS[2])
+-- A program must not pass a fence that cannot be read; the order of an operator replaces it.
 if junk and ARGV[5] == 'writer' then
   return junk
 elseif junk then
@@ -35,10 +38,14 @@ if no_lease then
   return no_lease
 end
 local fence = lease.epoch
+-- Only the holder has exactly the lease's epoch: other writers begin with a higher one, former trainers have a lower
+-- one.
 local is_trainer = ARGV[5] == 'writer' and fence > 0 and epoch == fence
 if is_trainer and lease.pinned > 0 then
   return {'pinned', lease.pinned}
 end
+-- The order of an operator took a higher epoch than the trainer has; once it is lifted, it fences the trainer off no
+-- more.
 local is_resumed = is_trainer and last_epoch <= lease.resumed
 if epoch < last_epoch and not is_resumed then
   return {'stale', last_epoch}
@@ -46,6 +53,7 @@ end
 if epoch < fence then
   return {'fenced', fence, lease.host, lease.process}
 end
+-- A writer that began after the trainer is refused only while the trainer lives. An operator is not.
 if fence > 0 and epoch > fence and ARGV[5] == 'writer' then
   local now = now_ms()
   if now < lease.until_ms then
@@ -64,6 +72,7 @@ for place = 0, #ARGV - 6 do
     return {'junk', KEYS[key], manifest[1] .. ' and ' .. (manifest[2] or ''), 'size and chunk_bytes'}
   end
   for i = 1, chunks do
+    -- Sizes and not digests: STRLEN is O(1), and readers verify the bytes.
     local expected, there = math.min(left, chunk_bytes), 0
     if type_of(KEYS[key + i]) == 'string' then
       there = redis.call('STRLEN', KEYS[key + i])
@@ -76,7 +85,9 @@ for place = 0, #ARGV - 6 do
   key = key + 1 + chunks
 end
 
+-- Never lowered: a trainer that was resumed has a lower epoch, and the others stay fenced off.
 redis.call('SET', KEYS[2], string.format('%d', math.max(epoch, last_epoch)))
+-- Also if the version is active already: the order is to stay with it.
 if ARGV[5] == 'operator' and fence > 0 then
   redis.call('HSET', KEYS[5], 'pinned', version)
 end
@@ -84,6 +95,7 @@ local before = type_of(KEYS[1]) == 'string' and redis.call('GET', KEYS[1])
 if before == version then
   return {'ok', before, unpack(skipped)}
 end
+-- An unreadable pointer is overwritten, and does not enter the history.
 if (before and (number(before) or 0) < 1) or not is(KEYS[1], 'string') then
   before = nil
   skipped[#skipped + 1] = KEYS[1]
@@ -112,6 +124,7 @@ if spec and spec ~= last_spec then
     redis.call('HSET', KEYS[5], 'spec_ms', string.format('%d', now_ms()))
   end
 end
+-- pcall: servers poll as well, so an unwritable stream does not stop an activation.
 local event = redis.pcall('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'way', way, 'version', version, 'before', before or '')
 if type(event) == 'table' and event.err then
   skipped[#skipped + 1] = KEYS[4]

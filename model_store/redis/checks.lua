@@ -21,7 +21,9 @@ local function number(text)
   if not text then
     return 0
   end
+  -- tonumber alone also takes 1e3, 0x10 and blanks.
   local value = (text == '0' or string.match(text, '^[1-9]%d*$')) and tonumber(text)
+  -- 2^53: Lua counts in doubles, and beyond it they skip numbers.
   return value and value < 9007199254740992 and value or nil
 end
 
@@ -50,6 +52,7 @@ local function lease_of(key)
   for _, name in ipairs({'epoch', 'until_ms', 'seen_ms', 'rows', 'resumed', 'pinned'}) do
     local text = redis.call('HGET', key, name)
     lease[name] = number(text ~= '' and text)
+    -- Times and rows are no counters, whose bound they may exceed. An empty pin means none.
     local is_time = name == 'until_ms' or name == 'seen_ms' or name == 'rows'
     if not lease[name] or (text == '' and name ~= 'pinned') or (not is_time and lease[name] > MOST_COUNTED) then
       return nil, {'junk', key .. ' ' .. name, text, 'a whole number'}

@@ -63,12 +63,17 @@ from model_store.redis.servers import (
     without_password,
 )
 
+# A longer wait is made of several: a connection that died without a word is noticed after one of them.
 LONGEST_BLOCK_S = 2.0
 RETRIES, RETRY_S = 3, 0.1
-"""Of a command to a cluster or to Sentinel's master, whose holder may just be changing."""
+"""Of a command to a cluster or to Sentinel's master, and the pause between: the key may be changing its holder."""
+# On a cluster a client serves one slot with one time limit; beyond this many the oldest one is closed.
 MOST_CLIENTS = 64
+# Less than 1, so that the answer arrives before the socket gives up.
 WAIT_PART = 0.8
 """The part of a command's time that its replicas have to confirm it."""
+# Errors are told apart by their texts: most have the code ERR, and the error of a script quotes that of its command,
+# in some releases with the dash of the protocol before it.
 _UNREADABLE = re.compile(r"WRONGTYPE|not an integer|would overflow|not a valid float")
 _TAKES_NO_WRITES = re.compile(r"-?(OOM|READONLY|MISCONF|NOREPLICAS) ")
 _AWAY = re.compile(r"-?(UNBLOCKED|ASK|TRYAGAIN|CLUSTERDOWN) ")
@@ -113,6 +118,8 @@ class StoreConnection:
             return self.at("")
         with self._lock:
             if self._whole_cluster is None:
+                # Only for callers outside this package: its own commands use `nodes`, whose time limits hold for
+                # redirections too (docs/adr/0006).
                 options = self._url.options | self._limits(self._timeout_s)
                 is_tls = options.pop("connection_class", None) is SSLConnection
                 seeds: Any = [redis.cluster.ClusterNode(*seed) for seed in self._url.seeds]  # type: ignore[no-untyped-call]
@@ -135,6 +142,7 @@ class StoreConnection:
         If slots of a cluster are moved meanwhile, it begins again, so that no key is missed. Raises StoreUnavailable.
         """
         scanned = None
+        # A key that moves to a node that was scanned already would be missed. A repeated key does no harm.
         while (layout := self._layout()) != scanned:
             scanned = layout
             masters = [self.at("")] if self.nodes is None else map(self.node, self.nodes.masters)
@@ -174,6 +182,7 @@ class StoreConnection:
             said = self.at("").info("replication")
         if said["role"] != "slave":
             return None
+        # While the link is down, the first one is -1, and only then there is the second one.
         silent = said["master_last_io_seconds_ago"], said.get("master_link_down_since_seconds", 0)
         return said["master_link_status"] == "up", float(max(0, *silent))
 
@@ -184,6 +193,7 @@ class StoreConnection:
                 self.nodes.refresh(self._timeout_s)
                 return
             if self._url.kind == SENTINEL:
+                # Asked first, since it names what is wrong with the URL; redis-py only says that it found no master.
                 check_sentinels(self._sentinels_at(self._timeout_s), self._url.master)
             self.at("").ping()
 
@@ -201,6 +211,7 @@ class StoreConnection:
                 try:
                     found = _run(client, [keyed[number][1] for number in numbers])
                 except RedisConnectionError:
+                    # At one server redis-py has repeated it already (`_new_client`); the clients of a node never do.
                     if not left or not self.is_cluster:
                         raise
                     again += numbers
@@ -211,6 +222,7 @@ class StoreConnection:
                 break
             todo = again
             time.sleep(RETRY_S)
+        # Raised once every key has had its turn: an error of one key leaves no other one undone.
         for each in answers:
             for answer in each:
                 if isinstance(answer, RedisError):
@@ -223,7 +235,9 @@ class StoreConnection:
         Raises RedisError; then the commands may have been run.
         """
         waits = self.wait_words()
+        # In one pipeline, hence on one connection: WAIT counts the replicas that have the writes of its own.
         answers = _run(self.at(key), [[("MULTI",), *commands, ("EXEC",), *waits]])[0]
+        # The answer to EXEC comes after one to MULTI and a QUEUED for each command. Errors may be in either place.
         done = answers[len(commands) + 1]
         for answer in [*answers, *(done if isinstance(done, list) else [])]:
             if isinstance(answer, RedisError):
@@ -232,7 +246,7 @@ class StoreConnection:
             self.check_confirmed(answers[-1])
 
     def wait_words(self, timeout_s: float | None = None) -> list[Command]:
-        """The command that waits for `wait` replicas, to be sent after a write on its connection; none for 0."""
+        """The command that waits for `wait` replicas, sent after a write on its connection; empty if `wait` is 0."""
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         return [("WAIT", self.wait, max(1, int(wait_s * WAIT_PART * 1000)))] if self.wait else []
 
@@ -261,6 +275,8 @@ class StoreConnection:
 
     def translated(self, error: RedisError, key: str = "") -> StoreError:
         """The StoreError for an exception of redis-py. key: as in `answers`."""
+        # The order matters: to redis-py AuthenticationError and BusyLoadingError are ConnectionErrors, and a
+        # MovedError is an AskError.
         if isinstance(error, Rerouted):
             return self.translated(error.cause, key)
         if isinstance(error, NotThatKind):
@@ -312,6 +328,7 @@ class StoreConnection:
         for sentinels in self._sentinels.values():
             for each in sentinels.sentinels:
                 each.close()
+        # Last: it stops the server if no other process uses it.
         if self._embedded is not None:
             self._embedded.close()
 
@@ -373,6 +390,7 @@ class StoreConnection:
         if self._url.kind == SENTINEL:
             options |= self._url.options
             options["ssl"] = options.pop("connection_class", None) is SSLConnection
+            # Sentinel is asked at each new connection, so that it goes to the new master after a failover.
             return self._sentinels_at(timeout_s).master_for(self._url.master, **options)  # type: ignore[no-untyped-call]
         try:
             return redis.Redis.from_url(self._url.url, **options)
@@ -389,6 +407,7 @@ class StoreConnection:
     ) -> ConnectionPool:
         kind = RoutedTlsConnection if "connection_class" in self._url.options else RoutedConnection
         options = self._url.options | options | self._limits(timeout_s) | {"connection_class": kind}
+        # RESP2, as in `_one`.
         return ConnectionPool(nodes=self.nodes, slot=slot, fixed=fixed, protocol=2, **options)
 
     def _by_server(self, keys: Sequence[bytes], numbers: Sequence[int]) -> list[tuple[Any, list[int]]]:
@@ -421,7 +440,7 @@ class StoreConnection:
 
 
 class _RoutedClient(redis.Redis):
-    """redis-py's client for one slot of a cluster, or for Sentinel's master."""
+    """redis-py's client for one slot of a cluster."""
 
     def __init__(self, store: StoreConnection, pool: ConnectionPool) -> None:
         super().__init__(connection_pool=pool)
@@ -431,6 +450,7 @@ class _RoutedClient(redis.Redis):
         """As redis-py's. Follows the redirection of a key that is being moved."""
         try:
             return super().execute_command(*words, **options)  # type: ignore[no-untyped-call]
+        # An AskError to Python. `RoutedConnection` has followed it, as often as it may.
         except MovedError:
             raise
         except AskError as error:
@@ -448,8 +468,10 @@ class Script:
         folder = Path(__file__).parent
         self._store = store
         checks, own, once = ((folder / f"{each}.lua").read_text() for each in ("checks", name, "once"))
+        # Without once.lua: nothing repeats a transaction that watches its keys.
         self._bare = f"{checks}\n{own}"
         self._text = f"{checks}\nlocal function run()\n{own}\nend\n{once}"
+        # SHA-1, since that is the name that EVALSHA knows a script by.
         self._sha = sha1(self._text.encode(), usedforsecurity=False).hexdigest()
 
     def __call__(self, keys: Sequence[str], words: Sequence[Any] = ()) -> Any:
@@ -458,11 +480,14 @@ class Script:
         In the last case nothing has changed.
         """
         client = self._store.at(keys[0])
+        # One id for all repetitions of this call, those by redis-py too: once.lua answers them as it did the first.
         rest = (len(keys) + 1, *keys, answer_key(keys[0], uuid.uuid4().hex), *words)
         with self._store.answers():
             try:
                 answer = self._run(client, ("EVALSHA", self._sha, *rest))
             except NoScriptError:
+                # A server that was restarted, or has become master, knows no script. SCRIPT LOAD and not EVAL, which
+                # the ACL of a trainer does not have (`keys.ROLES`).
                 client.script_load(self._text)
                 answer = self._run(client, ("EVALSHA", self._sha, *rest))
         if isinstance(answer, list) and answer and answer[0] == b"junk":
@@ -477,6 +502,7 @@ class Script:
     def _run(self, client: Any, command: Command) -> Any:
         if not self._store.wait:
             return client.execute_command(*command)
+        # WAIT after the script on the same connection: it counts the replicas of this connection's writes.
         answer, replicas = _run(client, [[command, *self._store.wait_words()]])[0]
         for each in (answer, replicas):
             if isinstance(each, RedisError):

@@ -26,6 +26,7 @@ from model_store.redis.connection import StoreConnection
 from model_store.redis.servers import Address, slot_of
 
 READ_BYTES = 1 << 16
+# Bounds a call that nodes send back and forth; its time limit usually ends it first.
 MOST_REDIRECTIONS = 8
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
@@ -69,6 +70,8 @@ class DirectConnection:
         try:
             return self.receive(self.send(command, wait_s, until), answers, wait_s, until)
         except RedisConnectionError:
+            # An idle connection may have been closed by the server or a proxy. What is sent here may be repeated:
+            # reads, SET NX, and scripts that know their call. A timeout is not repeated: it has used the time up.
             wait_s = until - time.monotonic()
             return self.receive(self.send(command, wait_s, until), answers, wait_s, until)
 
@@ -79,8 +82,10 @@ class DirectConnection:
             if wire is None:
                 wire, left_s = self._open(wait_s), until - time.monotonic()
             self._wait_at_most(wire, left_s)
+            # One send for all commands of a call: its answers arrive together too, mostly by one `recv`.
             wire.sendall(command)
             return wire
+        # BaseException: an interrupt must close it too, or the next command would read the answer to this one.
         except BaseException as error:
             self._fail(error, wait_s)
             raise
@@ -100,16 +105,18 @@ class DirectConnection:
 
     def close(self) -> None:
         """Close it; the next use opens it again. Any thread may call this."""
+        # Before the disconnect: its owner, if that is another thread, must not take the closed socket for open.
         self._socket = None
         self._connection.disconnect()
 
     def distrust(self) -> None:
-        """Note that the server cannot answer: where another may, that is looked for at the next use."""
+        """Note that the server cannot answer. The next use looks for another one, if there can be one."""
         self.close()  # Sentinel is asked for the master when the connection is opened again
 
     def _fail(self, error: BaseException, wait_s: float) -> None:
         """Close the connection. Raises redis-py's error for one of the socket."""
         self.close()
+        # SO_RCVTIMEO and SO_SNDTIMEO end a blocking call with EAGAIN, which Python raises as BlockingIOError.
         if isinstance(error, TimeoutError | BlockingIOError):
             raise RedisTimeoutError(f"no answer within {wait_s * 1000:.0f} ms") from None
         if isinstance(error, OSError):
@@ -125,6 +132,7 @@ class DirectConnection:
             while len(received) < answers and (answer := reader.gets()) is not False:
                 received.append(answer)
             if len(received) == answers:
+                # More than was asked for would be taken for the answers to the next commands.
                 if reader.has_data():
                     raise ConnectionResetError("the store sent an unexpected answer")
                 return received
@@ -132,11 +140,14 @@ class DirectConnection:
 
     def _open(self, wait_s: float) -> socket.socket:
         connection = self._connection
+        # settimeout(0) would make the socket non-blocking, and a negative number raises ValueError.
         connection.socket_timeout = connection.socket_connect_timeout = max(wait_s, 0.001)
         connection.connect()
         wire: socket.socket = connection._sock  # redis-py has no public name for it
+        # A new reader: the old one may hold a part of an answer that the connection before was closed in.
         self._reader, self._waits_ms = _reader(), 0
         if _is_plain(wire):
+            # Blocking, since the limits that `_wait_at_most` gives the kernel hold for blocking calls only.
             wire.settimeout(None)
         self._socket = wire
         return wire
@@ -150,9 +161,11 @@ class DirectConnection:
         wait_ms = math.ceil(wait_s * 1000)
         if wait_ms <= 0:  # for the kernel 0 means no timeout
             raise TimeoutError
+        # Each limit costs two system calls, as many as a read itself; most reads have the same one.
         if wait_ms == self._waits_ms:
             return
         if _is_plain(wire):
+            # A struct timeval: seconds and microseconds, in native sizes.
             limit = struct.pack("@ll", wait_ms // 1000, wait_ms % 1000 * 1000)
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
             wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -188,10 +201,11 @@ class ClusterConnection:
         raise StoreUnavailable(f"{self._store.shown_url} is moving keys to and fro; try again shortly")
 
     def distrust(self) -> None:
-        """Nothing to do: a node that cannot answer is noted when its answer comes."""
+        """Nothing to do: a node that cannot answer is noted when its error arrives."""
 
     def close(self) -> None:
         """Close all connections. Any thread may call this."""
+        # A copy: the owning thread may add a connection meanwhile.
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -200,6 +214,7 @@ class ClusterConnection:
         parts: dict[Address, list[int]] = {}
         for number in todo:
             parts.setdefault(self._nodes.address(call.slots[number], call.left_s()), []).append(number)
+        # All nodes are sent their part before one is waited for: together they take as long as the slowest one.
         again: list[int] = []
         sent = []
         for address, numbers in parts.items():
@@ -227,27 +242,34 @@ class ClusterConnection:
         self, call: _Call, address: Address, was_open: bool, numbers: list[int], error: RedisError
     ) -> list[int]:
         """What to ask again: of the same node if its connection was an old one, of another one if it holds the keys."""
+        # A timeout has used up the time of the whole call, so there is none left to ask another node.
         if isinstance(error, RedisTimeoutError) or call.left_s() <= 0:
             self._nodes.failed(address)
             raise error
+        # An old connection may have been closed while idle, which says nothing about its node. A new one that fails
+        # does.
         if not was_open:
             self._nodes.failed(address)
+            # `address` asks for the slots again: if this node still holds one of them, nobody else can answer.
             if address in {self._nodes.address(call.slots[number], call.left_s()) for number in numbers}:
                 raise error
         return numbers
 
     def _is_redirected(self, call: _Call, number: int, asked: Address) -> bool:
-        """Whether another node is to be asked after this error. That of a key which has moved alone is asked here."""
+        """Whether to ask another node after this error. For a key that has moved alone (ASK) it is asked here."""
         kind, _, where = str(call.answers[number]).partition(" ")
         if kind in ("CLUSTERDOWN", "READONLY"):
             self._nodes.failed(asked)
         if kind not in ("MOVED", "ASK"):
             return False
         host, _, port = where.partition(" ")[2].rpartition(":")
+        # A node without a name of its own has that of the node that answered (Redis 7).
         there = (host or asked[0], int(port))
         if kind == "MOVED":
             self._nodes.moved(call.slots[number], there)
             return True
+        # ASKING holds for one command on this connection. The slot stays with the node asked first until all its keys
+        # have moved, so nothing is noted.
         commands = [ASKING, call.commands[number]]
         call.answers[number] = self._at(there).exchange(commands, call.left_s(), call.until)[1]
         return False
@@ -279,6 +301,7 @@ def _is_plain(wire: socket.socket) -> bool:
 def _reader() -> Any:
     return hiredis.Reader(
         replyError=AnsweredError,
+        # Bytes that are no answers cannot be resynchronised: handled as a lost connection.
         protocolError=ConnectionResetError,
         encoding="utf-8",
         errors="surrogateescape",

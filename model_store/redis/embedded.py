@@ -70,10 +70,13 @@ class EmbeddedValkey:
         if users_fd is None:
             return
         atexit.unregister(self.close)
+        # The guardian kills the server of a removed folder (`valkey_guardian`), and there is no lock to take.
         if not self.directory.exists():
             os.close(users_fd)
             return
         with locked(self.directory / "start.lock"):
+            # First: flock is of the open file, so that our own hold would count as another user. Under start.lock
+            # nobody joins between the look and the stop.
             os.close(users_fd)
             if not is_held(self.directory / "users.lock"):
                 stop(self.directory, self.socket)
@@ -98,6 +101,7 @@ def _short_path(home: Path) -> Path:
     """A symbolic link to `home` in the temporary directory, since socket paths must be short."""
     name = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     link = Path(tempfile.gettempdir()) / f"ftrie-{os.getuid()}-{name}"
+    # Another process, or an earlier one, may have made the same link.
     with suppress(FileExistsError):
         link.symlink_to(home, target_is_directory=True)
     # Anyone may write to the temporary directory: do not follow a link of another user.
@@ -141,14 +145,17 @@ def _server_binary() -> str:
 
 def _command(home: Path, socket: Path) -> list[str]:
     options = {
+        # No TCP: only who may use the socket may use the store.
         "port": "0",
         "unixsocket": str(socket),
         "unixsocketperm": "700",
         "dir": str(home),
         "appendonly": "yes",
+        # Of a killed server nothing is lost, since the kernel has what was appended; of a machine a second.
         "appendfsync": "everysec",
         "save": "",
         "rdbcompression": "no",  # chunks are zstd already
+        # A model of which some keys were evicted cannot be served: better that a write fails.
         "maxmemory-policy": "noeviction",
         "logfile": str(home / LOG),
         "pidfile": str(home / PID),
@@ -167,6 +174,7 @@ def start(home: Path, socket: Path) -> None:
     try:
         _launch(command, home, held)
         _await_answer(home, socket)
+    # Only a server that answers can be stopped by `join`, so the interrupt waits until it does.
     except (KeyboardInterrupt, SystemExit):
         with suppress(StoreUnavailable):
             _await_answer(home, socket)
@@ -174,9 +182,11 @@ def start(home: Path, socket: Path) -> None:
 
 
 def _launch(command: list[str], home: Path, held: int) -> None:
+    # -I -S: without site-packages and the environment it starts in 20 ms.
     guardian = [sys.executable, "-I", "-S", valkey_guardian.__file__, str(home), str(WATCH_S)]
     try:
         with open(home / LOG, "ab", opener=_private) as log:
+            # Returns at once: the guardian forks, and its parent ends (`valkey_guardian.main`).
             subprocess.run(
                 [*guardian, *command],
                 cwd=home,
@@ -188,6 +198,7 @@ def _launch(command: list[str], home: Path, held: int) -> None:
                 check=False,
             )
     finally:
+        # The server and its guardian inherited it: the lock lasts until the last copy is closed.
         os.close(held)
 
 
@@ -213,6 +224,7 @@ def _server_lock(home: Path, timeout_s: float) -> int:
 def _await_answer(home: Path, socket: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not answers(socket):
+        # The lock ends with the server and its guardian, so it tells one that died from one that is slow.
         died = not is_held(home / LOCK)
         if died or time.monotonic() > deadline:
             raise StoreUnavailable(
@@ -262,6 +274,7 @@ def stop(home: Path, socket: Path) -> None:
 
 
 def _client(socket: Path, timeout_s: float) -> Any:
+    # Without retries: that nobody listens is an answer here.
     return redis.Redis(unix_socket_path=str(socket), socket_timeout=timeout_s, retry=Retry(NoBackoff(), 0))
 
 

@@ -10,12 +10,14 @@ local fits, junk = is(KEYS[1], 'hash')
 if not fits and ARGV[1] ~= 'any' then
   return junk
 end
+-- With 'any' a key of another type is replaced too: that is how `ftrie experiment clear` repairs it.
 local there = fits and redis.call('HGET', KEYS[1], 'revision') or '0'
 if ARGV[1] ~= 'any' and ARGV[1] ~= there then
   return {'changed', there}
 end
 
 local revision = string.format('%d', (number(there) or 0) + 1)
+-- Deleted first, so that no pin stays that the new record does not have.
 redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'revision', revision)
 for i = 2, #ARGV, 2 do

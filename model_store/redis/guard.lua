@@ -14,5 +14,6 @@ local count = number(text)
 if not count then
   return {'junk', KEYS[1] .. ' ' .. ARGV[1], text, 'a whole number'}
 end
+-- %.0f, since Lua writes large numbers with an exponent.
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', count + 1), unpack(ARGV, 2))
 return count + 1

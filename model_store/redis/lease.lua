@@ -20,6 +20,7 @@ end
 local now = now_ms()
 
 local same, rows, lost = there.owner == owner, ARGV[7], 0
+-- An owner of the same name is the same trainer after a crash: it need not wait until its own lease expires.
 local others = there.owner and not same and now < there.until_ms
 if (verb == 'take' or verb == 'look') and others then
   return {'held', there.host, there.process, now - there.seen_ms}
@@ -27,9 +28,11 @@ end
 if verb == 'look' then
   return {'ok', 0, 0, 0}
 elseif verb == 'take' then
+  -- Above both: either of them may have been set back.
   epoch = math.max(last_epoch, there.epoch) + 1
   redis.call('SET', KEYS[2], string.format('%.0f', epoch))
   rows = same and string.format('%.0f', there.rows) or '0'
+-- An expired lease that nobody has taken is no obstacle: its holder still has the highest epoch, and may renew it.
 elseif there.epoch > epoch or (there.epoch ~= epoch and others) then
   return {'stale', there.epoch, there.host, there.process}
 elseif there.epoch < epoch then
@@ -40,6 +43,7 @@ elseif there.epoch < epoch then
   end
 end
 
+-- A released lease is over at once, and stays in the HASH as the fence.
 local ends = verb == 'release' and now or now + tonumber(ARGV[4])
 redis.call('HSET', KEYS[1], 'owner', owner, 'epoch', string.format('%.0f', epoch), 'until_ms', string.format('%.0f', ends),
   'seen_ms', string.format('%.0f', now), 'host', ARGV[5], 'process', ARGV[6], 'rows', rows)

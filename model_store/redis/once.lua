@@ -8,5 +8,6 @@ local known = redis.call('GET', call)
 local packed = known or cmsgpack.pack(run())
 -- Written again for a repeated call too: WAIT counts the replicas that have the writes of its own connection. Where nothing
 -- may be written, nothing was changed, and repeating is harmless.
+-- A minute is longer than a client repeats a call. An error is not remembered: the call that failed may be run again.
 redis.pcall('SET', call, packed, 'PX', 60000)
 return cmsgpack.unpack(packed)

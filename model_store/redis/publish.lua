@@ -27,6 +27,7 @@ if not fits then
 end
 
 if ARGV[3] ~= '' then
+  -- Looked at here and not by the publisher, since gc may delete the parent until this moment.
   local parent = type_of(KEYS[3]) == 'hash' and redis.call('HMGET', KEYS[3], 'sha256', 'content')
   if not parent or not parent[1] then
     return {'orphan'}
@@ -43,6 +44,7 @@ for i = 1, chunks do
   end
 end
 for i = 1, chunks do
+  -- From now on the chunks are kept until gc, no longer until the expiry of the upload.
   redis.call('PERSIST', KEYS[4 + i])
 end
 for i = 5 + chunks, #ARGV, 2 do

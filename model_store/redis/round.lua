@@ -16,6 +16,7 @@ local fits, other = is(KEYS[2], 'hash')
 if not fits then
   return other
 end
+-- A partition that learns a round again after a crash must give the same part: the one that others may have merged.
 local there = redis.call('HGET', KEYS[2], 'sha256')
 if there then
   return {'there', there}
@@ -31,6 +32,7 @@ for i = 1, chunks do
   end
 end
 for i = 1, chunks do
+  -- Chunks get the lifetime of the part; until now they had that of an upload.
   redis.call('EXPIRE', KEYS[2 + i], ARGV[2])
 end
 for i = 3 + chunks, #ARGV, 2 do

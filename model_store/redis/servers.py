@@ -113,6 +113,7 @@ class StoreUrl:
         if kind == ONE:
             if not is_socket:
                 _path(kind, path)
+            # Without `wait`, which redis-py would take for an argument of its connections.
             return cls(ONE, f"{scheme}://{head}?{urlencode(parameters)}".rstrip("?"), wait=wait)
         login, at, hosts = authority.rpartition("@")
         seeds = tuple(_address(host, _PORTS[kind]) for host in hosts.split(","))
@@ -120,6 +121,7 @@ class StoreUrl:
         own = {name: parameters.pop(f"sentinel_{name}", None) for name in ("username", "password")}
         plain = f"redis{'s' * scheme.endswith('+tls')}://{login}{at}seed/{database}?{urlencode(parameters)}"
         options: dict[str, Any] = parse_url(plain)  # type: ignore[no-untyped-call]
+        # redis-py parses the login and the options of a URL; the host in it is a placeholder.
         for name in ("host", "db") if kind == CLUSTER else ("host",):
             del options[name]
         asking = {name: value for name, value in options.items() if name not in ("db", *own)}
@@ -248,12 +250,15 @@ class Nodes:
         """Ask who holds what, now. Raises as `address`."""
         until = time.monotonic() + wait_s
         errors: list[RedisError] = []
+        # With the servers of the URL: all that were known may have been replaced. `sorted` is stable, so masters come
+        # first, and those that failed last.
         askable = dict.fromkeys([*self.masters, *self._replicas, *self._url.seeds])
         for server in sorted(askable, key=lambda each: each in self._avoided):
             left_s = until - time.monotonic()
             if left_s <= 0:
                 break
             try:
+                # Not all the time for one server: a dead one would leave none for those that know.
                 self._learn(server, min(left_s, LONGEST_ASK_S))
             except NotThatKind:
                 raise
@@ -262,6 +267,7 @@ class Nodes:
                 errors.append(error)
             else:
                 self._avoided.discard(server)
+                # A failure that another thread noted meanwhile is forgotten here; the next failure notes it again.
                 self._is_stale = False
                 return
         # Of several errors the one that the user can mend.
@@ -284,15 +290,20 @@ class Nodes:
     def moved(self, slot: int, address: Address) -> None:
         """Note that a server has sent a caller to this one for good. Other slots may have moved too."""
         self._is_stale = True
+        # One item of a list, which the interpreter replaces at once. If a refresh replaces the list at the same time,
+        # the note is lost, and the next redirection repeats it.
         self._by_slot[slot] = address
 
     def _refresh_unless_just_done(self, wait_s: float) -> None:
         """Refresh, in one thread at a time; the others use what is known, if anything is."""
         now = time.monotonic()
+        # Only before the first answer does a thread wait for the lock: then there is nothing to go by.
         if now - self._asked_at < REFRESH_S or not self._lock.acquire(blocking=not self.masters):
             return
         try:
+            # Once more: another thread may have asked while this one waited for the lock.
             if self._is_stale and time.monotonic() - self._asked_at >= REFRESH_S:
+                # Before asking: if no server answers, the next attempt has to wait as well.
                 self._asked_at = time.monotonic()
                 self.refresh(wait_s)
         finally:
@@ -303,6 +314,7 @@ class Nodes:
         options = dict(self._url.options)
         kind = options.pop("connection_class", Connection)
         options |= {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "protocol": 2}
+        # Not from a pool: its limit is that of this question.
         connection = kind(host=server[0], port=server[1], retry=NEVER_AGAIN, **options)
         try:
             connection.connect()
@@ -316,11 +328,13 @@ class Nodes:
             ) from None
         finally:
             connection.disconnect()
+        # A new table that replaces the old one whole: a thread that reads meanwhile sees one or the other.
         by_slot: list[Address | None] = [None] * SLOTS
         replicas = dict[Address, None]()
         for first, last, *servers in ranges:
             # A node without a name of its own has that of the server that answered.
             there = [(host.decode() if host else server[0], port) for host, port, *_ in servers]
+            # The first server of a range is its master, the others are its replicas.
             by_slot[first : last + 1] = [there[0]] * (last + 1 - first)
             replicas |= dict.fromkeys(there[1:])
         self._by_slot = by_slot
@@ -338,6 +352,7 @@ class RoutedConnection(Connection):
 
     def _connect(self) -> Any:
         wait_s = float(self.socket_connect_timeout or LONGEST_ASK_S)
+        # redis-py calls this for each connection that it opens or opens again: here a connection follows its slot.
         self.host, self.port = self._fixed or self._nodes.address(self._slot, wait_s)
         try:
             return super()._connect()  # type: ignore[no-untyped-call]
@@ -355,6 +370,7 @@ class RoutedConnection(Connection):
         except AskError as error:
             error.host = error.host or self.host
             raise
+        # It was the master and is a replica by now; the others know the new master.
         except ReadOnlyError as error:
             self._nodes.failed((self.host, self.port))
             raise self._rerouted(error) from error
@@ -363,6 +379,7 @@ class RoutedConnection(Connection):
             raise
 
     def _rerouted(self, error: RedisError) -> Rerouted:
+        # redis-py repeats what a ConnectionError ended, over a new connection: `_connect` opens it to the new holder.
         self.disconnect()  # type: ignore[no-untyped-call]
         return Rerouted(error)
 
@@ -384,6 +401,7 @@ def check_sentinels(sentinels: Sentinel, master: str) -> None:
     try:
         sentinels.discover_master(master)  # type: ignore[no-untyped-call]
     except (MasterNotFoundError, ResponseError):
+        # redis-py found no master and does not say why: each Sentinel is asked what it knows.
         for each in sentinels.sentinels:
             at = each.connection_pool.connection_kwargs
             try:

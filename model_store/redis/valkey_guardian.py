@@ -23,15 +23,19 @@ STOP_TIMEOUT_S = 60.0
 
 def main(home: str, interval_s: float, command: list[str]) -> NoReturn:
     """Start the server and return when it has ended."""
+    # Before anything is opened: the child is nobody's to wait for, and outlives the process that opened the store.
     if os.fork():
         os._exit(0)  # the starting process need not wait for a child
+    # All that the server writes is for its owner alone, in an existing folder too.
     os.umask(0o077)
     users_fd = os.open(os.path.join(home, "users.lock"), os.O_RDWR)
     ended, alive = os.pipe()
     os.set_inheritable(alive, True)  # the server holds this end, and closes it by ending
     server = os.posix_spawn(command[0], command, os.environ)
+    # The server has the only copy now, so that the pipe is readable as soon as it has ended.
     os.close(alive)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(server, signal.SIGTERM))
+    # The wait for the end of the server is also the pause between two looks.
     while not _readable(ended, interval_s):
         if _is_gone(home, users_fd):
             os.kill(server, signal.SIGKILL)
@@ -43,6 +47,7 @@ def main(home: str, interval_s: float, command: list[str]) -> NoReturn:
 
 def _is_gone(home: str, users_fd: int) -> bool:
     try:
+        # Not only whether it exists: the folder may have been removed and made again by another server.
         return not os.path.samestat(os.stat(os.path.join(home, "users.lock")), os.fstat(users_fd))
     except OSError:
         return True
@@ -54,8 +59,11 @@ def _end_if_unused(home: str, users_fd: int, server: int, ended: int) -> None:
     except OSError:
         return  # the folder is being removed
     try:
+        # start.lock first, as `EmbeddedValkey.close` does; both without waiting, so that it holds nobody up.
         fcntl.flock(start_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Taken only to see that nobody uses it. Who joins now takes it, and waits for start.lock until the server has
+        # ended.
         fcntl.flock(users_fd, fcntl.LOCK_UN)
         os.kill(server, signal.SIGTERM)
         if not _readable(ended, STOP_TIMEOUT_S):

@@ -100,6 +100,7 @@ class EventStream:
                 ("XADD", self.key, "MAXLEN", "~", self.length, "*", JSON_FIELD, payload)
                 for payload in payloads
             ]
+            # XADD takes MAXLEN or MINID, not both. ~ trims whole blocks of entries, which costs next to nothing.
             if self._is_trim_due():
                 adding.append(("XTRIM", self.key, "MINID", "~", self._oldest_ms()))
             self._store.write(self.key, adding)
@@ -109,6 +110,7 @@ class EventStream:
         """At most `count` entries after `after`, without waiting. One round trip, O(count)."""
         beyond = f"({after[0]}-{after[1]}"
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
+            # TIME first: an entry that is added after it, and so may be missing below, has at least this time.
             pipe.execute_command("TIME")
             pipe.execute_command("XINFO STREAM", self.key)
             pipe.execute_command("XRANGE", self.key, beyond, "+", "COUNT", count)
@@ -148,6 +150,7 @@ class EventStream:
         now_s = time.monotonic()
         if now_s - self._trimmed_s < TRIM_EVERY_S:
             return False
+        # Without a lock: two threads that trim at once do no harm.
         self._trimmed_s = now_s
         return True
 
@@ -166,6 +169,7 @@ def entry_id(text: bytes) -> EntryId:
 def _checked(key: str, answers: list[Any]) -> list[Any]:
     """The answers; None for a missing stream. Raises UnreadableValue for a key of another type."""
     for place, answer in enumerate(answers):
+        # XINFO is an error for a missing key, where the other commands give nothing.
         if isinstance(answer, ResponseError) and "no such key" in str(answer):
             answers[place] = None
         elif isinstance(answer, ResponseError) and "WRONGTYPE" in str(answer):
@@ -196,11 +200,13 @@ def _payload(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
     payload = fields.get(JSON_FIELD)
     if payload is None:
         return _from_flat(entry, fields)
+    # In JSON a bare line feed is only between members: within a text it is escaped.
     return payload.replace(b"\n", b" ") if b"\n" in payload else payload
 
 
 def _from_flat(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
     """The event whose members are fields, with the entry's time unless it has one."""
+    # Fields have no types: only `_NUMBERS` may be more than text.
     event: dict[str, Any] = {_text(name): _value(name, value) for name, value in fields.items()}
     event.setdefault("ts", entry_id(entry)[0] / 1000)
     return json.dumps(event).encode()
@@ -212,6 +218,7 @@ def _value(name: bytes, value: bytes) -> Any:
 
 def _is_number(value: bytes) -> bool:
     """True for a finite number in JSON's syntax, not too long to parse."""
+    # A longer one is no time and no value, and stays text.
     return len(value) <= 32 and bool(_NUMBER.fullmatch(value)) and math.isfinite(float(value))
 
 
@@ -223,6 +230,7 @@ KEPT = 10_000
 """Approximate length of the stream."""
 JSON_BYTES = 64 << 10
 """How much of an event is kept."""
+# Told by its text: XADD of an id that is not above the last one has only the code ERR.
 _THERE_ALREADY = "equal or smaller"
 
 

@@ -18,6 +18,7 @@ for i = 1, #KEYS - 1 do
     redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'json', ARGV[4 + i])
     redis.call('SET', known, ARGV[4], 'PX', ARGV[3])
   end
+  -- An event that occurs twice in one call is new once, also in the answer to a repeated call.
   is_new[i] = (not call or call == ARGV[4]) and not seen[known] and 1 or 0
   seen[known] = true
 end

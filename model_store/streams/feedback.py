@@ -52,6 +52,7 @@ class Event:
     @property
     def digest(self) -> str:
         """The identity of the event: 32 hexadecimal digits."""
+        # As JSON, so that the parts of different events cannot run into the same bytes.
         identity = [self.event_id] if self.event_id else [self.request_id, self.item, self.kind]
         return blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
@@ -103,6 +104,7 @@ class Feedback:
         names = [keys.clicks, *(keys.feedback_id(event.digest) for event in events)]
         bounds = [b"%d" % self.length, *(b"%d" % round(1000 * span) for span in (self.age_s, KNOWN_S))]
         words = [b"%d" % len(names), *(name.encode() for name in names), *bounds]
+        # Made once: `DirectConnection` may send the call twice, and feedback.lua knows it by this.
         words += [os.urandom(CALL_BYTES), *(event.to_json(now_us) for event in events)]
         is_new = self._run(names[0].encode(), words, wait_s)
         return Reported(sum(is_new), len(is_new) - sum(is_new))
@@ -117,6 +119,7 @@ class Feedback:
         touch = [("PEXPIRE", words[2].decode(), round(1000 * KNOWN_S))] if waits else []
         confirm = [packed(*(str(word).encode() for word in each)) for each in (*touch, *waits)]
         answers = self._lookups.ask(key, [packed(b"EVALSHA", _SHA, *words), *confirm], wait_s)
+        # EVAL also loads it: needed once after a start of the store, or on a new master.
         if isinstance(answers[0], Exception) and str(answers[0]).startswith("NOSCRIPT"):
             answers = self._lookups.ask(key, [packed(b"EVAL", _SCRIPT, *words), *confirm], wait_s)
         is_new: list[int] = self._lookups.checked(answers[0])

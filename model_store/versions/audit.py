@@ -1,4 +1,4 @@
-"""What operators changed of one model: a stream with who did what, with which tool, and what was there before.
+"""The audit of one model: a stream of operators' changes, with who, with which tool, and the value before.
 
 The methods that change a model (`ModelVersions.activate`, `StoredExperiment.change`, …) write the entry once the
 change is made. Out: the latest changes, newest first. The record helps operators; it proves nothing, since a user who
@@ -75,7 +75,7 @@ _TOLD = {
 
 
 def _parts(text: str) -> dict[str, Any]:
-    """The parts of an experiment; the text itself, if it was cut or is none."""
+    """The parts of an experiment; the text itself if it was cut, or is not JSON."""
     try:
         return json_object(text) if text else {}
     except ValueError:
@@ -108,6 +108,8 @@ class Audit:
         texts = (by.who or operator(), by.tool, action, *versions)
         fields = [
             word
+            # Cut here, so that a long list of shares does not fill the store. A lone surrogate must not cost the
+            # entry.
             for name, text in zip(AUDIT_TEXTS, texts, strict=True)
             for word in (name, text[:TEXT_CHARACTERS].encode("utf-8", "replace"))
         ]

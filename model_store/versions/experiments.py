@@ -166,6 +166,7 @@ class Experiment:
         except UnicodeDecodeError as error:
             raise ExperimentError(f"got {error.object[:40]!r}; expected UTF-8") from None
         try:
+            # Checked first: what a later format says in the other fields is not known.
             if (version := number(text["format"])) > FORMAT:
                 raise ExperimentError(f"format: got {version}, this ftrie reads up to {FORMAT}: upgrade it")
             return cls(
@@ -190,6 +191,7 @@ def _check_shares(shares: Mapping[str, float]) -> None:
     for name, share in shares.items():
         if not is_finite(share) or not 0.0 <= share <= 1.0:
             raise ExperimentError(f"shares: got {share!r} for {name!r}; expected a number from 0 to 1")
+    # Exact, so that the order of the variants does not decide whether they sum to 1.
     total = math.fsum(shares.values())
     if shares and abs(total - 1.0) > SHARE_TOLERANCE:
         raise ExperimentError(f"shares: {_listed(shares)} sum to {total:.9g}; expected 1")
@@ -273,12 +275,15 @@ class StoredExperiment:
             self._store.answers(self._keys.experiment),
             self._store.at(self._keys.experiment).pipeline(transaction=True) as pipe,
         ):
+            # In one transaction, so that the number of fields is that of the same revision.
             pipe.hmget(self._keys.experiment, *FIXED)
             pipe.hlen(self._keys.experiment)
             fixed, size = pipe.execute()
         if not size:
             return None
         seen = (*fixed, size)
+        # Replaced whole, with what it was read for. If the record changes between the two reads, `seen` is the older
+        # one, so that the next call reads again.
         if self._last is None or self._last[0] != seen:
             self._last = seen, self._whole(size)
         return self._last[1]
@@ -325,6 +330,7 @@ class StoredExperiment:
         return after
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
+        # The time of this machine, for readers only: the revision decides what is later.
         fresh = replace(experiment, updated=now())
         words = [word for pair in fresh.to_hash().items() for word in pair]
         answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
@@ -341,6 +347,7 @@ class StoredExperiment:
 
     def _whole(self, size: int) -> Experiment:
         try:
+            # Before HGETALL: millions of pins, written by hand, must not be fetched each second.
             if size > MAX_PINS + len(FIXED):
                 raise ExperimentError(f"pins: got about {size - len(FIXED):,}; expected at most {MAX_PINS:,}")
             with self._store.answers():
@@ -362,7 +369,7 @@ _AUDITED = ("state", "winner", "shares", "salt", "shadows", "objective")
 
 
 def _differing(of: Experiment, other: Experiment) -> str:
-    """JSON of what another one has otherwise. Pins only by number: cookies are personal data."""
+    """JSON of the parts in which an experiment differs from another. Pins only by number: cookies are personal data."""
     mine, others = of.plain(), other.plain()
     parts = {name: mine[name] for name in _AUDITED if mine[name] != others[name]}
     parts |= {"pins": len(of.pins)} if of.pins != other.pins else {}

@@ -82,6 +82,7 @@ class GuardRecords:
 
     def note_rollback(self, origin: int, target: int, reason: str) -> None:
         """Record an automatic rollback at the present time."""
+        # By the clock of the store: a trainer on another machine may judge the cooldown.
         noted = {
             "when_us": self.now_us(),
             "origin": origin,
@@ -99,6 +100,7 @@ class GuardRecords:
     def overrule(self, version: int) -> None:
         """Clear this version's refusal, any cooldown, and all evidence so far, as an operator ordered."""
         clear = {"when_us": 0, "origin": 0, "target": 0, "since_us": self.now_us()}
+        # Together: after a crash between them the refusal would be gone and the cooldown not.
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(self._keys.manifest(version), REFUSED, "")
             pipe.hset(self._keys.guard, mapping=clear | {"candidate": version})

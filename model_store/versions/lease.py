@@ -15,6 +15,7 @@ from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.keys import ModelKeys
 from model_store.redis.connection import StoreConnection
 
+# How long a model is without a trainer after its machine died: a spare waits until the lease expires.
 TTL_S = 10.0
 
 
@@ -62,9 +63,11 @@ class TrainerLease:
 
         Raises StaleEpoch if another trainer has taken it.
         """
+        # Sent with each renewal: a store that lost its data gets it back.
         self._rows = self._rows if rows is None else rows
         answer = self._ask("renew", self.epoch)
         self._checked(answer)
+        # lease.lua has restored the record. Other data may be lost too, which the trainer learns by this count.
         self.losses += answer[3]
 
     def release(self) -> None:

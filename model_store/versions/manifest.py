@@ -30,6 +30,7 @@ from model_store.keys import (
 )
 from model_store.redis.connection import StoreConnection
 
+# A store runs one command at a time: one of hundreds of MB would hold up the reads of all users.
 CHUNK_BYTES = 8 << 20
 MOST_CHUNK_BYTES = 512 << 20  # what a Redis string may hold
 MOST_CHUNKS = 65_536
@@ -81,6 +82,7 @@ class Manifest:
     def from_hash(cls, fields: Mapping[bytes, bytes]) -> Manifest:
         """Read a HASH. Raises ArtefactError naming a field that is missing or cannot be read."""
         try:
+            # Other fields are ignored: those that a later ftrie adds.
             text = {name: fields[name.encode()].decode() for name in _FIELDS if name.encode() in fields}
             numbers = {name: _number(name, text[name], least) for name, least in _NUMBERS.items()}
             _check(text, numbers)
@@ -234,6 +236,7 @@ class RecentFigures:
                 *(each for variant in variants.values() for each in vars(variant).values()),
             )
             if not (is_integer(examples) and is_integer(keys) and all(map(is_finite, numbers))):
+                # JSON has true and NaN for Python, and a guard would compare with them.
                 raise ValueError("expected numbers")
             return cls(examples, float(weight), float(clicks), keys, variants)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -264,6 +267,7 @@ def chain_of(version: int, parents: Parents) -> list[int]:
     Raises ArtefactError naming the version that is missing or out of order.
     """
     chain = [version]
+    # Ends for any parents: each must be older, so there are no circles.
     while (parent := parents[chain[-1]]) is not None:
         check_parent(chain[-1], parent)
         if parent not in parents:
@@ -296,6 +300,7 @@ def needed_by(versions: Iterable[int], parents: Parents) -> set[int]:
     needed: set[int] = set()
     for version in versions:
         at: int | None = version
+        # Chains share their older part, which is walked once.
         while at is not None and at in parents and at not in needed:
             needed.add(at)
             at = parents[at]
@@ -304,6 +309,7 @@ def needed_by(versions: Iterable[int], parents: Parents) -> set[int]:
 
 # -- chunks
 
+# One round trip for so many; the search ends at the first such group without a chunk, so a smaller gap is bridged.
 _PROBED = 256
 UPLOAD_EXPIRY_S = 3600
 """Removes the chunks of a writer that dies before they are visible."""
@@ -329,6 +335,7 @@ def write_chunks(
     view, done = memoryview(data), 0
     for key, size in zip(keys, sizes, strict=True):
         with store.answers(key):
+            # One chunk is copied at a time, not the model.
             store.at(key).set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
         done += size
         if on_progress is not None:
@@ -349,6 +356,7 @@ def download(store: StoreConnection, keys: ModelKeys, manifest: Manifest) -> byt
     try:
         for index, part in enumerate(read_chunks(store, keys.chunks(manifest.version, len(sizes)))):
             if len(part) != sizes[index]:
+                # Before the digest, which could not say which chunk it is.
                 raise incomplete(manifest.version, index, sizes[index], len(part))
             parts.append(part)
     except UnreadableValue as error:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from model_store.versions.experiments import Experiment
 
 _MOST_NAMED = 100
+# A store full of junk must not fill the memory of a server with its reports.
 _MOST_REPORTED = 1_000
 _EVENTS_LOOKED_AT = 100
 WRITER, OPERATOR, OVERRULING = "writer", "operator", "overruling"
@@ -78,6 +79,7 @@ HISTORY = 100
 KEEP = 5
 THINNED = ((60.0, 5), (3_600.0, 6), (86_400.0, 3))
 """Periods, in seconds, of each of which gc keeps a snapshot, and how many periods."""
+# Members are ordered by time, and some may be unreadable: hence several, to find the highest number.
 NEWEST = 10
 """How many of the latest versions are examined for the highest number."""
 
@@ -155,6 +157,7 @@ class ModelVersions:
         """The version named by the latest event whose version still exists."""
         try:
             with self._store.answers(self.keys.events):
+                # Several, since the latest ones may be of the experiment, or name versions that gc has deleted.
                 events = self._client.xrevrange(self.keys.events, count=_EVENTS_LOOKED_AT)
             there = set(self._numbers())
         except UnreadableValue:
@@ -185,6 +188,7 @@ class ModelVersions:
         }
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             for version in published:
+                # Not HGETALL: specs and metrics of many versions are megabytes.
                 pipe.hmget(self.keys.manifest(version), *_LISTED)
             details = pipe.execute(raise_on_error=False)
         listed = [
@@ -271,6 +275,7 @@ class ModelVersions:
 
         Raises VersionNotFound if it does not exist, ArtefactError naming a missing parent.
         """
+        # `at not in found`: damaged manifests may name each other; `chain_of` then refuses the order.
         found: dict[int, Manifest] = {}
         at: int | None = version
         while at is not None and at not in found:
@@ -326,6 +331,7 @@ class ModelVersions:
                     streams = self._next_events(last_event_id, max(1, int(1000 * block_s)))
             except UnreadableValue as error:
                 self._report(str(error))
+                # Without a stream to block on; the caller polls `active` after it, and must not do so without pause.
                 time.sleep(max(0.0, block_s))
                 streams = None
             if streams:
@@ -372,6 +378,7 @@ class ModelVersions:
         changes.
         """
         model, parent = _with_parent(model, parent)
+        # Before a number is taken: a model that cannot be encoded uses none up.
         data = model.to_bytes()
         version = self._next_version()
         manifest = manifest_of(model, data, version, parent, epoch)
@@ -379,6 +386,7 @@ class ModelVersions:
         chunks, sizes = self.keys.chunks(version, manifest.chunks), manifest.chunk_sizes()
         write_chunks(self._store, chunks, sizes, data, on_progress)
         own = self.keys.manifest(version)
+        # The script takes a parent at a fixed place; a snapshot gives itself there.
         needed = own if manifest.needs is None else self.keys.manifest(manifest.needs)
         changes = getattr(model, "parent_content", "")  # what a delta is the change of
         fields = [word for pair in manifest.to_hash().items() for word in pair]
@@ -402,6 +410,7 @@ class ModelVersions:
 
         Raises StaleEpoch if a writer that began later has activated a version.
         """
+        # Before the upload: a writer that begins meanwhile gets a higher epoch, and its version wins.
         epoch = self.begin()
         version = self.publish(model, parent=parent, epoch=epoch, on_progress=on_progress)
         self._point_to(version, epoch, "activate", WRITER, by)
@@ -423,8 +432,10 @@ class ModelVersions:
         manifest = self.manifest(version)
         if manifest.refused or version == self.active():
             self._verify(manifest)
+            # No new epoch: the trainer that published it is confirmed, not fenced off.
             before = self._point_to(version, self._fence(), "activate", OVERRULING, by)
             if manifest.refused:
+                # After the pointer: if that is refused, the refusal stays too.
                 self.guard.overrule(version)
         else:
             before = self._verify_and_point(version, None, "activate", by)
@@ -517,6 +528,8 @@ class ModelVersions:
                 self._report(
                     f"{key}: got {number - 1}, expected at least {above}; counting continues from there"
                 )
+                # Two writers that find it set back at once get different numbers: each adds to what the other has
+                # made.
                 number = int(self._client.incrby(key, above + 1 - number))
         if number > MOST_COUNTED:
             raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
@@ -620,8 +633,11 @@ class ModelVersions:
     def _collect(self, keep: int | None, dry_run: bool, tried: set[int]) -> list[int] | None:
         """As `gc`; None to try again, since nothing was deleted, or all of `tried`."""
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
+            # Before anything is read: if one of them changes, what is decided below is void, and EXEC does nothing.
             pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
             numbers = self._numbers()
+            # strict: with a default in place of an unreadable number, the version that the guard watches would be
+            # deleted.
             watched = self.guard.record(strict=True)
             active = (
                 self.known_active() or self.active()
@@ -642,10 +658,12 @@ class ModelVersions:
             if gone and not dry_run:
                 tried.update(gone)
                 pipe.multi()
+                # UNLINK frees the memory beside the server's one thread; DEL of gigabytes would hold up all readers.
                 pipe.unlink(*doomed)
                 pipe.zrem(self.keys.versions, *gone)
                 try:
                     pipe.execute()
+                # redis-py raises it also where the connection was lost during EXEC: then all of `tried` may be gone.
                 except WatchError:
                     return None
         return gone
@@ -703,6 +721,7 @@ class ModelVersions:
     def _download(self, manifest: Manifest) -> bytes:
         from model_store.artefact.artefact import Delta
 
+        # The higher one of the two formats. Before the bytes, so that no gigabyte is fetched to be refused.
         if manifest.format > Delta.FORMAT:
             raise NewerFormat(
                 f"version {manifest.version} has format {manifest.format}, newer than the {Delta.FORMAT} "
@@ -720,6 +739,7 @@ class ModelVersions:
         return sorted(version_numbers(self.keys.versions, members, self._report))
 
     def _report(self, text: str) -> None:
+        # Servers poll each second: a value that stays unreadable is reported once.
         if text not in self._reported and len(self._reported) < _MOST_REPORTED:
             self._reported.add(text)
             self._on_junk(text)
@@ -741,6 +761,7 @@ def _thinned(infos: Sequence[VersionInfo], now_s: float) -> set[int]:
     """The first snapshot of each period of THINNED that can be served."""
     found: dict[tuple[float, int], int] = {}
     for info in infos:
+        # Snapshots only: a delta would keep its chain, and damaged versions have no kind.
         if info.kind == SNAPSHOT and not info.refused:
             for length_s, most in THINNED:
                 ago = int(now_s // length_s) - int(info.published.timestamp() // length_s)

@@ -30,7 +30,9 @@ MINUTES_KEPT_S = 3 * 86_400
 BY_MINUTE = 1_440
 """Reports read the latest minutes, and before them whole hours."""
 HOUR = 60
+# Predictions are summed as whole numbers of this size: a sum of floats would depend on its order.
 CTR_UNIT = 1e-9
+# A month of hours is 744 keys: the answer is read in parts that do not fill the memory.
 _KEYS_A_TRIP = 500
 
 
@@ -63,6 +65,7 @@ class OnlineCell:
     versions: tuple[int, int] = (0, 0)
 
     def __add__(self, other: OnlineCell) -> OnlineCell:
+        # 0 is unknown, and must not become the first version.
         known = [version for version in (*self.versions, *other.versions) if version]
         return OnlineCell(
             self.buckets + other.buckets, (min(known, default=0), max(self.versions[1], other.versions[1]))
@@ -86,6 +89,7 @@ class OnlineCell:
     @property
     def calibration(self) -> Ratio | None:
         """Predicted positives a positive; None without positives, or if some items have no ctr."""
+        # Their clicks would be counted and their predictions not.
         if self["without_ctr"].any():
             return None
         return Ratio.of(self["ctr_nano"] * CTR_UNIT, self["positives"], BUCKETS)
@@ -135,6 +139,7 @@ class OnlineMetrics:
         for slot, cell in self._read(range(hours.start * HOUR, hours.stop * HOUR), 1):
             hour = Slot(slot.minute // HOUR * HOUR, HOUR, slot.variant)
             found[hour] = found[hour] + cell if hour in found else cell
+        # Whole, so that the variants of an earlier attempt do not stay; absolute sums, so that it may be repeated.
         self._write(found, whole=True)
 
     def read(self, begin: int, stop: int, now: int) -> Iterator[tuple[Slot, OnlineCell]]:
@@ -158,8 +163,10 @@ class OnlineMetrics:
         with self._store.answers(), self._client.pipeline(transaction=whole) as pipe:
             for key, found in by_key.items():
                 if whole:
+                    # A variant that has no cell any more would stay otherwise.
                     pipe.delete(key)
                 pipe.hset(key, mapping=found)
+                # At each write, since DEL and HSET make a key without one.
                 pipe.expire(key, lifetime[key])
             pipe.execute()
 
@@ -198,6 +205,7 @@ def divided(begin: int, stop: int, now: int) -> tuple[range, range]:
 
     Hours are those within the time that ended BY_MINUTE minutes before `now`; a part of such an hour is left out.
     """
+    # A day back: the sums of later hours may not have been added up yet.
     border = (now - BY_MINUTE) // HOUR * HOUR
     hours = range(-(-begin // HOUR) * HOUR, min(stop // HOUR * HOUR, border), HOUR)
     return hours, range(max(begin, border), stop)

@@ -23,7 +23,7 @@ from model_store.versions.lease import TrainerLease, taken_over
 from model_store.versions.manifest import CHUNK_BYTES, MOST_CHUNKS, chunk_sizes, read_chunks, write_chunks
 
 KEPT_S = 7 * 86_400
-"""Parts of rounds are deleted once they are not needed; what is forgotten expires after this."""
+"""Parts of rounds are deleted once they are not needed; one that nobody deletes expires after this."""
 MODEL = "model"
 
 Parsed = TypeVar("Parsed", "PartitionsRecord", "PartInfo")
@@ -107,6 +107,7 @@ class Rounds:
         """
         key = self._keys.round_part(record.start, round_number, part)
         digest = hashlib.sha256(data).hexdigest()
+        # Saves the upload of a part that is there already; round.lua looks again, since another may be faster.
         if (there := self.infos(record, round_number, [part])[part]) is not None:
             return there.sha256
         info = PartInfo(len(data), CHUNK_BYTES, lease.epoch, digest)
@@ -128,6 +129,7 @@ class Rounds:
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             for key in keys:
                 pipe.hgetall(key)
+            # So that the error of one key can be named with it.
             answers = pipe.execute(raise_on_error=False)
         found = {}
         for part, key, answer in zip(parts, keys, answers, strict=True):
@@ -137,7 +139,7 @@ class Rounds:
         return found
 
     def there(self, record: PartitionsRecord, round_numbers: Iterable[int], part: str) -> list[int]:
-        """Those of the rounds, in their order, of which the part is there. One round trip."""
+        """The rounds, in the given order, that have this part. One round trip."""
         numbers = list(round_numbers)
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             for each in numbers:
@@ -163,6 +165,7 @@ class Rounds:
             with self._store.answers(key):
                 return (
                     str(error).removeprefix(f"{key}: ").partition(";")[0]
+                    # It may have been deleted while its chunks were read, which is no damage.
                     if self._client.exists(key)
                     else None
                 )
@@ -183,6 +186,7 @@ class Rounds:
             if info is not None:
                 key = self._keys.round_part(record.start, round_number, part)
                 with self._store.answers(key):
+                    # In one command, so that nobody sees the part without its chunks.
                     self._client.unlink(*_chunks(key, info), key)
 
 
@@ -204,6 +208,7 @@ def _parsed(kind: type[Parsed], key: str, found: Mapping[bytes, bytes]) -> Parse
         values: dict[str, Any] = {}
         for each in fields(kind):
             raw = found[each.name.encode()]
+            # With postponed annotations, the type of a field is its text.
             values[each.name] = number(raw) if each.type == "int" else raw.decode()
         return kind(**values)
     except (KeyError, ValueError) as error:
