@@ -188,7 +188,7 @@ def check_deadline(until_s: float) -> None:
 
 
 def is_own_fault(error: Exception) -> bool:
-    """Whether the log must have the error: one that no caller has caused."""
+    """Whether the error must be logged: no caller has caused it."""
     return _is_short_of_memory(error) or _answer_of(error) is INTERNAL
 
 

@@ -151,6 +151,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises UsageError for an invalid model name, ServerError for no model or one given twice."""
+        # JSON gives lists.
         object.__setattr__(self, "models", tuple(self.models))
         object.__setattr__(self, "impressions", tuple(self.impressions))
         for name in self.models:

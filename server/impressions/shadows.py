@@ -60,6 +60,7 @@ class ShadowRecord:
     @classmethod
     def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> ShadowRecord:
         """An answer's shadows: of each list the first LOGGED_ITEMS."""
+        # Cut now, so that a record that waits does not keep all candidates in memory.
         few = slice(LOGGED_ITEMS)
         return cls(
             time_s=time.time(),

@@ -198,6 +198,7 @@ class Column:
     @cached_property
     def texts(self) -> pa.Array:
         """The distinct texts as an Arrow array over the same memory."""
+        # large_binary has offsets of 64 bits, as these are, so that nothing is copied.
         buffers = [None, pa.py_buffer(self.text_offsets), pa.py_buffer(self.text)]
         return pa.Array.from_buffers(pa.large_binary(), self.count, buffers)
 
@@ -346,6 +347,7 @@ class _ColumnWriter:
     ) -> None:
         self._texts_of, self._problems, self._plan, self._printed = texts_of, problems, plan, printed
         self._is_set = plan is not None and plan.kind in ("set", "raw")
+        # Four bytes a row; a list has eight and an object.
         self._rows = array("i")
         self._code_of: dict[str | bytes, int] = {}
         self._texts: list[tuple[bytes, ...]] = []
@@ -495,6 +497,7 @@ class Catalogue:
         for at, (name, first) in enumerate(head["columns"]):
             own = part(f"column.{at}", Column)
             if name in head["fields"]:
+                # A view: the codes of a model's field are a column of the tokens' values, and are not stored twice.
                 own["codes"] = tokens.values[:, head["fields"].index(name)]
             columns[name] = Column(first=first, **own)
         fragments = None

@@ -121,6 +121,7 @@ class Form:
         try:
             text = printed(item_id)
         except FieldValueError:
+            # An id that does not fit the field makes no key here, so that the row must have none either.
             return member.start + EMPTY
         plan = self.plan.field(name)
         by_itself = plan is not None and plan.column == self.spec.input.item
@@ -141,6 +142,7 @@ def _members(fields: Iterable[FieldPlan], of_the_row: Set[str]) -> tuple[Member,
     )
 
 
+# ASCII, so that also a text with a lone surrogate is valid JSON, as an escape.
 quoted: Callable[[str], str] = encode_basestring_ascii
 """A text as JSON, in ASCII."""
 
@@ -184,4 +186,5 @@ def _text(value: Value) -> str | None:
 
 
 def _number(value: Value) -> str | None:
+    # `repr` reads back as the same double, and so makes the same key.
     return None if value is None or value == "" else repr(parse_number(one_scalar(value)))

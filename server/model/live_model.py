@@ -350,9 +350,10 @@ class ModelState:
         return Base.of_part(self.base_part)
 
     def changed(self, delta: Delta, *, allow_equal: bool = False) -> ModelState:
-        """The state after a delta. Raises ArtefactError if the result is not the content that it announces; OSError;
+        """The state after a delta.
 
-        and AllEqual if nothing distinguishes candidates any more, unless `allow_equal`.
+        Raises ArtefactError if the result is not the content that the delta announces, OSError, and AllEqual if nothing
+        distinguishes candidates any more, unless `allow_equal`.
         """
         if delta.spec.sha256 != self.base.spec.sha256:
             raise ArtefactError("the delta is of another spec than the model; fetch a snapshot")

@@ -104,6 +104,7 @@ class Model:
     def head(self, variant: int) -> tuple[Array, ...]:
         """The first arguments of the kernel `rank`, for one variant. Raises IndexError for an unknown variant."""
         base, fresh = self.base, self.fresh
+        # The variant's weights and its plane of bits are chosen here, so that the kernel reads both by slot alone.
         whose, plane = variant if base.values.width > 1 else 0, variant >> 3
         return (
             *base.trie.walked, base.values.weights[whose], base.values.variants[plane], base.item_parts.half,
@@ -170,6 +171,8 @@ class Terms:
         return cls(
             request=array([_row(_prefix(tries, BIAS)), *_alone(plan, tries, plan.request_fields)]),
             item=array(_alone(plan, tries, plan.item_fields)),
+            # By group, as the kernel sums them. The sort is stable: crosses of one group stay in the spec's order, and
+            # sums keep their bits.
             mixed=array(sorted(_mixed(plan, tries, [names for names, _ in groups]), key=itemgetter(GROUP))),
             groups=array(row for _, row in groups),
         )

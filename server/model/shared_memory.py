@@ -30,6 +30,7 @@ from model_store.files import write_whole
 
 MAGIC = b"FPART\x00\r\n"
 FORMAT_VERSION = 2
+# A cache line: no two arrays share one.
 ALIGNMENT = 64
 START = struct.Struct("<8sII32sQQ")
 """Magic, format version, START's size, SHA-256, bytes of the text, bytes of everything."""

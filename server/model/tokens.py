@@ -125,6 +125,7 @@ def number_tokens(field: FieldPlan, numbers: Array) -> TokenTable:
         values[present, 0] = first + np.arange(len(found))
         head, count = writer.table(values), len(found)
         starts = np.arange(count + 1)
+        # Each token is the empty text and its `*`: a number without buckets is in x alone.
         tail = TokenTable(values, starts, starts, rule.xs(found), np.full(count, ord("*"), np.uint8))
         return head.followed_by(tail, values)
     buckets, codes = np.unique(rule.buckets(rule.clipped(found)), return_inverse=True)

@@ -36,6 +36,7 @@ class Values:
     def of(cls, rows: ModelRows) -> Values:
         """The values of an artefact or a delta. Shares its arrays; a variant's column of weights becomes a row."""
         planes = planes_for(len(rows.spec.variants))
+        # Little-endian, so that byte p of a key has the bits of plane p.
         by_byte = np.ascontiguousarray(rows.variants, "<u4").view(np.uint8).reshape(-1, 4)
         used = np.ascontiguousarray(by_byte[:, :planes].T)
         return cls(as_rows(rows.weight), used, as_rows(rows.rate))

@@ -118,6 +118,7 @@ class Supervisor:
         self._sync = StoreSync(settings, self._state, self._meter, low_priority=True)
         self._crew = Crew(settings, self._port.number, self._sync, self._totals, self._wake.set)
         self._kill = self._crew.kill
+        # While the workers of the dead one answer, new ones must not take connections that they cannot answer yet.
         self._crew.listen_now = not self._inherited.pids()
         self._host()
         self._sync.start()
@@ -174,6 +175,7 @@ class Supervisor:
             self._inherited.remember(self._state, self._port.address, self._crew.processes())
         if not self._begun and self._crew.serves:
             self._begun = True
+            # From here on a worker that is replaced leaves the port to the others until it is ready.
             self._crew.listen_now, self._crew.begun = False, True
             status = self.status()
             for model, why in status.not_served.items():

@@ -72,6 +72,7 @@ class Inherited:
         A thread writes, and is waited for REMEMBER_S at most: the caller handles signals even if the disk hangs.
         """
         record = (address, *self._workers, *own)
+        # One write at a time: on a disk that hangs, an older record could be written after a newer one.
         if record == self._remembered or self._writing.is_alive():
             return
         self._remembered = record

@@ -26,6 +26,7 @@ def rank_response(query: Query, ranking: Ranking, head: bytes, degraded: Sequenc
     Serialized fields that follow each other are one message (protobuf, "Encoding").
     """
     start = RankResponse(request_id=query.request_id, cookie=query.cookie).SerializeToString()
+    # Most answers have nothing to add, and save a message.
     if not (degraded or ranking.notes or query.unknown_items or query.unknown_fields):
         return start + head + _items(ranking)
     end = RankResponse(

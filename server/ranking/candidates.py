@@ -1,4 +1,4 @@
-"""What requests read of the store about candidates: the sets that they name, and items that the catalogue lacks.
+"""What requests read from the store about candidates: the sets that they name, and items that the catalogue lacks.
 
 Both are remembered for a moment. A set belongs to a page or placement, so that a few sets serve most requests; while
 the store is away, the set that was read last is used. Unknown items are looked up until a rebuild has them in the

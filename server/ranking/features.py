@@ -1,7 +1,7 @@
 """Features as tokens without a Python object for each: those of a request's plain texts, and those of a user's record.
 
-Eight fields cost about 8 µs as Python texts and tokens, and 2 here. A value is plain if it is an ASCII text that stands
-in keys as it is. A request with anything else (escapes, sets, numbers, times, unknown names) is read by
+Eight fields cost about 8 µs as Python texts and tokens, and 2 here. A value is plain if it is an ASCII text that
+appears in keys unchanged. A request with anything else (escapes, sets, numbers, times, unknown names) is read by
 `request.read_features` and tokenized in Python; `FieldPlan.tokens` says what the tokens are.
 """
 
@@ -158,6 +158,7 @@ class UserFields:
     ) -> UserFields:
         """The plan's; the same object for plans with equal request fields and histories."""
         fields = plan.request_fields
+        # By the fields' specs, since every version has a plan of its own.
         key = (cookie_column, histories, *((field.name, field.spec.model_dump_json()) for field in fields))
         with _made_lock:
             # Taken out and put back below: the dict's order is that of the latest use.
@@ -263,7 +264,7 @@ class UserTokens:
 
     @classmethod
     def of_plain(cls, wanted: UserFields, cookie: str, values: Sequence[str | None]) -> UserTokens | None:
-        """Those of a record's values; None unless all stand in keys as they are. Same as `of`. O(bytes)."""
+        """The tokens of a record's values, the same as by `of`; None unless all values are plain. O(bytes)."""
         if wanted.takes is None:
             return None
         names, own = wanted.hash_fields.names, wanted.cookies

@@ -216,6 +216,7 @@ class Ranker:
     def _scratch(self, candidates: int, longest_run: int) -> tuple[Array, ...]:
         """This thread's scratch space, as large as this request may need it."""
         longest = max(longest_run, self._longest_run)
+        # One more: a half that is not new is written too, behind the last, and overwritten by the next (`_mark`).
         wanted = min(self._halves, candidates * self._groups * longest) + 1
         return scratch(self._halves, wanted, self._groups, candidates)
 

@@ -130,6 +130,7 @@ class Received(Request):
         spans, rest, found = _scratch(len(message))
         count = split(self.text, spans, rest, found)
         if count == IRREGULAR:
+            # What the kernel does not take may be valid or not: the protobuf library decides.
             self._parse(RankRequest.FromString(message), len(message))
         else:
             brief = RankRequest.FromString(rest[: found[REST]].tobytes())
@@ -251,6 +252,7 @@ class RequestSchema(NamedTuple):
     @classmethod
     def of(cls, plan: FeaturePlan) -> RequestSchema:
         """The plan's. O(fields)."""
+        # Reversed, so that of several raw fields of one side the first one counts.
         raw = {f.side: f.name for f in reversed(plan.fields) if f.kind == "raw"}
         user, context = raw.get("user", raw.get("context")), raw.get("context", raw.get("user"))
         return cls(plan, user, context, raw.get("item"), frozenset(f.name for f in plan.item_fields))

@@ -112,6 +112,7 @@ class Resolver:
         plain = _plain(message, served)
         cookie, wanted = message.cookie, served.user_fields
         lacks = plain is not None and self._users.lacks(cookie, plain.given, served.name, wanted)
+        # A cookie that is too long is refused in its own turn, with its own error.
         return Prefetched(message, served, plain, lacks and is_id(cookie))
 
     def read_together(
@@ -171,6 +172,7 @@ class Resolver:
         assignment = call.model.assigned(served)
         extras = message.extras
         forced = None if extras is None else variant_named(extras.variant, served.variant_of)
+        # Without a cookie each request is drawn for itself, by its id.
         variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         options = None
         if assignment.objective or extras is not None:
@@ -287,7 +289,7 @@ def _located(served: ServedVersion, named: Sequence[str], inline: Sequence[Inlin
 def _bounded(
     call: Call, unknown_items: Sequence[str], unknown_fields: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """What the answer lists of both; `degraded` says how much it leaves out, of itself too."""
+    """The part of both that the answer lists; `degraded` says how much is left out, also of itself."""
     if (more := len(call.degraded) - MAX_DEGRADED) > 0:
         note = Degradation.limited("degraded", f"{more:,} more")
         call.degraded = [*call.degraded[:MAX_DEGRADED], note]
@@ -316,6 +318,7 @@ def _with_late_items(
             record, notes = _fitting(records[item], call.served.model.plan, repr(item))
             call.degraded += notes
             late.append((item, record))
+    # Located again, now with the late ones as inline items: their tokens are made as a request's are.
     return _located(call.served, [item for item in named if item not in records], [*inline, *late])
 
 

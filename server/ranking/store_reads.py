@@ -64,6 +64,7 @@ class Breaker:
             now = self._now()
             if now < self._try_again_at:
                 return self._try_again_at - now
+            # Before the caller tries: the others wait for another pause meanwhile.
             self._try_again_at = now + self._length_s()
             return 0.0
 

@@ -124,7 +124,7 @@ class Users:
     ) -> Mapping[str, PendingRead]:
         """Read users in one round trip, each for all requests of its cookie; the reads by cookie, all ended.
 
-        For requests that lack these users. Leaves out whom another thread is reading.
+        For requests that lack these users. Leaves out users that another thread is reading.
         """
         kept = self._of_model(model, wanted)
         with kept.lock:
@@ -216,6 +216,7 @@ class Users:
             if user is None:
                 return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
+            # When it was read is not kept: a record is fresh for the same time since then.
             age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
@@ -270,7 +271,7 @@ class Users:
     def _keep(
         self, kept: ModelUsers, cookie: str, values: list[str | None], history: bytes | None, wait_s: float
     ) -> StoredUser:
-        """The user of what the store has answered, kept for further requests. Raises StoreError."""
+        """The user that the store's answer describes, cached for later requests. Raises StoreError."""
         wanted = kept.wanted
         user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
         if all(value is None for value in values) and not history:
@@ -284,7 +285,7 @@ class Users:
         return self._ttl_s if wanted.histories is None else min(self._ttl_s, HISTORY_FRESH_S)
 
     def _unless_lost(self, kept: ModelUsers, user: StoredUser, wait_s: float) -> StoredUser:
-        """`user`, of whom the store has nothing; as known before if that is because the store lost its data."""
+        """`user`, whom the store does not have; the record known before if the store has lost its data."""
         before = kept.cache.get(user.cookie)
         if before is None or not (before.history or any(value is not None for value in before.values)):
             return user

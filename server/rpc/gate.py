@@ -279,10 +279,12 @@ class CallPool(ThreadPoolExecutor):
 
         waiting[id(state)] = time.monotonic(), call.event, state
         if len(waiting) > self._most_waiting:
+            # A copy, made in one operation: the pool's threads change the dict meanwhile.
             longest, (_, event, _) = min(list(waiting.items()), key=lambda each: each[1][0])
             del waiting[longest]
             self._cancel(event)
         call.event.call.start_server_batch((cygrpc.ReceiveMessageOperation(0),), on_message)
+        # As grpc does itself: the state is not finished before the message, or the call's end, has arrived.
         state.due.add(_AWAITED)
 
     def _start_caller(self) -> None:

@@ -171,6 +171,7 @@ class RankingService:
         query = self._resolver.resolve(call)
         ranking = served.ranker.rank(query, until_s)
         ranking_ns = perf_counter_ns() - query.completed_ns
+        # Only here: a query that failed is no good one to warm the next version with.
         model.keep(query)
         degraded = [*query.degraded, *model.degraded]
         if explain:

@@ -137,6 +137,7 @@ class TlsFiles:
     def credentials(self) -> grpc.ServerCredentials:
         """The credentials of a TLS port. New handshakes use changed files. Raises ServerError as `check`."""
         self.check()
+        # Before the files are read: if one changes in between, the next handshake reads it again.
         stamp = self._stamp()
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
@@ -206,6 +207,7 @@ class Tokens:
         """The roles of a token; empty if it is unknown."""
         self._look()
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        # All digests, also after a match, so that the time is the same.
         return frozenset(role for role, known in self._digests if hmac.compare_digest(known, digest))
 
     def guard(self, *roles: Role) -> Guard:
@@ -269,6 +271,7 @@ def _read(path: Path) -> tuple[tuple[str, bytes], ...]:
     except OSError as error:
         raise ServerError(f"cannot read the tokens {path}: {error.strerror}") from error
     except ValueError:  # of TOML, or of UTF-8
+        # Not chained: the parser's message may quote the line.
         raise ServerError(f'{path} is not TOML; expected lines such as rank = ["TOKEN"]') from None
     if not document or not document.keys() <= set(ROLES):
         raise ServerError(f"{path}: expected lists of tokens under one or more of {', '.join(ROLES)}")

@@ -73,6 +73,7 @@ class ExperimentSync:
                 unreadable = (
                     f"the store has lost the experiment; revision {asked.revision} stays: set it again"
                 )
+        # It is a StoreError too, but says nothing of the record.
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -98,6 +99,7 @@ class ExperimentSync:
 
     def _tell(self, before: str) -> None:
         """Log a change of the problem."""
+        # Before the first version an experiment cannot fit, which is no problem of its own.
         if self.problem == before or not self.assignment.variants:
             return
         if self.problem:
@@ -133,6 +135,7 @@ def divided_since(versions: ModelVersions, record: Experiment | None) -> int:
     else:
         known = [versions.spec_since(), record.assigned if record is not None else None]
         began = max((each for each in known if each is not None), default=None)
+    # One minute more: that in which the change was made has answers of both divisions.
     return int(began.timestamp()) // 60 + 1 if began is not None else 0
 
 
@@ -167,6 +170,7 @@ def change_experiment(
     previous: list[Experiment] = []
 
     def checked(before: Experiment) -> Experiment:
+        # The edit is made again if another writer was faster: the last record that it saw is the one that was replaced.
         previous.append(before)
         after = edit(before)
         check_objective(after.objective)

@@ -145,6 +145,7 @@ class ItemSync:
             records += self._records.items(ids[start : start + BATCH])
         moved = False
         for item, record in zip(ids, records, strict=True):
+            # A record that was written again as it was changes nothing, and no catalogue is built for it.
             moved |= self._items.put(item, record)
         self._kept.difference_update(ids)
         self.began_empty = self.began_empty and not len(self._items)

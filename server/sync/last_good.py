@@ -95,7 +95,7 @@ class LastGoodKeeper(threading.Thread):
             return None
 
     def unusable(self, model: str, error: Exception) -> None:
-        """Say that what is on disk cannot be served; until it is written again, while the store is away nothing can."""
+        """Log and show that the copy on disk cannot be served: while the store is away, there is no other."""
         _log.error("the last good model on disk is of no use", model=model, error=str(error))
         self.problems = {**self.problems, model: f"the copy on disk cannot be served: {error}"}
 

@@ -133,6 +133,7 @@ class ModelSync(threading.Thread):
 
     def buffer_free(self, uid: str) -> None:
         """Note that no worker reads this buffer of values any more."""
+        # Only noted: the builder and its buffers are for the thread that follows the store.
         self._free_buffers.put(uid)
 
     def items_found(self, ids: Iterable[str]) -> None:
@@ -307,7 +308,7 @@ class ModelSync(threading.Thread):
     # -- the other states
 
     def _enter(self, state: SyncState) -> None:
-        """Last of what a change of state does to the status: who sees the state finds its problem there."""
+        """Called last in a change of state, so that a reader that sees the state finds its problem in the status."""
         self.status = replace(self.status, store_away=state is SyncState.STORE_AWAY)
         self.state = state
 

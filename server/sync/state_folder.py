@@ -142,6 +142,7 @@ def has_supervisor(folder: str) -> bool:
 
 def write_checked(path: Path, document: Any) -> None:
     """Write a JSON document with the SHA-256 of its text, whole or not at all. Raises OutputError."""
+    # Sorted, so that what was read gives the same text again.
     text = json.dumps(document, sort_keys=True)
     write_whole(path, f'{{"format": {FORMAT}, "check": "{_digest(text)}", "document": {text}}}'.encode())
 

@@ -1,8 +1,8 @@
 """Everything between the store and the workers of one server.
 
 One `ModelSync` for each model, the last good copies on disk, and the `Distribution` to the workers; and a `StoreWatch`
-for each store that the server reads, whether or not a request needs it: a worker learns that the store of users is away
-from a request alone, and nothing at all of a replica that has lost its primary: it answers from what it had.
+for each store that the server reads, whether or not a request needs it: a worker notices that the store of users is
+away only in a request, and never notices a replica that has lost its primary, since it answers with the data it has.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class StoreSync:
     def start(self) -> None:
         """Begin to follow the store, and to keep the last good models on disk."""
         if self._keeper is not None:
+            # Before the models' threads start, so that the keeper misses no version.
             self.distribution.join(self._keeper)
             self._keeper.start()
         for model in self._models.values():
@@ -87,6 +88,7 @@ class StoreSync:
             if model.is_alive():
                 model.join(max(0.0, grace_ends_s - time.monotonic()))
         if self._keeper is not None:
+            # After the threads that deliver, so that the last version is written too.
             self._keeper.close(end_at_s)
 
     def items_found(self, found: Mapping[str, Sequence[str]]) -> None:

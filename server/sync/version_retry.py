@@ -75,6 +75,7 @@ class VersionRetry:
         with self._lock:
             self._counts[reason] += 1
         self._meter.count(REFUSED_VERSIONS, self._model, reason)
+        # Another version has not failed yet, so its pauses begin with the first.
         if version != self._version:
             self._backoff.succeeded()
         self._version = version

@@ -163,6 +163,7 @@ class Meter:
             mine = self._new_counts()
         key = (model, version, variant)
         mine.busy = True
+        # Read after `busy` is set: `take` reads a dict that it has replaced only while `busy` is False.
         answers = mine.answers
         row = answers.get(key)
         if row is None:
@@ -226,6 +227,7 @@ class Meter:
                 for taken in mine.take():
                     _add(taken, answers, counts)
             self._threads = [mine for mine in self._threads if mine not in ended]
+            # A copy in one operation: other threads may add gauges.
             gauges = list(self._gauges.items())
         return {
             "answers": [[*key, row] for key, row in answers.items()],

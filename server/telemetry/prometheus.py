@@ -110,6 +110,7 @@ class TotalsCollector(Collector):
 
 def registry(totals: Totals, before: Callable[[], None] = lambda: None) -> CollectorRegistry:
     """A registry with `totals` only."""
+    # With auto_describe, registering would collect once, only to learn the metrics' names.
     made = CollectorRegistry(auto_describe=False)
     made.register(TotalsCollector(totals, before))
     return made
@@ -144,6 +145,7 @@ class MetricsPage:
 
 
 class _Listener(ThreadingHTTPServer):
+    # A scraper that stays connected must not keep the process from ending.
     daemon_threads = True
     metrics: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
@@ -155,6 +157,7 @@ class _Listener(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    # Of the socket: a connection that sends nothing would hold its thread for ever.
     timeout = LONGEST_REQUEST_S
     server: _Listener
 

@@ -107,6 +107,7 @@ class Traced(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in th
                     code = grpc.StatusCode.OK
                     return answer
                 except Exception:
+                    # `abort` sets the code before it raises. grpc answers any other exception with UNKNOWN.
                     code = context.code() or code  # type: ignore[attr-defined]  # newer than the stubs
                     raise
                 finally:

@@ -133,6 +133,7 @@ def integrated(
     z, below = (np.tile(each, (len(score), 1)) for each in (grid.z, grid.below))
     _move_to_kinks(score, deviation, valued, values, z, below)
     tails(values, z, below, points.value, above, at_least)
+    # The kernels go through the candidates once, so that the chosen ones must ascend.
     ordered = np.argsort(chosen)
     asked = chosen[ordered]
     mass = _masses(points, above[:, asked], at_least[:, asked])

@@ -72,11 +72,13 @@ class Objective:
         with np.errstate(all="ignore"):
             for step in self.program:
                 if isinstance(step, Push):
+                    # Not Python's float, which raises for 1 / 0 and 1e300 ** 2; numpy's gives infinity or NaN.
                     stack.append(np.float64(step.value))
                 elif isinstance(step, Load):
                     stack.append(predictions[step.name] if step.is_prediction else field(step.name))
                 else:
                     _apply(step, stack)
+        # An objective without scores or fields is one number.
         return np.broadcast_to(np.asarray(stack[0], np.float64), score.shape)
 
 
@@ -288,6 +290,7 @@ class _Parser:
 
     def _deeper(self) -> None:
         self._depth += 1
+        # The parser calls itself: no text may exhaust Python's stack.
         if self._depth > MAX_OBJECTIVE_DEPTH:
             raise ObjectiveError(f"at character {self.next.at}: nested more than {MAX_OBJECTIVE_DEPTH} deep")
 

@@ -59,9 +59,9 @@ class Scored:
 
     @cached_property
     def latent(self) -> Array:
-        """What orders candidates and what the link maps to their click rates: the score, or with the probit link the
+        """What orders candidates, and what the link maps to their click rates.
 
-        score in standard deviations, with the uncertainty of the weights.
+        The score; with the probit link in standard deviations, which include the uncertainty of the weights.
         """
         if self.noise is None:
             return self.score
@@ -90,6 +90,7 @@ def order_key(value: Array, latent: Array) -> Array:
     with np.errstate(all="ignore"):
         good = np.abs(value) <= LARGEST
         within = np.sign(latent) * (1.0 - 1.0 / (1.0 + np.abs(latent)))  # rises with it, in (-1, 1)
+        # From -3 to -1 times LARGEST: finite, and below every value that counts.
         return np.where(good, value, LARGEST * (within - 2.0))
 
 
@@ -141,6 +142,7 @@ class Options:
         notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept)
         return Selection(
             order=kept[taken],
+            # The model's own rate, not that of moved scores, so that logged answers show what the model predicts.
             ctr=some.ctr(some.latent[taken]),
             score=some.score[taken],
             objective=None
@@ -207,6 +209,7 @@ class Options:
         if not self.exploration.is_drawn or some.uncertainty is None:
             return certain
         deviation = moves(self.exploration.width, some.uncertainty)
+        # No score moves, or every candidate is returned.
         if not deviation.any() or (groups is None and top == len(deviation)):
             return certain
 
@@ -216,6 +219,7 @@ class Options:
 
         if groups is None:
             return integrated(some.score, deviation, key, taken, top)
+        # By the request's id: a repeated request has the same propensities on every worker.
         seed = int(seeds(request_id)[0])
         return simulated(some.score, deviation, key, taken, top, groups, seed)
 
