@@ -132,11 +132,13 @@ def _linked(text: str, page: Path, whole: set[Path], folder: Path) -> str:
 
     def link(found: re.Match[str]) -> str:
         target = _resolve(page, found[3])
+        # GitHub lists a folder; the site has a page of it.
         if target == Path("docs/adr"):
             return f"[{found[2]}]({found[3].rstrip('/')}/README.md)"
         if target in whole or (folder / page.parent / found[3]).is_file():
             return found[0]
         if not (ROOT / target).is_file():
+            # A link to nothing stays as it is, so that Zensical reports it.
             return found[0] if not (ROOT / target).exists() else found[2]
         (folder / target).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / target, folder / target)

@@ -86,6 +86,7 @@ def __getattr__(name: str) -> Any:
         from model_store.errors import listed
 
         raise AttributeError(f"module 'ftrie' has no attribute {name!r}; it has: {listed(__all__, name)}")
+    # Kept in the module: __getattr__ is called once for a name.
     value = globals()[name] = getattr(import_module(module), name)
     return value
 

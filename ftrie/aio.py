@@ -73,6 +73,7 @@ class Client(Calls):
 
     async def close(self) -> None:
         """Close the connection; calls that are under way end with RankFailed or ReportFailed."""
+        # No grace: what is under way is cancelled.
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:

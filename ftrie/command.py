@@ -29,6 +29,7 @@ from model_store.flags import Argument, Flag
 GROUPS = ("Learn", "Judge", "Serve", "Store", "Try it")
 """The groups of `ftrie --help`."""
 _ARTICLES = {"int": "N", "float": "X", "str": "TEXT", "Path": "FILE"}
+# A field names its unit, as all numbers of the code do; a flag has it in its metavar.
 _UNITS = re.compile("_(s|mib)$")
 # Prefixes of a path in sources of `ftrie trainer` and `ftrie replay` and in sinks of `ftrie serve`.
 _PREFIXES = ("rows=", "impressions=", "clicks=", "file:")
@@ -228,6 +229,7 @@ def check_outputs(parameters: Mapping[str, Parameter], values: Mapping[str, Any]
             for each in read:
                 for read_text, other in _paths(values.get(each.name)):
                     in_folder = path.parent == other and other.is_dir() and not is_folder
+                    # A file that is followed may not exist yet; then samefile cannot tell.
                     is_new = path == other and each.flag.file == "follows"
                     if _same(path, other) or in_folder or is_new:
                         raise UsageError(

@@ -154,6 +154,7 @@ def _outcome(cell: OnlineCell, base: OnlineCell | None, effect: float, compared:
         sums=cell.sums,
         buckets=int(np.count_nonzero(cell["requests"])),
         ctr=Rate.of(cell.click_rate),
+        # On the logarithm, since it is compared with 1 as a ratio: half and twice are equally far.
         calibration=Rate.of(cell.calibration, Ratio.logarithmic),
         conversion_rate=Rate.of(cell.conversion_rate),
         versions=cell.versions,
@@ -183,6 +184,7 @@ def difference(own: Ratio | None, base: Ratio | None) -> Difference | None:
     """The difference of two rates of different cookies, so variances add; None if either is not known well enough."""
     if own is None or base is None or own.variance is None or base.variance is None:
         return None
+    # The fewer clusters, and so degrees of freedom, give the wider interval.
     both = Ratio(own.value - base.value, own.variance + base.variance, min(own.clusters, base.clusters))
     interval = both.interval()
     return Difference(both.value, interval) if interval is not None else None
@@ -218,6 +220,7 @@ def _log_ratio(own: Ratio | None, base: Ratio | None) -> tuple[float, float] | N
     """ln (R / R0) and its variance."""
     if own is None or base is None or own.log_variance is None or base.log_variance is None:
         return None
+    # By the delta method, for variants of different cookies: Var ln R = Var R / R², and variances add.
     return math.log(own.value / base.value), own.log_variance + base.log_variance
 
 
@@ -294,6 +297,7 @@ def mismatch_p(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> 
     empty = np.zeros(BUCKETS)
     requests = {name: found[name]["requests"] if name in found else empty for name in judged}
     every = sum(requests.values(), empty)
+    # Before requests fill all buckets, the variance between them is not known.
     if len(judged) < 2 or not every.all():
         return None
     # The deviations sum to 0, so the largest share's, which is relatively the least, follows from the others.

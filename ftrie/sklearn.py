@@ -649,6 +649,7 @@ class _TableEngine(_Engine):
         """Learn each row once; return the metrics that have its prediction."""
         self._scorer = None
         first = 0
+        # One thread hashes while this one learns.
         with examples_of(self._batches(columns, labels, order), self.model.maker, 1) as stream:
             for examples in stream:
                 _check_rejects(examples.rejects, order)
@@ -663,6 +664,7 @@ class _TableEngine(_Engine):
     def scores(self, columns: Mapping[str, Any]) -> Floats:
         """The score of each row by the model as it is published: float64[rows]."""
         if self._scorer is None:
+            # Of the model as it is published, in float32: predictions are those of `model_`.
             self._scorer = Scorer(self.model.artefact())
         maker, found = self.model.maker, []
         for batch in self._batches(columns, np.zeros(len(next(iter(columns.values())))), None):
@@ -707,6 +709,7 @@ def _is_table(data: Any) -> bool:
 def _columns_of(table: Any) -> dict[str, Any]:
     """The columns of a table as Arrow arrays by name."""
     if hasattr(table, "iloc"):
+        # By position: two columns may have the same name, which is refused below.
         columns = [(str(name), table.iloc[:, index]) for index, name in enumerate(table.columns)]
     else:
         try:
@@ -746,6 +749,7 @@ def _kind_of(name: str, column: Any) -> str:
     if pa.types.is_null(kind) or any(is_of(kind) for is_of in numeric):
         return "number"
     try:
+        # None of its values: only the type decides.
         plain(column[:0])
     except NotPlain as error:
         raise ValueError(f"X: column {name!r} has {error}, which cannot be learned") from None

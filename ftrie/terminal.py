@@ -65,6 +65,7 @@ def progress(description: str, total: int | None = None, unit: str = "rows") -> 
     else:
         lines = _Lines(description, total, unit, sys.stderr)
         yield lines
+        # Not in a `finally`: a step that failed has no last line.
         lines.finish()
 
 
@@ -282,6 +283,7 @@ class _Bar(_Output):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
+            # The total may have been an estimate; a bar that has ended is full.
             self.total = self._completed or self.total
         self._show(f"in {_clock(time.monotonic() - self._began)}")
         self._rich.stop()

@@ -123,6 +123,7 @@ class FTRLProximal(Optimizer):
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)
+        # torch has compared the lengths.
         for number, parameter in zip(saved, own, strict=False):
             for name, value in state_dict["state"].get(number, {}).items():
                 self.state[parameter][name] = value.to(parameter.device, _state_type(parameter), copy=True)
@@ -167,6 +168,7 @@ class FTRLProximal(Optimizer):
             for batch in together.values():
                 ws, gs, zs, ns = map(list, zip(*batch, strict=True))
                 state = zs[0].dtype
+                # In the state's type: 16 bits would lose small steps.
                 wide = [w.to(state) for w in ws], [g.to(state) for g in gs]
                 torch._foreach_copy_(ws, _learn_all(*wide, zs, ns, rate, penalties))
         else:

@@ -78,6 +78,7 @@ class Load:
         ]
         began_ns = time.perf_counter_ns()
         callers = [
+            # As a daemon: Ctrl-C does not wait for calls that hang.
             threading.Thread(
                 target=self._call, args=(channels[number % len(channels)], began_ns, duration_s), daemon=True
             )
@@ -100,6 +101,7 @@ class Load:
     def _call(self, channel: grpc.Channel, began_ns: int, duration_s: float) -> None:
         """One caller."""
         result = LoadResult()
+        # An append is atomic; `run` copies the list, to which callers add as they begin.
         self._results.append(result)
         call = channel.unary_unary(METHOD, None, None)  # bytes out, bytes in
         while True:

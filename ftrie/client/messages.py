@@ -69,6 +69,7 @@ class Degradation:
     @classmethod
     def of(cls, message: DegradationMessage) -> Degradation:
         """From the wire."""
+        # A newer server may have reasons without a name here: then it is the number.
         known = message.reason in DegradationReason.values()
         name = DegradationReason.Name(message.reason) if known else str(message.reason)
         return cls(name.removeprefix("DEGRADATION_REASON_"), message.part, message.detail)

@@ -193,6 +193,7 @@ def bench_serve(
         for status, calls_of_status in found["errors"].items():
             print(f"{status}: {calls_of_status:,}")
     if not found["answered"]:
+        # The exit code of a server that does not answer (docs/commands.md).
         raise typer.Exit(6)
 
 

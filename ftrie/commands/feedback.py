@@ -93,6 +93,7 @@ class Reporting:
     def reject(self, name: str, reason: str) -> None:
         """Count an event that was not stored, and print why."""
         self.rejected += 1
+        # The others are counted only: a file of another kind would have a message a line.
         if self.rejected <= MOST_NAMED:
             warn(f"{name}: rejected: {reason}")
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trainer.off_policy.estimators import Estimate
     from trainer.runs.replay import Replayed
 
+# A moment among the counts of a join, which no reader wants.
 _A_TIME = "through_us"
 _MOST_POSITIONS, _MOST_REASONS = 12, 5
 

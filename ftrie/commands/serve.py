@@ -51,6 +51,7 @@ def serve(settings: Settings, as_json: JsonOption = False) -> None:
                 f"{name} version {version}" for name, version in versions.items() if name not in missing
             )
             lacks = "".join(f"; NOT SERVED: {name} ({why})" for name, why in missing.items())
+            # At once: scripts wait for this line through a pipe, which would be buffered.
             print(f"serving {served} on {status.address}{lacks}", flush=True)
 
     level, age_s = settings.log_level, settings.connection_age_s

@@ -124,6 +124,7 @@ class CheckpointFlags:
 
         if self.checkpoint is None:
             return None
+        # The default is given here: --every without --checkpoint is an error.
         every = Every.parse("5m" if self.every is None else self.every)
         found = Checkpoints(self.checkpoint, every, spec, resume=self.resume, on_warning=warn)
         if found.earlier is not None:
@@ -162,6 +163,7 @@ class PassFlags:
         """The passes to make. Raises typer.BadParameter."""
         from trainer.runs.passes import PassOptions
 
+        # The default is not the flag's: --tolerance without --passes is an error.
         if self.tolerance is None:
             return PassOptions(self.passes)
         if self.passes == 1:

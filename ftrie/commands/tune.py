@@ -227,6 +227,7 @@ def _state(
 
     if path is None:
         return None
+    # Part of the file's identity: passes of another search must not be taken for these.
     search = {"candidates": [dict(each) for each in candidates], **asdict(options)}
     flags = json.dumps(search, sort_keys=True)
     state = State(path, {"log": log_identity(log), "spec": spec.sha256, "grid or flags": flags})

@@ -80,6 +80,7 @@ def run(options: DashboardOptions, on_ready: Callable[[str], None]) -> None:
     url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
     feed.start()
     try:
+        # So that the first page has its models; a store that is away keeps no dashboard from starting.
         feed.refreshed(FIRST_READ_S)
         on_ready(url)
         if options.open_browser:

@@ -126,6 +126,7 @@ class _Watch(Generic[S]):
         totals = samples_of(fetched(address, "/metrics").decode())
         at = time.time()
         self._before.append((at, totals))
+        # One that is at least OVER_S old is kept, so that rates are of the whole time.
         while len(self._before) > 2 and self._before[1][0] <= at - OVER_S:
             self._before.popleft()
         began, first = self._before[0]

@@ -152,6 +152,7 @@ class Recent:
 
     def served(self) -> Served:
         """Which items were shown and clicked, and how often as was predicted. Raises FtrieError."""
+        # Before the lock, which `traffic` takes too.
         traffic = self.traffic()
         with self._lock:
             if self._served is None or self._served[0] != traffic.at:

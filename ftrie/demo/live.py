@@ -46,7 +46,9 @@ CHANGE_AT_S = 60.0
 DAY_VISITS, DAY_SHOWN = 5_000, 6
 TRAFFIC_ENDS_S, SERVER_ENDS_S, TRAINER_ENDS_S, DASHBOARD_ENDS_S = 40.0, 20.0, 60.0, 10.0
 FRAME_EVERY_S = 0.5
+# Time for the copy to be published, and for the servers to follow.
 FREEZE_BEFORE_S = 1.5
+# A day of windows of one second.
 MOST_WINDOWS = 86_400
 SETTLED_S = 30.0
 """The result compares the loop with the frozen model over this many seconds."""
@@ -167,6 +169,7 @@ class _Live:
         try:
             market = Market(options.seed, Tastes(change_at=options.change_at))
             self._frozen_version = bootstrap(options, market, store)
+        # Also for Ctrl-C: `close`, which ends the others, does not come after a bootstrap that failed.
         except BaseException:
             self._crew.store.stop()
             raise
@@ -202,6 +205,7 @@ class _Live:
         seconds = self._crew.second
         codes = self._crew.close(self._lines.note)
         windows, change_at, second = self._windows, self._options.change_at, self._windows.second
+        # Where tastes have not changed there is no time before the change, and `last` may reach back to the start.
         changed_at = change_at if second > change_at else 0.0
         return LiveResult(
             seconds=seconds,
@@ -291,6 +295,7 @@ class Crew:
     def __init__(self, options: LiveOptions, on_window: OnLine) -> None:
         """`on_window` gets each JSON line of the traffic, on a thread of its own."""
         self._options = options
+        # In one call: two calls may give the same port.
         self._trainer_port, self._dashboard_port, *self._ports = free_ports(2 + 2 * SERVERS)
         self._opened: float | None = None
         self.store = StoreProcess(options.store)
@@ -343,6 +348,7 @@ class Crew:
     def close(self, note: Callable[[str], None]) -> dict[str, int | None]:
         """End all, callers before those they call; returns the exit codes by name."""
         note("ending traffic")
+        # After its summary it ends by itself, with its own exit code.
         ended = self.traffic.last_line.get("event") == "summary"
         codes = {self.traffic.name: self.traffic.stop(TRAFFIC_ENDS_S, terminate=not ended)}
         for process, timeout_s in (

@@ -290,6 +290,7 @@ def item_records(market: Market) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _chosen(values: Sequence[object], indices: Indices) -> pa.Array:
+    # Arrow copies the texts by index; no list of one Python text a row is made.
     return pa.array(values).take(pa.array(indices))
 
 

@@ -169,6 +169,7 @@ class Process:
         for session in self._sessions:
             end_session(session)
         if self._reader is not None:
+            # After the session has ended: a worker that lives on holds the pipe open, and the reader would not end.
             self._reader.join()
         return process.returncode
 

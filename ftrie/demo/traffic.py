@@ -37,6 +37,7 @@ FINISH_S = 30.0
 PATIENCE_S = 5.0
 CALL_S = 2.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.02, 0.5
+# The most that the service takes in one call.
 BATCH = 1000
 REPORT_S = 5.0
 GATHER_S = 0.02

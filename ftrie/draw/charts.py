@@ -158,6 +158,7 @@ def thinned(rows: Rows, most: int = MOST_ROWS) -> Rows:
     for row in rows:
         left[row["series"]] -= 1
         if left[row["series"]] % step == 0:
+            # What is left of a series is 0 at its last row, which is therefore kept.
             kept.append(row)
     return kept
 
@@ -525,6 +526,7 @@ def _across(x: str, title: str, axis: Axis, values: Sequence[Any]) -> Spec:
             "field": x,
             "type": "temporal",
             "title": None,
+            # UTC, as all times that ftrie prints; a browser would show its own zone.
             "scale": {"type": "utc"},
             "axis": {"format": form, "tickCount": 6, "labelFlush": _FLUSH},
         }

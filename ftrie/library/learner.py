@@ -68,6 +68,7 @@ class Learner:
             warn(f"{counted(len(rejects), 'row')} could not be scored: {'; '.join(rejects[:3])}")
         names = list(self._online.spec.variants)
         ctr = np.concatenate(parts) if parts else np.empty((0, len(names)))
+        # from_pandas: NaN, of a row that could not be scored, becomes null.
         answer = {name: pa.array(ctr[:, bit], from_pandas=True) for bit, name in enumerate(names)}
         return as_given(pa.table(answer), data)
 

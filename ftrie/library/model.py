@@ -111,6 +111,7 @@ class Model:
             warn(f"{counted(rejected, 'row')} could not be scored: {'; '.join(bad)}")
         names = [self.variants[bit] + ("" if kind == "ctr" else f".{kind}") for kind, bit in columns]
         answer = {
+            # from_pandas: NaN, of a row that could not be scored, becomes null.
             name: pa.array(np.concatenate(part) if part else np.empty(0), from_pandas=True)
             for name, part in zip(names, parts, strict=True)
         }

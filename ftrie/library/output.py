@@ -88,6 +88,7 @@ def names_arguments(call: Callable[_Given, _Answer]) -> Callable[_Given, _Answer
 
     @functools.wraps(call)
     def called(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
+        # At run time Unpack of a TypedDict lets any keyword pass.
         if unknown := next((name for name in named if name not in signature.parameters), None):
             raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {unknown!r}")
         try:

@@ -63,6 +63,7 @@ def _owners(artefact: Artefact) -> pa.Array:
     names = list(dict.fromkeys(name for name, _, _ in ranges))
     counts = np.array([end - begin for _, begin, end in ranges], np.int64)
     indices = np.repeat(np.array([names.index(name) for name, _, _ in ranges], np.int32), counts)
+    # As a dictionary: millions of keys have a few owners.
     return pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(names, pa.string()))
 
 

@@ -101,6 +101,7 @@ class View:
 async def frame(view: View) -> None:
     """Put a whole page together, and keep it up to date."""
     title = view.page.title
+    # The browser fetches the drawing code, 1 MB, while the page is put together.
     ui.add_head_html(f'<link rel="modulepreload" href="{library_url()}">')
     ui.page_title(f"{title} · {view.model or 'ftrie'}")
     with ui.header().classes("frame"):
@@ -167,6 +168,7 @@ async def frame(view: View) -> None:
     # What is quick comes with the page itself; what is not follows.
     first = asyncio.create_task(tick())
     await asyncio.wait([first], timeout=FIRST_S)
+    # Not immediately: `first` is the first.
     ui.timer(REFRESH_S, tick, immediate=False)
 
 

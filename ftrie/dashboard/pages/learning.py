@@ -224,6 +224,7 @@ def settled_range(values: Sequence[float]) -> tuple[float, float] | None:
     if len(later) < LEAST_SETTLED:
         return None
     least, most = min(later), max(later)
+    # At least 1 % of the value, so that the noise of a settled metric does not fill the axis.
     room = max(most - least, 0.01 * abs(most), 1e-9)
     step = 10.0 ** math.floor(math.log10(room))
     axis = step * math.floor((least - 0.5 * room) / step), step * math.ceil((most + 0.5 * room) / step)
@@ -352,6 +353,7 @@ def _cell(each: SliceMetrics, variant: str, number: int, metric: str, query: Sli
 
 def _worst(each: SliceMetrics, metric: str, least: int) -> float:
     if each.rows < least:
+        # Masked slices come last.
         return -math.inf
     return max((_value(each, name, n, metric)[1] for n, name in enumerate(each.variants)), default=0.0)
 

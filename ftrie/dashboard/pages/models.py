@@ -233,6 +233,7 @@ def version_lines(feed: Feed, state: ModelState) -> list[list[Any]]:
         lines.append(
             [
                 f"{info.version}{' ●' if info.version == state.active else ''}",
+                # The clock of the publisher may be ahead of this one.
                 duration(max(0.0, now - info.published.timestamp())),
                 info.kind,
                 f"{info.rows:,}",
