@@ -147,6 +147,7 @@ class ServerError(FtrieError):
     exit_code = 6
 
 
+# Values of logs and stores appear in messages: an escape sequence in one must not reach the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

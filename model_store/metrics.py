@@ -61,6 +61,7 @@ class Family:
         # Imported here: who counts (a Ranker in a process that imports ftrie) need not be one that exports.
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
+        # The help of the documentation is Markdown, that of Prometheus plain text.
         text = self.help.replace("`", "")
         if not self.buckets:
             kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
@@ -75,6 +76,7 @@ class Family:
         for labels, numbers in observed.items():
             below, buckets = 0.0, []
             for bound in self.bounds:
+                # Prometheus counts up: a bucket holds all observations below its bound. Here each is counted once.
                 below += numbers.get(bound, 0.0)
                 buckets.append((bound, below))
             metric.add_metric(labels, buckets, numbers.get(SUM, 0.0))

@@ -56,6 +56,7 @@ def read_model(path: Path, spec: Path | None, versions: ModelVersions) -> ModelF
                     f"{path} is a delta of a model with content {content}, and no version of {versions.model} has that "
                     "content; import the whole model"
                 )
+            # The version that the file names is of the store it was exported from, and has another number here.
             read = replace(read, parent=fitting[-1])
         return ModelFile(read)
     model = read_file(path, json_model.parse)
@@ -158,6 +159,7 @@ def infer_spec(model: str, keys: Iterable[bytes]) -> ModelSpec:
     if seen.raw:
         sides: tuple[tuple[str, Side], ...] = ((RAW, "context"), (USER_RAW, "user"), (ITEM_RAW, "item"))
         for name, side in sides:
+            # A field of the same name may have been found in the keys.
             while name in fields:
                 name += "_"
             fields[name] = FieldSpec(side=side, kind="raw", optional=True)
@@ -194,6 +196,7 @@ class _Seen:
         ):
             self.raw = True
             return
+        # The head is known from now on. That of a raw key is not: another key with it may follow the grammar.
         self._stars[head] = len(names) - 1
         for name, value in zip(names, values, strict=True):
             self.fields[name] = self.fields.get(name, False) or bool(value)

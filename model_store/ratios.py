@@ -67,6 +67,7 @@ class Ratio:
         """95 %, for one look: R ± t errors."""
         if self.error is None:
             return None
+        # Student's t and not the normal distribution: the variance is estimated from the same clusters.
         half = t_quantile(0.975, self.clusters - 1) * self.error
         return Interval(self.value - half, self.value + half)
 

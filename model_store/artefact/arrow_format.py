@@ -63,6 +63,7 @@ def encode(model: StoredModel) -> bytes:
     metadata[SHA256] = _digest(metadata, model).encode()
     width = rows.weight.shape[1] if rows.per_variant else None
     fields = columns(compact=rows.is_compact, width=width, from_json=model.source is not None)
+    # Sorted: the order of the metadata is in the bytes.
     schema = pa.schema(fields, metadata=dict(sorted(metadata.items())))
     out = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
@@ -76,6 +77,7 @@ def decode(data: bytes | bytearray | memoryview) -> StoredModel:
     """Read and verify a file's bytes. Raises ArtefactError. The caller checks the rows' invariants."""
     try:
         schema, batches = _read(data)
+    # What Arrow raises for damaged bytes is any of these: it takes lengths from them before it checks them.
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
         raise ArtefactError(f"the model file is damaged: {error}") from error
     metadata = schema.metadata
@@ -110,7 +112,9 @@ def _digest(metadata: Mapping[bytes, bytes], model: StoredModel) -> str:
         parts += [fid_offsets, fid_data, source.value, source.order]
     digest = hashlib.sha256()
     for part in parts:
+        # An empty array cannot be cast.
         view = memoryview(part).cast("B") if len(part) else memoryview(b"")
+        # The length first, so that bytes cannot move from one part to the next unnoticed.
         digest.update(len(view).to_bytes(8, "little"))
         digest.update(view)
     return digest.hexdigest()
@@ -122,6 +126,7 @@ def _batch_bounds(offsets: npt.NDArray[np.int64]) -> Iterator[int]:
     begin = 0
     yield begin
     while begin < rows:
+        # A key has at most 4 KiB, so that a batch always has a row.
         by_bytes = int(np.searchsorted(offsets, offsets[begin] + BATCH_KEY_BYTES, side="right")) - 1
         begin = min(begin + BATCH_ROWS, by_bytes, rows)
         yield begin
@@ -138,6 +143,7 @@ def _batch(model: StoredModel, schema: pa.Schema, begin: int, end: int) -> pa.Re
     weight = _stored_weight(rows, begin, end)
     arrays = [keys, *map(to_arrow, (weight, rows.variants[begin:end], rows.rate[begin:end]))]
     if (source := model.source) is not None:
+        # A copy of the slice, so that it begins at 0 as the other columns do.
         arrays.append(pa.concat_arrays([source.fid.slice(begin, end - begin)]))
         arrays += [pa.array(source.value[begin:end]), pa.array(source.order[begin:end])]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -155,12 +161,14 @@ def _read(data: bytes | bytearray | memoryview) -> tuple[pa.Schema, list[pa.Reco
     view = memoryview(data)
     if view[: len(MAGIC)] != MAGIC:
         raise ArtefactError("not a model file: it does not begin with ARROW1")
+    # The footer is at the end: a file that was cut begins like a whole one.
     if view[-len(MAGIC) :] != MAGIC:
         raise ArtefactError(f"the model file is truncated: its {len(view):,} bytes do not end with ARROW1")
     reader = pa.ipc.open_file(pa.py_buffer(data))
     _check_schema(reader.schema)
     batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
     for batch in batches:
+        # Reading does not check offsets: damaged ones would lead beyond the buffers.
         batch.validate(full=True)
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.null_count:  # a null list has no numbers, so those of all later rows would shift
@@ -177,6 +185,7 @@ def _assembled(schema: pa.Schema, batches: list[pa.RecordBatch]) -> StoredModel:
     offsets = [part[1:] + start for (_, part), start in zip(key_parts, starts, strict=False)]
     stored = from_arrow(schema, batches, "weight")
     columns: dict[str, Any] = {
+        # The empty array gives the type where there are no batches.
         "key_data": np.concatenate([np.zeros(0, np.uint8), *(data for data, _ in key_parts)]),
         "key_offsets": np.concatenate([np.zeros(1, np.int64), *offsets]),
         "weight": from_q213(stored) if stored.dtype == np.int16 else stored,
@@ -235,6 +244,7 @@ def columns(*, compact: bool, width: int | None, from_json: bool) -> list[pa.Fie
 
 def list_of(kind: pa.DataType, width: int) -> pa.DataType:
     """The type of lists of `width` numbers."""
+    # Not nullable, here and in COLUMNS: the schema is compared as a whole.
     return pa.list_(pa.field("item", kind, nullable=False), width)
 
 
@@ -300,6 +310,7 @@ def _metadata(model: StoredModel) -> dict[bytes, bytes]:
         contents = {PARENT_CONTENT: lineage.parent_content.encode(), CONTENT: lineage.content.encode()}
         metadata |= contents | {KIND: DELTA.encode(), PARENT: str(lineage.parent).encode()}
     if model.source is not None:
+        # A JSON text may hold a lone surrogate, which must come back.
         metadata[JSON_TYPE] = model.source.type.encode("utf-8", "surrogatepass")
     return metadata
 

@@ -47,6 +47,7 @@ class _Checked(ModelRows):
         Raises ArtefactError naming the first wrong row or column.
         """
         made = cls(**columns | {name: own(columns[name], kind) for name, kind in _TYPES.items()})
+        # Before the order is looked at: Arrow takes the offsets as they are, and would read beyond the keys.
         made.check_shapes()
         if _disorder(made.key_array()) >= 0:
             made = made.in_order()
@@ -111,6 +112,7 @@ class _Checked(ModelRows):
         """Raise ArtefactError unless every invariant holds. O(rows · variants)."""
         self.check_shapes()
         keys, variants = self.key_array(), list(self.spec.variants)
+        # Through Arrow, which compares bytes as unsigned, as the trie and the kernels do.
         if (row := _disorder(keys)) >= 0:
             first, second = keys[row].as_py(), keys[row + 1].as_py()
             what = "occurs twice" if first == second else f"precedes {second!r}; keys must ascend"
@@ -123,6 +125,7 @@ class _Checked(ModelRows):
                 f"key {self.key(row)!r} has weight {self.weight[row, *bit]} and rate {self.rate[row, *bit]}{whose}; "
                 "expected finite numbers"
             )
+        # One pass over all masks instead of a look at each.
         if self.rows and int(np.bitwise_or.reduce(self.variants)) >> len(variants):
             raise ArtefactError(f"a key is used by a variant beyond the {len(variants)} of the spec")
         for at, name in enumerate(variants if self.per_variant else ()):
@@ -184,6 +187,7 @@ class Artefact(_Checked):
         """
         from model_store.artefact.changes import changed_rows  # numba: imported only when needed
 
+        # Its variants are the bits of the masks, and its fields the names in keys: rows of two specs do not mix.
         if parent.spec.sha256 != self.spec.sha256:
             raise ArtefactError("a delta cannot change the spec; publish a snapshot")
         if parent.source is not None or self.source is not None:
@@ -204,6 +208,7 @@ class Artefact(_Checked):
             calibration=self.calibration,
             parent=version,
             parent_content=parent.content,
+            # Not of this model: with a threshold, the delta produces another one.
             content=str(Content.parse(parent.content) + changed.content_change()),
         )
 
@@ -223,6 +228,7 @@ class Artefact(_Checked):
             metrics=delta.metrics,
             calibration=delta.calibration,
         )
+        # Computed here and by the publisher on its own: a delta that was applied to a wrong or damaged model is found.
         if made.content != delta.content:
             raise ArtefactError(
                 f"the delta should produce a model with content {delta.content} and produces {made.content}; "
@@ -306,6 +312,7 @@ class Delta(_Checked):
         _check_follows(self.content, later)
         return replace(
             later,
+            # A key removed here and by none of the later ones must still be removed from the snapshot.
             **merged_rows(self, later, np.ones(later.rows, np.bool_)),
             parent=self.parent,
             parent_content=self.parent_content,
@@ -347,4 +354,5 @@ def _disorder(keys: pa.LargeBinaryArray) -> int:
     """The first row whose key is not below the next one, as unsigned bytes; -1 if all are."""
     if len(keys) < 2:
         return -1
+    # `less` and not `less_equal`: a repeated key is out of order too.
     return int(pc.index(pc.less(keys.slice(0, len(keys) - 1), keys.slice(1)), False).as_py())

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 CurveKind = Literal["power", "isotonic"]
 
 MAX_KNOTS = 1024
+# Neither 0 nor 1, whose log-loss is infinite where they are wrong.
 SMALLEST_CTR = 1e-12
 LARGEST_CTR = 1.0 - 1e-6  # gamma p^kappa may exceed 1
 
@@ -51,6 +52,7 @@ class IsotonicCurve:
     @cached_property
     def _line(self) -> tuple[Array, Array]:
         points = np.array([(0.0, 0.0), *self.knots, (1.0, 1.0)])
+        # Contiguous: np.interp copies a strided column at each call.
         return np.ascontiguousarray(points[:, 0]), np.ascontiguousarray(points[:, 1])
 
 
@@ -99,6 +101,7 @@ class Calibration:
                     "whole": None if curves.whole is None else _numbers(curves.whole),
                     "values": {
                         value.decode("utf-8", "surrogateescape"): _numbers(curve)
+                        # Sorted: the same curves give the same text, in whatever order they were fitted.
                         for value, curve in sorted(curves.values.items())
                     },
                 }
@@ -164,6 +167,7 @@ def _isotonic(numbers: Any) -> Curve:
     if not 1 <= len(knots) <= MAX_KNOTS:
         raise ValueError(f"an isotonic curve has {len(knots)} knots; expected 1 to {MAX_KNOTS}")
     line = ((0.0, 0.0), *knots, (1.0, 1.0))
+    # Strictly: a flat part would give candidates of different scores the same rate, and lose their order.
     if not all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(line)):
         raise ValueError("the knots of an isotonic curve must ascend strictly, within (0, 1)")
     return IsotonicCurve(knots)

@@ -29,11 +29,13 @@ class ChangedRows:
 
 def changed_rows(parent: ModelRows, model: ModelRows, threshold: float) -> ChangedRows:
     """The rows of `model` that differ from `parent` by more than `threshold` (`differing`). O(rows of both)."""
+    # No common key is the most there can be; the kernel fills it and says how far.
     pairs = np.empty((parent.rows + model.rows, 2), np.int64)
     columns = (parent.key_data, parent.key_offsets, model.key_data, model.key_offsets)
     pairs = pairs[: changes_kernels.pair_rows(*columns, pairs)]
     before, after = _values(parent, pairs[:, 0]), _values(model, pairs[:, 1])
     pairs = pairs[differing(before, after, threshold)]
+    # Gathered again for the rows that differ, which are mostly few.
     before, after = _values(parent, pairs[:, 0]), _values(model, pairs[:, 1])
     keys = _keys(model, parent, np.where(pairs[:, 1] >= 0, pairs[:, 1], -1 - pairs[:, 0]))
     return ChangedRows(*keys, before, after)
@@ -47,9 +49,11 @@ def differing(before: dict[str, Array], after: dict[str, Array], threshold: floa
     """
     if threshold > 0.0:
         both = (before["variants"] != 0) & (after["variants"] != 0)
+        # In float64: a difference rounded to float32 could be on the other side of the threshold.
         distance = np.abs(after["weight"].astype(np.float64) - before["weight"])
         variants_changed = both & (before["variants"] != after["variants"])
         return np.asarray(_any(distance > threshold) | variants_changed)
+    # By bits: to == 0.0 is -0.0, and the digest tells them apart.
     differ = [_any(after[name].view(np.uint32) != before[name].view(np.uint32)) for name in VALUES]
     return np.asarray(np.logical_or.reduce(differ))
 
@@ -66,6 +70,7 @@ def merged_rows(first: ModelRows, second: ModelRows, kept: npt.NDArray[np.bool_]
     for name in VALUES:
         column: Array = getattr(first, name)
         merged[name] = np.empty((plan.size, *column.shape[1:]), column.dtype)
+        # As in `_keys`: a negative place is a row of the second.
         merged[name][~of_second] = column[plan[~of_second]]
         merged[name][of_second] = getattr(second, name)[-1 - plan[of_second]]
     return merged

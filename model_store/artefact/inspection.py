@@ -54,6 +54,7 @@ def one_variant(artefact: Artefact, name: str) -> Artefact:
         rate=artefact.rates_of(bit)[kept],
         spec=spec_from_json(json.dumps(document)),
         metrics={name: artefact.metrics.get(name, {})},
+        # The JSON columns have a row for each key.
         source=artefact.source if kept.all() else None,
         calibration=None if calibration is None else calibration.of_variants([name]),
     )
@@ -117,6 +118,7 @@ def heaviest(artefact: Artefact, count: int, begin: int = 0, stop: int | None = 
     sizes = _sizes(artefact)[begin:stop].max(axis=1)
     kept = np.arange(sizes.size)
     if 0 < count < sizes.size:
+        # Only the keys as heavy as the last one wanted are sorted: O(keys) instead of O(keys log keys).
         kept = np.flatnonzero(sizes >= np.partition(sizes, -count)[-count])
     order = kept[np.argsort(-sizes[kept], kind="stable")][:count]
     return [weighted_key(artefact, begin + row) for row in order.tolist()]
@@ -181,6 +183,7 @@ class PrefixRules:
         raw = [field for field in plan.fields if field.prefix == b""]
         rules = [(field.prefix, field.name) for field in plan.fields if field.prefix]
         rules += [(cross.prefix, cross.name) for cross in plan.crosses]
+        # The empty prefix: every key that no other rule claims.
         rules += [(b"", field.name) for field in raw if len(raw) == 1]
         return cls(rules, [(BIAS, BIAS.decode())])
 
@@ -230,6 +233,7 @@ class SortedKeys:
 
     def at_least(self, key: bytes) -> int:
         """The first row whose key is not less than `key`. O(log rows)."""
+        # A few keys are made as bytes instead of millions.
         return bisect_left(range(self._artefact.rows), key, key=self._artefact.key)
 
     def beyond(self, prefix: bytes) -> int:

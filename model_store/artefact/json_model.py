@@ -68,12 +68,15 @@ def parse(text: bytes) -> JsonModel:
             raise _bad(index, entry, "key has a lone surrogate that encodes no byte") from None
         if not 0 < len(encoded) <= MAX_KEY_BYTES:
             raise _bad(index, entry, f"key has {len(encoded)} bytes, 1 to {MAX_KEY_BYTES} are allowed")
+        # Two spellings of one key would be two entries that become the same bytes.
         if not key.isascii() and encoded.decode("utf-8", "surrogateescape") != key:
             raise _bad(index, entry, "key encodes a character by surrogates: write the character itself")
+        # By `type`: to isinstance a JSON true is an int.
         if type(value) is not float and not is_integer(value):
             raise _bad(index, entry, "value is not a number")
         try:
             number = float(value)
+        # An integer of hundreds of digits is valid JSON.
         except OverflowError:
             number = math.inf
         if not abs(number) <= MAX_WEIGHT:  # also for NaN
@@ -82,6 +85,7 @@ def parse(text: bytes) -> JsonModel:
         model.keys.append(encoded)
         model.values.append(number)
     if len(set(model.keys)) < len(model.keys):
+        # Only where there is a repeat, to name both places.
         first: dict[bytes, int] = {}
         for index, encoded in enumerate(model.keys):
             if first.setdefault(encoded, index) != index:
@@ -149,6 +153,7 @@ def render(artefact: Artefact) -> bytes:
         values = artefact.weight.astype("U").tolist()
     else:
         kind, order, fids = source.type, np.argsort(source.order).tolist(), source.fid.to_pylist()
+        # `repr` of the float64 that was read, not of the weight: so the numbers come back unchanged.
         values = list(map(repr, source.value.tolist()))
     entries = [f'{{"fid": {fids[row]}, "key": {keys[row]}, "value": {values[row]}}}' for row in order]
     joined = ",\n".join(entries)

@@ -28,6 +28,7 @@ OWN_VALUES = ("weight", "rate")
 """The columns with one number per key, or one per key and variant."""
 
 
+# eq=False: == of two arrays is an array. Models are compared by their content.
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ModelRows:
     """Rows sorted by key; `Artefact` and `Delta` state the invariants.
@@ -83,6 +84,7 @@ class ModelRows:
 
     def key_array(self) -> pa.LargeBinaryArray:
         """The keys as an Arrow array over the same memory."""
+        # No copy: Arrow keeps the arrays alive. Large, since the keys of a model may exceed 2 GiB.
         buffers = [None, pa.py_buffer(self.key_offsets), pa.py_buffer(self.key_data)]
         return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self.rows, buffers)
 
@@ -121,6 +123,7 @@ def columns_of(keys: pa.LargeBinaryArray) -> tuple[npt.NDArray[np.uint8], npt.ND
     width = np.int64 if keys.type in (pa.large_binary(), pa.large_utf8()) else np.int32
     if offsets_buffer is None or len(keys) == 0:
         return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    # A slice shares its buffers and begins at keys.offset.
     offsets = np.frombuffer(offsets_buffer, width)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
     begin, end = int(offsets[0]), int(offsets[-1])
     data = np.frombuffer(data_buffer, np.uint8)[begin:end].copy() if end > begin else np.zeros(0, np.uint8)
@@ -187,6 +190,7 @@ class Content:
 
 def _bits(numbers: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     """The bits of the numbers as uint32[rows, width]."""
+    # The bits, so that -0.0 and 0.0 are different rows: a delta must give the same file.
     bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
     return bits.reshape(len(numbers), bits.shape[1] if bits.ndim == 2 else 1)
 
@@ -200,6 +204,7 @@ _Q213_STEPS_PER_UNIT = 8192.0
 
 def nearest_q213(weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Each weight rounded to the nearest multiple of 2^-13 in [-4, 4), ties to even. float32, exact."""
+    # In float64, where the product cannot overflow.
     steps = np.rint(np.asarray(weights, np.float64) * _Q213_STEPS_PER_UNIT)
     return np.asarray(
         np.clip(steps * Q213_STEP, Q213_SMALLEST, Q213_LARGEST) + 0.0, np.float32
@@ -208,6 +213,7 @@ def nearest_q213(weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def fits_q213(weights: npt.NDArray[np.float32]) -> bool:
     """True if `to_q213` represents every weight exactly."""
+    # -0.0 would come back as 0.0: equal, but not the same bits.
     return bool((nearest_q213(weights) == weights).all()) and not bool(
         (np.signbit(weights) & (weights == 0)).any()
     )
@@ -215,6 +221,7 @@ def fits_q213(weights: npt.NDArray[np.float32]) -> bool:
 
 def to_q213(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     """The weights in steps of 2^-13; they must fit (`fits_q213`)."""
+    # Exact: a power of two changes only the exponent.
     return (weights * np.float32(_Q213_STEPS_PER_UNIT)).astype(np.int16)
 
 

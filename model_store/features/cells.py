@@ -54,6 +54,7 @@ def signed_labels(
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Like `parse_labels`, but a label written as -1 stays -1.0. array: a `CellText` too."""
     if isinstance(array, CellText):
+        # Nearly all logs write 0 and 1, which a kernel reads in place; all else is parsed by distinct text.
         flags = _flags(len(array), *array.where) if positive is None and array.is_text else None
         if flags is not None:
             return flags, []
@@ -76,6 +77,7 @@ def signed_labels(
 
         return _by_unique(array, label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
+    # By the canonical texts of both: a spec says `true` where a CSV has True (ADR 0018).
     wanted = pa.array([category_text(value.encode()) for value in values], pa.binary())
     clicks = pc.is_in(canonical_texts(text_column(array)), wanted)
     return clicks.to_numpy(zero_copy_only=False).astype(np.float64), []
@@ -113,12 +115,13 @@ def label_columns(section: InputSection, clicks: npt.NDArray[Any]) -> dict[str, 
 def parse_counts(
     clicks: Any, views: Any
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[tuple[int, str]], list[tuple[int, str]]]:
-    """Clicks and views, whole numbers, of rows that stand for many views; 0 where invalid.
+    """Clicks and views, whole numbers, of rows that count many views each; 0 where invalid.
 
     Also (row, reason) for invalid clicks, more of them than views among these, and for invalid views.
     """
     given, bad_clicks = _counts(clicks)
     shown, bad_views = _counts(views)
+    # A row whose views are invalid is lost already: its clicks must not be reported as more than its views.
     given[[row for row, _ in bad_views]] = 0.0
     bad_clicks += [
         (
@@ -173,6 +176,7 @@ def plain(array: Any) -> Any:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
+    # Binary: its offsets are int32, which the kernels read, and bytes that are not UTF-8 reach the check of their row.
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         array = array.cast(pa.binary())
     return array
@@ -185,6 +189,7 @@ def text_column(array: Any) -> Any:
         array = array.cast(pa.float64())
         numbers = array.to_numpy(zero_copy_only=False)
         whole = np.isfinite(numbers) & (np.floor(numbers) == numbers) & (np.abs(numbers) < INTEGRAL_LIMIT)
+        # Arrow writes whole numbers as Python does, but not all doubles: columns with fractions take the slow way.
         if whole[np.asarray(array.is_valid())].all():
             array = array.cast(pa.int64()).cast(pa.string()).cast(pa.binary())
         else:
@@ -204,6 +209,7 @@ def canonical_texts(texts: Any) -> Any:
     cells_kernels.find_spellings(data, np.array([offset]), 4, 0, len(texts), found)
     if not found[0]:
         return texts
+    # By distinct text: the spellings that change are few.
     coded = texts.dictionary_encode()
     spelled = [category_text(text) for text in coded.dictionary.to_pylist()]
     return pa.array(spelled, pa.binary()).take(coded.indices)
@@ -221,9 +227,12 @@ def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
         missing = pc.or_kleene(array.is_null(), pc.equal(pc.binary_length(array), 0)).fill_null(True)
         try:
             present = pc.if_else(missing, pa.scalar(None, array.type), array)
+            # Arrow parses nearly all numbers, rounded as by Python; a text that it refuses sends the column to
+            # `parse_number`.
             numbers = present.cast(pa.string()).cast(pa.float64())
         except pa.ArrowInvalid:
             return _by_unique(array, lambda v: parse_number(v) if v else np.nan, np.nan)
+    # A copy: the array of Arrow is read-only, and invalid numbers are replaced below.
     values = np.array(numbers.fill_null(np.nan).to_numpy(zero_copy_only=False), np.float64)
     wrong = ~np.isfinite(values) & ~np.asarray(missing)
     bad = [(int(row), f"got {values[row]}, expected a finite number") for row in np.flatnonzero(wrong)]
@@ -242,7 +251,7 @@ def real_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, st
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes of a log and where the texts of its columns stand in them, row by row.
+    """Bytes of a log, and the places of the texts of its columns in them, row by row.
 
     data: uint8, with at least 64 bytes after the last text; spans: int32. Text r of column c begins at
     spans[c step + r columns step] + gap, and stops at the number after that one: lines of CSV without quotes have the
@@ -294,6 +303,7 @@ class Block:
         kinds: Any = None,
     ) -> Block:
         """A block whose columns are searched for special bytes, if it has some."""
+        # One array is copied, since the survey writes to both.
         none = np.zeros(columns, np.uint8)
         block = cls(data, spans, rows, columns, step, none, none.copy(), longest, kinds)
         if has_odd_bytes:
@@ -339,6 +349,7 @@ class Block:
 def padded_lines(lines: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], int]:
     """A copy of whole lines with a last line feed, and their size; zeros follow, as the kernels need them."""
     size = lines.size + (lines[-1] != cells_kernels.LF)
+    # Kernels read whole blocks, beyond the end too: what they find there must be defined.
     data = np.empty(size + 2 * cells_kernels.BLOCK, np.uint8)
     data[: lines.size] = lines
     data[size - 1] = cells_kernels.LF
@@ -348,7 +359,7 @@ def padded_lines(lines: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], i
 
 @dataclass(frozen=True)
 class CellText:
-    """A column of a block, as it stands there; `to_arrow` is for those who need an array."""
+    """A column of a block, in place; `to_arrow` copies it to an array."""
 
     block: Block
     place: int
@@ -400,6 +411,7 @@ class CellText:
         if block.kinds is None:
             return texts
         absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] < 0
+        # A JSON null has no span, unlike an empty string.
         texts = pc.if_else(pa.array(absent), pa.scalar(None, pa.binary()), texts).cast(pa.string())
         kinds = int(block.kinds[self.place])
         if kinds in (0, STRING):
@@ -416,6 +428,7 @@ class CellText:
             numbers = pa.array(
                 [None if each is None else float(each) for each in texts.to_pylist()], pa.float64()
             )
+        # A whole number beyond 2^53 would be rounded as a double: then the column stays text.
         if not kinds & WHOLE or pc.all(pc.less(pc.abs(numbers), INTEGRAL_LIMIT)).as_py():
             return numbers
 
@@ -434,7 +447,7 @@ class CellText:
 
 @dataclass(frozen=True)
 class CellSets:
-    """A column of weighted sets where their members stand.
+    """A column of weighted sets, their members in place.
 
     members: the only column of a block of pairs; starts: int32[rows + 1], each row's first member; x: float64[members].
     """
@@ -476,7 +489,7 @@ class TextPlaces(NamedTuple):
     """Where the texts of columns are, int64[columns] each, valid while the columns live.
 
     Text i of a column begins at data + (the int32 at offsets + i stride) + gap; it stops at data + (the int32 after
-    that one). Where codes is not 0, it is the address of int32[rows], and i stands for the code of row i; counts: the
+    that one). Where codes is not 0, it is the address of int32[rows], and i is the code of row i; counts: the
     distinct texts, 0 where there are no codes. is_padded: 1 if 7 more bytes are readable after each text.
     """
 
@@ -492,6 +505,7 @@ class TextPlaces(NamedTuple):
 def text_places(texts: Sequence[Any]) -> TextPlaces:
     """Where the texts of binary arrays, `CellText`s and `CodedText`s are."""
     found = TextPlaces(*np.zeros((len(TextPlaces._fields), len(texts)), np.int64))
+    # Columns of one block share its addresses: asking numpy for them costs more than all else here.
     blocks = dict[int, tuple[Block, list[int], list[int]]]()
     for index, text in enumerate(texts):
         if isinstance(text, CellText):
@@ -521,6 +535,7 @@ def _addresses(text: Any) -> tuple[int, int]:
     _, offsets, data = text.buffers()
     return (
         data.address if data is not None else 0,
+        # A slice shares the buffers of the whole array and only says where it begins.
         offsets.address + 4 * text.offset if offsets is not None else 0,
     )
 
@@ -529,6 +544,7 @@ def _by_unique(
     array: Any, parse: Callable[[Any], float], absent: float
 ) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
     """Parse each distinct value once; invalid values become `absent`."""
+    # A null is a value of its own here, which `parse` decides about.
     encoded = array.dictionary_encode(null_encoding="encode")
     parsed, reasons = [], {}
     for code, value in enumerate(encoded.dictionary.to_pylist()):

@@ -40,6 +40,7 @@ from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
 
 _ABSENT = b""
 _BINARY = pa.binary()
+# Up to this range a table of all buckets costs less than the sort of np.unique.
 _FEW_CODES = 4096
 
 
@@ -75,6 +76,7 @@ def takes_cells(plan: FieldPlan) -> bool:
 
 def _column(plan: FieldPlan, array: Any) -> TokenColumn:
     if isinstance(array, CellSets):
+        # An x that is too large costs its row only: the slower way finds which.
         if plan.kind in ("set", "raw") and sets_kernels.are_real(array.x, LARGEST_REAL):
             return _members_column(_distinct(array.members, array.starts, array.x, []))
         return _typed(plan, plain(array.values()))
@@ -82,6 +84,7 @@ def _column(plan: FieldPlan, array: Any) -> TokenColumn:
         return _of_cells(plan, array) or _typed(plan, plain(array.values()))
     if plan.number is not None and pa.types.is_dictionary(array.type) and array.dictionary.type == _BINARY:
         coded = _coded(array)
+        # Numbers are parsed once for each distinct text. An odd one takes the other way, which names its rows.
         numbers, odd = number_column(coded.texts)
         if not odd:
             absent = MISSING if plan.has_missing_key else _ABSENT
@@ -96,6 +99,7 @@ def _column(plan: FieldPlan, array: Any) -> TokenColumn:
 
 def _spell(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
     """Give each category the canonical text of its value (`values.category_text`); a block is searched once."""
+    # One search of a block for all its columns reads its bytes once.
     in_blocks = dict[int, list[TokenColumn]]()
     for plan, column in zip(fields, columns, strict=True):
         text = column.text
@@ -122,7 +126,7 @@ def _respell(column: TokenColumn, text: Any) -> None:
 
 
 def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
-    """The tokens of cells where they stand; None if a careful parser must see them."""
+    """The tokens of cells, in place; None if a careful parser must see them."""
     if plan.number is not None:
         return _number_column(plan.number, *_numbers_of(cells), MISSING if plan.has_missing_key else _ABSENT)
     if not cells.is_text:
@@ -160,6 +164,7 @@ def _set_of(cells: CellText, separator: str) -> TokenColumn | None:
         return None
     if block.not_ascii[cells.place] and _not_utf8(cells.to_arrow()):
         return None
+    # An upper bound, to have the room before they are split: kernels allocate nothing (ADR 0002).
     size = sets_kernels.most_members(*cells.where, block.rows, ord(separator))
     starts, spans = np.empty(block.rows + 1, np.int32), np.empty((size, 2), np.int32)
     if sets_kernels.split_cells(*cells.where, ord(separator), starts, spans) == sets_kernels.ODD:
@@ -195,6 +200,7 @@ def _number_column(
         x = rule.xs(numbers)
         beyond = np.flatnonzero(~(np.abs(x) <= LARGEST_REAL) & present)
         bad += [(int(row), rule.not_real(float(numbers[row]), float(x[row]))) for row in beyond]
+        # Reported already: without a token, so that the row adds nothing if it is kept.
         x[beyond] = np.nan
         labels = pa.array([_ABSENT, absent], _BINARY)
         if not absent or present.all():
@@ -202,6 +208,7 @@ def _number_column(
         return TokenColumn(
             CodedText(labels, (~present).astype(np.int32)), x=np.where(present, x, 1.0), bad=bad
         )
+    # 0 in place of absent numbers, since NaN has no bucket; their code is replaced below.
     found = rule.buckets(rule.clipped(np.where(present, numbers, 0.0)))
     buckets, codes = _codes_of(found) if found.size else (found, found)
     labels = pa.array([b"%d" % bucket for bucket in buckets.tolist()] + [absent], _BINARY)
@@ -221,6 +228,7 @@ def _parsed_column(plan: FieldPlan, array: Any) -> TokenColumn:
     """The words of texts, or the part of times. Each distinct text is parsed once."""
     if plan.kind == "text" and is_list(array.type):
         raise pa.ArrowInvalid("lists")
+    # As ISO text, so that typed and written times go through one parser.
     if plan.kind == "time" and pa.types.is_temporal(array.type):
         array = array.cast(pa.string()).cast(_BINARY)
     encoded = text_column(array).dictionary_encode()
@@ -269,6 +277,7 @@ def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
 
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
     """Escape texts, and record values that are not UTF-8 or too long. One scan over all bytes that were not scanned."""
+    # If no text is longer than this, no key of any field is too long: the common case needs no look at one text.
     surely_short = MAX_KEY_BYTES - max((len(plan.prefix) for plan in fields), default=0)
     for column in columns:
         text = column.text
@@ -287,9 +296,11 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
             _note(column, _not_utf8(_texts(column.text)))
         if special[index] and plan.kind != "raw":
             text = _texts(column.text)
+            # On the distinct texts, where there are some; in the order of ESCAPES, as `escape` does.
             for plain, escaped in ESCAPES:
                 text = pc.replace_substring(text, plain, escaped)
             column.text = CodedText(text, column.text.codes) if isinstance(column.text, CodedText) else text
+        # An escape takes three bytes for one.
         if longest[index] * (3 if special[index] else 1) + len(plan.prefix) > MAX_KEY_BYTES:
             _note(column, _too_long(plan, _texts(column.text)))
 
@@ -311,6 +322,7 @@ def scan(texts: Sequence[Any]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.ui
 
 def _not_utf8(text: Any) -> list[tuple[int, str]]:
     try:
+        # The check of Arrow is over the whole column; only a column that fails is looked at text by text.
         text.cast(pa.string())
     except pa.ArrowInvalid:
         pass
@@ -354,6 +366,7 @@ def _reason(plan: FieldPlan, error: FieldValueError) -> str:
 # -- lists and maps: the rules of `values.set_members` for whole columns
 
 _ALL_ONE = np.empty(0)
+# Maps of this type are read in place, others are converted.
 _READY = pa.map_(pa.binary(), pa.float64())
 
 
@@ -384,6 +397,7 @@ def members_of(array: Any) -> Members:
     kind = array.type
     if kind == _READY and not array.null_count and not array.items.null_count:
         starts = array.offsets.to_numpy()
+        # The keys and items of a slice are those of the whole array.
         part = slice(starts[0], starts[-1])
         keys, x, starts = array.keys[part], array.items.to_numpy()[part], starts - starts[0]
         if sets_kernels.are_real(x, LARGEST_REAL):
@@ -407,16 +421,19 @@ def _distinct(
     longest, all_one, some_absent = sets_kernels.survey_members(offsets, stride, starts, x)
     if longest <= 1 and not some_absent:
         return Members(text, starts, None if all_one else x, bad)
+    # At most half full, and a power of two for the mask of the kernel.
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
     kept_starts = np.empty(starts.size, np.int32)
     count = sets_kernels.merge_repeats(
         data, offsets, stride, starts, x, digests, table, kept, kept_x, kept_starts
     )
+    # No repeats: the arrays stay as they are, without a copy.
     if count == len(text):
         return Members(text, starts, None if all_one else x, bad)
     text = text.take(kept[:count]) if isinstance(text, CellText) else text.take(pa.array(kept[:count]))
     x = kept_x[:count]
+    # Each x is small enough, but repeats add up.
     for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist() if x.size else ():
         bad.append((int(np.searchsorted(kept_starts, place, "right")) - 1, not_real(float(x[place]))))
     return Members(text, kept_starts, x if x.size and not (x == 1.0).all() else None, bad)
@@ -428,5 +445,6 @@ def _starts(lists: Any) -> npt.NDArray[np.int32]:
         offsets: npt.NDArray[np.int32] = lists.offsets.to_numpy()
         from_0: npt.NDArray[np.int32] = offsets - offsets[0]
         return from_0
+    # Null rows may own members in the buffers, which `flatten` leaves out: offsets would be wrong.
     lengths = pa.compute.list_value_length(lists).fill_null(0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)

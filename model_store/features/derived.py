@@ -53,6 +53,8 @@ class Derived:
         """The numbers, with NaN for those whose x a model does not take."""
         if self.rule is None:
             return numbers
+        # A number of the log that is too large costs its row; a computed one, which nobody wrote, only counts as
+        # absent.
         return np.where(np.abs(self.rule.xs(numbers)) <= LARGEST_REAL, numbers, np.nan)
 
 
@@ -99,12 +101,13 @@ class Derivations:
             made = field.of(*inputs, starts) if field.compares else field.of(*inputs)
             # Without numbers that are not finite or too large for an x; -0.0 is 0.0, as in events.
             made = field.fitting(np.where(np.abs(made) <= LARGEST_REAL, made + 0.0, np.nan))
+            # A given value is never replaced: it may be what a server has computed and logged (ADR 0008).
             own = numbers[field.name]
             found[field.name] = numbers[field.name] = np.where(np.isnan(own), made, own)
         return found
 
     def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
-        """The numbers of the fields that are read or computed, from columns of so many rows; NaN without a column."""
+        """The numbers of the fields that are read or computed, from columns of `rows` rows; NaN without a column."""
         return {
             name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
             for name, column in self.columns.items()
@@ -131,7 +134,7 @@ def value_number(value: Value) -> float:
 
 
 def is_absent(value: Value) -> bool:
-    """True for a value that stands for none, as in a log's empty cell."""
+    """True for a value that counts as absent, as a log's empty cell does."""
     return value is None or value == "" or value == b""
 
 
@@ -164,6 +167,7 @@ def _ordered(
 
 
 def _ratio(a: Numbers, b: Numbers) -> Numbers:
+    # What is not finite becomes absent in `computed`; numpy would warn of each.
     with np.errstate(all="ignore"):
         return np.where(b == 0.0, np.nan, a / b)
 
@@ -173,9 +177,11 @@ def _rank(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
     rows = np.flatnonzero(~np.isnan(numbers))
     request = np.searchsorted(starts, rows, "right")
     value = numbers[rows] if best == "min" else -numbers[rows]
+    # lexsort sorts by its last key first: by request, then by value.
     order = np.lexsort((value, request))
     request, value = request[order], value[order]
     place = np.arange(rows.size)
+    # The leading True is cut off again where there are no rows.
     begins = np.concatenate([[True], request[1:] != request[:-1]])[: rows.size]
     differs = begins | np.concatenate([[True], value[1:] != value[:-1]])[: rows.size]
     first = np.maximum.accumulate(np.where(begins, place, 0))
@@ -188,9 +194,11 @@ def _rank(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
 def _extreme(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
     """The least or greatest number of its request, for every row that has a number."""
     sizes = np.diff(starts)
+    # Of an empty range reduceat would give the number at its beginning, which is of the next request.
     filled = np.flatnonzero(sizes)
     if not filled.size:
         return np.full(numbers.size, np.nan)
+    # fmin and fmax skip NaN, as candidates without a number are left out of the comparison.
     reduce: Any = np.fmin if best == "min" else np.fmax
     found = np.repeat(reduce.reduceat(numbers, starts[filled]), sizes[filled])
     return np.where(np.isnan(numbers), np.nan, found)
@@ -208,6 +216,7 @@ def _filled(column: Any, numbers: Numbers) -> Any:
         return array
     missing = array.is_null()
     if pa.types.is_binary(array.type):
+        # The empty text is a null too, as in all columns of text.
         missing = pc.or_kleene(missing, pc.equal(pc.binary_length(array), 0)).fill_null(True)
     if not missing.true_count:
         return array
@@ -215,5 +224,7 @@ def _filled(column: Any, numbers: Numbers) -> Any:
     if missing.true_count == len(array):
         return made
     if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        # Doubles for all: each number is read as a double later anyway.
         return pc.if_else(missing, made, array.cast(pa.float64(), safe=False))
+    # As text, which holds what is no number too.
     return pc.if_else(missing, text_column(made), text_column(array))

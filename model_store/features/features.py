@@ -99,6 +99,7 @@ class FieldPlan:
         except FieldValueError as error:
             raise FieldValueError(str(error), self.name) from None
         for token in tokens:
+            # Checked here, so that the error names the field; a key of a cross is checked where it is made.
             if len(token.text) + len(self.prefix) > MAX_KEY_BYTES:
                 size = len(token.text) + len(self.prefix)
                 raise FieldValueError(
@@ -149,6 +150,8 @@ class FeaturePlan(_Sides):
         by_name = {field.name: field for field in fields}
         crosses = []
         for cross in spec.crosses:
+            # Stable: within a side the order of the spec. The request's half first, so that its bytes are made once
+            # for all candidates.
             ordered = sorted((by_name[name] for name in cross.fields), key=lambda field: field.side == "item")
             names = [field.name for field in ordered]
             mask = _mask(spec, *names)
@@ -185,6 +188,7 @@ class FeaturePlan(_Sides):
 
         A cross's key may exceed 4 KiB; no model has such a key.
         """
+        # This order is that of a row's keys in every path: sums of floats depend on it (ADR 0002).
         yield BIAS.decode(), BIAS, 1.0, self.all_variants
         for field in self.fields:
             for token in tokens[field.name] if field.spec.main else ():
@@ -203,6 +207,7 @@ def _field(spec: ModelSpec, index: int, name: str) -> FieldPlan:
         )
     number = NumberRule.of(field) if field.kind == "number" else None
     mask = _mask(spec, name) if field.main else 0
+    # Raw keys are used as they are: they were made by another system.
     prefix = b"" if field.kind == "raw" else prefix_of([name])
     return FieldPlan(name, index, field, prefix, mask, number, _tokenizer(field, number))
 
@@ -258,6 +263,7 @@ def _one_token(value: Value, make: Callable[[Scalar], Token]) -> tuple[Token, ..
 
 def _set_tokens(value: Value, separator: str | None) -> tuple[Token, ...]:
     members, found = set_members(value, separator), dict[bytes, float]()
+    # Two spellings of one member: twice in a plain set is once, in a weighted one their x add up.
     are_plain = all(x == 1.0 for x in members.values())
     for member, x in members.items():
         text = category_text(member)
@@ -306,6 +312,7 @@ def ngrams_of(text: str, ngrams: int, most: int) -> list[str]:
     words = words_of(text)
     found = dict.fromkeys(words)
     for size in range(2, ngrams + 1):
+        # Longer n-grams come last, so they are not made if shorter ones fill the list.
         if len(found) >= most:
             break
         found |= dict.fromkeys(" ".join(words[at : at + size]) for at in range(len(words) - size + 1))

@@ -27,6 +27,7 @@ from model_store.spec.spec import ModelSpec
 KINDS: tuple[Happening, ...] = ("seen", "clicked", "converted")
 SEEN, CLICKED, CONVERTED = range(len(KINDS))
 DEFAULT_LAST = 10
+# As long as an id may be; a length is stored in 16 bits.
 LONGEST_TEXT = 4096
 """Bytes; a longer id or value is kept as an empty one."""
 KEPT_US = 30 * 86_400_000_000
@@ -38,6 +39,7 @@ HistoryValue: TypeAlias = "list[bytes] | float | None"
 """Texts for measure = "last"; else a number, None for the age of an event that never happened."""
 
 _MAGIC, _VERSION = b"fh", 1
+# "<": the same bytes on every machine, and no padding.
 _HEAD = struct.Struct("<2sBI")
 _KIND = struct.Struct("<BH")
 
@@ -108,6 +110,7 @@ class HistoryPlan:
 class Events:
     """A user's latest events of one kind. times: ascending; texts: a list for each column of the plan, as long."""
 
+    # Slots, here and below: a trainer keeps the histories of up to a million users (ADR 0013).
     __slots__ = ("texts", "times")
 
     def __init__(self, times: list[int], texts: list[list[bytes]]) -> None:
@@ -122,6 +125,7 @@ class Events:
             for mine, more in zip(self.texts, rows, strict=True):
                 mine += more
         else:
+            # After the events of the same time, so that these keep the order in which they came.
             at = bisect_right(times, time_us)
             times[at:at] = [time_us] * count
             for mine, more in zip(self.texts, rows, strict=True):
@@ -165,6 +169,7 @@ class UserHistory:
             return float(stop - first)
         if wanted.measure == "age":
             return (now_us - events.times[stop - 1]) / 1e6 if stop > first else None
+        # A dictionary as a set in order: the latest event of each text counts, newest first.
         found: dict[bytes, None] = {}
         for text in reversed(events.texts[wanted.of][first:stop]):
             if text:
@@ -182,6 +187,7 @@ class UserHistory:
         texts = events.texts[wanted.of]
         if wanted.measure == "age":
             pairs = zip(texts[first:stop], events.times[first:stop], strict=True)
+            # Times ascend, so that of equal texts the latest event is the one that stays.
             return {text: (now_us - time_us) / 1e6 for text, time_us in pairs}
         counts: dict[bytes, float] = {}
         for text in texts[first:stop]:
@@ -194,6 +200,7 @@ class UserHistory:
         """The record as bytes; equal histories have equal bytes."""
         parts = [bytes([len(plan.columns)]), *_written([name.encode() for name in plan.columns])]
         parts.append(bytes([len(self.events)]))
+        # Sorted, so that equal histories have equal bytes, in whatever order their kinds came.
         for kind in sorted(self.events):
             events = self.events[kind]
             count = len(events.times)
@@ -221,7 +228,7 @@ class UserHistory:
 
 
 def absent(wanted: HistoryField) -> float | None:
-    """The value of a field of the candidate for one that no event shares a text with."""
+    """The value of a field of the candidate for a candidate that shares its text with no event."""
     return 0.0 if wanted.measure == "count" else None
 
 
@@ -250,6 +257,7 @@ def _read(data: bytes) -> tuple[list[str], dict[int, tuple[list[int], list[list[
     _, version, checksum = _HEAD.unpack_from(data)
     if version != _VERSION:
         raise UnreadableValue(f"got a user's history of version {version}, expected version {_VERSION}")
+    # The length fields below are trusted only after this: a record that was cut must not be read as another one.
     if crc32(memoryview(data)[_HEAD.size :]) != checksum:
         raise UnreadableValue("got a user's history that is damaged: its checksum does not match")
     try:
@@ -270,10 +278,12 @@ class _Reader:
         for _ in range(self._byte()):
             kind, count = _KIND.unpack_from(self._data, self._at)
             self._at += _KIND.size
+            # The checksum only finds accidents: a record that another system wrote may have any numbers.
             if kind >= len(KINDS) or kind in found or not 1 <= count <= MOST_HISTORY:
                 raise ValueError(f"{count} events of kind {kind}")
             times = list(struct.unpack_from(f"<{count}q", self._data, self._at))
             self._at += 8 * count
+            # `between` bisects the times.
             if any(later < earlier for earlier, later in itertools.pairwise(times)):
                 raise ValueError("times descend")
             found[kind] = times, [self._texts(count) for _ in columns]

@@ -44,9 +44,11 @@ def log2_squared(number: float) -> int:
     A negative number has the bucket of its size, negative. Exact: where a computed logarithm is too close to a whole
     number to tell, it is computed again with 120 digits.
     """
+    # Of the size, and the sign put back: buckets are symmetric.
     size = abs(number)
     if size <= 2.0:
         return int(number)
+    # The library's log2 may differ in the last bits by machine, which matters only near a whole number.
     square = math.log2(size) ** 2
     bucket = max(2, _exact_square(size) if abs(square - round(square)) < _UNSURE else math.floor(square))
     return -bucket if number < 0 else bucket
@@ -66,6 +68,7 @@ def log2_squared_buckets(numbers: Numbers) -> Buckets:
 def _exact_square(size: float) -> int:
     """floor(log2(size)²) of size > 1. It is a whole number only for powers of two: other logarithms are irrational."""
     mantissa, exponent = math.frexp(size)
+    # Powers of two are exact; for all others 120 digits decide, since the square is never a whole number.
     if mantissa == 0.5:
         return (exponent - 1) ** 2
     log = _EXACT.divide(_EXACT.ln(decimal.Decimal(size)), _EXACT.ln(decimal.Decimal(2)))
@@ -121,6 +124,7 @@ class NumberRule:
         if not self.is_plain:
             x = self._clipped(number)
             x = math.copysign(math.log1p(abs(x)), x) if self.log1p else (x - self.shift) / self.divisor
+            # -0.0 becomes 0.0, here and for columns: otherwise two equal numbers have different bits.
             x += 0.0
         if not abs(x) <= LARGEST_REAL:
             raise FieldValueError(self.not_real(number, x))
@@ -131,6 +135,7 @@ class NumberRule:
         if self.clip is None:
             return numbers
         low, high = self.clip
+        # Not np.fmin, which would make a bound of an absent number.
         return np.minimum(np.maximum(numbers, low), high) + 0.0
 
     def xs(self, numbers: Numbers) -> Numbers:
@@ -140,8 +145,10 @@ class NumberRule:
         numbers = self.clipped(numbers)
         if self.log1p:
             sizes = np.abs(numbers).tolist()
+            # By `math`, one by one: numpy's log1p may differ in the last bit, by release and processor.
             logs = np.fromiter(map(math.log1p, sizes), np.float64, len(sizes))
             return np.copysign(logs, numbers) + 0.0
+        # An x that overflows is infinite, and refused by its size.
         with np.errstate(over="ignore"):
             return (numbers - self.shift) / self.divisor + 0.0
 

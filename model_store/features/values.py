@@ -21,8 +21,10 @@ Weighted: TypeAlias = Mapping[str, float]  # a weighted set: member to x
 Value: TypeAlias = Scalar | Sequence[Scalar] | Weighted | None
 
 BUCKETS_PER_OCTAVE = 4
+# From here on doubles skip whole numbers: the digits of an integer would claim more than is known.
 INTEGRAL_LIMIT = 2.0**53
 LARGEST_REAL = 1e24  # squared sums of the product of four such numbers and a weight stay finite
+# A double has 52 bits of fraction; the first two of them number the quarters of an octave.
 _BUCKET_SHIFT = 52 - 2
 _BUCKET_OF_ONE = 1023 << 2
 
@@ -33,6 +35,7 @@ def text_of(value: Scalar) -> bytes:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value
+    # Before the numbers: to isinstance a bool is an int.
     if isinstance(value, bool):
         return b"true" if value else b"false"
     if isinstance(value, float):
@@ -56,6 +59,7 @@ def category_text(text: bytes) -> bytes:
     30.0 is 30, -0.0 is 0, True is true; any other text stays as it is. A function of the one text, so that log, store
     and request agree without knowing a column's type (ADR 0018). `find_spellings` finds what it changes.
     """
+    # Only a text that ends in 0 can be such a number and change: the pattern is spared most texts.
     if text[-1:] == b"0" and (found := _WHOLE.fullmatch(text)) and int(found[2]) < INTEGRAL_LIMIT:
         return b"%d" % int(found[1] + found[2])
     return _BOOLEANS.get(text, text)
@@ -76,6 +80,7 @@ def parse_number(value: Scalar) -> float:
     try:
         if isinstance(value, bool):
             raise ValueError
+        # float() takes 1_000, which neither JSON nor Arrow does.
         if isinstance(value, str | bytes) and b"_" in text_of(value):
             raise ValueError
         number = float(value)
@@ -133,6 +138,7 @@ def iso_time(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
+        # fromisoformat takes neither " UTC" nor a blank before an offset, as databases write them.
         zone = _ZONE.search(text)
         if zone is None:
             raise
@@ -145,6 +151,7 @@ def parse_time(text: str, form: str | None) -> datetime:
         if form in EPOCHS:
             return datetime.fromtimestamp(float(text) / EPOCHS[form], UTC)
         moment = iso_time(text) if form is None else datetime.strptime(text, form)
+        # A time without a zone is UTC on every machine, and never local time.
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         raise FieldValueError(f"got {text!r}, expected a time like {form or 'ISO-8601'}") from None
@@ -171,6 +178,7 @@ def _weighted_members(members: Weighted) -> dict[bytes, float]:
         if isinstance(x, bool) or not isinstance(x, int | float):
             raise FieldValueError(f"got {_shown(x)} for {_shown(member)}, expected a number")
         text, number = checked_utf8(text_of(member)), parse_real(x)
+        # An x of 0 is the same as no member: it changes no score and learns nothing.
         if text and number:
             weighted[text] = number
     return weighted

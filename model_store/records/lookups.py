@@ -139,6 +139,7 @@ class Lookups:
         """
         try:
             connection: DirectConnection | ClusterConnection = self._thread.connection
+        # Only at the first read of a thread: later ones pay nothing for the test.
         except AttributeError:
             connection = self._new_connection()
         received = connection.ask_each(keyed, self._wait_s if wait_s is None else wait_s)

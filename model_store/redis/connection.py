@@ -163,6 +163,7 @@ class StoreConnection:
         """A new connection, not yet open, owned by the caller. fixed: the node of a cluster."""
         options: dict[str, Any] = {"decode_responses": True, "encoding_errors": "surrogateescape"}
         if self.nodes is None:
+            # Without retries: `DirectConnection` repeats by itself, within its time limit.
             pool = self._one(timeout_s, retry=NEVER_AGAIN, **options).connection_pool
         else:
             pool = self._pool(timeout_s, retry=NEVER_AGAIN, fixed=fixed, **options)

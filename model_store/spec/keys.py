@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 BIAS = b"bias"
 MAX_KEY_BYTES = 4096
+# % first: otherwise the escapes of the others would be escaped; `unescape` takes the reverse order.
 ESCAPES = ((b"%", b"%25"), (b"*", b"%2A"), (b"=", b"%3D"))
 _SPECIAL = re.compile(rb"[%*=]")
 _ESCAPED = re.compile(rb"(?:[^%*=]|%25|%2A|%3D)+", re.DOTALL)
@@ -30,6 +31,7 @@ class ParsedKey(NamedTuple):
 
 def escape(text: bytes) -> bytes:
     """Percent-escape `%`, `*` and `=`."""
+    # Nearly all values have no such byte.
     if _SPECIAL.search(text) is None:
         return text
     for plain, escaped in ESCAPES:
@@ -53,10 +55,12 @@ def parse_key(key: bytes) -> ParsedKey | None:
     """Parse a key; None if it does not follow the grammar (a raw key, or `bias`)."""
     names, equals, values = key.partition(b"=")
     name_parts, value_parts = names.split(b"*"), values.split(b"*")
+    # A cross has as many values as names; anything else is a raw key.
     if not equals or len(name_parts) != len(value_parts):
         return None
     if not all(_ESCAPED.fullmatch(part) for part in name_parts):
         return None
+    # A value may be empty (that of a real number), a name may not.
     if not all(part == b"" or _ESCAPED.fullmatch(part) for part in value_parts):
         return None
     try:

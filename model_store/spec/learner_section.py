@@ -218,6 +218,7 @@ class LearnerSection(Section):
             if self.algorithm != "ogd" or not l2:
                 return
             first_rate = alpha if self.rate == "global" else alpha / beta
+            # At each example the weight would become 0, change its sign, or grow.
             if first_rate * l2 >= 1.0:
                 raise ValueError(
                     f'l2 = {l2:g} is too large for algorithm = "ogd", which multiplies weights by 1 - eta l2: the '
@@ -231,6 +232,7 @@ class LearnerSection(Section):
             raise ValueError("beta is 0: adpredictor divides by its noise; set beta > 0")
         if self.precision == "q2.13":
             raise ValueError('beta is 0: precision = "q2.13" needs a finite rate for every key; set beta > 0')
+        # In FTRL l2 is in the same denominator as beta, and keeps the first rate finite.
         if not (self.algorithm == "ftrl" and self.rate != "constant" and l2):
             and_l2 = " and so is l2" if self.algorithm == "ftrl" and self.rate != "constant" else ""
             raise ValueError(
@@ -240,10 +242,12 @@ class LearnerSection(Section):
     @field_validator("ttl", mode="before")
     @classmethod
     def _ttl_is_a_number_or_text(cls, ttl: Any) -> Any:
+        # Before pydantic, which would take true for 1 row.
         if isinstance(ttl, bool) or not isinstance(ttl, int | str | None):
             raise ValueError(f'got {ttl!r}; expected a whole number of rows, or a time such as "30d", "12h"')
         return ttl
 
+    # pydantic runs these three in reverse order: first the defaults of the algorithm, this one last.
     @model_validator(mode="before")
     @classmethod
     def _accept_the_other_rate_form(cls, data: Any) -> Any:
@@ -263,12 +267,14 @@ class LearnerSection(Section):
         auto = [name for name in CHOSEN if isinstance(data, dict) and data.get(name) == "auto"]
         if not auto:
             return data
+        # Left out, so that they have a default until they are chosen.
         given = {name: value for name, value in data.items() if name not in auto}
         return given | {"auto": [*given.get("auto", ()), *auto]}
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_algorithm(cls, data: Any) -> Any:
+        # The defaults of the class are those of FTRL.
         if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
             return data
         defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}

@@ -121,6 +121,7 @@ def quantiles_of(bucket: object) -> int | None:
 
 def _checked_bucket(value: Any) -> Any:
     """A bucket, checked as a whole, so that an error names a bucket, not a member of a union."""
+    # Before pydantic: the error of a union would name each of its members.
     if value is None or value in ("log", "log2_squared"):
         return value
     count = quantiles_of(value)
@@ -143,6 +144,7 @@ def _checked_range(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
+    # TOML and JSON have true and inf, which are numbers to isinstance and to the comparison.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -208,6 +210,7 @@ class FieldSpec(Section):
         self._check_kind("number", "scale", "clip", "missing", "fixed_weight")
         if self.scale is not None and self.bucket is not None:
             raise ValueError("scale makes a number an x, bucket makes it a key; leave one of them out")
+        # Only what depends on the log is learned; "log" and log1p are the same for every log.
         learns = quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
         if self.learned is not None and not learns:
             raise ValueError('learned belongs to bucket = "quantile:N" and to scale = "standard" or "minmax"')
@@ -221,6 +224,7 @@ class FieldSpec(Section):
                 raise ValueError(
                     "fixed_weight multiplies the number itself; bucket and missing make keys of it"
                 )
+            # Within the bounds under which no sum overflows (`LARGEST_RATE`).
             if not SMALLEST_RATE <= abs(weight) <= LARGEST_RATE:
                 raise ValueError(
                     f"fixed_weight: got {weight!r}; expected a weight other than 0, from {SMALLEST_RATE:g} to "
@@ -330,7 +334,7 @@ class Variant(Section):
 
     With `values = "per_variant"` a variant may have its own parameters; None means those of `[learner]`. It may also be
     an average of another variant's weights, most of it over the last tenth of the examples so far; with a `half_life`,
-    an example counts half as much as one so many examples later.
+    an example counts half as much as one `half_life` examples later.
     """
 
     share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)

@@ -33,8 +33,10 @@ from model_store.spec.sections import (
 )
 
 MAX_VARIANTS = 32
+# Shares are decimals: three of 0.3333333 do not sum to 1.
 SHARE_TOLERANCE = 1e-6
 WEIGHT = "weight"
+# Immutable, since it is the default of an argument.
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _OF_DERIVATION = {
     *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
@@ -64,9 +66,11 @@ class ModelSpec(Section):
     def _variants_are_sound(self) -> Self:
         if not 1 <= len(self.variants) <= MAX_VARIANTS:
             raise ValueError(f"variants: from 1 to {MAX_VARIANTS} are allowed, got {len(self.variants)}")
+        # A share of 0 that is given is not the default 0.
         if all("share" not in v.model_fields_set for v in self.variants.values()):
             even = 1.0 / len(self.variants)
             shared = {n: v.model_copy(update={"share": even}) for n, v in self.variants.items()}
+            # The model is frozen; a validator runs before anybody has seen it.
             object.__setattr__(self, "variants", shared)
         total = sum(v.share for v in self.variants.values())
         if abs(total - 1.0) > SHARE_TOLERANCE:
@@ -184,6 +188,7 @@ class ModelSpec(Section):
             weight = field.fixed_weight
             if weight is None or self.learner.precision != "q2.13":
                 continue
+            # In steps of 2^-13 within the range of q2.13: a fixed weight must not be rounded when it is published.
             if not -4.0 <= weight < 4.0 or weight * 8192.0 % 1.0:
                 raise ValueError(
                     f'fields.{name}.fixed_weight: got {weight:g}; with learner.precision = "q2.13" it must be a '
@@ -210,6 +215,7 @@ class ModelSpec(Section):
 
     @model_validator(mode="after")
     def _crosses_are_sound(self) -> Self:
+        # Without [fields] the columns of the log decide: `resolve` checks then.
         if self.fields:
             check_crosses(self)
             check_derived(self)
@@ -271,6 +277,7 @@ class ModelSpec(Section):
                     fields[name] = field.model_copy(update={"learned": each.learned})
                     break
         learner = self.learner
+        # A model that has chosen is followed: its state was learned with these parameters.
         if learner.auto and others:
             chosen: dict[str, object] = {name: getattr(others[0].learner, name) for name in learner.auto}
             learner = learner.model_copy(update=chosen | {"auto": others[0].learner.auto})
@@ -298,6 +305,7 @@ class ModelSpec(Section):
             histories = any(field.history is not None for field in fields.values())
             times = histories or self.learner.ttl_seconds is not None
             names = ("label", "views", "weight", "request", *(("cookie", "item") if histories else ()))
+            # Only where the time is used: a log without it can be learned otherwise.
             names = (*names, "timestamp") if times else names
         for name in names:
             if (column := getattr(self.input, name)) is not None:
@@ -311,6 +319,7 @@ class ModelSpec(Section):
         Members are included only if they differ from their default, besides those of `Section.ALWAYS`, so that a
         member that is added does not change the hash of any spec without it.
         """
+        # In the order of declaration, not sorted: the order of fields and variants is part of the spec.
         return json.dumps(_written(self, self.model_dump(mode="json")), separators=(",", ":"))
 
     @cached_property
@@ -320,6 +329,8 @@ class ModelSpec(Section):
         A logged answer carries it, so that a trainer with the same fields takes an absent value as absent.
         """
         derived = [
+            # What is made of the number afterwards (bucket, scale) is left out: it may differ between trainer and
+            # answer.
             (name, field.model_dump(mode="json", include=_OF_DERIVATION))
             for name, field in self.fields.items()
             if field.is_derived
@@ -368,6 +379,7 @@ def _written(value: Any, document: Any) -> Any:
 def cross_called(name: str, crosses: Sequence[Cross]) -> frozenset[str] | None:
     """The fields of the cross written `a*b`, in any order, or None. Field names may contain `*` too."""
     for cross in crosses:
+        # At most 4! orders. Splitting the name would not do: field names may contain *.
         if any("*".join(order) == name for order in permutations(cross.fields)):
             return frozenset(cross.fields)
     return None
@@ -523,6 +535,7 @@ def _validate(document: Any, source: str) -> ModelSpec:
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors(include_url=False)]
         raise SpecError("\n".join(f"{source}: {line}" for line in lines)) from None
+    # From a validator, such as `check_crosses`: pydantic only wraps ValueErrors.
     except SpecError as error:
         raise SpecError(f"{source}: {error}") from None
     except RecursionError:
@@ -544,6 +557,7 @@ def _explain(detail: Any) -> str:
 def _allowed_beside(location: Sequence[str | int]) -> str:
     section: Any = ModelSpec
     for part in location[:-1]:
+        # Names of fields and variants, and indexes, are no sections: they stay at the one before.
         section = _SECTIONS.get(str(part), section)
     return f"allowed here: {listed(section.model_fields, str(location[-1]))}"
 

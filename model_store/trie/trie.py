@@ -36,6 +36,7 @@ from model_store.trie.trie_kernels import (
     write_keys,
 )
 
+# Offsets are uint32 in the nodes, and 2 n + 1 nodes must be numbered by them.
 MAX_DATA_BYTES = 2**32 - 1
 MAX_KEYS = 2**31 - 1
 MAX_KEY_BYTES = LENGTH_MASK
@@ -86,6 +87,7 @@ class FlatTrie:
         """
         key_data, offsets = _checked(key_data, key_offsets)
         most = 2 * len(offsets) - 1
+        # The most that can be needed: pages that are not written take no memory.
         nodes, first_byte = np.empty((most, 4), np.uint32), np.zeros(most, np.uint8)
         labels = np.empty(len(key_data), np.uint8)
         stops, depths = np.empty(most, np.uint32), np.empty(most, np.uint16)
@@ -98,6 +100,7 @@ class FlatTrie:
         """Build from a list of sorted, unique keys. O(total key bytes)."""
         offsets = np.zeros(len(keys) + 1, np.int64)
         np.cumsum([len(key) for key in keys], out=offsets[1:])
+        # A bytearray: arrays over bytes are read-only, for which kernels would be compiled again.
         return cls.build(np.frombuffer(bytearray(b"".join(keys)), np.uint8), offsets)
 
     def __len__(self) -> int:
@@ -146,6 +149,7 @@ class FlatTrie:
         path[:depth] = np.frombuffer(prefix, np.uint8, depth)
         offsets, data = np.empty(cursor.stop - cursor.begin + 1, np.int64), np.empty(0, np.uint8)
         waiting = np.empty((MAX_KEY_BYTES + 2, 3), np.int64)
+        # Twice: with empty data it only measures, which gives the offsets and the size.
         write_keys(self.nodes, self.labels, cursor.node, depth, path, waiting, data, offsets)
         data = np.empty(int(offsets[-1]), np.uint8)
         write_keys(self.nodes, self.labels, cursor.node, depth, path, waiting, data, offsets)
@@ -169,6 +173,7 @@ class FlatTrie:
         node, used, _, stop = start or Cursor(0, 0, 0, len(self))
         text = np.frombuffer(bytearray(prefix), np.uint8)
         node, used, stop = position_of(self.nodes, self.first_byte, self.labels, node, used, stop, text)
+        # An empty trie has the root, but no key below it.
         if node < 0 or stop == 0:
             return None
         return Cursor(node, used, int(self.nodes[node, SLOT]), stop)
@@ -199,6 +204,7 @@ class FlatTrie:
         cursor = self.cursor(prefix)
         if cursor is None:
             return PrefixStatistics(0, 0, 0.0, 0.0)
+        # float64: the sum of a million float32 would lose digits.
         below = weights[cursor.begin : cursor.stop].astype(np.float64)
         nonzero = int(np.count_nonzero(below))
         return PrefixStatistics(len(below), nonzero, float(below.sum()), float(np.abs(below).sum()))

@@ -1,4 +1,4 @@
-"""What guards record about a model: refused versions, the last rollback, the version being watched.
+"""The guards' record of a model: refused versions, the last rollback, the version being watched.
 
 `trainer.publish.guard` and `trainer.publish.rollback` decide what to refuse and when to roll back (docs/trainer.md);
 `GuardRecords` stores it.

@@ -178,6 +178,7 @@ def _check(text: Mapping[str, str], numbers: Mapping[str, int]) -> None:
 
 def _created(text: str) -> datetime:
     created = datetime.fromisoformat(text)
+    # Below 9999, whose last day may overflow when it is converted to UTC.
     if created.tzinfo is None or not 1970 <= created.year < 9999:
         raise ValueError(
             f"created: got {shown(text)}, expected a time with its zone, such as 2024-05-01T08:00:00+00:00"
