@@ -224,6 +224,7 @@ def abort(
     retry: the same server may be called again, so that UNAVAILABLE carries RetryInfo. within: the field that
     the error's paths begin at.
     """
+    # Callers learn that the store has failed, not where it is.
     text = without_address(str(error)) if isinstance(error, StoreError) else str(error)
     answer, message = _answer_of(error), _shortened(text)
     metadata = {"request_id": request_id} if 0 < len(request_id) <= MOST_ID_CHARACTERS else {}

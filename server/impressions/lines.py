@@ -84,6 +84,7 @@ class Lines:
         # Indexing by an array copies: the numbers are replaced below, and the query may be kept in `recent`.
         rows = ranking.candidates.rows[ranking.order]
         which: list[int | str] = rows.tolist()
+        # Most answers have items of the catalogue only, which the kernel writes without a Python object for each.
         more = list[bytes]()
         if which and min(rows.tolist()) < 0:
             more = self._inline_items(ranking, rows, which)

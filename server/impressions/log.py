@@ -127,6 +127,7 @@ class ImpressionLog:
         for shown in self._writer.close(began_s + CLOSE_S / 2):
             self._drop(shown.lines.model, "closed")
         for outbox in self._outboxes:
+            # One after the other, up to one common end: a sink that hangs takes the time of those behind it.
             outbox.close(began_s + CLOSE_S)
 
     def _drop(self, model: str, reason: Reason) -> None:
@@ -169,6 +170,7 @@ class ImpressionLog:
         model = shown.lines.model
         self._drop(model, reason)
         problem, now_s = repr(error), time.monotonic()
+        # One catalogue without values fails every line: a log line for each would fill the disk.
         if problem != self._problem or now_s - self._problem_logged_s > PROBLEM_AGAIN_S:
             trace = None if isinstance(error, NoFragments) else error
             _log.error("impressions dropped: no line of them", model=model, error=problem, exc_info=trace)

@@ -100,6 +100,7 @@ class FileSink:
 
     def append(self, model: str, lines: Sequence[bytes]) -> None:
         """See `Sink`."""
+        # One write for the batch, under one lock.
         self._file.append(b"\n".join([*lines, b""]))
 
     def close(self) -> None:

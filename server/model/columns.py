@@ -148,6 +148,7 @@ class IdTable(Sequence[str]):
         else:
             text, offsets = end_to_end(map(_encoded, ids))
             text.flags.writeable = False  # as a request's is
+            # As of a message: the kernel is compiled for one kind of array, whose places have 32 bits.
             spans = np.stack([offsets[:-1], offsets[1:]], axis=1).astype(np.int32)
         rows = np.empty(len(ids), np.int32)
         return rows, int(find_ids(self.id_data, self.id_offsets, self.table, text, spans, rows))
@@ -354,6 +355,7 @@ class _ColumnWriter:
         self.tokens: list[tuple[Token, ...]] = []
         self.json: list[bytes] = []
         self._missing = plan.tokens(None) if plan is not None else ()
+        # A missing value is a value of its own if it makes a key.
         self._absent = self._new((), self._missing, "") if self._missing else NO_VALUE
 
     def put(self, row: int, item_id: str, value: Value) -> None:
@@ -402,6 +404,7 @@ class _ColumnWriter:
         order = list(range(len(self._texts)))
         start = members = None
         if self._is_set:
+            # Sorted bytewise, so that `Column.code` can search them without a dict in each process.
             texts = sorted({text for each in self._texts for text in each})
             rank = {text: at for at, text in enumerate(texts)}
             start = np.fromiter(accumulate(map(len, self._texts), initial=0), np.int64, len(order) + 1)
@@ -702,6 +705,7 @@ class _CatalogueWriter:
         printed = {name for member in self._form.item for name, _ in member.fields} if self._form else set()
         for place, (name, writer) in enumerate(self._own.items()):
             column, order = writer.finish(rows, len(tokens.value_start) - 1)
+            # The codes of a row side by side, as kernels read them: item by item, all fields.
             values[:, place] = column.codes
             columns[name] = replace(column, codes=values[:, place])
             for value in order:

@@ -46,6 +46,8 @@ class DerivedFields:
             return None
         items = found.only(lambda field: field.side == "item")
         sides = {name: specs[name].side for name in items.columns}
+        # Fields that depend on the request, also by way of other derived fields, in one pass: the order is that of
+        # computing.
         varying = {name for name, side in sides.items() if side != "item"}
         for field in items.fields:  # in the order in which they are computed
             if field.compares or varying.intersection(field.inputs):

@@ -101,6 +101,7 @@ def codes_of(model: Model, tokens: TokenTable) -> tuple[Array, Array, Array, Arr
     codes = np.empty((rows, groups), np.int32)
     base, fresh = model.base.item_parts, model.fresh.item_parts
     runs = pairs = 0
+    # The first attempt has room for no run: most models have none, and the arrays are then complete.
     while True:
         arrays = codes, np.zeros(runs + 1, np.int64), np.empty(pairs, np.int32), np.empty(pairs, np.float64)
         unknown = np.zeros((rows if len(model.priors) else 0, groups))

@@ -156,6 +156,7 @@ class _Numbering:
         order = sorted_spans(self.keys[0], spans)
         number = np.full(len(spans) + 1, NO_HALF, np.int32)  # NO_HALF indexes the last one
         if self._known is not None:
+            # A part that the base knows keeps the base's number, so that the codes of items stay as they are.
             number[order] = self._known.get_many(*self._written(tag, spans, order))
             order = order[number[order] < 0]
         number[order] = np.arange(self._count, self._count + len(order), dtype=np.int32)
@@ -322,6 +323,7 @@ def part_of_fresh(layer: Layer) -> SharedBlock:
 def with_rows(base: Base, fresh: Layer, rows: Rows) -> Layer:
     """`fresh` with these keys, which `base` lacks, without keys that no variant uses. O(key bytes of both)."""
     slots = fresh.trie.get_many(rows.key_data, rows.key_offsets)
+    # A key that was fresh before only gets other values; only new ones make the trie grow.
     known = slots >= 0
     # A copy, since requests still read the layer before.
     own = fresh.values.zeros(len(fresh))

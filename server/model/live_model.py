@@ -79,6 +79,7 @@ class LiveModel:
     ) -> Parts:
         """Load a snapshot. O(its bytes + items). Raises ArtefactError, OSError, and AllEqual unless `allow_equal`."""
         state = ModelState.of(artefact, catalogue, self._state)
+        # The first version has nothing to be compared with.
         if self._state is not None and not allow_equal:
             # Before anything is replaced: a version that is refused leaves the one before as it is, a rebuild included.
             self._state.apart.check(state.apart)
@@ -192,6 +193,7 @@ class Rebuilding:
 
     def __init__(self, state: ModelState) -> None:
         self._state, self._values = state, state.buffers.values
+        # Held, since the rebuild reads these values in its own thread, for seconds, while versions go on.
         self._uid = state.buffers.hold()
         self._since: list[Delta] = []
         self._made: ModelState | None = None
@@ -302,6 +304,7 @@ class ModelState:
         """The state of a snapshot. O(bytes + items)."""
         rows = Rows(artefact.key_data, artefact.key_offsets, Values.of(artefact))
         base_part = Base.part(artefact.spec, rows.key_data, rows.key_offsets)
+        # An unchanged catalogue stays in its block, which workers have mapped and touched.
         kept = None if before is None else before.items
         items = KnownItems.of(catalogue, Base.of_part(base_part), kept)
         return cls._whole(base_part, rows.values, items, _content(rows, rows.values), artefact.calibration)

@@ -96,6 +96,7 @@ class SharedBlock:
             raise ArtefactError(
                 f"{status.st_size} bytes are no part of a model; expected at least {START.size}"
             )
+        # One map for each memory, so that pages that were touched once stay in the page table under another uid.
         memory = _MAPS.get((status.st_dev, status.st_ino))
         if memory is None:
             memory = _MAPS[status.st_dev, status.st_ino] = mmap.mmap(fd, status.st_size)
@@ -151,6 +152,7 @@ class SharedBlock:
         """Close the descriptor; the arrays stay as long as they are used. May be called again."""
         if self.fd >= 0:
             os.close(self.fd)
+            # Marked, so that a second call does not close a descriptor that was opened since under this number.
             self.fd = -1
 
     def __del__(self) -> None:

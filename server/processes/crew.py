@@ -238,6 +238,7 @@ class Crew:
                 worker.excuse()
             elif worker.hangs():
                 _log.error("worker hangs, ending it", worker=slot.number, pid=worker.pid)
+                # SIGKILL: a process that answers no ping would hardly handle SIGTERM.
                 worker.kill()
             else:
                 for model in worker.due_again():
@@ -313,11 +314,13 @@ class Crew:
         # Only here, where the process has been reaped: before that its memory may still be read.
         self._distribution.leave(worker)
         worker.close()
+        # Its gauges end with it; what it had counted stays in the sums.
         self._totals.gone(f"worker {slot.number}")
         if not self._draining:
             if worker.error and not self.begun:
                 raise ServerError(worker.error)
             slot.restarts += 1
+            # Before the pause is taken: a worker that lived long starts again at the shortest.
             if time.monotonic() - worker.born >= SOUND_AFTER_S:
                 slot.backoff.succeeded()
             self._postpone(slot)

@@ -112,6 +112,7 @@ class Supervisor:
             settings.host, self._inherited.port or settings.port, shared=bool(self._inherited.port)
         )
         self._last.callback(self._port.close)
+        # Before the workers: an embedded store runs as long as somebody has it open, and ends with the last.
         self._hold_store()
         if not kernels_are_cached(KERNELS):
             warm_kernels()  # once, not in every worker at the same time
@@ -191,6 +192,7 @@ class Supervisor:
         _log.info("draining", at_most_s=self._settings.drain_s)
         end_at_s = time.monotonic() + self._settings.drain_s + KILL_AFTER_S
         self._sync.stop()
+        # After `stop`, which ends deliveries: a worker that drains takes no version any more.
         self._crew.drain(refuse=True)
         self._inherited.end(self._settings.drain_s + KILL_AFTER_S)
         # The disk is written while the workers finish their calls; both have the same time.

@@ -41,6 +41,8 @@ class Inherited:
         if not workers:
             return cls((), 0)
         port = int(address.rpartition(":")[2])
+        # Another host or port was asked for: the old workers are ended all the same, and this server has a port of its
+        # own.
         same = address == address_of(settings.host, settings.port or port)
         _log.warning(
             "taking over from a supervisor that died",

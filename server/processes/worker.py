@@ -86,6 +86,7 @@ class Worker:
             batching=self._service.batched,
         )
         self._errands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # One thread for all models: binding and warming take the interpreter's lock from calls, one version at a time.
         self._swapper = threading.Thread(target=self._run_errands, name="swap", daemon=True)
         self._newest: dict[str, int] = {}
         self._connecting = threading.Lock()
@@ -204,6 +205,7 @@ class Worker:
             return
         current = self.models[parts.name]
         try:
+            # Warmed before it is served: no call pays for the first touch of its memory.
             served = warm(ServedVersion.bind(parts), current.recent)
         except Exception as error:
             return self.refuse(parts.name, parts.version, serial, error)

@@ -148,6 +148,7 @@ class LateItems:
         return known, asked
 
     def _remember(self, ids: Sequence[str], records: Sequence[Record | None]) -> None:
+        # Bounded, since callers choose the ids.
         if len(self._memory) + len(ids) > MAX_REMEMBERED:
             self._memory = {}  # simple, and right within seconds
         expires = self._now() + REMEMBERED_S

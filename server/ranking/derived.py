@@ -63,6 +63,7 @@ def with_item_values(
     rows[inline] = FIRST_INLINE - len(known) - np.arange(len(inline))
     tokens = _tokens(served, stored, columns)
     if more:
+        # Numbered behind those of the catalogue's rows: inline items are r = 0, 1, 2 … in this order.
         tail = served.ranker.item_tokens(more)
         tokens = _below(tokens, tail)
     own = {name: values[name] for name in per_request}

@@ -117,6 +117,7 @@ def _settled(
 ) -> Assignment:
     """By `asked` if it fits, else by the experiment in force if that fits, else by the spec's shares."""
     problem = ""
+    # The spec's shares fit every model, so that the last attempt cannot fail.
     for candidate in (asked, before.experiment, None):
         try:
             settled = Assignment(before.model, variants, shares, candidate)

@@ -125,6 +125,7 @@ def explained(
     groups = [
         Group(name, tuple(key for _, key in several)) for name, several in groupby(keys, lambda pair: pair[0])
     ]
+    # Last, so that the sum of all values in their order is the score, to the bit.
     rest = _rest([key.value for group in groups for key in group.keys], score)
     if rest:
         groups.append(Group(ROUNDING, tuple(Contribution(b"", value, 1.0, 0.0) for value in rest)))

@@ -133,6 +133,7 @@ class Received(Request):
             # What the kernel does not take may be valid or not: the protobuf library decides.
             self._parse(RankRequest.FromString(message), len(message))
         else:
+            # The library reads the few other fields: hundreds of ids are left in the bytes.
             brief = RankRequest.FromString(rest[: found[REST]].tobytes())
             # Copies, since calls that are taken together are all read before the first of them is answered.
             self.found: Array | None = found.copy()

@@ -251,6 +251,7 @@ class Resolver:
         call.store_ns = call.completed_ns - began_ns + read_ns
         call.degraded += notes
         if plain is None:
+            # The request's own values go before the stored ones.
             values = own if user is None else {**user.fields(wanted), **own}
             if served.histories is not None:
                 # Once for the call: ages of events and the impression's line have the same time.

@@ -141,6 +141,7 @@ class ModelHandle:
 
     def assigned(self, served: ServedVersion) -> Assignment:
         """The assignment over the variants of `served`. O(1), unless it was swapped out just now."""
+        # Read once: another thread may replace it between the test and the return.
         assignment = self.assignment
         if assignment.variants is not served.variant_names:
             assignment = assignment.over(served.variant_names, served.model.plan.shares)

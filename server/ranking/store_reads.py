@@ -174,6 +174,7 @@ class Source:
             if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
                 breaker.failed()
             raise
+        # Errors of data end before this: they count neither as failure nor as success.
         breaker.succeeded()
         return answer
 

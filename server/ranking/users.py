@@ -222,6 +222,7 @@ class Users:
 
     def _read(self, kept: ModelUsers, cookie: str, context: Timed) -> StoredUser:
         """Ask the store, or wait for the request that is asking it for the same cookie. Raises StoreError."""
+        # Before the lock, and before others may wait for this read: it raises where there is no time left.
         wait_s = self._reads.users.wait_s(context)
         with kept.lock:
             pending = kept.pending.get(cookie)

@@ -48,6 +48,7 @@ def warm(served: ServedVersion, recent: MutableSequence[Query]) -> ServedVersion
 
     until = time.monotonic() + WARM_S
     _rank_any(served)
+    # A copy, since calls append to it meanwhile.
     for place, query in enumerate(list(recent)):
         if time.monotonic() > until:
             break

@@ -57,6 +57,7 @@ def grpc_server(
     are told to reconnect (0: never); calls in progress finish. batching: of `ranking`, see `CallPool`.
     """
     options: list[tuple[str, int]] = [
+        # On by default in gRPC, by which a second server on the port would go unnoticed.
         ("grpc.so_reuseport", int(shares_port)),
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),

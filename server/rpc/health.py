@@ -47,6 +47,7 @@ class Health:
         """
         self._serving = serving
         self._served |= dict.fromkeys((f"{RANKING_SERVICE}/{model}" for model in served), True)
+        # In the sender's thread: a watch that takes nothing must not hold up the thread that changes the status.
         self._sender.run_soon(self._tell_all)
 
     def drain(self) -> None:

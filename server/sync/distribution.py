@@ -77,6 +77,7 @@ class Distribution:
         """Remove a taker whose process has been reaped: it reads nothing any more."""
         with self._lock:
             self._takers.discard(taker)
+            # A list, since giving back changes the dict.
             for holder, serial in [key for key in self._lent if key[0] is taker]:
                 self._give_back(holder, serial)
 

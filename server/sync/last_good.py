@@ -150,6 +150,8 @@ class LastGoodKeeper(threading.Thread):
         """Write the experiments that are due. Called with `_changed` held; releases it while it writes."""
         while self._experiments_due:
             model, experiment = self._experiments_due.popitem()
+            # Released while it writes: `take` and `tell` are called by the thread that delivers, which must not wait
+            # for a disk.
             self._changed.release()
             try:
                 self._experiments.save(model, experiment)

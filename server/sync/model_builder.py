@@ -107,6 +107,7 @@ class ModelBuilder:
         parts = self._by_deltas(versions, manifest)
         kind = SNAPSHOT if parts is None else DELTA
         self._built(parts or self._by_snapshot(versions, manifest))
+        # A delta frees little, and may come every second.
         if kind == SNAPSHOT:
             return_free_memory()
         took_s = round(time.monotonic() - began, 3)
@@ -172,6 +173,7 @@ class ModelBuilder:
             )
         except AllEqual as error:
             held = self._live.catalogue
+            # The items cannot be at fault: there were none before, they are the same, or they cannot be compared.
             if held is None or held is catalogue or not _same_fields(held.fields, catalogue.fields):
                 raise
             # If the new version distinguishes the items served before, the fault lies with the new items.

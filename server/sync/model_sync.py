@@ -154,6 +154,7 @@ class ModelSync(threading.Thread):
         """Follow the store until stopped; reconnect with jittered, growing pauses while it is away."""
         if self._low_priority:
             lower_priority()
+        # Items' sums are computed here too, by the same kernels.
         warm_kernels()
         if self._keeper is not None:
             self.experiment.restore(self._keeper.experiment(self._model))
@@ -251,6 +252,7 @@ class ModelSync(threading.Thread):
         else:
             self._sync_items(manifest)
         self._retry.succeeded()
+        # After the delivery: answers say it until the version that the store names is on its way to the workers.
         self._set_degraded(MODEL_PART, "")
         self._set_problem(MODEL_PART, "")
         published = manifest.created.timestamp()

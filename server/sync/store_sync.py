@@ -156,6 +156,7 @@ class StoreWatch(threading.Thread):
             if self._store is None:
                 self._store = Store.open(self._url, timeout_s=ANSWERS_WITHIN_S)
             lag_s = self._lag_s(self._store.replication())
+        # Other errors below: the store answers, so it is not away.
         except StoreUnavailable as error:
             return StoreStatus(self._name, away=True, problem=f"away: {error}")
         except StoreError as error:  # as by an ACL without `+info`

@@ -115,6 +115,7 @@ class SupervisorStatus:
     @property
     def not_served(self) -> dict[str, str]:
         """The models that no worker answers for, and why."""
+        # Of workers that accept calls: one that still starts or drains answers for no model.
         serving = {name for each in self.workers if each.state == "serving" for name in each.versions}
         refused = {name: why for each in self.workers for name, why in each.refused.items()}
         return {
