@@ -90,6 +90,7 @@ class Calls:
 
     def _keywords(self, timeout_s: float | None, cookie: str = "") -> dict[str, Any]:
         """The keywords of one call: its time limit, the token, and the header that chooses a user's server."""
+        # Only where it chooses the server: the header costs a hash a call.
         metadata = self._metadata + cookie_metadata(cookie) if self._by_cookie else self._metadata
         return {"timeout": self._timeout_s if timeout_s is None else timeout_s, "metadata": metadata}
 

@@ -72,6 +72,7 @@ def doctor(
 
 
 def _print(found: Diagnosis) -> None:
+    # A pipe gets the same lines on every machine.
     width = WIDTH if not sys.stdout.isatty() else max(min(shutil.get_terminal_size().columns, 100), 40)
     for line in summary(found, width):
         print(line)

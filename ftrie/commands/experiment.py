@@ -153,6 +153,7 @@ def _change(command: str, model: str, edit: Edit, flags: EditFlags) -> None:
     with Store.open(flags.store) as opened:
         versions = opened.model(model, warn)
         by = By(f"ftrie experiment {command}")
+        # `edit` is called again if another operator has written meanwhile, with that record.
         changed = change_experiment(versions, edit, by=by, revision=flags.revision)
     if changed.by_spec is None:
         note(f"no version of {model} is active yet, so the names of variants are not checked")

@@ -336,6 +336,7 @@ def import_(
         if read.remark:
             note(read.remark)
         with progress(f"publish {model}", unit="bytes") as bar:
+            # With an epoch of its own, which fences off a trainer that began before.
             version = versions.publish_and_activate(
                 read.model,
                 on_progress=lambda done, total: bar.update(done, total=total),

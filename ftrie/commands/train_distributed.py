@@ -314,6 +314,7 @@ def _held_out(text: str | None) -> tuple[float, str | None]:
     if text is None:
         return 0.0, None
     try:
+        # A number is a share: a file of such a name is given as ./0.1.
         share = float(text)
     except ValueError:
         return 0.0, text

@@ -170,6 +170,7 @@ class Guarded:
             if len(body) > MOST_FORM:
                 return PlainTextResponse("the form is too long\n", 413)
         given = parse_qs(body.decode("utf-8", "replace"))
+        # On one line and not too long, since it becomes part of the audit.
         name = " ".join(given.get("name", [""])[0].split())[:MOST_NAME]
         try:
             if not name or not self._is_right(given.get("password", [""])[0], request):

@@ -191,6 +191,7 @@ class Feed:
 
     def _run(self) -> None:
         peers: list[ServerWatch | TrainerWatch] = [*self._servers, *self._trainers]
+        # A thread pool has at least one thread, also without peers.
         with ThreadPoolExecutor(max_workers=max(1, min(16, len(peers)))) as pool:
             while not self._stopped.is_set():
                 # Before the read: what is wanted during it leads to another read.

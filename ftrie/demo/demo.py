@@ -83,6 +83,7 @@ class _Demo:
         self, shop: Shop, folder: Path, rows: int, watch: Callable[[str, str], None] | None = None
     ) -> None:
         self.shop, self.folder, self.rows, self.watch = shop, folder, rows, watch
+        # Chosen here: the line of a server that is ready does not name this port.
         self.metrics_port = free_port()
 
     def play(self, began: float) -> None:

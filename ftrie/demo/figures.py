@@ -166,6 +166,7 @@ class Freshness:
     def __init__(self, servers: int, through_us: Callable[[int], int | None]) -> None:
         self._through_us = through_us
         self._lock = threading.Lock()
+        # Bounded: a server that is away would keep all clicks.
         self._waiting: list[deque[Reported]] = [deque(maxlen=MOST_WAITING) for _ in range(servers)]
         self._versions = [0] * servers
         self._known: dict[int, int | None] = {}
@@ -192,6 +193,7 @@ class Freshness:
                 return
             self._versions[server] = version
             waiting = self._waiting[server]
+            # In the order of acknowledgement: the first click that came too late ends it.
             while through is not None and waiting and waiting[0].known_us < through:
                 self._window.append(at_s - waiting.popleft().began_s)
 

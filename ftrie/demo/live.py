@@ -387,6 +387,7 @@ class Crew:
         return arguments
 
     def _traffic_arguments(self) -> list[str]:
+        # Traffic that was restarted goes on at the market's present second.
         options, second = self._options, self.second
         arguments = [
             "simulate", "--store", options.store, "--model", MODEL, "--rate", str(options.rate),

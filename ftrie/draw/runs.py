@@ -128,6 +128,7 @@ def _header(path: Path, line: bytes) -> Header:
             f"{path} is not a metrics file: its first line does not say {FORMAT!r}; "
             "`ftrie train … --metrics FILE` writes one"
         )
+    # Before the members are validated: another version may have others.
     if found.get("version") != FORMAT_VERSION:
         raise InputError(
             f"{path} has metrics of version {found.get('version')}; this ftrie reads version {FORMAT_VERSION}"
@@ -271,6 +272,7 @@ def _mean(
     halves = [
         weight * (high - low) / 2 for weight, _, low, high in known if low is not None and high is not None
     ]
+    # An interval needs those of all windows.
     if len(halves) < len(known):
         return mean, None, None
     half = math.hypot(*halves) / total

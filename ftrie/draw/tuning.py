@@ -125,6 +125,7 @@ def _best_by(found: Found, name: str) -> dict[str, float]:
         figure = outcome.measure if found.has_measure else getattr(outcome.metrics, found.by)
         if value is not None and figure is not None and each.rows == found.tuning.ranking[0].rows:
             best.setdefault(value, figure)
+    # Texts after numbers, with which Python does not compare them.
     ordered = sorted(best, key=lambda value: (isinstance(value, str), value))
     return {f"{name} = {value_text(value)}": best[value] for value in ordered}
 

@@ -19,6 +19,7 @@ from trainer.doctor.examine import examine
 from trainer.doctor.findings import Diagnosis as Examined
 from trainer.doctor.findings import Finding
 
+# Declared: rows that are absent, or all null, would give no types.
 _TABLE = pa.schema(
     [
         pa.field("severity", pa.string()),

@@ -257,6 +257,7 @@ def published(artefact: Artefact, engine: StoreEngine, activate: bool) -> int:
     versions = engine.model(artefact.spec.model.name, warn)
     if not activate:
         return versions.publish(artefact)
+    # A guard judges by the latest examples of a run, which a model alone does not have.
     if artefact.spec.guard is not None:
         name = artefact.spec.model.name
         warn(

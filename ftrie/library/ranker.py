@@ -64,6 +64,7 @@ T = TypeVar("T")
 Records: TypeAlias = Any
 """Records by id: a mapping from an id to features, a file or a table with a column of ids, or a Store."""
 
+# 128 random bits, as of a server: ids of any number of processes differ.
 REQUEST_ID_BYTES = 16
 
 
@@ -289,6 +290,7 @@ def _head(query: Query, ranking: Ranked, served: ServedVersion) -> dict[str, Any
         "model": served.name,
         "version": served.version,
         "variant": served.variant_names[query.variant],
+        # As in a server's answer, which hides the place of the store from callers.
         "degraded": tuple(Degradation(n.kind, n.part, without_address(n.detail)) for n in notes),
         "unknown_items": tuple(query.unknown_items),
         "unknown_fields": tuple(query.unknown_fields),
@@ -328,6 +330,7 @@ def _catalogue(spec: ModelSpec, items: Records | None) -> Catalogue:
         found = ()
     else:
         found = _records(items, "items", ITEM, (spec.input.item, *ITEM_IDS))
+    # Without fields there is no record: Redis has no empty hash, so a server would not know the item.
     catalogue = Catalogue.build(FeaturePlan.of(spec), ((item, record) for item, record in found if record))
     if catalogue.problems:
         warn(f"stored values left out: {'; '.join(catalogue.problems)}")
@@ -455,6 +458,7 @@ def _text(what: str, record_id: str, name: str, value: Any) -> str | None:
     if value != value:  # NaN, which is pandas' missing value
         return None
     if isinstance(value, tuple | Set):
+        # The order of a set differs between processes; sums round by theirs.
         value = sorted(value) if isinstance(value, Set) else list(value)
     try:
         return cell_text(dict(value) if isinstance(value, Mapping) else value)

@@ -30,6 +30,7 @@ from trainer.runs.warmup import compile_kernels, formats_of
 if TYPE_CHECKING:
     import altair as alt
 
+# Declared: a column in which no figure is defined would have no type.
 _METRICS = pa.schema(
     [
         pa.field("rows", pa.int64()),

@@ -159,6 +159,7 @@ def _of_variant(artefact: Artefact, bit: int) -> ModelRows:
         key_offsets=artefact.key_offsets,
         weight=artefact.weights_of(bit).astype(np.float32),
         variants=used,
+        # Alike in both models: only weights are compared here.
         rate=np.zeros(artefact.rows, np.float32),
         spec=artefact.spec,
         metrics={},

@@ -143,6 +143,7 @@ async def frame(view: View) -> None:
 
     async def tick() -> None:
         nonlocal is_busy, failure
+        # First: it makes a feed that nobody looked at read at once.
         view.feed.seen()
         problem = view.feed.problem or view.state.problem
         text = _away(view, problem) if problem else failure

@@ -64,6 +64,7 @@ def build(view: View) -> Refresh:
         page.moved_by, page.moved = Text("quiet"), Table("How the items move")
 
     async def refresh() -> None:
+        # Not in `build`, which the page waits for: the form reads the store.
         if page.is_new:
             await page.begin()
 
