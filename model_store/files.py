@@ -20,7 +20,7 @@ from model_store.errors import OutputError, StoreError
 def lock(path: Path, operation: int) -> int:
     """Open `path` and flock it. Each call takes a separate lock, even within one process."""
     try:
-        # flock is of the open file: each call has its own, and no other close of the file gives it up, as with fcntl.
+        # flock belongs to the open file: no other close of the same file gives the lock up, as with fcntl.
         # O_CLOEXEC: a child that inherited it would hold it too (`embedded` passes one on by `pass_fds`).
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -48,7 +48,7 @@ def locked(path: Path) -> Iterator[None]:
 def is_held(path: Path) -> bool:
     """True if `path` is locked, shared or exclusively."""
     try:
-        # A free lock is held for this moment: who takes it without waiting must try again.
+        # A free lock is held for this moment: a caller that takes it without waiting must try again.
         os.close(lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB))
     except BlockingIOError:
         return True

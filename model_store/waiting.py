@@ -68,7 +68,7 @@ class SignalEvent:
 
     def set(self) -> None:
         """Set it, and wake who waits. Any thread, and the handler of a signal."""
-        # Before the token: whoever is woken finds it set.
+        # Before the token: a thread that is woken finds it set.
         self._is_set = True
         self._woken.put(None)
 

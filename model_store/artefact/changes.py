@@ -29,7 +29,7 @@ class ChangedRows:
 
 def changed_rows(parent: ModelRows, model: ModelRows, threshold: float) -> ChangedRows:
     """The rows of `model` that differ from `parent` by more than `threshold` (`differing`). O(rows of both)."""
-    # No common key is the most there can be; the kernel fills it and says how far.
+    # Enough even if no key is common; the kernel returns how many pairs it has written.
     pairs = np.empty((parent.rows + model.rows, 2), np.int64)
     columns = (parent.key_data, parent.key_offsets, model.key_data, model.key_offsets)
     pairs = pairs[: changes_kernels.pair_rows(*columns, pairs)]

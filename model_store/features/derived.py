@@ -53,8 +53,7 @@ class Derived:
         """The numbers, with NaN for those whose x a model does not take."""
         if self.rule is None:
             return numbers
-        # A number of the log that is too large costs its row; a computed one, which nobody wrote, only counts as
-        # absent.
+        # A number of the log that is too large costs its row; a computed one only counts as absent.
         return np.where(np.abs(self.rule.xs(numbers)) <= LARGEST_REAL, numbers, np.nan)
 
 
@@ -226,5 +225,5 @@ def _filled(column: Any, numbers: Numbers) -> Any:
     if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
         # Doubles for all: each number is read as a double later anyway.
         return pc.if_else(missing, made, array.cast(pa.float64(), safe=False))
-    # As text, which holds what is no number too.
+    # As text, which also holds values that are not numbers.
     return pc.if_else(missing, text_column(made), text_column(array))

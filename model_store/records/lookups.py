@@ -207,7 +207,7 @@ def _record(flat: Sequence[str]) -> Record:
 
 def _texts(key: bytes, ids: list[str]) -> list[str]:
     try:
-        # All at once; one by one only to find the odd one.
+        # All at once; one by one only to find the invalid one.
         "".join(ids).encode()
     except UnicodeEncodeError:
         odd = next(item for item in ids if _is_no_text(item))

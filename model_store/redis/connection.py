@@ -63,7 +63,7 @@ from model_store.redis.servers import (
     without_password,
 )
 
-# A longer wait is made of several: a connection that died without a word is noticed after one of them.
+# A longer wait is made of several: a connection that died silently is noticed after one of them.
 LONGEST_BLOCK_S = 2.0
 RETRIES, RETRY_S = 3, 0.1
 """Of a command to a cluster or to Sentinel's master, and the pause between: the key may be changing its holder."""
@@ -223,7 +223,7 @@ class StoreConnection:
                 break
             todo = again
             time.sleep(RETRY_S)
-        # Raised once every key has had its turn: an error of one key leaves no other one undone.
+        # Raised only now, so that an error of one key does not keep the commands of others from being run.
         for each in answers:
             for answer in each:
                 if isinstance(answer, RedisError):

@@ -75,8 +75,8 @@ class EmbeddedValkey:
             os.close(users_fd)
             return
         with locked(self.directory / "start.lock"):
-            # First: flock is of the open file, so that our own hold would count as another user. Under start.lock
-            # nobody joins between the look and the stop.
+            # First: flock belongs to the open file, so our own hold would count as another user. Under start.lock
+            # nobody joins between this check and the stop.
             os.close(users_fd)
             if not is_held(self.directory / "users.lock"):
                 stop(self.directory, self.socket)
@@ -145,13 +145,13 @@ def _server_binary() -> str:
 
 def _command(home: Path, socket: Path) -> list[str]:
     options = {
-        # No TCP: only who may use the socket may use the store.
+        # No TCP: the permissions of the socket decide who may use the store.
         "port": "0",
         "unixsocket": str(socket),
         "unixsocketperm": "700",
         "dir": str(home),
         "appendonly": "yes",
-        # Of a killed server nothing is lost, since the kernel has what was appended; of a machine a second.
+        # A killed server loses nothing, since the kernel has what was appended; a machine that fails loses a second.
         "appendfsync": "everysec",
         "save": "",
         "rdbcompression": "no",  # chunks are zstd already

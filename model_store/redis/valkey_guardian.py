@@ -23,7 +23,6 @@ STOP_TIMEOUT_S = 60.0
 
 def main(home: str, interval_s: float, command: list[str]) -> NoReturn:
     """Start the server and return when it has ended."""
-    # Before anything is opened: the child is nobody's to wait for, and outlives the process that opened the store.
     if os.fork():
         os._exit(0)  # the starting process need not wait for a child
     # All that the server writes is for its owner alone, in an existing folder too.
@@ -62,8 +61,8 @@ def _end_if_unused(home: str, users_fd: int, server: int, ended: int) -> None:
         # start.lock first, as `EmbeddedValkey.close` does; both without waiting, so that it holds nobody up.
         fcntl.flock(start_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Taken only to see that nobody uses it. Who joins now takes it, and waits for start.lock until the server has
-        # ended.
+        # Taken only to see that nobody uses it. A process that joins now takes it, and waits at start.lock until the
+        # server has ended.
         fcntl.flock(users_fd, fcntl.LOCK_UN)
         os.kill(server, signal.SIGTERM)
         if not _readable(ended, STOP_TIMEOUT_S):
