@@ -221,9 +221,12 @@ class LastGood:
         Raises ArtefactError if it is damaged, of another format or of another model.
         """
         path = self._folder / INDEX
-        document: dict[str, Any] | None = read_checked(path)
-        if document is not None and document["name"] != self._model:
-            raise ArtefactError(f"{path} holds the model {document['name']!r}, expected {self._model!r}")
+        document: Any = read_checked(path)
+        if document is None:
+            return None
+        if not isinstance(document, dict) or document.get("name") != self._model:
+            name = document.get("name") if isinstance(document, dict) else document
+            raise ArtefactError(f"{path} holds the model {name!r}, expected {self._model!r}")
         return document
 
     def load(self, kept: dict[str, Any]) -> Parts:
@@ -234,7 +237,14 @@ class LastGood:
             self._files[block.uid] = file
             return block
 
-        return Parts.of_json(kept, loaded)
+        try:
+            return Parts.of_json(kept, loaded)
+        except (
+            AttributeError,
+            LookupError,
+            TypeError,
+        ) as error:  # whole, but not what `Parts.to_json` writes
+            raise ArtefactError(f"{self._folder / INDEX} is damaged: {error!r}") from error
 
     def _written(self, name: str, block: SharedBlock) -> str:
         file = self._files.get(block.uid)

@@ -15,6 +15,7 @@ from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.model.shared_memory import Parts, SharedBlock
 from server.sync.last_good import INDEX, KeptExperiments, LastGood
+from server.sync.state_folder import read_checked, write_checked
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.server.sync.served_models import asking
@@ -103,6 +104,18 @@ def test_an_index_that_is_damaged_or_another_models_is_never_followed(tmp_path: 
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):  # a disk that takes nothing
         LastGood(tmp_path / "file" / "below", "shop").save(parts)
+
+
+def test_an_index_that_is_whole_and_another_document_is_damaged(tmp_path: Path, parts: Parts) -> None:
+    LastGood(tmp_path, "shop").save(parts)
+    document = read_checked(tmp_path / INDEX)
+    write_checked(tmp_path / INDEX, [document])
+    with pytest.raises(ArtefactError, match="expected 'shop'"):
+        LastGood(tmp_path, "shop").kept()
+    for changed in ({"blocks": None}, {"blocks": {}}, {"blocks": {"base": 3}}):
+        write_checked(tmp_path / INDEX, document | changed)
+        with pytest.raises(ArtefactError, match="damaged"):
+            read(tmp_path)
 
 
 RECORD = Experiment(revision=3, shares={"plain": 1.0}, pins={"ü": "base"}, salt="autumn")
