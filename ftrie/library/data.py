@@ -152,13 +152,16 @@ def files_of(data: Data) -> list[str] | None:
 
 
 def one_table(data: Data) -> pa.Table:
-    """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError."""
+    """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError, also for no rows at all."""
     import pyarrow as pa
 
+    from model_store.errors import InputError
     from trainer.logs.tables import Table, table_of
 
-    table = data if isinstance(data, Table) else table_of(data)
-    return pa.Table.from_batches(table.batches())
+    batches = list((data if isinstance(data, Table) else table_of(data)).batches())
+    if not batches:
+        raise InputError("got no row and no column; expected a table with columns, or at least one row")
+    return pa.Table.from_batches(batches)
 
 
 def as_given(table: pa.Table, data: Data) -> Any:

@@ -51,6 +51,9 @@ def test_items_users_and_candidates(store: ftrie.Store, tmp_path: Path) -> None:
     assert (store.candidates("home"), store.candidates("none")) == (["b", "a"], None)
     with pytest.raises(ftrie.FtrieError, match="items: no column item or item_id or id for the id"):
         store.put_items({"price": [1.0]})
+    for put in (store.put_items, store.put_users):
+        with pytest.raises(ftrie.FtrieError, match="got no row and no column"):
+            put([])
 
 
 def test_urls(model: ftrie.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
