@@ -152,7 +152,7 @@ def files_of(data: Data) -> list[str] | None:
 
 
 def one_table(data: Data) -> pa.Table:
-    """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError, also for no rows at all."""
+    """A table in memory as an Arrow table; an iterator is read to its end. Raises InputError, also for no rows."""
     import pyarrow as pa
 
     from model_store.errors import InputError

@@ -389,8 +389,9 @@ class RoutedTlsConnection(RoutedConnection, SSLConnection):
 
 
 def sentinels_of(url: StoreUrl, wait_s: float) -> Sentinel:
-    """redis-py's Sentinels of a URL. wait_s: for how long one of them is waited for, since another may know."""
-    wait_s = min(wait_s, LONGEST_ASK_S)
+    """redis-py's Sentinels of a URL. wait_s: for how long all of them together are waited for."""
+    # redis-py asks one after the other: with several silent ones a read of a user would wait several times its budget.
+    wait_s = min(wait_s / len(url.seeds), LONGEST_ASK_S)
     asking = url.asking | {"socket_timeout": wait_s, "socket_connect_timeout": wait_s, "protocol": 2}
     asking["ssl"] = asking.pop("connection_class", None) is SSLConnection
     return Sentinel(url.seeds, sentinel_kwargs=asking | {"retry": NEVER_AGAIN})  # type: ignore[no-untyped-call]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +13,8 @@ import pytest
 
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.records.lookups import HashFields
+from model_store.redis.connection import StoreConnection
+from model_store.redis.direct_connection import DirectConnection
 from model_store.store import Store
 from tests.matrix import slow_except
 from tests.stalling import Line, disturb, stalled
@@ -111,3 +115,18 @@ def test_answers_never_cross_whatever_the_line_does(far: Store, store: Store, li
         ended.set()
         assert [each.result() for each in asking] == [[]] * 8
     assert all(outcomes.values()), outcomes
+
+
+def test_silent_sentinels_are_waited_for_no_longer_together_than_one_answer() -> None:
+    silent = [socket.create_server(("127.0.0.1", 0)) for _ in range(5)]  # they accept, and say nothing
+    try:
+        hosts = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
+        store = StoreConnection(f"sentinel://{hosts}/shop", 0.5)
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            DirectConnection(store, 0.5).ask_each([(b"k", b"PING\r\n")], 0.5)
+        assert time.monotonic() - began < 4 * 0.5  # five times as long, one by one
+        store.close()
+    finally:
+        for each in silent:
+            each.close()
