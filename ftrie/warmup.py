@@ -11,6 +11,7 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -149,11 +150,13 @@ class _Worker:
     """A process that compiles parts, and a thread that hands them to it and passes on what it prints."""
 
     def __init__(self, waiting: queue.SimpleQueue[str], told: queue.SimpleQueue[dict[str, Any]]) -> None:
+        # A pipe that nobody reads would fill. `_run` closes the file.
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen(
             (sys.executable, "-m", "ftrie.warmup"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             encoding="utf-8",
         )
@@ -167,7 +170,7 @@ class _Worker:
 
     def _run(self) -> None:
         process = self._process
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin and process.stdout
         try:
             while True:
                 process.stdin.write(self._waiting.get_nowait() + "\n")
@@ -181,9 +184,12 @@ class _Worker:
         except (queue.Empty, OSError):  # no part is left, or the process has ended
             pass
         # This closes stdin, which ends the process.
-        _, error = process.communicate()
+        process.communicate()
         code = process.returncode
-        self._told.put({"failed": error[-_LOG_TAIL:] or f"exit code {code}" if code else ""})
+        with self._errors:
+            self._errors.seek(0)
+            error = self._errors.read()[-_LOG_TAIL:] or f"exit code {code}"
+        self._told.put({"failed": error if code else ""})
 
 
 def _work() -> None:

@@ -14,7 +14,6 @@ import urllib.request
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from http.client import HTTPException
 from typing import Any, Generic, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -114,8 +113,8 @@ class _Watch(Generic[S]):
         address = self.state.address
         try:
             self.state = self._read(address)
-        # An URLError is an OSError; a page that is no text, JSON or metrics raises ValueError.
-        except (OSError, ValueError, HTTPException) as error:
+        # Whatever answers at the address may say anything; an error that left here would end the thread of all pages.
+        except Exception as error:
             self.state = replace(self.state, problem=f"no answer from {address}: {_reason(error)}")
 
     def _read(self, address: str) -> S:

@@ -37,6 +37,7 @@ from model_store.files import write_whole
 from model_store.jit import kernels_are_cached
 from model_store.redis.embedded import PID
 from model_store.store import Store
+from model_store.waiting import SignalEvent
 from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
 FROZEN = f"{MODEL}-frozen"
@@ -148,7 +149,7 @@ class _Live:
 
     def __init__(self, options: LiveOptions, lines: Lines) -> None:
         self._options, self._lines = options, lines
-        self._stopped = threading.Event()
+        self._stopped = SignalEvent()  # `stop` runs in a handler
         self._windows = Windows()
         self._crew = Crew(options, self._windows.add)
         self._frozen_version: int | None = None
@@ -325,7 +326,7 @@ class Crew:
         """Seconds since the traffic started."""
         return 0.0 if self._opened is None else time.monotonic() - self._opened
 
-    def open(self, stopped: threading.Event) -> None:
+    def open(self, stopped: SignalEvent) -> None:
         """Start servers and trainer, then the traffic once both servers are ready. Raises ServerError."""
         for process in (*self.servers, self.trainer):
             process.start()

@@ -29,7 +29,7 @@ from ftrie.demo.figures import Figures, Freshness, Reported, Statistics, quantil
 from ftrie.demo.market import AnsweredVisit, Market, Schedule, Visit
 from model_store.errors import StoreError
 from model_store.store import Store
-from model_store.waiting import Backoff
+from model_store.waiting import Backoff, SignalEvent
 
 LATEST_S = 5.0
 """A visit that starts later than this after its time is lost: visitors leave."""
@@ -100,7 +100,7 @@ class Traffic:
         self._schedule, self._from_s, self._share = schedule, from_s, share
         self._callers, self._reporter = callers, reporter
         self._freshness, self._statistics = freshness, statistics
-        self._stop = threading.Event()
+        self._stop = SignalEvent()  # `stop` may run in a handler
         self._until_s = float("inf")
         self._began = 0.0
 

@@ -247,19 +247,16 @@ class LearnerSection(Section):
             raise ValueError(f'got {ttl!r}; expected a whole number of rows, or a time such as "30d", "12h"')
         return ttl
 
-    # pydantic runs these three in reverse order: first the defaults of the algorithm, this one last.
+    # pydantic runs these three from the last to the first: what is given as "auto" has the algorithm's default.
     @model_validator(mode="before")
     @classmethod
-    def _accept_the_other_rate_form(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not {"rate_scale", "rate_decay"} & data.keys():
+    def _defaults_of_the_algorithm(cls, data: Any) -> Any:
+        # The defaults of the class are those of FTRL.
+        if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
             return data
-        data = dict(data)
-        scale, decay = data.pop("rate_scale", None), data.pop("rate_decay", None)
-        if scale is None or decay is None or {"alpha", "beta"} & data.keys():
-            raise ValueError("give either alpha and beta, or rate_scale and rate_decay, and both of the pair")
-        if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (scale, decay)):
-            raise ValueError(f"rate_scale and rate_decay must be numbers > 0, got {scale!r} and {decay!r}")
-        return data | {"alpha": scale / decay, "beta": 1.0 / decay}
+        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
+        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
+        return defaults | data
 
     @model_validator(mode="before")
     @classmethod
@@ -273,13 +270,16 @@ class LearnerSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_the_algorithm(cls, data: Any) -> Any:
-        # The defaults of the class are those of FTRL.
-        if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
+    def _accept_the_other_rate_form(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not {"rate_scale", "rate_decay"} & data.keys():
             return data
-        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
-        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
-        return defaults | data
+        data = dict(data)
+        scale, decay = data.pop("rate_scale", None), data.pop("rate_decay", None)
+        if scale is None or decay is None or {"alpha", "beta"} & data.keys():
+            raise ValueError("give either alpha and beta, or rate_scale and rate_decay, and both of the pair")
+        if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in (scale, decay)):
+            raise ValueError(f"rate_scale and rate_decay must be numbers > 0, got {scale!r} and {decay!r}")
+        return data | {"alpha": scale / decay, "beta": 1.0 / decay}
 
     @model_validator(mode="after")
     def _regularizers_fit(self) -> Self:

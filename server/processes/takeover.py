@@ -17,6 +17,8 @@ from server.settings import Settings
 from server.sync.state_folder import Process, StateFolder
 
 REMEMBER_S = 1.0
+REMEMBER_AGAIN_S = 10.0
+"""After a write that failed: a disk that is full does not fill the log too."""
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +32,8 @@ class Inherited:
         self._workers = tuple(workers)
         self._ended_at: float | None = None
         self._remembered: object = None
+        """The latest record that is on disk."""
+        self._not_before = 0.0
         self._writing = threading.Thread()  # not started
 
     @classmethod
@@ -73,17 +77,19 @@ class Inherited:
 
         A thread writes, and is waited for REMEMBER_S at most: the caller handles signals even if the disk hangs.
         """
-        record = (address, *self._workers, *own)
+        workers = (*self._workers, *own)
+        record = (address, workers)
         # One write at a time: on a disk that hangs, an older record could be written after a newer one.
-        if record == self._remembered or self._writing.is_alive():
+        if record == self._remembered or self._writing.is_alive() or time.monotonic() < self._not_before:
             return
-        self._remembered = record
-        self._writing = threading.Thread(
-            target=state.remember,
-            args=(address, [*self._workers, *own]),
-            name="record workers",
-            daemon=True,
-        )
+
+        def write() -> None:
+            if state.remember(address, workers):
+                self._remembered = record
+            else:
+                self._not_before = time.monotonic() + REMEMBER_AGAIN_S
+
+        self._writing = threading.Thread(target=write, name="record workers", daemon=True)
         self._writing.start()
         self._writing.join(REMEMBER_S)
         if self._writing.is_alive():

@@ -95,13 +95,15 @@ class StateFolder:
         """Where the experiments are kept."""
         return self.folder / EXPERIMENTS
 
-    def remember(self, address: str, workers: Sequence[Process]) -> None:
-        """Record the workers for a successor. An error, such as a full disk, is logged."""
+    def remember(self, address: str, workers: Sequence[Process]) -> bool:
+        """Record the workers for a successor. False for an error, such as a full disk, which is logged."""
         record = {"address": address, "workers": [asdict(worker) for worker in workers]}
         try:
             write_whole(self.folder / RECORD, json.dumps(record).encode())
         except FtrieError as error:
             _log.error("the workers could not be written down: no successor will find them", error=str(error))
+            return False
+        return True
 
     def left_behind(self) -> tuple[str, list[Process]]:
         """The address of the server that held the folder before, and its workers that still run."""

@@ -195,6 +195,11 @@ def test_what_is_no_page_is_a_problem(registry: CollectorRegistry, monkeypatch: 
         trainer.scrape()
         assert server.state.problem.startswith("no answer from a:1")
         assert trainer.state.problem.startswith("no answer from a:1")
+    deep = b"[" * 200_000
+    monkeypatch.setattr(scrape, "fetched", lambda address, path: deep if path == "/healthz" else b"")
+    server = ServerWatch("a:1")
+    server.scrape()
+    assert server.state.problem.startswith("no answer from a:1")
 
 
 @pytest.fixture

@@ -36,6 +36,20 @@ def test_shares_are_even_where_none_is_given_and_may_miss_one_by_a_rounding_erro
     parse_spec(f"{HEAD}[variants]\na = {{ share = 0.3333333 }}\nb = {{ share = 0.6666669 }}\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "alpha", "l1", "auto"),
+    [
+        ('algorithm = "adpredictor"\nalpha = "auto"', 0.03, 0.0, ("alpha",)),
+        ('algorithm = "fobos"\nl1 = "auto"', 0.1, 0.0, ("l1",)),
+        ('algorithm = "adpredictor"\nrate_scale = 0.1\nrate_decay = 0.5', 0.2, 0.0, ()),
+        ('l1 = "auto"', 0.1, 1.0, ("l1",)),
+    ],
+)
+def test_what_is_left_to_be_chosen_has_the_algorithms_default_until_then(given, alpha, l1, auto):
+    learner = parse_spec(f"{HEAD}[learner]\n{given}\n").learner
+    assert (learner.alpha, learner.l1, learner.auto) == (alpha, l1, auto)
+
+
 def test_a_spec_survives_json():
     spec = parse_spec(
         f'{HEAD}[fields]\nage = {{ side = "user" }}\nbrand = {{ side = "item", kind = "set", separator = "|" }}\n'

@@ -27,10 +27,11 @@ from structlog.testing import capture_logs
 from ftrie.client.client import Client, RankFailed
 from ftrie.demo.processes import free_port
 from model_store.store import Store
+from server.processes import takeover
 from server.processes.takeover import Inherited
 from server.rpc.ranking_service import SERVICE
 from server.settings import Settings
-from server.sync.state_folder import Process, StateFolder
+from server.sync.state_folder import RECORD, Process, StateFolder
 from tests.degradation.system import Running, serving
 from tests.integration.processes import FTRIE
 from tests.server import shop
@@ -350,4 +351,19 @@ def test_the_workers_are_written_down_once_the_disk_answers_and_nobody_waits_for
         return state.left_behind()[0] == "127.0.0.1:2"
 
     eventually(written_down)
+    state.close()
+
+
+def test_a_record_of_the_workers_that_could_not_be_written_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "REMEMBER_AGAIN_S", 0.0)
+    state, inherited = StateFolder(tmp_path), Inherited((), 0)
+    (tmp_path / RECORD).mkdir()  # nothing can be written there
+    with capture_logs() as logged:
+        inherited.remember(state, "127.0.0.1:1", [])
+    assert [line["event"].partition(":")[0] for line in logged] == ["the workers could not be written down"]
+    (tmp_path / RECORD).rmdir()
+    inherited.remember(state, "127.0.0.1:1", [])
+    assert state.left_behind()[0] == "127.0.0.1:1"
     state.close()
