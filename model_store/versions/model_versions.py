@@ -634,7 +634,7 @@ class ModelVersions:
         """As `gc`; None to try again, since nothing was deleted, or all of `tried`."""
         with self._store.answers(), self._client.pipeline(transaction=True) as pipe:
             # Before anything is read: if one of them changes, what is decided below is void, and EXEC does nothing.
-            pipe.watch(self.keys.active, self.keys.history, self.keys.versions)
+            pipe.watch(self.keys.active, self.keys.history, self.keys.versions, self.keys.guard)
             numbers = self._numbers()
             # strict: with a default in place of an unreadable number, the version that the guard watches would be
             # deleted.

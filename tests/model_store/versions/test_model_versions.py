@@ -15,7 +15,7 @@ import pytest
 from model_store.errors import ArtefactError, StaleEpoch, StoreError, UsageError, VersionNotFound
 from model_store.store import Store
 from model_store.versions import model_versions
-from model_store.versions.manifest import UPLOAD_EXPIRY_S, Manifest
+from model_store.versions.manifest import UPLOAD_EXPIRY_S, Manifest, VersionInfo
 from model_store.versions.model_versions import ModelVersions, _thinned, shown_numbers
 from tests.matrix import slow_except
 from tests.model_store.kinds import on_every_kind
@@ -306,6 +306,22 @@ def test_a_version_activated_while_gc_decides_is_kept(
 
     monkeypatch.setattr(ads, "_numbers", activated_meanwhile)
     assert ads.gc(keep=1) == [2]
+    assert ads.fetch(1).rows == len(KEYS)
+
+
+def test_a_version_that_a_guard_begins_to_watch_while_gc_decides_is_kept(
+    store: Store, ads: ModelVersions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(ads, 3)
+    decide = ads.versions
+
+    def watched_meanwhile() -> list[VersionInfo]:
+        monkeypatch.setattr(ads, "versions", decide)
+        store.model("ads").guard.watch(1, 2)
+        return decide()
+
+    monkeypatch.setattr(ads, "versions", watched_meanwhile)
+    assert ads.gc(keep=1) == []
     assert ads.fetch(1).rows == len(KEYS)
 
 
