@@ -119,7 +119,7 @@ def test_what_is_served_is_what_the_raw_events_say_and_what_is_learned(store, st
 
     with (
         training(spec, store_url, tmp_path / "trainer"),
-        serving("shop", store_url, "--impressions", "store") as address,
+        serving("shop", store_url, "--impressions", "store", "--store-budget", "5000") as address,
         Client(address, timeout_s=20) as client,
     ):
 
