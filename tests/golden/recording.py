@@ -11,13 +11,11 @@ import hashlib
 import io
 import json
 import lzma
-import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,17 +45,6 @@ _OF_THE_RUN = frozenset(
         "created",
     )
 )
-
-
-@contextmanager
-def within(folder: Path) -> Iterator[None]:
-    """The working directory, so that outputs name files without a path."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def command(*arguments: str) -> str:
@@ -325,7 +312,7 @@ def served(folder: Path) -> dict[str, Any]:
 
 def record(folder: Path, checkpoints: Path) -> dict[str, Any]:
     """All of it, made in an empty folder, resuming the checkpoints of another."""
-    with within(folder):
+    with contextlib.chdir(folder):
         return {
             "artefacts": artefacts(),
             "reports": reports(),
@@ -339,7 +326,7 @@ def main() -> None:
     """Write the golden file and, where there are none, the checkpoints."""
     with tempfile.TemporaryDirectory() as made:
         if not CHECKPOINTS.exists():
-            with within(Path(made)):
+            with contextlib.chdir(Path(made)):
                 write_checkpoints(Path("made"))
                 pack(Path("made"), CHECKPOINTS)
     with tempfile.TemporaryDirectory() as made:
