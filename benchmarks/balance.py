@@ -21,8 +21,8 @@ from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.processes import served
 from benchmarks.rank_requests import request
-from ftrie.client.access import BALANCES, OPEN, Balance
-from ftrie.client.load import Load, Requests, due, figures
+from ftrie.api.access import BALANCES, OPEN, Balance
+from ftrie.api.load import Load, Requests, due, figures
 from ftrie.demo.processes import free_port
 from model_store.store import Store
 

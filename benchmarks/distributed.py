@@ -46,7 +46,7 @@ from trainer.distributed.worker import Worker
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.passes import PassOptions
 from trainer.runs.train import train

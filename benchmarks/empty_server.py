@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from server.rpc.ranking_service import SERVICE
+from server.serve.ranking_service import SERVICE
 from server.settings import DEFAULT_THREADS
 
 NOTHING = RankResponse()

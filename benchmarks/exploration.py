@@ -55,8 +55,8 @@ from server.ranking.ranker import Ranker
 from server.ranking.select.exploration import Exploration
 from server.ranking.select.selection import Options
 from trainer.examples.hashing import ExampleMaker
+from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import Position, RowBatch
 from trainer.tune.candidates import Candidate, with_parameters
 
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.common import ROUNDS, Spread, alternate, ratio, report
-from ftrie.library.run import train
+from ftrie.api.run import train
 
 NEEDS = ("pandas", "polars", "duckdb")
 ROWS = 1_000_000

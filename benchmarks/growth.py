@@ -39,23 +39,23 @@ from model_store.features.features import FeaturePlan
 from model_store.files import write_whole
 from model_store.store import Store
 from model_store.streams.event_streams import EventStream
-from server.impressions.lines import Lines, Shown
-from server.impressions.log import SINK_BATCH
+from server.events.lines import Lines, Shown
+from server.events.log import SINK_BATCH
 from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.items import ItemTable
 from server.model.model import Model
 from server.ranking.served import ServedVersion
 from trainer.events.columns import Wanted
-from trainer.events.merge import Part, merge
+from trainer.events.join import Join
 from trainer.events.parse import Parser
-from trainer.events.read_ahead import Parsed
-from trainer.events.redis import StreamSource
-from trainer.join.join import Join
-from trainer.join.rows import Segments
+from trainer.events.waiting_rows import Segments
 from trainer.learn.slots.layouts import layout_of
 from trainer.learn.table import ValueTable
 from trainer.learn.table_kernels import ENTRY_HEAD
+from trainer.sources.merge import Part, merge
+from trainer.sources.read_ahead import Parsed
+from trainer.sources.redis import StreamSource
 
 COLUMNS = ("part", "what", "of", "count", "MB", "bytes each", "of a dict")
 TRAINING, SERVING, CATALOGUE, EVENTS = "training", "serving", "items", "events"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftrie.client.client import METHOD
+from ftrie.api.client import METHOD
 
 CONNECTIONS = 16
 WARM_UP_S = 1

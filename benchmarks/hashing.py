@@ -23,7 +23,7 @@ from benchmarks.streams import TailStream
 from model_store.spec.learner_section import Inclusion
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import Report, train
 
 NEEDS = ("vowpalwabbit",)

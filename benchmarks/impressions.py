@@ -18,10 +18,10 @@ from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.rank_requests import request
 from model_store.features.features import FeaturePlan
-from server.impressions.lines import Lines, Shown
-from server.impressions.log import SINK_BATCH as BATCH
-from server.impressions.log import ImpressionLog
-from server.impressions.sinks import FileSink, StreamSink
+from server.events.lines import Lines, Shown
+from server.events.log import SINK_BATCH as BATCH
+from server.events.log import ImpressionLog
+from server.events.sinks import FileSink, StreamSink
 from server.model.columns import Catalogue
 from server.model.event_form import Form
 from server.model.model import Model

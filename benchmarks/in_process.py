@@ -24,7 +24,7 @@ from benchmarks.rank_requests import TOP_K, request
 from benchmarks.rivals import asking, shared_model, vowpal_wabbit
 from benchmarks.rivals.scorers import SCORERS, Scorer, best
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.library.ranker import Ranker
+from ftrie.api.ranker import Ranker
 
 CANDIDATES = (10, 200, 1000)
 REQUESTS, COMPARED = 400, 3

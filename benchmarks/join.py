@@ -23,8 +23,8 @@ import pyarrow as pa
 from benchmarks.common import ROUNDS, Spread, report
 from model_store.spec.sections import JoinSection
 from trainer.events.events import CLICK, FEEDBACK, IMPRESSION, Merged
-from trainer.join.join import Join, Joined
-from trainer.join.rows import Segments
+from trainer.events.join import Join, Joined
+from trainer.events.waiting_rows import Segments
 
 COLUMNS = (
     "what",

@@ -22,7 +22,7 @@ from benchmarks import large_model
 from benchmarks.changes import SCALE, deltas
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.processes import Running, served
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.store import Store

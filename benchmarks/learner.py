@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.common import ROUNDS, Spread, alternate, ratio, report
-from ftrie.library.learner import Learner
+from ftrie.api.learner import Learner
 
 FIELDS, VALUES = 10, 1_000
 ROWS = 2_000

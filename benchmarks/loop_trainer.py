@@ -36,15 +36,15 @@ from ftrie.demo.market import (
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.checkpoint import Every
-from trainer.events.merge import Merger
+from trainer.events.join import Join
 from trainer.events.parse import Parser
-from trainer.events.redis import StreamSource
 from trainer.examples.joined import JoinedExamples
-from trainer.join.join import Join
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs import daemon
 from trainer.runs.stream_run import TrainerOptions
+from trainer.sources.merge import Merger
+from trainer.sources.redis import StreamSource
 
 VISITS = 50_000
 SHOWN = 6

@@ -20,8 +20,8 @@ from benchmarks.common import report
 from benchmarks.streams import TailStream, write_vw
 from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
+from trainer.formats.rejects import RejectLog
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import RejectLog
 from trainer.runs.train import train
 
 ALPHA, BETA, L1 = 0.16, 0.5, 1.0

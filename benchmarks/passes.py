@@ -23,7 +23,7 @@ from benchmarks.avazu import JUDGED, LOG, SPEC, write_vw
 from benchmarks.common import click_log, report
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.passes import PassOptions
 from trainer.runs.train import train

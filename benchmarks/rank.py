@@ -20,7 +20,7 @@ from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.processes import process, served
 from benchmarks.rank_requests import TOP_K, Called, call, fill, framed, request
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 
 CALLS = {10: 8000, 200: 6000, 1000: 2500}

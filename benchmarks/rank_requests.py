@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import rank_model as shop
 from benchmarks.processes import LOAD_CORE, ROOT, pin
 from ctr.v1.ranking_pb2 import Features, RankRequest
-from ftrie.client.client import METHOD
+from ftrie.api.client import METHOD
 from model_store.artefact.artefact import Artefact
 from model_store.store import Store
 

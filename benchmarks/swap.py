@@ -11,7 +11,7 @@ import time
 from benchmarks import rank_model as shop
 from benchmarks.common import ROUNDS, Spread, report
 from benchmarks.processes import served
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 
 

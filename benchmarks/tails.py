@@ -48,7 +48,7 @@ from benchmarks.updates import (
     load,
     new_keys,
 )
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from ftrie.draw.charts import intervals, lines, require_charts
 from ftrie.draw.pages import stacked_svg
 from model_store.files import write_whole

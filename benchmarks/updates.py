@@ -32,7 +32,7 @@ from benchmarks.changes import deltas
 from benchmarks.common import Spread, report
 from benchmarks.processes import ALL_CORES, LOAD_CORE, ROOT, pin, served
 from benchmarks.rank_requests import CONNECTIONS, call, fill, framed, request
-from ftrie.client.client import METHOD, Client, RankFailed
+from ftrie.api.client import METHOD, Client, RankFailed
 from ftrie.demo.processes import free_port
 from model_store.artefact.artefact import Artefact, Delta
 from model_store.store import Store

@@ -51,7 +51,7 @@ def server_metrics() -> str:
     """Every metric of a server, of whatever module."""
     for module in pkgutil.walk_packages(server.__path__, "server."):
         # The first needs an extra, the second is a program. A metric is declared when its module is imported.
-        if module.name not in ("server.telemetry.tracing", "server.processes.worker_main"):
+        if module.name not in ("server.telemetry.tracing", "server.serve.worker_main"):
             importlib.import_module(module.name)
     return metrics_table(each for _, each in sorted(meter.FAMILIES.items()))
 
@@ -69,7 +69,7 @@ def keys() -> str:
 def rules() -> str:
     """The rules of docs/operating.md, which its test takes from the same place."""
     lines = [role.rule for role in ROLES]
-    return "\n".join(["<!-- run by: tests/server/rpc/test_store_access.py -->", "```", *lines, "```"])
+    return "\n".join(["<!-- run by: tests/server/serve/test_store_access.py -->", "```", *lines, "```"])
 
 
 def classifier_parameters() -> str:

@@ -10,35 +10,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ftrie.client.access import Access
-    from ftrie.client.client import Client
-    from ftrie.client.feedback import Feedback
-    from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
-    from ftrie.library.doctor import Diagnosis, doctor
-    from ftrie.library.learner import Learner
-    from ftrie.library.model import Evaluation, Explanation, Model
-    from ftrie.library.output import FtrieWarning
-    from ftrie.library.ranker import Ranker
-    from ftrie.library.run import Run, train
-    from ftrie.library.spec import Spec
-    from ftrie.library.store import Store, load
-    from ftrie.library.weights import ModelDiff
+    from ftrie.api.access import Access
+    from ftrie.api.client import Client
+    from ftrie.api.doctor import Diagnosis, doctor
+    from ftrie.api.feedback import Feedback
+    from ftrie.api.learner import Learner
+    from ftrie.api.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+    from ftrie.api.model import Evaluation, Explanation, Model
+    from ftrie.api.output import FtrieWarning
+    from ftrie.api.ranker import Ranker
+    from ftrie.api.run import Run, train
+    from ftrie.api.spec import Spec
+    from ftrie.api.store import Store, load
+    from ftrie.api.weights import ModelDiff
     from model_store.errors import FtrieError
 
 _NAMES = {
-    "ftrie.client.access": "Access",
-    "ftrie.client.client": "Client",
-    "ftrie.client.feedback": "Feedback",
-    "ftrie.client.messages": "AnyOf Between NoneOf Thompson UpperConfidenceBound",
-    "ftrie.library.doctor": "Diagnosis doctor",
-    "ftrie.library.learner": "Learner",
-    "ftrie.library.model": "Evaluation Explanation Model",
-    "ftrie.library.output": "FtrieWarning",
-    "ftrie.library.ranker": "Ranker",
-    "ftrie.library.run": "Run train",
-    "ftrie.library.spec": "Spec",
-    "ftrie.library.store": "Store load",
-    "ftrie.library.weights": "ModelDiff",
+    "ftrie.api.access": "Access",
+    "ftrie.api.client": "Client",
+    "ftrie.api.feedback": "Feedback",
+    "ftrie.api.messages": "AnyOf Between NoneOf Thompson UpperConfidenceBound",
+    "ftrie.api.doctor": "Diagnosis doctor",
+    "ftrie.api.learner": "Learner",
+    "ftrie.api.model": "Evaluation Explanation Model",
+    "ftrie.api.output": "FtrieWarning",
+    "ftrie.api.ranker": "Ranker",
+    "ftrie.api.run": "Run train",
+    "ftrie.api.spec": "Spec",
+    "ftrie.api.store": "Store load",
+    "ftrie.api.weights": "ModelDiff",
     "model_store.errors": "FtrieError",
 }
 """The names of each module."""

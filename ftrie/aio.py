@@ -1,4 +1,4 @@
-"""The client of a server for asyncio: `ftrie.client.client.Client` with coroutines, by the same messages.
+"""The client of a server for asyncio: `ftrie.api.client.Client` with coroutines, by the same messages.
 
 async with Client("127.0.0.1:50051") as client:
     ranking = await client.rank("ads", cookie="u1", candidates=["a", "b"], context={"device": "mobile"}, top_k=1)
@@ -13,10 +13,10 @@ from typing import Self, TypeVar, Unpack
 
 import grpc
 
-from ftrie.client.access import OPEN, Access, Balance
-from ftrie.client.client import DEFAULT_TIMEOUT_S, Calls, PreparedCall, RankFailed
-from ftrie.client.feedback import Feedback, Report, ReportFailed
-from ftrie.client.messages import (
+from ftrie.api.access import OPEN, Access, Balance
+from ftrie.api.client import DEFAULT_TIMEOUT_S, Calls, PreparedCall, RankFailed
+from ftrie.api.feedback import Feedback, Report, ReportFailed
+from ftrie.api.messages import (
     AnyOf,
     Between,
     Explanation,
@@ -48,13 +48,13 @@ class Client(Calls):
         access: Access = OPEN,
         balance: Balance | None = None,
     ) -> None:
-        """Arguments and errors as for `ftrie.client.client.Client`. Make it in a coroutine of the loop that uses it."""
+        """Arguments and errors as for `ftrie.api.client.Client`. Make it in a coroutine of the loop that uses it."""
         super().__init__(address, access.aio_channel(address, balance=balance), timeout_s, access, balance)
 
     async def rank(
         self, model: str = "", *, timeout_s: float | None = None, **options: Unpack[Options]
     ) -> Ranking:
-        """Rank candidates. Keywords and errors as for `ftrie.client.client.Client.rank`."""
+        """Rank candidates. Keywords and errors as for `ftrie.api.client.Client.rank`."""
         return await self._made(self._rank(model, timeout_s, options))
 
     async def explain(
@@ -66,7 +66,7 @@ class Client(Calls):
     async def feedback(
         self, model: str, events: Iterable[Feedback], *, timeout_s: float | None = None
     ) -> Report:
-        """Report 1 to 1,000 clicks and conversions. Errors as for `ftrie.client.client.Client.feedback`."""
+        """Report 1 to 1,000 clicks and conversions. Errors as for `ftrie.api.client.Client.feedback`."""
         return await self._made(self._report(model, timeout_s, events))
 
     report = feedback  # its name before

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftrie.library.model import Model
+from ftrie.api.model import Model
 from model_store.errors import InputError, SpecError, installing, listed
 from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
@@ -39,13 +39,13 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import LEARNED_ROWS, with_learned
 from trainer.examples.open_log import examples_of
+from trainer.formats.batch import NotPlain, Position, RowBatch, is_several, plain
+from trainer.formats.tables import arrow_table
 from trainer.learn.matrix import MatrixModel
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import SMALLEST_PROBABILITY, probabilities
 from trainer.learn.scorer import Scorer
-from trainer.logs.batch import NotPlain, Position, RowBatch, is_several, plain
-from trainer.logs.tables import arrow_table
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

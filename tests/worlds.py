@@ -22,8 +22,8 @@ from model_store.ratios import BUCKETS
 from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.versions.online_metrics import OnlineCell
 from trainer.examples.hashing import ExampleMaker
+from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import Position, RowBatch
 
 # -- the shop
 

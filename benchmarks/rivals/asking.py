@@ -13,7 +13,7 @@ from benchmarks.rank_requests import framed, texts
 from benchmarks.rivals import plain_load, shared_model, vowpal_wabbit
 from benchmarks.rivals.scorers import SCORERS
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 
 Rates = dict[str, float]
 TIMEOUT_S = 30.0

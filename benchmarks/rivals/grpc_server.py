@@ -14,7 +14,7 @@ import grpc
 from benchmarks.rank_requests import texts
 from benchmarks.rivals.scorers import SCORERS, Scorer, best
 from ctr.v1.ranking_pb2 import RankedItem, RankRequest, RankResponse
-from server.rpc.ranking_service import SERVICE
+from server.serve.ranking_service import SERVICE
 from server.settings import DEFAULT_THREADS
 
 

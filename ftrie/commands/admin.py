@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FieldDescriptor
     from google.protobuf.message import Message
 
-    from ftrie.client.admin import AdminClient
+    from ftrie.api.admin import AdminClient
 
 MOST_VARIANTS = 4
 Plain = dict[str, Any]
@@ -28,7 +28,7 @@ class AdminFlags(ServerFlags):
 
     def client(self) -> AdminClient:
         """The client. Raises ServerError."""
-        from ftrie.client.admin import AdminClient
+        from ftrie.api.admin import AdminClient
 
         return AdminClient(self.address, self.timeout, self.access())
 

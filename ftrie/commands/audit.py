@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ftrie import terminal
+from ftrie.api.data import Log, log_of
 from ftrie.command import command
 from ftrie.commands.flags import (
     InputsArgument,
@@ -12,7 +13,6 @@ from ftrie.commands.flags import (
     ModelArgument,
     WithoutOption,
 )
-from ftrie.library.data import Log, log_of
 from ftrie.terminal import JsonOption, note_once, print_json, print_table
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 

@@ -1,7 +1,7 @@
 """`ftrie bench`: runs the benchmarks of a checkout, one process each, or loads a running server.
 
 `ftrie bench NAME…` is short for `ftrie bench run NAME…`. The benchmarks are in benchmarks/, the load generator of
-`ftrie bench serve` in ftrie.client.load.
+`ftrie bench serve` in ftrie.api.load.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def bench_serve(
 
     With --rate and --pace a latency counts from when the call was due, so that a stall is charged to the server.
     """
-    from ftrie.client.load import Load, drawn, due, figures, read
+    from ftrie.api.load import Load, drawn, due, figures, read
 
     if rate is not None and pace is not None:
         raise typer.BadParameter("give either --rate or --pace")

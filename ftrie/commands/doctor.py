@@ -1,4 +1,4 @@
-"""`ftrie doctor`: flags and output. The examination is `trainer.doctor.examine`."""
+"""`ftrie doctor`: flags and output. The examination is `trainer.inspect.examine`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.api.data import Log, log_of
 from ftrie.command import command
 from ftrie.commands.flags import DialectFlags, InputsArgument
-from ftrie.library.data import Log, log_of
 from ftrie.terminal import JsonOption, note_once, print_json
 from model_store.flags import Flag
 
 if TYPE_CHECKING:
-    from trainer.doctor.findings import Diagnosis, Finding
+    from trainer.inspect.findings import Diagnosis, Finding
 
 ERRORS_FOUND = 9
 """The exit code if a finding is an error."""
@@ -47,7 +47,7 @@ def doctor(
     log is read once. Exit code 9 if a finding is an error.
     """
     from model_store.spec.spec import load_spec
-    from trainer.doctor.examine import examine
+    from trainer.inspect.examine import examine
 
     if spec is not None and label is not None:
         raise typer.BadParameter("--label belongs to a log without --spec, which names the label")

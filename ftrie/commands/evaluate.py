@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ftrie import terminal
+from ftrie.api.data import TimedLog, log_of
 from ftrie.command import command
 from ftrie.commands.flags import (
     InputsArgument,
@@ -16,7 +17,6 @@ from ftrie.commands.flags import (
     StrictOption,
     WithoutOption,
 )
-from ftrie.library.data import TimedLog, log_of
 from ftrie.terminal import JsonOption, note, note_once, picked, print_json, print_table, warn
 from model_store.errors import InputError, SpecError, counted, listed
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
@@ -92,7 +92,7 @@ def evaluate(
     clicks, which are joined, and judged beside the order shown. The model does not change.
     """
     from model_store.model_files import read_named
-    from trainer.logs.rejects import RejectLog, no_usable_row
+    from trainer.formats.rejects import RejectLog, no_usable_row
     from trainer.runs.diagnostics import DiagnosticsOptions
     from trainer.runs.evaluate import PredictionFile, evaluate
 

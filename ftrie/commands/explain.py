@@ -11,7 +11,7 @@ from ftrie.terminal import JsonOption, plain, print_json, print_table
 from model_store.flags import Argument
 
 if TYPE_CHECKING:
-    from ftrie.client.messages import ExplainedItem
+    from ftrie.api.messages import ExplainedItem
 
 BAR_WIDTH = 24
 UP, DOWN = "█", "░"
@@ -27,7 +27,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Ask a server which keys make up each candidate's score; prints a table of bars for each item, best first."""
-    from ftrie.client.client import Client
+    from ftrie.api.client import Client
 
     with Client(server.address, server.timeout, server.access()) as client:
         explanation = client.explain(model, **request.options())

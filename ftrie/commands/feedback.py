@@ -18,8 +18,8 @@ from model_store.errors import counted
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
-    from ftrie.client.client import Client
-    from ftrie.client.feedback import Feedback
+    from ftrie.api.client import Client
+    from ftrie.api.feedback import Feedback
 
 MOST_NAMED = 20
 
@@ -39,8 +39,8 @@ def feedback(
     as_json: JsonOption = False,
 ) -> None:
     """Report clicks to a server. Accepted events are in the store, and count once however often they are reported."""
-    from ftrie.client.client import Client
-    from ftrie.client.feedback import Feedback
+    from ftrie.api.client import Client
+    from ftrie.api.feedback import Feedback
 
     outcome = Reporting()
     if file:
@@ -68,7 +68,7 @@ class Reporting:
 
     def report(self, client: Client, model: str, events: Sequence[Feedback], names: Sequence[str]) -> None:
         """Report events, in as many calls as needed; `names` say where each came from."""
-        from ftrie.client.feedback import MOST_EVENTS
+        from ftrie.api.feedback import MOST_EVENTS
 
         # The service takes at most this many in one call.
         for start in range(0, len(events), MOST_EVENTS):
@@ -80,7 +80,7 @@ class Reporting:
 
     def report_lines(self, client: Client, model: str, name: str, lines: IO[bytes]) -> None:
         """Report a file of one event a line. Empty lines are skipped."""
-        from ftrie.client.feedback import MOST_EVENTS
+        from ftrie.api.feedback import MOST_EVENTS
         from model_store import bounded
 
         # Bounded: a file without line ends would otherwise fill the memory.
@@ -110,7 +110,7 @@ class Reporting:
             raise InputError(f"{counted(self.rejected, 'event')} rejected{others}")
 
     def _read(self, name: str, line: bytes) -> Feedback | None:
-        from ftrie.client.feedback import Feedback
+        from ftrie.api.feedback import Feedback
         from model_store.errors import FieldValueError
 
         try:

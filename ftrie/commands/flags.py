@@ -1,7 +1,7 @@
 """The flags that several commands share, each declared once.
 
 A flag is an annotated type (`RejectsOption`); flags that belong together are a dataclass of them (`ServerFlags`), which
-a command takes as one parameter. Those of a log are in `ftrie.library.data`.
+a command takes as one parameter. Those of a log are in `ftrie.api.data`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import typer
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
-    from ftrie.client.access import Access
-    from ftrie.client.messages import Exploration, Filter, Options
-    from trainer.logs.dialect import Dialect
+    from ftrie.api.access import Access
+    from ftrie.api.messages import Exploration, Filter, Options
+    from trainer.formats.dialect import Dialect
 
 
 # --- Models, logs, and what a run writes ---
@@ -110,7 +110,7 @@ class DialectFlags:
     def dialect(self) -> Dialect:
         """What is given. Raises SpecError."""
         from model_store.spec.spec import parse_spec
-        from trainer.logs.dialect import Dialect
+        from trainer.formats.dialect import Dialect
 
         given = {
             # A shell passes `\t` as two characters.
@@ -172,7 +172,7 @@ class AccessFlags:
 
     def access(self) -> Access:
         """The credentials. Raises ServerError."""
-        from ftrie.client.access import Access
+        from ftrie.api.access import Access
 
         return Access(self.tls_ca, self.tls_cert, self.tls_key, self.token)
 
@@ -269,7 +269,7 @@ def _features(flag: str, pairs: Sequence[str] | None) -> dict[str, str | list[st
 
 
 def _filter(text: str) -> Filter:
-    from ftrie.client.messages import AnyOf, Between, NoneOf
+    from ftrie.api.messages import AnyOf, Between, NoneOf
 
     found = _FILTER.fullmatch(text)
     if found is None:
@@ -292,7 +292,7 @@ def _cap(text: str) -> tuple[str, int]:
 
 def exploration_of(text: str) -> Exploration | None:
     """`thompson:2` → Thompson(2.0); "" → None. Raises typer.BadParameter."""
-    from ftrie.client.messages import Thompson, UpperConfidenceBound
+    from ftrie.api.messages import Thompson, UpperConfidenceBound
 
     if not text:
         return None

@@ -1,18 +1,18 @@
-"""`ftrie init`: reads a log's first rows and writes a commented spec to start from. See `trainer.guess`."""
+"""`ftrie init`: reads a log's first rows and writes a commented spec to start from. See `trainer.inspect`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from ftrie.api.data import Format, log_of
 from ftrie.command import command
 from ftrie.commands.flags import DialectFlags
-from ftrie.library.data import Format, log_of
 from ftrie.terminal import JsonOption, note, print_json, print_table
 from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
-    from trainer.guess.guesses import Guess
+    from trainer.inspect.guesses import Guess
 
 
 @command(

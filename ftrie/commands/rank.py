@@ -13,7 +13,7 @@ from model_store.errors import listed
 from model_store.flags import Argument
 
 if TYPE_CHECKING:
-    from ftrie.client.messages import Explanation, Ranking
+    from ftrie.api.messages import Explanation, Ranking
 
 COLUMNS = "cookie ctr request_id version variant degraded unknown_items unknown_fields"
 MORE = ("objective", "uncertainty", "propensity")
@@ -29,7 +29,7 @@ def rank(
     as_json: JsonOption = False,
 ) -> None:
     """Rank candidates on a server; prints a table, best first."""
-    from ftrie.client.client import Client, RankFailed
+    from ftrie.api.client import Client, RankFailed
 
     options = request.options()
     with Client(server.address, server.timeout, server.access()) as client:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.api.data import Data, Log, log_of
 from ftrie.command import command
 from ftrie.commands.flags import (
     RejectsOption,
@@ -19,7 +20,6 @@ from ftrie.commands.flags import (
     SpecArgument,
     ThreadsOption,
 )
-from ftrie.library.data import Data, Log, log_of
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress
 from model_store.errors import InputError
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
@@ -152,11 +152,11 @@ def replay(
     from model_store.spec.spec import load_spec
     from model_store.store import Store
     from trainer.events.fields import resolve_fields
-    from trainer.events.open_sources import EVENTS, check_there, kind_of, names_store
-    from trainer.logs.batch import STDIN
-    from trainer.logs.streams import is_pipe
+    from trainer.formats.batch import STDIN
+    from trainer.formats.streams import is_pipe
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
+    from trainer.sources.open_sources import EVENTS, check_there, kind_of, names_store
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -234,11 +234,11 @@ def _replay_rows(
     threads: int | None,
 ) -> tuple[Replayed, Read]:
     """Replay labelled rows, which estimates read a second time."""
-    from trainer.events.open_sources import files_of_rows
-    from trainer.logs.rejects import RejectLog
+    from trainer.formats.rejects import RejectLog
     from trainer.off_policy.logged import DECISION_ROW, LogOfRows
     from trainer.runs.replay import replay_rows
     from trainer.runs.warmup import compile_kernels, formats_of
+    from trainer.sources.open_sources import files_of_rows
 
     inputs = files_of_rows(logs)
     compile_kernels(spec, formats_of(inputs, flags["format"]), output=terminal)
@@ -280,7 +280,7 @@ def _finish(
     replayed: Replayed, save: Path | None, publish: bool, force: bool, store: Store | None
 ) -> tuple[str, int | None]:
     """Save and publish the model if wanted; returns its SHA-256 and version."""
-    from trainer.logs.rejects import no_usable_row, too_many_rejected
+    from trainer.formats.rejects import no_usable_row, too_many_rejected
 
     if not replayed.examples:
         raise InputError(no_usable_row("learned from", replayed.rejected, replayed.reasons))

@@ -28,7 +28,7 @@ def serve(settings: Settings, as_json: JsonOption = False) -> None:
     Prints one line when every worker serves every model that has a version. SIGTERM or Ctrl-C ends it once its calls
     have ended, a second at once.
     """
-    from server.processes.supervisor import Supervisor
+    from server.serve.supervisor import Supervisor
     from server.telemetry.log import LEVELS, log_to_stderr
 
     def say_ready(status: SupervisorStatus) -> None:

@@ -435,7 +435,7 @@ def candidates(
 ) -> None:
     """Replace a named candidate set with the ids of a file, in order."""
     from model_store.store import Store
-    from trainer.logs.record_files import read_ids
+    from trainer.formats.record_files import read_ids
 
     ids = list(read_ids(file))
     with Store.open(store) as opened:
@@ -450,7 +450,7 @@ def _load(
     kind: str, file: Path, id_column: str | None, store: str, as_json: bool, *, only: bool = False
 ) -> None:
     from model_store.store import Store
-    from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records
+    from trainer.formats.record_files import ITEM_IDS, USER_IDS, read_records
 
     records = read_records(file, USER_IDS if kind == "users" else ITEM_IDS, id_column, note_once())
     with Store.open(store) as opened, progress(f"load {kind}", unit="rows") as bar:

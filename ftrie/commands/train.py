@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.api.data import CachedTimedLog, log_of
 from ftrie.command import command
 from ftrie.commands.flags import (
     ForceOption,
@@ -25,7 +26,6 @@ from ftrie.commands.flags import (
     ThreadsOption,
     ThresholdOption,
 )
-from ftrie.library.data import CachedTimedLog, log_of
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import Stopped, counted
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
@@ -33,9 +33,9 @@ from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from trainer.checkpoint import Checkpoints
+    from trainer.formats.rejects import RejectLog
     from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import MetricsFile, Regret, VariantMetrics
-    from trainer.logs.rejects import RejectLog
     from trainer.publish.publisher import PublishOptions
     from trainer.runs.passes import PassesReport, PassOptions
     from trainer.runs.train import Report
@@ -207,7 +207,7 @@ def train(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from trainer.logs.reader import expand
+    from trainer.formats.reader import expand
     from trainer.publish.publisher import Publisher
     from trainer.runs.finish_run import finish_run
     from trainer.runs.resume import initial_model
@@ -289,8 +289,8 @@ def _files(
     spec: ModelSpec, start: CheckpointFlags, rejects: Path | None, strict: bool, watched: MetricsFlags
 ) -> Iterator[tuple[Checkpoints | None, RejectLog, MetricsOptions]]:
     """Open the files of a run; a resumed run appends to those of rejects and metrics where its checkpoint was."""
+    from trainer.formats.rejects import RejectLog
     from trainer.learn.metrics.records import MetricsFile
-    from trainer.logs.rejects import RejectLog
 
     with ExitStack() as stack:
         checkpoints = start.opened(spec)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.api.data import CachedLog, log_of
 from ftrie.command import command
 from ftrie.commands.flags import (
     ForceOption,
@@ -20,7 +21,6 @@ from ftrie.commands.flags import (
     StrictOption,
 )
 from ftrie.commands.train import print_variants, rejected_for
-from ftrie.library.data import CachedLog, log_of
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import counted
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
@@ -212,7 +212,7 @@ def train_distributed(
     from model_store.store import Store
     from trainer.distributed.cluster import the_ray
     from trainer.distributed.dealing import check_distributable, check_inputs
-    from trainer.logs.rejects import RejectLog
+    from trainer.formats.rejects import RejectLog
     from trainer.runs.finish_run import finish_run
     from trainer.runs.train_distributed import train_distributed as run_distributed
     from trainer.runs.warmup import compile_kernels, formats_of

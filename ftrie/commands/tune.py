@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftrie import terminal
+from ftrie.api.data import CachedTimedLog, log_of
 from ftrie.command import command
 from ftrie.commands.flags import SpecArgument, ThreadsOption
-from ftrie.library.data import CachedTimedLog, log_of
 from ftrie.terminal import JsonOption, note, note_once, picked, print_json, print_table, progress, warn
 from model_store.errors import OutputError, counted
 from model_store.flags import Argument, Flag
@@ -140,8 +140,8 @@ def tune(
     """
     from model_store.files import write_whole
     from model_store.spec.spec import load_spec
+    from trainer.formats.batch import STDIN
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
-    from trainer.logs.batch import STDIN
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
     from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
@@ -201,7 +201,7 @@ def tune(
 
 def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[HeldOut, int]:
     """The part to hold out, and how often to widen the grid. Standard input is read once, and so has neither."""
-    from trainer.logs.batch import STDIN
+    from trainer.formats.batch import STDIN
     from trainer.tune.extent import HeldOut
 
     if hold_out is None and STDIN in log.inputs:

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ftrie.api.weights import ModelDiff, diff_of
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.draw.charts import NONE, Row
-from ftrie.library.weights import ModelDiff, diff_of
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
 from model_store.ratios import wilson

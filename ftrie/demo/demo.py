@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ftrie import terminal
-from ftrie.client.client import Client
-from ftrie.client.messages import Ranking
+from ftrie.api.client import Client
+from ftrie.api.messages import Ranking
 from ftrie.demo.market import AGES, DEVICES, GENDERS, SHOP, SHOP_SPEC, Shop
 from ftrie.demo.processes import Process, free_port, run_ftrie
 from ftrie.terminal import json_output, print_json, print_table

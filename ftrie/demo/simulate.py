@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftrie.client.access import Access
-from ftrie.client.messages import Exploration
+from ftrie.api.access import Access
+from ftrie.api.messages import Exploration
 from ftrie.demo.figures import Freshness, Statistics, Tally, counts_text, rate_text, through_of
 from ftrie.demo.market import Habits, Market, Schedule, load_records
 from ftrie.demo.traffic import (

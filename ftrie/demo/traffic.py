@@ -20,11 +20,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ftrie.client.access import OPEN, Access
-from ftrie.client.client import Client, RankFailed
-from ftrie.client.feedback import Feedback as ReportedFeedback
-from ftrie.client.feedback import ReportFailed
-from ftrie.client.messages import Exploration, Ranking
+from ftrie.api.access import OPEN, Access
+from ftrie.api.client import Client, RankFailed
+from ftrie.api.feedback import Feedback as ReportedFeedback
+from ftrie.api.feedback import ReportFailed
+from ftrie.api.messages import Exploration, Ranking
 from ftrie.demo.figures import Figures, Freshness, Reported, Statistics, quantiles
 from ftrie.demo.market import AnsweredVisit, Market, Schedule, Visit
 from model_store.errors import StoreError

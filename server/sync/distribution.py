@@ -26,7 +26,7 @@ class Taker(Protocol):
         """Take these parts, and give `serial` back when they have been read for the last time."""
 
     def tell(self, body: Body) -> None:
-        """Take a message without parts; `do` names its kind (`server.processes.channel`)."""
+        """Take a message without parts; `do` names its kind (`server.serve.channel`)."""
 
 
 class Distribution:

@@ -101,7 +101,7 @@ def balance(loop: WholeLoop, status: dict[str, dict[str, int]]) -> None:
     """Every entry of both streams was learned from, was a duplicate, or is a dead letter; nothing is left over.
 
     It begins at the streams: what a server that is killed had answered and not yet logged is nowhere. Of servers that
-    end well, answers = logged + dropped and logged = entries: tests/server/impressions/test_logged.py.
+    end well, answers = logged + dropped and logged = entries: tests/server/events/test_logged.py.
     """
     with Store.open(loop.valkey.url) as store:
         impressions, clicks = store.impressions(MODEL).info(), store.clicks(MODEL).info()

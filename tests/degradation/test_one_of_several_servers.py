@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.client.access import BALANCES
+from ftrie.api.access import BALANCES
 from ftrie.demo.processes import free_ports
 from model_store.store import Store
 from tests.degradation.load import BalancedLoad

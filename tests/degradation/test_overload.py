@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import grpc
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client.access import CallFailed
-from ftrie.client.client import METHOD
+from ftrie.api.access import CallFailed
+from ftrie.api.client import METHOD
 from tests.degradation.conftest import PLACES, THREADS
 from tests.degradation.recovered import Recovered
 from tests.degradation.whole_shop import CANDIDATES, WholeShop

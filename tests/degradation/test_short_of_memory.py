@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.client.client import RankFailed
+from ftrie.api.client import RankFailed
 from model_store.artefact.artefact import Artefact
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import Running

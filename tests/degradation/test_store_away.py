@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ftrie.client.client import RankFailed
+from ftrie.api.client import RankFailed
 from model_store.store import Store
 from tests.degradation.proxy import Proxy
 from tests.degradation.recovered import Recovered

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback, ReportFailed
 from ftrie.cli import run
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback, ReportFailed
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, parse_spec

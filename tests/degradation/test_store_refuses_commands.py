@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftrie.client.client import RankFailed
+from ftrie.api.client import RankFailed
 from ftrie.demo.processes import free_port
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store

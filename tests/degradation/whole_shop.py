@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.client.messages import Ranking
+from ftrie.api.messages import Ranking
 from model_store.store import Store
 from tests.degradation.system import Running, Valkey, serving
 from tests.server import shop

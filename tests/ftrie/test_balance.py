@@ -15,16 +15,16 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
-from ftrie.client.access import BALANCES, Access, Balance, cookie_metadata, service_config, target_of
-from ftrie.client.client import Client, RankFailed
+from ftrie.api.access import BALANCES, Access, Balance, cookie_metadata, service_config, target_of
+from ftrie.api.client import Client, RankFailed
 from model_store.errors import ServerError
-from server.rpc.grpc_server import grpc_server, listen
-from server.rpc.health import Health
-from server.rpc.ranking_service import SERVICE
+from server.serve.grpc_server import grpc_server, listen
+from server.serve.health import Health
+from server.serve.ranking_service import SERVICE
 from tests.ftrie.conftest import Ask
 from tests.server import echo
 from tests.server.certificates import identity
-from tests.server.rpc.test_tls import credentials
+from tests.server.serve.test_tls import credentials
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]

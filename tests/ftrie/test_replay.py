@@ -11,11 +11,11 @@ import grpc
 import pytest
 
 from ctr.v1.ranking_pb2 import RankRequest
-from ftrie.client.client import METHOD
-from ftrie.client.load import WIDTH, drawn, due, histogram, read
+from ftrie.api.client import METHOD
+from ftrie.api.load import WIDTH, drawn, due, histogram, read
 from model_store.errors import InputError
-from server.rpc.grpc_server import grpc_server, listen
-from server.rpc.health import Health
+from server.serve.grpc_server import grpc_server, listen
+from server.serve.health import Health
 from tests.ftrie.conftest import Ask, Say
 
 LINES = """\

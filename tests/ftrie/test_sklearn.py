@@ -37,9 +37,9 @@ from ftrie.sklearn import FTRLClassifier
 from model_store.spec.spec import spec_from_json
 from tests.matrix import slow_except
 from trainer.examples.hashing import ExampleMaker
+from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
-from trainer.logs.batch import Position, RowBatch
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ftrl": {"l1": 0.5, "l2": 0.1},

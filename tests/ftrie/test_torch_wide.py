@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from tests.integration.processes import ROOT, ftrie, serving
 

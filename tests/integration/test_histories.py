@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback
 from model_store.features.features import FeaturePlan
 from model_store.features.history import HistoryPlan, UserHistory
 from model_store.keys import history_key
@@ -26,13 +26,13 @@ from tests.trainer.learn.pairs import hash_of
 from tests.trainer.oracles.histories import expected, what_happened
 from tests.waiting import eventually
 from trainer.events.columns import Wanted
-from trainer.events.merge import Merger
-from trainer.events.open_sources import open_sources
+from trainer.events.join import Join
+from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.joined import EventRows, JoinedExamples
-from trainer.join.join import Join
-from trainer.join.rows import Segments
 from trainer.runs.replay import as_events
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import open_sources
 
 TEXT = """
 [model]

@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ftrie.client.admin import AdminClient, AdminFailed
-from ftrie.client.client import Client, RankFailed
+from ftrie.api.admin import AdminClient, AdminFailed
+from ftrie.api.client import Client, RankFailed
 from model_store.errors import FtrieError
 from model_store.features.history import ITEM, KEPT_US, SEEN, HistoryPlan, UserHistory
 from model_store.keys import TABLE, AnyKey, ModelKeys, history_key
@@ -27,7 +27,7 @@ from model_store.streams.event_streams import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.audit import By
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
-from server.rpc.admin_service import ModelAdminService
+from server.serve.admin_service import ModelAdminService
 from server.settings import Settings
 from server.sync import model_sync as follower
 from server.sync.experiment_sync import ExperimentSync

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from tests.integration.processes import Oracle, ftrie, serving
 from tests.model_store.models import SPEC_TEXT

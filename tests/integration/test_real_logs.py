@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftrie import Spec, train
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from tests.integration.processes import Oracle, ftrie, serving
 from tests.waiting import eventually

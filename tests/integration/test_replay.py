@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.client.client import Client
-from ftrie.client.messages import Thompson
+from ftrie.api.client import Client
+from ftrie.api.messages import Thompson
 from model_store.store import Store
 from tests.integration.processes import ftrie, serving
 

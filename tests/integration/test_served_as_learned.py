@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback
+from ftrie.api.messages import Explanation
 from ftrie.cli import run
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback
-from ftrie.client.messages import Explanation
 from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from model_store.store import Store

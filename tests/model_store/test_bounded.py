@@ -12,7 +12,7 @@ from ftrie.cli import run
 from model_store import bounded
 from model_store.errors import InputError
 from tests.matrix import slow_except
-from trainer.logs.record_files import read_ids, read_records
+from trainer.formats.record_files import read_ids, read_records
 
 SPEC = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 

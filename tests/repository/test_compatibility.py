@@ -30,8 +30,8 @@ from server.model import shared_memory
 from server.sync import state_folder
 from server.telemetry import meter
 from trainer.checkpoint import file as checkpoint_file
+from trainer.formats import cache
 from trainer.learn.metrics import records
-from trainer.logs import cache
 from trainer.runs import metrics
 from trainer.tune import state
 

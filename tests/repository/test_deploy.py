@@ -15,11 +15,11 @@ import pytest
 import typer
 import yaml
 
+from ftrie.api.access import COOKIE_HEADER, RESOLVE_MS, RETRY
 from ftrie.cli import build
-from ftrie.client.access import COOKIE_HEADER, RESOLVE_MS, RETRY
-from server.processes.supervisor import KILL_AFTER_S
-from server.processes.worker import LEAVE_S, REFUSE_S
-from server.rpc.ranking_service import SERVICE as RANKING
+from server.serve.ranking_service import SERVICE as RANKING
+from server.serve.supervisor import KILL_AFTER_S
+from server.serve.worker import LEAVE_S, REFUSE_S
 from server.telemetry.meter import FAMILIES
 from trainer.runs.metrics import FAMILIES as TRAINERS
 

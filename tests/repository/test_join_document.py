@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from model_store.spec.sections import JoinSection
-from trainer.join.join import Join, JoinCounts
-from trainer.join.join_state import COUNTED, DUE, EARLY, ENTRY
+from trainer.events.join import Join, JoinCounts
+from trainer.events.join_state import COUNTED, DUE, EARLY, ENTRY
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "join.md").read_text("utf-8")
 

@@ -11,25 +11,25 @@ import pytest
 from model_store.errors import InputError, SourceUnavailable, StoreError
 from model_store.spec.spec import ModelSpec
 from server.errors import ANSWER_OF, INTERNAL
-from server.rpc import security
-from server.rpc.security import Guard, Refused
+from server.serve import security
+from server.serve.security import Guard, Refused
 from tests.matrix import slow_except
 from tests.repository.pages import ROOT, page, tables
-from trainer.events import kafka as kafka_client
-from trainer.events import open_sources as opening
 from trainer.events.events import READ_BYTES, READ_EVENTS
-from trainer.events.open_sources import open_sources
 from trainer.examples.requests import MOST_ROWS
+from trainer.formats.batch import HEAD_BYTES
+from trainer.formats.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
+from trainer.formats.sparse import REASONS
+from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.learn import collisions
 from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
 from trainer.learn.metrics import figures, metrics, records, regret
 from trainer.learn.metrics import slices as watcher
-from trainer.logs import file_tracker, open_files
-from trainer.logs.batch import HEAD_BYTES
-from trainer.logs.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
-from trainer.logs.sparse import REASONS
-from trainer.logs.streams import MAX_ROW_BYTES
+from trainer.sources import file_tracker, open_files
+from trainer.sources import kafka as kafka_client
+from trainer.sources import open_sources as opening
+from trainer.sources.open_sources import open_sources
 
 
 def code_of(*folders: str) -> str:
@@ -134,7 +134,7 @@ def test_every_format_extension_and_category_of_rejects_of_inputs_is_listed() ->
     listed = {name: ends.replace("`", "").split() for name, ends, _ in tables("inputs.md", "## Inputs")[1:]}
     assert listed.pop(EVENTS) == [".jsonl"] and tuple(listed) == FORMATS
     assert {ext: name for name, extensions in listed.items() for ext in extensions} == EXTENSIONS
-    raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code_of("trainer/logs")))
+    raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code_of("trainer/formats")))
     raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}
     assert raised == {name for name, *_ in tables("inputs.md", "## Rows that cannot be read")[1:]}
     assert f"a block ({BATCH_BYTES >> 20} MiB)" in text
@@ -152,7 +152,7 @@ def sources(heading: str) -> list[list[str]]:
 @pytest.mark.parametrize("heading", ["Streams", "Files", "Kafka"])
 def test_what_is_said_of_sources_stands_in_the_code(heading: str) -> None:
     # Messages are put together from pieces, so whatever stands between quotes on following lines is one text.
-    code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/events", "trainer/logs"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/events", "trainer/formats"))
     said = [text for *_, cell in sources(heading) for text in re.findall(r"`([^`]+)`", cell)]
     assert len(said) >= 4 and [text for text in said if text not in code] == []
 

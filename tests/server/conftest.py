@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from server.settings import Settings
 from tests.server import shop

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from ftrie.client.access import OPEN, Access
-from server.rpc.grpc_server import grpc_server, listen
-from server.rpc.health import Health
+from ftrie.api.access import OPEN, Access
+from server.serve.grpc_server import grpc_server, listen
+from server.serve.health import Health
 
 METHOD = "/test.Echo/Echo"
 

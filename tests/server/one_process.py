@@ -13,8 +13,8 @@ import structlog
 
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from server.processes.worker import Worker
 from server.ranking.served import ModelHandle, ServedVersion
+from server.serve.worker import Worker
 from server.settings import Settings
 from server.sync.state_folder import StateFolder
 from server.sync.store_sync import StoreSync

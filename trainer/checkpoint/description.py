@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from model_store.errors import CheckpointError
 from model_store.spec.spec import ModelSpec, spec_from_json
-from trainer.logs.batch import ReadFile
+from trainer.formats.batch import ReadFile
 
 SHOWN_DIFFERENCES = 8
 

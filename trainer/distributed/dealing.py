@@ -13,11 +13,11 @@ from pathlib import Path
 
 from model_store.errors import InputError, SpecError, shown
 from model_store.spec.spec import ModelSpec
-from trainer.events.log_files import holds_events
 from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
-from trainer.logs.batch import STDIN
-from trainer.logs.reader import BATCH_BYTES, expand
+from trainer.formats.batch import STDIN
+from trainer.formats.reader import BATCH_BYTES, expand
+from trainer.sources.log_files import holds_events
 
 _BLOCKS = 256
 _SMALLEST_BLOCK = 64 * 1024

@@ -35,10 +35,10 @@ from trainer.distributed.shard_kernels import (
 from trainer.examples.examples_kernels import PROBABILITY_BITS, HashedRows, draw, number_single_rows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
+from trainer.formats.batch import RowBatch
+from trainer.formats.rejects import Reject, RejectLog
 from trainer.learn.metrics.figures import Group
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import Reject, RejectLog
 
 MOST = 2**31 - 1
 """The most rows and the most keys of a shard."""

@@ -1,1 +1,1 @@
-"""Impressions and feedback as events, read from streams and growing files in one order."""
+"""Impressions and feedback as events, and as labelled rows once they are joined."""

@@ -53,7 +53,7 @@ from trainer.events.scan_kernels import (
     scan,
     text_offsets,
 )
-from trainer.logs.jsonl import is_utf8
+from trainer.formats.jsonl import is_utf8
 
 _LATEST = 9e18
 Bools = npt.NDArray[np.bool_]

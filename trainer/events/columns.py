@@ -158,7 +158,7 @@ TEXT, SET, MAP = pa.binary(), pa.list_(pa.binary()), pa.map_(pa.binary(), pa.flo
 
 
 def shaped(array: pa.Array, form: Form) -> pa.Array:
-    """An array of a plain kind (`trainer.logs.batch`) as the form's type, see `Column`."""
+    """An array of a plain kind (`trainer.formats.batch`) as the form's type, see `Column`."""
     if form == "number":
         return _numbers(array)
     return _sets(array) if form == "set" else text_column(plain(array))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainer.logs.streams import up_to_last_line_end
+from trainer.formats.streams import up_to_last_line_end
 
 BAD, IMPRESSION, FEEDBACK, OTHER = 0, 1, 2, 3
 """Kinds of events. OTHER: of a request that belongs to another partition; it is not parsed and has no values."""

@@ -9,7 +9,7 @@ from model_store.errors import SpecError
 from model_store.spec.sections import FieldSpec, Kind, Side
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import CONTEXT, FEATURES, ITEMS, USER, Path, paths_of
-from trainer.logs.jsonl import BadRow, load
+from trainer.formats.jsonl import BadRow, load
 
 _NOWHERE: Mapping[str, FieldSpec] = {}
 

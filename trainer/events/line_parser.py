@@ -26,7 +26,7 @@ from trainer.events.columns import (
     shaped,
 )
 from trainer.events.events import MAX_ITEMS, Raw
-from trainer.logs.jsonl import BadRow, canonical, column_of, load
+from trainer.formats.jsonl import BadRow, canonical, column_of, load
 
 _LARGEST = int(sys.float_info.max)
 _INT64 = 2**63

@@ -36,7 +36,7 @@ from trainer.events.events import (
 from trainer.events.line_parser import read_lines
 from trainer.events.scan_kernels import find_twice
 from trainer.events.share import Share, among_others
-from trainer.logs.times import NO_TIME, parse_times
+from trainer.formats.times import NO_TIME, parse_times
 
 Ints = npt.NDArray[np.int64]
 Range = tuple[int, int]

@@ -4,9 +4,9 @@ In: the batches of the first pass, on their way to the maker of examples. Out: t
 BLOCK_ROWS rows that follow one another in the log, the last one is shorter; it keeps their order. Rows are counted as
 read, so blocks depend neither on the size of batches nor on where a run was resumed.
 
-The file is a sequence of pieces (`trainer.logs.pieces`), each after the clicks of its rows' requests where requests are
-sampled: a byte a row. A piece ends where its batch or its block ends, so every piece has the column types of its batch.
-Where the pieces are is known in memory only, and to a checkpoint.
+The file is a sequence of pieces (`trainer.formats.pieces`), each after the clicks of its rows' requests where requests
+are sampled: a byte a row. A piece ends where its batch or its block ends, so every piece has the column types of its
+batch. Where the pieces are is known in memory only, and to a checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import CheckpointError, InputError, OutputError
-from trainer.logs.batch import Position, RowBatch
-from trainer.logs.pieces import of_bytes, to_bytes
+from trainer.formats.batch import Position, RowBatch
+from trainer.formats.pieces import of_bytes, to_bytes
 
 BLOCK_ROWS = 4096
 _SIZE = struct.Struct("<I")

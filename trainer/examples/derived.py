@@ -17,7 +17,7 @@ from model_store.features.derived import Derivations, Numbers
 from model_store.spec.spec import ModelSpec
 from trainer.examples.requests import WholeRequests, request_ids, request_starts
 from trainer.examples.row_histories import RowHistories
-from trainer.logs.batch import RowBatch
+from trainer.formats.batch import RowBatch
 
 _WAY = ("ratio", "difference", "list", "best", "of", "history", "measure", "last", "within")
 

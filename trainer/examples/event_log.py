@@ -25,14 +25,14 @@ from model_store.spec.spec import ModelSpec
 from trainer.events.columns import MARK, RESERVED, Wanted
 from trainer.events.events import BadEvent, Chunk
 from trainer.events.fields import columns_named, columns_seen, resolve_fields
-from trainer.events.log_files import LINE_BITS, LINES, EventFiles
-from trainer.events.merge import Merger
+from trainer.events.join import Join, JoinCounts, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.examples.joined import EventRows, of_known_items
-from trainer.join.join import Join, JoinCounts, Joined
-from trainer.join.rows import Segments
-from trainer.logs.batch import STDIN, Position, RowBatch
-from trainer.logs.reader import Bookmarks, expand
-from trainer.logs.rejects import Reject
+from trainer.formats.batch import STDIN, Position, RowBatch
+from trainer.formats.reader import Bookmarks, expand
+from trainer.formats.rejects import Reject
+from trainer.sources.log_files import LINE_BITS, LINES, EventFiles
+from trainer.sources.merge import Merger
 
 REQUEST = "request_id"
 """The member of an event that names its request, and its column if the spec names none."""

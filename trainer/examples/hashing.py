@@ -42,9 +42,9 @@ from trainer.examples.examples_kernels import (
 )
 from trainer.examples.requests import Sample, Sampling, request_ids
 from trainer.examples.rules import FeatureRules
-from trainer.logs.batch import LazyColumns, Position, RowBatch
-from trainer.logs.rejects import Reject
-from trainer.logs.times import parse_times, time_format
+from trainer.formats.batch import LazyColumns, Position, RowBatch
+from trainer.formats.rejects import Reject
+from trainer.formats.times import parse_times, time_format
 
 _CELLS_AT_ONCE = 2048
 """Texts that are digested together, at most: their words and lengths fit into the first-level cache."""

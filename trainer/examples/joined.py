@@ -21,12 +21,12 @@ from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
 from trainer.events.events import Merged
 from trainer.events.histories import EventHistories
-from trainer.events.merge import Merger
+from trainer.events.join import Join, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.join.join import Join, Joined
-from trainer.join.rows import Segments
-from trainer.logs.batch import Position, RowBatch
-from trainer.logs.rejects import Reject
+from trainer.formats.batch import Position, RowBatch
+from trainer.formats.rejects import Reject
+from trainer.sources.merge import Merger
 
 JOIN = "join"
 """The source of joined rows, in dead letters."""

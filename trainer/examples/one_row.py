@@ -23,7 +23,7 @@ from model_store.hash_kernels import digest_columns
 from model_store.spec.keys import MAX_KEY_BYTES
 from trainer.examples.examples_kernels import TokenLayout, digest_of_nothing
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.logs.batch import Position
+from trainer.formats.batch import Position
 
 _LARGEST_WHOLE = 2**53
 _LABELS = {0: 0.0, 1: 1.0}

@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
-from trainer.events.log_files import holds_events
 from trainer.examples.blocks import Blocks
 from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
@@ -29,14 +28,15 @@ from trainer.examples.learned import beginning, with_learned
 from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
-from trainer.logs.batch import Position, ReadFile, RowBatch
-from trainer.logs.cache import PIECE_ROWS, CachedLog
-from trainer.logs.csv import Header
-from trainer.logs.dialect import UNKNOWN, Dialect
-from trainer.logs.reader import BATCH_BYTES, EVENTS, LogReader
-from trainer.logs.streams import ReadTwice, Turns, is_pipe, open_input
-from trainer.logs.tables import Table, TableReader
-from trainer.logs.times import Period
+from trainer.formats.batch import Position, ReadFile, RowBatch
+from trainer.formats.cache import PIECE_ROWS, CachedLog
+from trainer.formats.csv import Header
+from trainer.formats.dialect import UNKNOWN, Dialect
+from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
+from trainer.formats.streams import ReadTwice, Turns, is_pipe, open_input
+from trainer.formats.tables import Table, TableReader
+from trainer.formats.times import Period
+from trainer.sources.log_files import holds_events
 
 _END = None
 _POLL_S = 0.1
@@ -56,7 +56,7 @@ class Log:
     until: only rows from this time on, and before that one, become examples; the others still enter histories.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
-    cache: a file that keeps the rows, and has them the next time (`trainer.logs.cache`); same_batches: in the same
+    cache: a file that keeps the rows, and has them the next time (`trainer.formats.cache`); same_batches: in the same
     batches, on which a shard's order of keys depends.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """

@@ -32,8 +32,8 @@ from trainer.events.histories import (
     where,
 )
 from trainer.examples.requests import request_ids
-from trainer.logs.batch import RowBatch
-from trainer.logs.times import NO_TIME, parse_times, time_format
+from trainer.formats.batch import RowBatch
+from trainer.formats.times import NO_TIME, parse_times, time_format
 
 
 @dataclass

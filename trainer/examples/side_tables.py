@@ -18,8 +18,8 @@ from model_store.errors import InputError, SpecError
 from model_store.features.cells import column_text
 from model_store.features.values import category_text
 from model_store.spec.sections import InputSection
-from trainer.logs.batch import RowBatch
-from trainer.logs.record_files import ITEM_IDS, USER_IDS, read_records, records_of
+from trainer.formats.batch import RowBatch
+from trainer.formats.record_files import ITEM_IDS, USER_IDS, read_records, records_of
 
 Note = Callable[[str], None]
 

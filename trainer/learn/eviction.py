@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.spec.spec import ModelSpec
-from trainer.logs.times import MICROSECONDS, NO_TIME
+from trainer.formats.times import MICROSECONDS, NO_TIME
 
 SWEEP_ROWS = 4096
 FOREVER = 1 << 62

@@ -21,9 +21,9 @@ from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import BIAS
 from trainer.examples.examples_kernels import HashedRows, TokenLayout
 from trainer.examples.hashing import Examples
+from trainer.formats.batch import Position
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import Position
 
 _NUMBERS_AT_ONCE = 1 << 18
 _MOST_ROWS = 1 << 14

@@ -23,7 +23,7 @@ from trainer.examples.derived import with_derived
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
-from trainer.logs.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"

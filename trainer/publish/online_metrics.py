@@ -28,7 +28,7 @@ from model_store.versions.online_metrics import (
     OnlineSums,
 )
 from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
-from trainer.join.join import Closed, Joined
+from trainer.events.join import Closed, Joined
 from trainer.publish.rollback import Evidence
 
 REMEMBERED_MINUTES = 120
@@ -261,7 +261,7 @@ def _unpacked(data: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
 
 
 class Rows(Protocol):
-    """The joined rows: `trainer.join.rows.Segments`."""
+    """The joined rows: `trainer.events.waiting_rows.Segments`."""
 
     def gather(
         self, segment: npt.NDArray[np.int32], row: Int64s, names: Sequence[str] | None = None

@@ -23,9 +23,9 @@ from model_store.features.features import FeaturePlan
 from model_store.features.values import Value
 from model_store.normal_kernels import normal_probability
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.batch import RowBatch
 from trainer.learn.scorer import scoring_spec, unseen_rates
 from trainer.learn.scorer_kernels import probability
-from trainer.logs.batch import RowBatch
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compiling_scorer
 

@@ -20,11 +20,11 @@ from model_store.features.features import FieldPlan
 from model_store.features.numbers import log_buckets
 from model_store.features.values import Value
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.formats.batch import RowBatch
+from trainer.formats.times import MICROSECONDS, NO_TIME
 from trainer.learn.metrics.reliability import GroupReliability, ReliabilitySums
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer
-from trainer.logs.batch import RowBatch
-from trainer.logs.times import MICROSECONDS, NO_TIME
 from trainer.output import SILENT, Output
 from trainer.runs.audit import RowAudit, RowAuditor, example_of
 from trainer.runs.importance import FieldTokens, Importance, ImportanceSample

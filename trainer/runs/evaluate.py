@@ -26,6 +26,9 @@ from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.batch import RowBatch
+from trainer.formats.rejects import RejectLog, no_usable_row
+from trainer.formats.times import parse_times, time_format
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
@@ -33,9 +36,6 @@ from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
-from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import RejectLog, no_usable_row
-from trainer.logs.times import parse_times, time_format
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
 from trainer.runs.warmup import compiling_scorer

@@ -13,7 +13,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, LeaseHeld, NotActivated, StaleEpoch, Stopped, StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
-from trainer.logs.rejects import no_usable_row
+from trainer.formats.rejects import no_usable_row
 from trainer.output import Output
 from trainer.publish.guard import Guard
 from trainer.publish.publisher import Publisher

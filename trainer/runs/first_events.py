@@ -15,10 +15,7 @@ from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION, READ_BYTES
 from trainer.events.fields import resolve_fields
 from trainer.events.histories import EventHistories
-from trainer.events.merge import Merger
-from trainer.events.open_sources import open_rows, open_sources
 from trainer.events.parse import gathered
-from trainer.events.rows import RowSource
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.learned import Columns, beginning, with_learned
 from trainer.examples.row_histories import RowHistories
@@ -26,6 +23,9 @@ from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.signals import StopRequest
 from trainer.runs.stream import Counts
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import open_rows, open_sources
+from trainer.sources.rows import RowSource
 
 LOOK_EVERY_S = 0.5
 ENOUGH = 100

@@ -1,7 +1,7 @@
 """The first spec for a log: columns guessed from their names and values, what is doubtful measured on the first rows.
 
 In: a log of rows or events. Out: the spec as commented TOML, which `ftrie init` and `ftrie.Spec.infer` give.
-`trainer.guess` guesses, `trainer.tune.choice` measures.
+`trainer.inspect` guesses, `trainer.tune.choice` measures.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import Any
 from model_store.errors import InputError
 from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
-from trainer.doctor.examine import without_leaks
-from trainer.events.log_files import holds_events
 from trainer.examples.open_log import Log
-from trainer.guess.events import guess_events
-from trainer.guess.guesses import Guess
-from trainer.guess.profiles import Sample, sample_of, take_sample
-from trainer.guess.relations import guess_log
-from trainer.guess.spec_writer import (
+from trainer.formats.csv import Header
+from trainer.formats.streams import is_pipe
+from trainer.formats.tables import NAME, TableReader
+from trainer.inspect.events import guess_events
+from trainer.inspect.examine import without_leaks
+from trainer.inspect.guesses import Guess
+from trainer.inspect.profiles import Sample, sample_of, take_sample
+from trainer.inspect.relations import guess_log
+from trainer.inspect.spec_writer import (
     Line,
     Measured,
     bucket_lines,
@@ -29,11 +31,9 @@ from trainer.guess.spec_writer import (
     spec_text,
     ways_of_numbers,
 )
-from trainer.logs.csv import Header
-from trainer.logs.streams import is_pipe
-from trainer.logs.tables import NAME, TableReader
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compile_kernels
+from trainer.sources.log_files import holds_events
 from trainer.tune.candidates import as_variants, rebuilt
 from trainer.tune.choice import Choice, Doubts, Step, choose, why_not
 from trainer.tune.crosses import Proposal

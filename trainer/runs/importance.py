@@ -30,10 +30,10 @@ from trainer.examples.examples_kernels import (
     draw,
 )
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.formats.batch import Position
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer
-from trainer.logs.batch import Position
 from trainer.output import SILENT, Output
 
 MOST_SAMPLED = 200_000

@@ -28,12 +28,12 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.one_row import OneRowMaker
 from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
 from trainer.examples.requests import WholeRequests
+from trainer.formats.batch import NotPlain, Position, RowBatch, plain
+from trainer.formats.rejects import RejectLog
+from trainer.formats.tables import python_array, table_of
 from trainer.learn.live_scorer import live_scores
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scores, scoring_spec
-from trainer.logs.batch import NotPlain, Position, RowBatch, plain
-from trainer.logs.rejects import RejectLog
-from trainer.logs.tables import python_array, table_of
 from trainer.output import SILENT
 from trainer.runs.predict import PredictingMaker
 from trainer.runs.resume import layout_error, start_model, start_of

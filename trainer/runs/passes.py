@@ -19,9 +19,9 @@ from model_store.errors import CheckpointError, SpecError
 from model_store.spec.spec import ModelSpec
 from trainer.checkpoint import Checkpoint
 from trainer.examples.blocks import Blocks, shuffled
+from trainer.formats.batch import RowBatch
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.table import part_of
-from trainer.logs.batch import RowBatch
 
 BLOCKS_FILE = "blocks"
 _INDEX, _METRICS = "passes.index", "passes.metrics."

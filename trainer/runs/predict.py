@@ -17,9 +17,9 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import Sample
+from trainer.formats.batch import RowBatch
+from trainer.formats.rejects import Reject
 from trainer.learn.scorer import Scorer, Scores, scoring_spec
-from trainer.logs.batch import RowBatch
-from trainer.logs.rejects import Reject
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compiling_scorer
 

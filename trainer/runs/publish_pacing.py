@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 
 from model_store.waiting import Backoff
+from trainer.formats.rejects import too_many_rejected
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import too_many_rejected
 from trainer.publish.publisher import Publisher
 from trainer.runs.stream import Counts
 

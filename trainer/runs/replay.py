@@ -23,25 +23,25 @@ from model_store.features.derived import Derivations
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.columns import Wanted
-from trainer.events.merge import Merger
-from trainer.events.open_sources import EVENTS, ROWS, open_sources
+from trainer.events.join import Join, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.examples.derived import check_one_way
 from trainer.examples.event_log import with_request
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
-from trainer.join.join import Join, Joined
-from trainer.join.rows import Segments
+from trainer.formats.batch import Position, RowBatch
+from trainer.formats.rejects import RejectLog
+from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel
-from trainer.logs.batch import Position, RowBatch
-from trainer.logs.rejects import RejectLog
-from trainer.logs.times import NO_TIME, parse_times, time_format
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
 from trainer.output import SILENT, Output, Progress
 from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.first_events import first_items
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import LearningLoop
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import EVENTS, ROWS, open_sources
 
 MEMORY_BYTES = 1 << 30
 _WAIT_S = 0.2

@@ -41,15 +41,15 @@ from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoint, Description, file
 from trainer.checkpoint.description import check_same_spec, description_from_json
 from trainer.events.events import NEVER_US
-from trainer.events.open_sources import known_as
-from trainer.events.read_ahead import BEFORE_ALL_US
 from trainer.events.share import Share
+from trainer.events.waiting_rows import import_packs
 from trainer.examples.hashing import ExampleMaker
-from trainer.join.rows import import_packs
 from trainer.learn.model import LearningModel
 from trainer.output import Output
 from trainer.runs.reconcile import Reconciler
 from trainer.runs.stream import ONLINE_PART, Arrays, EventLoop
+from trainer.sources.open_sources import known_as
+from trainer.sources.read_ahead import BEFORE_ALL_US
 
 SAVE_EVERY = 5
 """Rounds between two states in the store. Whoever takes a partition over learns at most so many rounds again."""

@@ -17,16 +17,16 @@ import numpy.typing as npt
 
 from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
 from trainer.events.histories import Histories
-from trainer.events.merge import Merger
-from trainer.events.rows import Rows, RowSource
+from trainer.events.join import Join, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.joined import JOIN, EventRows, JoinedExamples
 from trainer.examples.row_histories import RowHistories
-from trainer.join.join import Join, Joined
-from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.sources.merge import Merger
+from trainer.sources.rows import Rows, RowSource
 
 JOIN_PART, ONLINE_PART, HISTORY_PART = "join.", "online.", "history."
 """Prefixes of the names of a checkpoint's arrays."""

@@ -27,11 +27,9 @@ from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint import Checkpoint, Checkpoints, Description, Every
 from trainer.events.columns import Wanted
 from trainer.events.events import Lag, SourcePosition
-from trainer.events.merge import Merger
-from trainer.events.open_sources import ROWS, check_there, kind_of, known_as, open_rows, open_sources
+from trainer.events.join import Join
+from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
-from trainer.join.join import Join
-from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.output import SILENT, Output
 from trainer.publish.online_metrics import OnlineAccumulator
@@ -44,6 +42,8 @@ from trainer.runs.signals import StopRequest
 from trainer.runs.status import IdleWatch, LateWatch, Status, VariantOutcome, skew_warnings
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import ROWS, check_there, kind_of, known_as, open_rows, open_sources
 
 SEGMENTS = "segments"
 HISTORIES_S = 0.25

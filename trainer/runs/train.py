@@ -25,6 +25,8 @@ from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, examples_of, open_log
+from trainer.formats.batch import Position, ReadFile
+from trainer.formats.rejects import RejectLog, rejected_share, too_many_rejected
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.label_order import LabelOrder
@@ -39,8 +41,6 @@ from trainer.learn.metrics.records import (
     one_class_warnings,
 )
 from trainer.learn.model import LearningModel, Memory
-from trainer.logs.batch import Position, ReadFile
-from trainer.logs.rejects import RejectLog, rejected_share, too_many_rejected
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.publisher import BatchPublisher, PublishCounts
 from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes

@@ -51,11 +51,11 @@ from trainer.distributed.problem import Problem, problems_of
 from trainer.distributed.shard import ShardSummary, collect_rejects
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, default_threads
+from trainer.formats.reader import expand
+from trainer.formats.rejects import RejectLog, too_many_rejected
 from trainer.learn.metrics.figures import Group
 from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
-from trainer.logs.reader import expand
-from trainer.logs.rejects import RejectLog, too_many_rejected
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
 from trainer.runs.signals import StopRequest

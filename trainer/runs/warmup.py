@@ -22,23 +22,23 @@ from model_store.spec.learner_section import Inclusion, LearnerSection
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import Wanted
-from trainer.events.log_files import holds_events
-from trainer.events.merge import Merger
-from trainer.events.open_sources import open_sources
+from trainer.events.join import Join
+from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
-from trainer.join.join import Join
-from trainer.join.rows import Segments
+from trainer.formats.reader import EVENTS, FORMATS, expand, format_by_name
+from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
-from trainer.logs.reader import EVENTS, FORMATS, expand, format_by_name
-from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
 from trainer.publish.publisher import PublishCounts
 from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.stream import EventLoop
 from trainer.runs.train import train
+from trainer.sources.log_files import holds_events
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import open_sources
 
 _SCORING, _TRAINER = "evaluate", "trainer"  # names of what is compiled, in the kernel cache
 _TEXT = "csv"

@@ -21,7 +21,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import OpenLog, open_log
 from trainer.examples.requests import Sample
-from trainer.logs.times import MICROSECONDS, NO_TIME, parse_times, time_format
+from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format
 from trainer.tune.passes import Repeated
 
 MOST_MARKS = 1 << 16

@@ -18,7 +18,7 @@ import pyarrow as pa
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, examples_of, open_log
-from trainer.logs.batch import RowBatch
+from trainer.formats.batch import RowBatch
 from trainer.tune.passes import Repeated
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.spec import ModelSpec
+from trainer.formats.batch import STDIN
 from trainer.learn.metrics.requests import RequestMeasure
-from trainer.logs.batch import STDIN
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
 from trainer.tune.extent import count_rows
 from trainer.tune.paired import Difference

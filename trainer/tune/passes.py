@@ -18,13 +18,13 @@ from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.whole_requests import whole_requests
-from trainer.logs.rejects import RejectLog
 from trainer.tune.candidates import Group
 from trainer.tune.paired import BlockSums, Floats
 from trainer.tune.state import State

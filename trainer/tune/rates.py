@@ -16,7 +16,7 @@ from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from trainer.examples.learned import LEARNED_ROWS
 from trainer.examples.open_log import Log
-from trainer.logs.batch import STDIN
+from trainer.formats.batch import STDIN
 from trainer.output import SILENT, Output
 from trainer.tune.candidates import Value, around, rebuilt
 from trainer.tune.choice import CHOSEN_BY, why_not

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import open_log
+from trainer.formats.batch import STDIN
+from trainer.formats.rejects import MOST_REJECTED, no_usable_row
 from trainer.learn.metrics.requests import RequestMeasure
-from trainer.logs.batch import STDIN
-from trainer.logs.rejects import MOST_REJECTED, no_usable_row
 from trainer.tune.candidates import Candidate, as_variants, groups_of, learns_alone
 from trainer.tune.crosses import Feature, Proposal, propose, with_crosses
 from trainer.tune.extent import Extent, HeldOut, measure

@@ -17,8 +17,8 @@ from model_store.bounded import json_value
 from model_store.errors import CheckpointError, InputError
 from model_store.files import check_writable, write_whole
 from trainer.examples.open_log import Log
-from trainer.logs.batch import STDIN
-from trainer.logs.reader import expand
+from trainer.formats.batch import STDIN
+from trainer.formats.reader import expand
 
 FORMAT = "ftrie-tune"
 VERSION = 1

@@ -46,8 +46,8 @@ from model_store.errors import FtrieError, UsageError, listed
 from model_store.spec.keys import escape
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import Log
+from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.records import Bin, SliceMetrics
-from trainer.logs.rejects import RejectLog
 from trainer.runs.evaluate import Evaluation, evaluate
 
 COURSES = {

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from ftrie.client.messages import ExplainedItem, Options, Ranking
+from ftrie.api.messages import ExplainedItem, Options, Ranking
+from ftrie.api.ranker import Ranker
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.pages.layout import (
     Page,
@@ -31,7 +32,6 @@ from ftrie.dashboard.pages.layout import (
 from ftrie.dashboard.shared import Models
 from ftrie.draw.charts import bars
 from ftrie.draw.notebook import paragraph
-from ftrie.library.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import key_ranges, key_text
 from model_store.errors import FtrieError, UsageError, VersionNotFound

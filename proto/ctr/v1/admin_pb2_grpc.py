@@ -30,7 +30,7 @@ class ModelAdminServiceStub:
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
-    `ftrie.client.admin.AdminClient` the Python client.
+    `ftrie.api.admin.AdminClient` the Python client.
 
     What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
     divides the traffic, and every server of the model follows within a second.
@@ -62,7 +62,7 @@ class ModelAdminServiceServicer:
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
-    `ftrie.client.admin.AdminClient` the Python client.
+    `ftrie.api.admin.AdminClient` the Python client.
 
     What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
     divides the traffic, and every server of the model follows within a second.
@@ -111,7 +111,7 @@ class ModelAdminService:
 
     It listens on a port of its own (`ftrie serve --admin-port`), on the loopback interface by default. With tokens,
     callers need the role "admin"; a client certificate alone does not grant it. `ftrie admin` is the command for it,
-    `ftrie.client.admin.AdminClient` the Python client.
+    `ftrie.api.admin.AdminClient` the Python client.
 
     What is served is decided in the store: `ftrie store` lists, activates and rolls back versions, `ftrie experiment`
     divides the traffic, and every server of the model follows within a second.

@@ -16,8 +16,8 @@ import ftrie
 from ftrie.commands.doctor import finding_lines
 from model_store.errors import SpecError, UsageError
 from tests.ftrie.conftest import Ask, Say
-from tests.trainer.doctor.planted import clean, csv, events, jsonl, parquet, table
-from trainer.doctor.findings import CHECKS, SEVERITIES, Finding
+from tests.trainer.inspect.planted import clean, csv, events, jsonl, parquet, table
+from trainer.inspect.findings import CHECKS, SEVERITIES, Finding
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/doctor.md").read_text("utf-8")

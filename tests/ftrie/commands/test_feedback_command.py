@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ftrie.client.client import Client
-from ftrie.client.feedback import Feedback, Rejected, Report, ReportFailed
+from ftrie.api.client import Client
+from ftrie.api.feedback import Feedback, Rejected, Report, ReportFailed
 from model_store.errors import FieldValueError
 from model_store.store import Store
 from tests.ftrie.conftest import Ask, Said, Say

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from ctr.v1 import admin_pb2
-from ftrie.client.client import Client
-from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson
+from ftrie.api.client import Client
+from ftrie.api.messages import AnyOf, Between, NoneOf, Thompson
 from ftrie.commands.admin import plain, traffic
 from model_store.errors import FieldValueError
 from tests.ftrie.conftest import Ask, Say

@@ -28,7 +28,7 @@ from trainer.checkpoint.folder import checkpoints_in
 from trainer.distributed.cluster import RayCrew, open_crew
 from trainer.distributed.methods import MethodOptions
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train_distributed import DistributedOptions, train_distributed
 
 TURNS = ["--workers=2", "--method=admm", "--tolerance=0", "--every=1"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from ftrie.dashboard.app import PAGES
 from ftrie.dashboard.pages.layout import Page
 from model_store.store import Store

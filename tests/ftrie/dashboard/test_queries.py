@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ftrie.client.messages import Options
+from ftrie.api.messages import Options
+from ftrie.api.store import load
 from ftrie.dashboard.feed import Feed, ModelState
 from ftrie.dashboard.pages.experiments import MOST_POINTS, experiment_figures, group_of
 from ftrie.dashboard.pages.features import Explorer
@@ -21,7 +22,6 @@ from ftrie.dashboard.pages.models import chain_text, version_lines
 from ftrie.dashboard.pages.try_it import TryIt, changed, moves
 from ftrie.dashboard.shared import Models, Recent
 from ftrie.draw.charts import thinned
-from ftrie.library.store import load
 from model_store.errors import FtrieError
 from model_store.store import Store
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from ftrie.client.client import Client
-from ftrie.client.messages import Ranking
+from ftrie.api.client import Client
+from ftrie.api.messages import Ranking
 from model_store.artefact.inspection import one_variant
 from model_store.errors import SpecError
 from model_store.store import Store

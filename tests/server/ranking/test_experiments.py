@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.ranking.experiments import Assignment

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ftrie.client.client import Client, RankFailed
+from ftrie.api.client import Client, RankFailed
 from server.ranking.limits import MAX_FIELDS, MAX_MEMBERS, MAX_NAME_CHARACTERS
 
 LONG = "n" * (MAX_NAME_CHARACTERS + 1)

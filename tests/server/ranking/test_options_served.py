@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ftrie.client.client import Client, Degradation, RankFailed
-from ftrie.client.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
+from ftrie.api.client import Client, Degradation, RankFailed
+from ftrie.api.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import serving

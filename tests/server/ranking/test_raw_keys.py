@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.api.client import Client
 from ftrie.cli import run
-from ftrie.client.client import Client
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server

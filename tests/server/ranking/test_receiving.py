@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import Cap, Exploration, Filter, Item, RankRequest, RankResponse
-from ftrie.client.messages import request_of
+from ftrie.api.messages import request_of
 from model_store.features.features import FeaturePlan
 from model_store.spec.keys import escape
 from model_store.spec.spec import parse_spec

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ftrie.client.client import Client, RankFailed
+from ftrie.api.client import Client, RankFailed
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from server.errors import DeadlinePassed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.artefact.artefact import Artefact
 from model_store.spec.keys import BIAS
 from model_store.store import Store

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.errors import ArtefactError, OutputError
 from model_store.store import Store
 from model_store.versions.experiments import Experiment

@@ -22,8 +22,8 @@ import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ftrie.api.client import Client, RankFailed
 from ftrie.cli import run
-from ftrie.client.client import Client, RankFailed
 from model_store.errors import ArtefactError, NewerFormat, StoreError, VersionNotFound
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import parse_spec

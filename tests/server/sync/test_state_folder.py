@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import ServerError
-from server.processes.takeover import Inherited, Port
+from server.serve.takeover import Inherited, Port
 from server.settings import Settings
 from server.sync.state_folder import RECORD, Process, StateFolder, has_supervisor
 

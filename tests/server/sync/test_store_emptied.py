@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrie.client.client import Client
+from ftrie.api.client import Client
 from model_store.store import Store
 from tests.server import shop
 from tests.server.one_process import Server

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftrie.client.client import Client, RankFailed
-from ftrie.client.feedback import Feedback, ReportFailed
+from ftrie.api.client import Client, RankFailed
+from ftrie.api.feedback import Feedback, ReportFailed
 from model_store.metrics import Family
 from model_store.store import Store
 from server.ranking.users import USER_CACHE

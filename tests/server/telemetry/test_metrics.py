@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from model_store.errors import StoreUnavailable
 from server.errors import Degradation
 from server.ranking.users import USER_CACHE
-from server.rpc.grpc_server import IN_PROGRESS
+from server.serve.grpc_server import IN_PROGRESS
 from server.sync.model_sync import FRESHNESS
 from server.telemetry.meter import DEGRADED, ERRORS, FAMILIES, OLDER, VERSIONS_KEPT, Meter, Totals, declare
 from server.telemetry.prometheus import MetricsPage, registry

@@ -13,10 +13,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from ftrie.client.client import Client, RankFailed
+from ftrie.api.client import Client, RankFailed
 from model_store.store import Store
 from tests.server import shop
-from tests.server.processes.test_operated import serving
+from tests.server.serve.test_operated import serving
 from tests.waiting import eventually
 
 

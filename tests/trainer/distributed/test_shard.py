@@ -30,8 +30,8 @@ from trainer.distributed.dealing import (
 from trainer.distributed.shard import Rows, Shard, ShardKeys, build_shard, collect_rejects
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
+from trainer.formats.rejects import RejectLog
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import RejectLog
 
 Row = tuple[float, float, tuple[tuple[bytes, float], ...]]
 SPEC = """

@@ -18,14 +18,14 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
 from tests.matrix import slow_except
-from trainer.events import merge, read_ahead
 from trainer.events.columns import Wanted
-from trainer.events.merge import Merger
-from trainer.events.redis import StreamSource
+from trainer.events.join import Join
 from trainer.events.share import Share
+from trainer.events.waiting_rows import Segments
 from trainer.examples.joined import EventRows
-from trainer.join.join import Join
-from trainer.join.rows import Segments
+from trainer.sources import merge, read_ahead
+from trainer.sources.merge import Merger
+from trainer.sources.redis import StreamSource
 
 SPEC = parse_spec(
     '[model]\nname = "m"\n[input]\nlabel = "click"\nrequest = "request_id"\n'

@@ -14,7 +14,7 @@ from trainer.events.columns import Path as SourcePosition
 from trainer.events.events import MAX_ITEMS, MAX_LINE_BYTES
 from trainer.events.line_parser import RESERVED_TYPES
 from trainer.events.parse import AHEAD_US, parse
-from trainer.events.read_ahead import FIRST_WAIT_S, LONGEST_WAIT_S
+from trainer.sources.read_ahead import FIRST_WAIT_S, LONGEST_WAIT_S
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/events.md").read_text("utf-8")
 SPEC = parse_spec(

@@ -18,9 +18,9 @@ from trainer.events import histories
 from trainer.events.columns import Wanted
 from trainer.events.events import Chunk
 from trainer.events.histories import EventHistories
-from trainer.events.merge import Part, merge
 from trainer.events.parse import Parser
-from trainer.events.read_ahead import Parsed
+from trainer.sources.merge import Part, merge
+from trainer.sources.read_ahead import Parsed
 
 SPEC = parse_spec("""
 [model]

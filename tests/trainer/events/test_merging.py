@@ -16,10 +16,10 @@ from model_store.errors import InputError, StoreUnavailable
 from model_store.spec.spec import parse_spec
 from tests.matrix import examples
 from tests.trainer.events.sources import Listed, Tables, lines_of
-from trainer.events import read_ahead as reading
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, Lag, Merged, SourcePosition
-from trainer.events.merge import Merger
+from trainer.sources import read_ahead as reading
+from trainer.sources.merge import Merger
 
 SPEC = parse_spec(
     '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nbrand = {}\nprice = {kind = "number"}'

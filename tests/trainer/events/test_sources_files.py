@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError
-from server.impressions.sinks import RotatingFile
+from server.events.sinks import RotatingFile
 from tests.matrix import examples
 from trainer.events.events import NEVER_US, SourcePosition
-from trainer.events.files import FileSource
-from trainer.logs import file_tracker
-from trainer.logs.open_files import PlainFile
+from trainer.sources import file_tracker
+from trainer.sources.files import FileSource
+from trainer.sources.open_files import PlainFile
 
 
 def event(number: int) -> bytes:
@@ -139,7 +139,7 @@ def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
 
 
 def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.events.files.MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("trainer.sources.files.MAX_ROW_BYTES", 1 << 20)
     append(log, event(1), b"x" * (3 << 20))
     reading = Reading(log)
     reading.step()
@@ -357,7 +357,7 @@ for number in range(count):
 
 WRITER = """
 import sys
-from server.impressions.sinks import RotatingFile
+from server.events.sinks import RotatingFile
 from tests.trainer.events.test_sources_files import event
 file = RotatingFile(sys.argv[1], 6000, 50)
 for number in range(int(sys.argv[2])):

@@ -15,10 +15,10 @@ import pytest
 from model_store.errors import InputError, SourceUnavailable
 from model_store.spec.spec import ModelSpec
 from tests.trainer.events.sources import all_of, numbers_of, read
-from trainer.events import kafka as kafka_client
 from trainer.events.events import NEVER_US, Source, SourcePosition
-from trainer.events.kafka import PartitionSource, kafka_name
-from trainer.events.open_sources import open_sources
+from trainer.sources import kafka as kafka_client
+from trainer.sources.kafka import PartitionSource, kafka_name
+from trainer.sources.open_sources import open_sources
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})

@@ -12,7 +12,7 @@ from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
 from tests.trainer.events.sources import all_of, numbers_of, read
 from trainer.events.events import NEVER_US, SourcePosition
-from trainer.events.redis import StreamSource
+from trainer.sources.redis import StreamSource
 
 KEY = "ftrie:{ads}:clicks"
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from trainer.events.events import SourcePosition
-from trainer.events.rows import RowSource
-from trainer.logs import file_tracker
-from trainer.logs.batch import RowBatch
-from trainer.logs.csv import Header
-from trainer.logs.reader import LogReader
+from trainer.formats.batch import RowBatch
+from trainer.formats.csv import Header
+from trainer.formats.reader import LogReader
+from trainer.sources import file_tracker
+from trainer.sources.rows import RowSource
 
 WANTED = ("click", "age", "tags")
 # A row over two lines, a blank line, a row that is too short.

@@ -19,7 +19,7 @@ from model_store.errors import CheckpointError, InputError, OutputError
 from tests.matrix import examples
 from trainer.examples import blocks as module
 from trainer.examples.blocks import BLOCK_ROWS, Blocks, shuffled
-from trainer.logs.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch
 
 
 def batches_of(columns: Sequence[pa.Array], *, clicked: bool = False) -> list[RowBatch]:

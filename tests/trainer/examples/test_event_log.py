@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import examples
-from tests.trainer.join.oracle import Event, OracleJoin
-from trainer.events.log_files import holds_events
+from tests.trainer.events.oracle import Event, OracleJoin
+from trainer.events.join import Closed, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.examples.event_log import EventLog, _WholeRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
-from trainer.join.join import Closed, Joined
-from trainer.join.rows import Segments
-from trainer.logs.batch import RowBatch
+from trainer.formats.batch import RowBatch
 from trainer.runs.replay import replay_events
+from trainer.sources.log_files import holds_events
 
 TEXT = """
 [model]
@@ -303,7 +303,7 @@ def test_events_out_of_order_are_sorted_if_they_fit_in_memory_and_refused_if_not
     replayed = replay_events(SPEC, [log]).join
     assert (replayed["joined"], replayed["orphans"], replayed["out_of_order"]) == (1440, 0, 0)
     assert (lines["r3600"], lines["r0"]) == (1, 1442)
-    monkeypatch.setattr("trainer.events.merge.SORT_BYTES", 1 << 10)
+    monkeypatch.setattr("trainer.sources.merge.SORT_BYTES", 1 << 10)
     with pytest.raises(
         InputError, match=r"events are out of order: [\d,]+ of [\d,]+ came after .*sort the file by ts"
     ):

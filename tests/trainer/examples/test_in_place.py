@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from model_store.features.cells import CodedText
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.logs.jsonl import flat_block
-from trainer.logs.reader import LogReader
-from trainer.logs.tables import TableReader, table_of
+from trainer.formats.jsonl import flat_block
+from trainer.formats.reader import LogReader
+from trainer.formats.tables import TableReader, table_of
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 FIELDS = """

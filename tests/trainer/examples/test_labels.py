@@ -20,7 +20,7 @@ from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, open_log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import Run, train
 
 FIELDS = "[fields]\nad = {}\nsites = { kind = 'set' }\n[[crosses]]\nfields = ['ad', 'sites']\n"

@@ -16,8 +16,8 @@ from model_store.spec.spec import ModelSpec, spec_from_document
 from tests.matrix import examples
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.one_row import OneRowMaker
-from trainer.logs.batch import NotPlain, Position, RowBatch, plain
-from trainer.logs.tables import python_array
+from trainer.formats.batch import NotPlain, Position, RowBatch, plain
+from trainer.formats.tables import python_array
 
 SPEC = """
 model = { name = "rows" }

@@ -16,8 +16,8 @@ from tests.worlds import batch_of, learn, model_of
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.requests import MOST_ROWS, WholeRequests
-from trainer.logs.reader import BATCH_BYTES
-from trainer.logs.rejects import RejectLog
+from trainer.formats.reader import BATCH_BYTES
+from trainer.formats.rejects import RejectLog
 from trainer.output import SILENT
 from trainer.runs.train import train
 

@@ -18,7 +18,7 @@ from ftrie.cli import run
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.trainer.oracles.histories import plain, value_of
 from trainer.examples.row_histories import RowHistories
-from trainer.logs.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch
 
 TEXT = """
 [model]

@@ -10,7 +10,7 @@ from model_store.errors import InputError, SpecError
 from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import train
 
 SPEC = """

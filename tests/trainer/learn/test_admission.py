@@ -17,9 +17,9 @@ from tests.trainer.learn.test_model_warnings import write_log
 from tests.worlds import SPEC, shop_rows, state_of
 from trainer.examples.open_log import Log
 from trainer.examples.rules import FeatureRules
+from trainer.formats.rejects import RejectLog
 from trainer.learn.admission import Admission, false_positive_rate, size_filter, touched_cells
 from trainer.learn.admission_kernels import ByRule, Everything, admit_each
-from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT
 from trainer.runs.train import train
 

@@ -13,8 +13,8 @@ from model_store.spec.spec import parse_spec
 from tests.kernels import learned
 from tests.trainer.learn.pairs import resumed
 from tests.worlds import batch_of, learn, model_of, state_of
+from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.eviction import SWEEP_ROWS, TimeToLive
-from trainer.logs.times import NO_TIME, parse_times, time_format
 
 HOUR = 3600
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model_store.spec.spec import parse_spec
 from tests.trainer.learn.pairs import hash_of
 from trainer.examples.hashing import ExampleMaker
-from trainer.logs.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch
 
 SPEC = """
 [model]

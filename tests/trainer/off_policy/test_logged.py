@@ -13,7 +13,7 @@ from model_store.errors import InputError, SpecError
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log, open_log
-from trainer.logs.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch
 from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW, Layout, LogOfRows, RowCollector
 from trainer.runs.replay import JoinedTap, replay_events
 

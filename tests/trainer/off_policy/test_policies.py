@@ -18,7 +18,7 @@ from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, wr
 from tests.worlds import model_of
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.off_policy.estimating import Estimates, EstimationRun
 from trainer.off_policy.logged import DECISION_ROW, LogOfRows
 from trainer.off_policy.policies import Choice, EpsilonGreedy, EstimatorOptions, Greedy, PolicyName, Softmax

@@ -18,8 +18,8 @@ from model_store.ratios import BUCKETS
 from model_store.store import Store
 from model_store.versions.online_metrics import CTR_UNIT, OnlineCell, OnlineSums, Slot
 from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
-from trainer.join.join import Closed, Joined
-from trainer.join.rows import Segments
+from trainer.events.join import Closed, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, OnlineAccumulator
 from trainer.publish.rollback import Evidence
 

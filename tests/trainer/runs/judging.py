@@ -20,7 +20,7 @@ from model_store.artefact.calibration import Calibration, PowerCurve, VariantCur
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import train
 
 SPEC = """

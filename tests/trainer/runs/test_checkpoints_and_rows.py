@@ -16,16 +16,16 @@ from model_store.spec.spec import ModelSpec
 from trainer.checkpoint import Checkpoints, Every
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.events.columns import Wanted
-from trainer.events.merge import Merger
-from trainer.events.open_sources import open_sources
+from trainer.events.join import Join
+from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
-from trainer.join.join import Join
-from trainer.join.rows import Segments
 from trainer.learn.model import LearningModel
 from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.lease import OWNER, lease_owner
 from trainer.runs.stream import EventLoop
 from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import open_sources
 
 SPEC = ModelSpec(
     model=ModelSection(name="x"), input=InputSection(label="click"), fields={"f": FieldSpec()}

@@ -13,8 +13,8 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
+from trainer.formats.rejects import RejectLog
 from trainer.learn.learners import loops
-from trainer.logs.rejects import RejectLog
 from trainer.runs import warmup
 from trainer.runs.train import train
 from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
@@ -63,7 +63,7 @@ from numba.core.dispatcher import Dispatcher
 from model_store.spec.spec import load_spec
 from trainer.runs.warmup import compile_kernels, formats_of
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import train
 from trainer.learn.metrics.metrics import MetricsOptions
 

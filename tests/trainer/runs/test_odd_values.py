@@ -10,7 +10,7 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import Run, train
 
 SPEC = parse_spec(

@@ -23,10 +23,10 @@ from tests.waiting import eventually
 from tests.worlds import event_logs
 from trainer.checkpoint import Description
 from trainer.events.events import Chunk
-from trainer.events.redis import StreamSource
 from trainer.events.share import Share
 from trainer.output import SILENT
 from trainer.runs.rounds import MODEL_WAIT_S, Partners, WaitsForPartner
+from trainer.sources.redis import StreamSource
 
 REQUESTS = 1000
 ROUND = "10m"

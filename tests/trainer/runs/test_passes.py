@@ -26,9 +26,9 @@ from trainer.examples import blocks
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.requests import WholeRequests
+from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import RejectLog
 from trainer.runs.passes import PassFigures, PassOptions
 from trainer.runs.train import train
 

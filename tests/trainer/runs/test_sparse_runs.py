@@ -15,7 +15,7 @@ from model_store.artefact.artefact import Artefact
 from model_store.spec.spec import parse_spec
 from tests.matrix import slow_except
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import Run, train
 
 ROWS = 500

@@ -33,8 +33,8 @@ from trainer.distributed.shard import build_shard
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
+from trainer.formats.rejects import RejectLog
 from trainer.learn.model import LearningModel
-from trainer.logs.rejects import RejectLog
 from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
 from trainer.runs.finish_run import finish_run

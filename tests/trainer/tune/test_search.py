@@ -17,7 +17,7 @@ from model_store.spec.spec import load_spec, parse_spec
 from tests.trainer.tune.logs import SPEC, write_log
 from tests.waiting import eventually
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train import train
 from trainer.tune.candidates import Edge, candidates_of, with_parameters

@@ -14,7 +14,7 @@ from model_store.errors import InputError, SpecError
 from model_store.spec.spec import load_spec, parse_spec
 from tests.worlds import SPEC, shop_rows
 from trainer.examples.open_log import Log
-from trainer.logs.rejects import RejectLog
+from trainer.formats.rejects import RejectLog
 from trainer.runs.train import train
 from trainer.tune.best_spec import with_best
 from trainer.tune.candidates import candidates_of

@@ -19,6 +19,7 @@ from model_store.errors import CheckpointError
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
+from trainer.formats.times import NO_TIME
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.figures import Group, new_tally, reliability
 from trainer.learn.metrics.metrics_kernels import (
@@ -46,7 +47,6 @@ from trainer.learn.metrics.records import (
 )
 from trainer.learn.metrics.slices import Slice, SlicedMetrics
 from trainer.learn.predictions_kernels import Predictions
-from trainer.logs.times import NO_TIME
 
 AUC_BUCKETS = 8192
 FIRST_WINDOW = 1_000

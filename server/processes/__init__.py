@@ -1,1 +1,0 @@
-"""The server's processes: a supervisor, its workers and the channel between them."""

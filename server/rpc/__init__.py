@@ -1,1 +1,0 @@
-"""The gRPC services and their interceptors: limits, security, errors."""

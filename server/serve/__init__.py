@@ -1,0 +1,1 @@
+"""The processes of a server, its gRPC services, and their interceptors: limits, security, errors."""

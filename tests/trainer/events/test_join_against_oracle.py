@@ -1,0 +1,85 @@
+"""The join against one that is slow and obvious: random events, however they are cut, saved and taken up again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_store.spec.sections import JoinSection
+from tests.trainer.events.events import assert_alike, closed_of, merged, rows_of
+from tests.trainer.events.oracle import Event, OracleJoin
+from trainer.events.join import Join
+
+SECOND = 1_000_000
+
+sections = st.builds(
+    JoinSection,
+    window=st.sampled_from(["1s", "5s", "20s"]),
+    lateness=st.sampled_from(["0s", "2s", "10s"]),
+    late=st.sampled_from(["count", "correct"]),
+    late_within=st.sampled_from(["0s", "3s", "30s"]),
+    positive=st.sampled_from(["click", "conversion"]),
+    max_pending=st.sampled_from([1, 2, 3, 1000]),
+)
+requests = st.sampled_from([1, 2, 3, 4, 5, 6, 2**32 + 1, 2**63 + 1, 0])
+items = st.integers(0, 4)
+
+
+@st.composite
+def events(draw):
+    """Impressions and feedback of few requests, mostly in order, some far out of it; clocks that run ahead."""
+    found, clock = [], 0
+    for _ in range(draw(st.integers(0, 40))):
+        clock += draw(st.integers(0, 3 * SECOND)) // SECOND * SECOND // draw(st.sampled_from([1, 1, 4]))
+        time = clock - draw(st.sampled_from([0, 0, 0, SECOND, 7 * SECOND, 40 * SECOND]))
+        now = draw(st.sampled_from([None, None, None, time - SECOND, time + SECOND]))
+        if draw(st.booleans()):
+            shows = tuple(draw(st.lists(items, max_size=4)))
+            found.append(Event(time, draw(requests), shows, now=now))
+        else:
+            what = draw(st.sampled_from(["click", "conversion"]))
+            found.append(Event(time, draw(requests), None, draw(items), what, now))
+    return found
+
+
+@given(sections, events(), st.data())
+def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, found, data):
+    oracle, join = OracleJoin(section), Join(section)
+    rows, closed, begin = [], [], 0
+    while begin < len(found):
+        size = data.draw(st.integers(1, 12), label="batch")
+        before = sum(event.shows is not None for event in found[:begin])
+        batch = found[begin : begin + size]
+        joined = join.push(merged(batch, before))
+        for event in batch:
+            oracle.take(event)
+        rows, closed, begin = rows + rows_of(joined), closed + closed_of(joined), begin + size
+        assert rows == oracle.rows and closed == oracle.closed
+        assert_alike(join, oracle)
+        if data.draw(st.booleans(), label="restore"):
+            join = restored(join, section)
+    if data.draw(st.booleans(), label="finish"):
+        joined = join.finish()
+        oracle.finish()
+        assert rows + rows_of(joined) == oracle.rows and closed + closed_of(joined) == oracle.closed
+        assert_alike(join, oracle)
+
+
+@given(sections, events(), st.integers(0, 40))
+def test_the_state_does_not_tell_how_the_events_were_cut(section, found, cut):
+    whole, parts = Join(section), Join(section)
+    whole.push(merged(found))
+    parts.push(merged(found[:cut]))
+    parts = restored(parts, section)
+    for index, event in enumerate(found[cut:]):
+        parts.push(merged([event], sum(each.shows is not None for each in found[: cut + index])))
+    expected, got = whole.state(), parts.state()
+    assert expected.keys() == got.keys()
+    for name in expected:
+        assert expected[name].tobytes() == got[name].tobytes(), name
+
+
+def restored(join: Join, section: JoinSection) -> Join:
+    again = Join(section)
+    again.restore({name: array.copy() for name, array in join.state().items()})
+    return again

@@ -1,0 +1,244 @@
+"""Joins impressions with their feedback into labelled rows. docs/join.md: the outcome of each event, and why.
+
+In: Merged events, where requests, items and times are numbers. Out: Joined, references to rows, whose columns are kept
+by `trainer.events.waiting_rows`, with labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.errors import InputError
+from model_store.spec.sections import JoinSection
+from trainer.events import join_kernels, join_state
+from trainer.events.events import IMPRESSION, Merged
+from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
+from trainer.events.join_state import CLOSING, COUNTED, Arrays, Arriving, Room, Rules
+
+_LEAST_ROOM = 4096
+_FEWEST_LOST, _MOST_LOST = 100, 0.01
+"""So many events, and this share of them, may come behind their window."""
+
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """The outcomes of all events so far; docs/join.md defines each count.
+
+    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
+    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
+    """
+
+    impressions: int = 0
+    duplicate_impressions: int = 0
+    late_impressions: int = 0
+    closed: int = 0
+    closed_early: int = 0
+    pending: int = 0
+    remembered: int = 0
+    forgotten_early: int = 0
+    rows: int = 0
+    positives: int = 0
+    negatives: int = 0
+    pending_rows: int = 0
+    corrections: int = 0
+    clicks: int = 0
+    conversions: int = 0
+    joined: int = 0
+    early: int = 0
+    waiting: int = 0
+    orphans: int = 0
+    out_of_order: int = 0
+    late: int = 0
+    duplicate_feedback: int = 0
+    unknown_item: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return dict(vars(self))
+
+    def check_order(self, names: str) -> None:
+        """Raises InputError if so many events come behind their window that the labels are wrong."""
+        lost = self.out_of_order + self.late_impressions
+        events = self.impressions + self.clicks + self.conversions
+        if lost > max(_FEWEST_LOST, _MOST_LOST * events):
+            raise InputError(
+                f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
+                "impression and its clicks are joined, so clicks would be lost; they are more than can be sorted in "
+                "memory: sort the file by ts, or raise [join] lateness"
+            )
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Requests whose window closed, in that order, one element each.
+
+    segment: int32, row: int64, rows: int32: where their rows are; positives, clicks, conversions: int32, the rows that
+    had some in time; time_us: int64, the impression's time.
+    """
+
+    segment: npt.NDArray[np.int32]
+    row: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int32]
+    positives: npt.NDArray[np.int32]
+    clicks: npt.NDArray[np.int32]
+    conversions: npt.NDArray[np.int32]
+    time_us: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return self.row.size
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Labelled rows, in the order in which they are to be learned, and the requests that closed meanwhile.
+
+    segment: int32[m] and row: int64[m], where a row is; label: uint8[m]; clicked: bool[m], whether its request has
+    a positive.
+    """
+
+    segment: npt.NDArray[np.int32]
+    row: npt.NDArray[np.int64]
+    label: npt.NDArray[np.uint8]
+    clicked: npt.NDArray[np.bool_]
+    closed: Closed
+
+    def __len__(self) -> int:
+        return self.row.size
+
+
+class Join:
+    """The join of one model. For one thread.
+
+    The output depends only on the events and their order, not on how they are cut into calls of `push`, nor on
+    `restore(state())` between them.
+    """
+
+    def __init__(self, section: JoinSection) -> None:
+        self._rules = Rules(
+            window=np.int64(section.window_us),
+            lateness=np.int64(section.lateness_us),
+            late_within=np.int64(section.late_within_us),
+            max_pending=np.int64(section.max_pending),
+            positive=CLICKED if section.positive == "click" else CONVERTED,
+            correct=section.late == "correct",
+        )
+        self._memory = join_state.empty()
+
+    def push(self, merged: Merged) -> Joined:
+        """Take the next events. O(1) an event, and O(log n) for each window that closes."""
+        events = _arriving(merged)
+        self._memory = join_state.with_room(self._memory, len(merged), merged.items.size)
+        room = _room(len(merged) + 2 * merged.items.size)
+        taken = 0
+        while (taken := join_kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
+            room = _grown(room)
+        return _joined(room)
+
+    def step_back(self, now_us: int) -> None:
+        """The clock by which events come is now `now_us`, earlier than before: the watermark is no later."""
+        head = self._memory.head[0]
+        head["watermark"] = min(head["watermark"], now_us - self._rules.lateness)
+
+    def finish(self) -> Joined:
+        """Close every window and give up early feedback, as at the end of all events; `push` may still be called."""
+        room = _room(0)
+        while not join_kernels.finish(self._memory, self._rules, room):
+            room = _grown(room)
+        return _joined(room)
+
+    @property
+    def counts(self) -> JoinCounts:
+        """The outcomes of the events so far, over all runs that continued one another."""
+        counts = self._memory.counts[0]
+        return JoinCounts(**{name: int(counts[name]) for name in COUNTED})
+
+    @property
+    def watermark_us(self) -> int | None:
+        """Windows that ended before this are closed: microseconds since 1970, None before the first event."""
+        watermark = int(self._memory.head[0]["watermark"])
+        return watermark if watermark > join_state.BEGINNING_US else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for the state of requests, without their rows."""
+        return sum(array.nbytes for array in self._memory)
+
+    def segments(self) -> npt.NDArray[np.int32]:
+        """The numbers of the segments whose rows may still be emitted, ascending. O(requests remembered)."""
+        entries = self._memory.entries[: int(self._memory.head[0]["entries"])]
+        state = entries["state"]
+        needed = state == PENDING
+        if self._rules.correct:
+            needed |= state == CLOSED
+        needed &= entries["rows"] > 0  # one that showed nothing has no segment
+        return np.unique(entries["segment"][needed])
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """The whole state as plain arrays, for `restore`. Views: valid until the next `push`."""
+        return join_state.state(self._memory)
+
+    def restore(self, arrays: Arrays) -> None:
+        """Continue from a `state`. Raises CheckpointError if the arrays are not those of a join."""
+        self._memory = join_state.restored(arrays)
+
+
+def _arriving(merged: Merged) -> Arriving:
+    rows = np.where(merged.kind == IMPRESSION, merged.rows, 0).astype(np.int32)
+    if int(rows.sum()) != merged.items.size or (rows < 0).any():
+        raise ValueError(f"got {merged.items.size} items; expected one for each of {rows.sum()} rows")
+    return Arriving(
+        kind=_plain(merged.kind, np.uint8),
+        time_us=_plain(merged.time_us, np.int64),
+        now_us=_plain(merged.now_us, np.int64),
+        request=_plain(merged.request, np.uint64),
+        item=_plain(merged.item, np.uint64),
+        what=_plain(merged.what, np.uint8),
+        segment=_plain(merged.segment, np.int32),
+        row=_plain(merged.row, np.int64),
+        rows=rows,
+        first=np.cumsum(rows, dtype=np.int64) - rows,
+        items=_plain(merged.items, np.uint64),
+    )
+
+
+def _plain(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+    """The array in the type of the compiled kernel: read-only arrays, as Arrow returns them, are another type."""
+    array = np.ascontiguousarray(array, dtype)
+    return array if array.flags.writeable else array.copy()
+
+
+def _room(rows: int) -> Room:
+    size = max(rows, _LEAST_ROOM)
+    return Room(
+        segment=np.empty(size, np.int32),
+        row=np.empty(size, np.int64),
+        label=np.empty(size, np.uint8),
+        clicked=np.empty(size, np.bool_),
+        closings=np.empty(size, CLOSING),
+        used=np.zeros(2, np.int64),
+    )
+
+
+def _grown(room: Room) -> Room:
+    larger = _room(2 * room.row.size)
+    rows, closings = room.used
+    for name in ("segment", "row", "label", "clicked"):
+        getattr(larger, name)[:rows] = getattr(room, name)[:rows]
+    larger.closings[:closings] = room.closings[:closings]
+    return larger._replace(used=room.used)
+
+
+def _joined(room: Room) -> Joined:
+    rows, closings = room.used
+    closed = room.closings[:closings]
+    return Joined(
+        segment=room.segment[:rows],
+        row=room.row[:rows],
+        label=room.label[:rows],
+        clicked=room.clicked[:rows],
+        closed=Closed(**{name: np.ascontiguousarray(closed[name]) for name in Closed.__dataclass_fields__}),
+    )

@@ -1,0 +1,450 @@
+"""CSV and TSV: blocks of whole rows, parsed by Arrow, each row with the line it begins on.
+
+Cells stay the raw bytes that stand in the file; quoting, and what else the `Dialect` says, is undone. Arrow
+parses a block that is whole rows of the right arity without being told of lines; `find_rows` is called only
+where that is not so plain.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.csv
+
+from model_store.errors import InputError
+from model_store.features.cells import Block, CellText
+from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
+from trainer.formats.dialect import CSV, TSV, UNKNOWN, Dialect
+from trainer.formats.rejects import Reject
+from trainer.formats.rows_kernels import find_rows, survey
+from trainer.formats.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
+
+_NO_QUOTE = -1
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of the first line of a file before it is read.
+
+    columns: the names of the columns of a file without a header. Its first line is a row all the same, unless it holds
+    these names, in any order. is_absent: the first line is a row, whatever it holds; the columns are c1, c2, … where
+    `columns` does not name them. known: names of columns that a header has: a first line with one of them is a header.
+    any_label: of sparse text, the label may be any word, as `[input] positive` names one. dialect: what is known of it.
+    """
+
+    columns: tuple[str, ...] | None = None
+    is_absent: bool = False
+    known: frozenset[str] = frozenset()
+    any_label: bool = False
+    dialect: Dialect = UNKNOWN
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows at the front of a block that are whole and not blank: int64 start, line (from 0), cells."""
+
+    start: npt.NDArray[np.int64]
+    line: npt.NDArray[np.int64]
+    cells: npt.NDArray[np.int64]
+    size: int
+    lines: int
+    open_quote: bool
+
+
+class DelimitedFile:
+    """One file of the format csv or tsv in any dialect, its header already read.
+
+    names: of all columns, "" for one without a name; columns: the names that occur once. has_header: False if the first
+    line is a row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a
+    row.
+    """
+
+    def __init__(self, feed: Feed, format: str, header: Header | None = None) -> None:
+        self._feed = feed
+        given, self._usual = header or Header(), CSV if format == "csv" else TSV
+        known = given.dialect
+        self.dialect = known if known.is_recognised else known.with_shape(feed.head, self._usual)
+        self._delimiter = str(self.dialect.separator)
+        self._quote = self.dialect.quote or None
+        self._quote_byte = ord(self._quote) if self._quote else _NO_QUOTE
+        self.has_header = True
+        self.note = ""
+        self.names = self._read_header(given)
+        if not known.is_recognised:
+            rows = [row for row in self._sample() if len(row) == len(self.names)]
+            self.dialect = self.dialect.with_values(self.names, rows[self.has_header :])
+        self.columns = tuple(name for name, count in Counter(self.names).items() if name and count == 1)
+        self.kinds: Mapping[str, str | None] = {}
+
+    @property
+    def own_dialect(self) -> dict[str, Any]:
+        """What is not as usual in the format, as `[input]` names it."""
+        return self.dialect.differs_from(self._usual)
+
+    @property
+    def dialect_note(self) -> str:
+        """A remark on a dialect that is not the format's usual one, "" for that."""
+        found = self.own_dialect
+        if self.dialect.numbers:
+            found["numbers in"] = self.dialect.numbers
+        said = ", ".join(f"{name} {value!r}" for name, value in found.items())
+        return (
+            f"{self._feed.name}: read with {said}, as its first lines tell; [input] can name it"
+            if said
+            else ""
+        )
+
+    def may_have(self, column: str) -> bool:
+        """True if the header names the column, even twice, which `batches` refuses."""
+        return column in self.names
+
+    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+        """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
+        places = [self._place(name) for name in wanted]
+        while True:
+            batch = self._next_batch(wanted, places) if turns.mine else None
+            if batch is not None:
+                yield batch
+            if batch is not None or (not turns.mine and self._skip_block()):
+                turns.pass_on()
+            elif self._feed.ended:
+                break
+            else:
+                self._feed.fetch()
+        self._feed.check()
+
+    def go_on(self, position: Position) -> None:
+        """Skip what is before a position of an earlier run."""
+        self._feed.go_on(position)
+
+    def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
+        """The whole rows of the unread bytes; None if there are none yet."""
+        self.dialect.hide(self._feed.unread)
+        feed, data = self._feed, self._whole_lines()
+        # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
+        is_cut_here = (feed.unread[data.size :] != ord("\r")).all()
+        if not data.size and is_cut_here and not (feed.final or feed.full):
+            return None
+        batch = self._cells(data, wanted, places) if data.size and is_cut_here else None
+        if batch is not None:
+            return batch
+        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
+        if lone_returns == 0:
+            batch = self._plain_batch(feeds, quotes > 0, wanted, places)
+        return batch or self._careful_batch(feeds + lone_returns, wanted, places)
+
+    def _skip_block(self) -> bool:
+        """Skip what `_next_batch` would take; False if no row is whole yet."""
+        feed = self._feed
+        self.dialect.hide(feed.unread)
+        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
+        if not quotes and not lone_returns:
+            data = self._whole_lines()
+            feed.drop(data.size, feeds)
+            return data.size > 0
+        rows = self._find_rows(feed.unread, feeds + lone_returns)
+        if rows.size:
+            feed.drop(rows.size, rows.lines)
+        elif self._is_stuck(rows):
+            self._drop_line()
+        else:
+            return False
+        return True
+
+    def _cells(self, data: Bytes, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
+        """The rows, if every line is one of the right arity without a quote or a carriage return; otherwise None."""
+        feed, size = self._feed, data.size
+        lacks_feed = data[-1] != ord("\n")
+        if lacks_feed:
+            feed.room[size] = ord("\n")
+        block = Block.of(feed.room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
+        if block is None:
+            return None
+        texts = {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
+        own = self.dialect.has_own_values
+        cells = LazyColumns(
+            {name: self._values(name, text.to_arrow()) for name, text in texts.items()} if own else texts
+        )
+        lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
+        return RowBatch(
+            cells, lines, feed.name, (), block.rows, feed.drop(size, block.rows - int(lacks_feed))
+        )
+
+    def _plain_batch(
+        self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]
+    ) -> RowBatch | None:
+        """The rows, if every line is a row of the right arity; otherwise None.
+
+        As many rows as lines means that every line but the last ends a row; with quotes, the last one may
+        be cut off inside a cell.
+        """
+        feed = self._feed
+        data = self._whole_lines()
+        count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
+        table = self._parse(data, places) if count else None
+        if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
+            return None
+        lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
+        return RowBatch(
+            self._columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds)
+        )
+
+    def _columns(self, table: pa.Table, wanted: Sequence[str]) -> dict[str, pa.Array]:
+        columns = {name: one_array(column) for name, column in zip(wanted, table.columns, strict=True)}
+        return {name: self._values(name, column) for name, column in columns.items()}
+
+    def _values(self, name: str, cells: pa.Array) -> pa.Array:
+        return self.dialect.values_of(name, cells) if self.dialect.has_own_values else cells
+
+    def _whole_lines(self) -> Bytes:
+        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
+
+    def _ends_with_row(self, data: Bytes) -> bool:
+        """True if the last line of `data`, taken for a row, ends outside quotes."""
+        last = data[up_to_last_line_end(data[:-1]).size :]
+        rows = self._find_rows(last, 1)
+        return len(rows.start) == 1 and rows.size == last.size
+
+    def _careful_batch(self, ends: int, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
+        """The rows of a block with bad lines, blank lines or rows of several lines; None if no row is whole yet."""
+        feed = self._feed
+        rows = self._find_rows(feed.unread, ends)
+        if rows.size == 0:
+            return self._reject_open_quote(wanted) if self._is_stuck(rows) else None
+        good = rows.cells == len(self.names)
+        table = self._parse(_pieces(feed.unread[: rows.size], rows.start, good), places)
+        if table is None or table.num_rows != np.count_nonzero(good):
+            raise InputError(f"{feed.name}:{feed.line}: the rows from here on cannot be told apart")
+        return RowBatch(
+            columns=self._columns(table, wanted),
+            lines=rows.line[good] + feed.line,
+            file=feed.name,
+            rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
+            rows=table.num_rows,
+            # Last, because the lines above are counted from where the feed stands.
+            stop=feed.drop(rows.size, rows.lines),
+        )
+
+    def _find_rows(self, data: Bytes, ends: int) -> _Rows:
+        start, line, cells = (np.empty(ends + 1, np.int64) for _ in range(3))
+        count, size, lines, open_quote = find_rows(
+            data, ord(self._delimiter), self._quote_byte, self._feed.final, start, line, cells
+        )
+        return _Rows(start[:count], line[:count], cells[:count], size, lines, open_quote)
+
+    def _parse(self, data: Bytes, places: list[int]) -> pa.Table | None:
+        """The rows of `data` as binary columns named by index; None if a row has a wrong number of cells."""
+        if data.size == 0:
+            return pa.table({str(place): pa.array([], pa.binary()) for place in places})
+        try:
+            return pa.csv.read_csv(
+                pa.BufferReader(pa.py_buffer(data)),
+                read_options=pa.csv.ReadOptions(
+                    use_threads=False,
+                    block_size=data.size + 1,
+                    column_names=[str(place) for place in range(len(self.names))],
+                ),
+                parse_options=pa.csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char=self._quote or False,
+                    newlines_in_values=self._quote is not None,
+                ),
+                convert_options=pa.csv.ConvertOptions(
+                    check_utf8=False,
+                    strings_can_be_null=False,
+                    include_columns=[str(place) for place in places],
+                    column_types={str(place): pa.binary() for place in places},
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+
+    def _is_stuck(self, rows: _Rows) -> bool:
+        """True if a quote is open and no more bytes can close it."""
+        return rows.open_quote and (self._feed.final or self._feed.full)
+
+    def _reject_open_quote(self, wanted: Sequence[str]) -> RowBatch:
+        """Reject the first line only, so that one stray quote does not swallow the rest of the file."""
+        feed = self._feed
+        reason = 'quote never closed: a cell on this line opens with " and the file ends inside it'
+        reject = Reject(feed.name, feed.line, reason)
+        stop = self._drop_line()
+        empty = {name: pa.array([], pa.binary()) for name in wanted}
+        return RowBatch(empty, np.empty(0, np.int64), feed.name, (reject,), 0, stop)
+
+    def _drop_line(self) -> Position:
+        end = np.flatnonzero(self._feed.unread == ord("\n"))
+        return self._feed.drop(int(end[0]) + 1 if end.size else self._feed.unread.size, 1)
+
+    def _wrong_arity(self, lines: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]) -> Iterator[Reject]:
+        for line, count in zip(lines.tolist(), cells.tolist(), strict=True):
+            reason = f"wrong number of columns: got {count}, expected {len(self.names)}"
+            yield Reject(self._feed.name, self._feed.line + line, reason)
+
+    def _place(self, name: str) -> int:
+        if self.names.count(name) > 1:
+            raise InputError(f"{self._feed.name}: the header names column {name!r} more than once")
+        return self.names.index(name)
+
+    def _read_header(self, given: Header) -> tuple[str, ...]:
+        """The names of the columns; the feed stands at the first row after it."""
+        feed = self._feed
+        if given.columns is not None and given.is_absent:
+            self.has_header = False
+            return given.columns
+        rows = self._first_rows()
+        text, size, lines = _first_row(feed.unread, rows)
+        cells = tuple(self._split(text.decode(errors="replace"))[0])
+        others = self._sample()
+        titles = 0 if given.columns is not None or given.is_absent else _titles(others)
+        if titles:
+            self.note = f"{feed.name}: {shown(self._delimiter.join(cells))} is a title or comment: skipped"
+        for _ in range(titles):
+            feed.drop(size, lines)
+            rows, others = self._first_rows(), others[1:]
+            text, size, lines = _first_row(feed.unread, rows)
+            cells = tuple(self._split(text.decode(errors="replace"))[0])
+        if given.columns is not None:
+            if sorted(cells) == sorted(given.columns):
+                self.note = f"{feed.name}: its first line names the columns: read as a header"
+            else:
+                return self._without_header(given.columns, rows)
+        elif given.is_absent:
+            return self._without_header(numbered(len(cells)), rows)
+        elif not given.known.intersection(cells) and _are_values(cells, others):
+            names = numbered(Counter(map(len, others)).most_common(1)[0][0])
+            self.note = (
+                f"{feed.name}: its first line holds values, not names: {shown(self._delimiter.join(cells))}; read "
+                f"as a file without a header, with columns {names[0]} to {names[-1]}, which [input] columns can "
+                "name"
+            )
+            return self._without_header(names, rows)
+        feed.drop(size, lines)
+        names = self._names(text)
+        # Some writers end each row, but not the header, with a separator.
+        ended = all(len(row) == len(names) + 1 and not row[-1] for row in others[1:])
+        return (*names, "") if ended and len(others) > 1 else names
+
+    def _first_rows(self) -> _Rows:
+        """The rows read ahead, at least one."""
+        feed = self._feed
+        while True:
+            data = feed.unread.copy() if self.dialect.escape else feed.unread
+            self.dialect.hide(data)
+            feeds, _, lone_returns = survey(data, self._quote_byte)
+            rows = self._find_rows(data, feeds + lone_returns)
+            if len(rows.start):
+                return rows
+            if feed.ended:
+                break
+            feed.fetch()
+        feed.check()
+        raise InputError(f"{feed.name} is empty; expected a header line that names the columns, then rows")
+
+    def _without_header(self, names: tuple[str, ...], rows: _Rows) -> tuple[str, ...]:
+        """Raises InputError if no row read ahead has as many cells as there are names."""
+        if not (rows.cells == len(names)).any():
+            raise InputError(
+                f"{self._feed.name}: its rows have {rows.cells[0]} cells, but there are {len(names)} names for the "
+                f"columns: {', '.join(names)}"
+            )
+        self.has_header = False
+        return names
+
+    def _sample(self) -> list[list[str]]:
+        """The rows in the first 64 KiB, the first line's among them."""
+        head = self._feed.head
+        whole = head[: head.rfind(b"\n") + 1] if len(head) >= HEAD_BYTES else head
+        text = (whole or head).decode("utf-8-sig", errors="replace")
+        return self._split(text.replace("\\N", "") if self.dialect.escape else text)
+
+    def _split(self, text: str) -> list[list[str]]:
+        """The cells of all rows that are not blank. Raises InputError."""
+        try:
+            reader = csv.reader(io.StringIO(text, newline=""), **self.dialect.csv_options)
+            return [cells for cells in reader if cells] or [[""]]
+        except csv.Error as error:
+            raise InputError(f"{self._feed.name}: the header line cannot be read: {error}") from error
+
+    def _names(self, text: bytes) -> tuple[str, ...]:
+        try:
+            return tuple(self._split(text.decode())[0])
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self._feed.name}: the header line cannot be read: {error}") from error
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of columns that have none."""
+    return tuple(f"c{place}" for place in range(1, count + 1))
+
+
+def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
+    """The first row's bytes, and the bytes and line ends up to the second row."""
+    size, lines = rows.size, rows.lines
+    if len(rows.start) > 1:
+        size, lines = int(rows.start[1]), int(rows.line[1])
+    return data[rows.start[0] : size].tobytes().strip(b"\r\n"), size, lines
+
+
+def shown(text: str) -> str:
+    """A text of a log for a message, cut."""
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
+
+
+def _titles(rows: Sequence[Sequence[str]]) -> int:
+    """How many rows of one cell come before two rows of several: `sep=,`, comments, a report's title."""
+    filled = [sum(map(bool, row)) for row in rows]
+    first = next((place for place, count in enumerate(filled) if count > 1), 0)
+    return first if len(rows) > first + 1 and filled[first + 1] > 1 else 0
+
+
+def _are_values(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """True if the cells of the first line are values rather than names.
+
+    That is if most of them are numbers, or if two or more of them occur again in their column, one that is not a number
+    among them. Numbers that count up are names: those of the columns of a data frame without names, or of years.
+    """
+    numbers = [name for name in first if _is_number(name)]
+    counting = [str(place) for place in range(len(numbers))]
+    if 2 * len(numbers) > len(first) and numbers != counting:
+        return True
+    others = [row for row in rows if len(row) == len(first) and tuple(row) != tuple(first)]
+    columns = zip(*others, strict=True)
+    again = [cell for cell, column in zip(first, columns, strict=False) if cell and cell in column]
+    return len(again) >= 2 and (not _count_up(numbers) or not all(map(_is_number, again)))
+
+
+def _count_up(numbers: Sequence[str]) -> bool:
+    """True for whole numbers in ascending order."""
+    return all(text.isdecimal() for text in numbers) and all(
+        int(low) < int(high) for low, high in itertools.pairwise(numbers)
+    )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _pieces(data: Bytes, start: npt.NDArray[np.int64], good: npt.NDArray[np.bool_]) -> Bytes:
+    """The bytes of the good rows, end to end."""
+    if good.all():
+        return data
+    # Runs of good rows: a run begins where `good` turns true, and ends where the next bad row begins.
+    edges = np.flatnonzero(np.diff(good, prepend=False, append=False))
+    bounds = np.append(start, data.size)[edges]
+    runs = [data[first:last] for first, last in bounds.reshape(-1, 2)]
+    return np.concatenate(runs) if runs else data[:0]

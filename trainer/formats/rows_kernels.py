@@ -1,0 +1,168 @@
+"""Kernels that find rows in blocks of CSV, TSV and JSON lines: where each starts, on which line, and its cells.
+
+Line ends are LF, CR LF and a lone CR. Quotes are read as by Arrow's CSV parser: a quote opens only at the start of a
+cell, a doubled quote is a quote, and text after the closing quote belongs to the cell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from model_store.jit import inline, kernel
+from trainer.formats.streams import Bytes
+
+Ints = npt.NDArray[np.int64]
+
+_LF = 10
+_CR = 13
+_SPACE = 32
+_TAB = 9
+_OPEN_BRACE = 123
+_CLOSE_BRACE = 125
+_OPEN_BRACKET = 91
+_CLOSE_BRACKET = 93
+_QUOTE = 34
+_BACKSLASH = 92
+_N = 110
+_DEEPEST = 64
+
+
+@kernel
+def survey(data: Bytes, quote: int) -> tuple[int, int, int]:
+    """Count line feeds, quotes, and carriage returns not before a line feed, in one vectorised pass."""
+    feeds = quotes = lone = 0
+    for i in range(len(data) - 1):
+        feeds += data[i] == _LF
+        quotes += data[i] == quote
+        lone += (data[i] == _CR) & (data[i + 1] != _LF)
+    if len(data) > 0:
+        feeds += data[-1] == _LF
+        quotes += data[-1] == quote
+    return feeds, quotes, lone
+
+
+@inline
+def _ends_line(data: Bytes, at: int) -> bool:
+    """True if the byte at `at` is the last of a line end."""
+    if data[at] == _CR:
+        return at + 1 == len(data) or data[at + 1] != _LF
+    return bool(data[at] == _LF)
+
+
+@inline
+def _skip_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
+    """From after an opening quote: the offset after the closing one (-1 if none), and the line ends between."""
+    lines = 0
+    while at < len(data):
+        byte = data[at]
+        if byte == quote:
+            at += 1
+            if at == len(data) or data[at] != quote:
+                return at, lines
+        elif byte <= _CR and _ends_line(data, at):
+            lines += 1
+        at += 1
+    return -1, lines
+
+
+@inline
+def _row(data: Bytes, at: int, delimiter: int, quote: int) -> tuple[int, int, int, bool]:
+    """Read the row at `at`: offset after its line end (-1 if none), line ends, cells, whether a quote is left open."""
+    size = len(data)
+    lines, cells = 0, 1
+    while True:
+        if at < size and data[at] == quote:
+            at, inside = _skip_quoted(data, at + 1, quote)
+            lines += inside
+            if at < 0:
+                return -1, lines, cells, True
+        while at < size and data[at] != delimiter and data[at] != _LF and data[at] != _CR:
+            at += 1
+        if at == size or (data[at] == _CR and at + 1 == size):
+            return -1, lines, cells, False
+        if data[at] != delimiter:
+            pair = data[at] == _CR and data[at + 1] == _LF
+            return at + (2 if pair else 1), lines + 1, cells, False
+        cells += 1
+        at += 1
+
+
+@inline
+def _is_blank(data: Bytes, start: int, stop: int) -> bool:
+    """True if the row consists of its line end alone."""
+    return stop - start <= 2 and (data[start] == _LF or data[start] == _CR)
+
+
+@kernel
+def find_rows(
+    data: Bytes, delimiter: int, quote: int, final: bool, starts: Ints, lines: Ints, cells: Ints
+) -> tuple[int, int, int, bool]:
+    """Write the start, line (from 0) and number of cells of every whole row of `data` that is not blank.
+
+    starts, lines, cells: int64, one element more than `data` has line ends. final: the end of `data` ends the last
+    row. quote: -1 without quoting. Returns (rows, bytes and line ends in them and in blank lines, whether the bytes
+    left over are a row with an open quote).
+    """
+    rows = at = line = 0
+    while at < len(data):
+        stop, ends, count, quoted = _row(data, at, delimiter, quote)
+        if stop < 0 and (quoted or not final):
+            return rows, at, line, quoted
+        if stop < 0:
+            stop = len(data)
+            ends += data[stop - 1] == _CR
+        if not _is_blank(data, at, stop):
+            starts[rows], lines[rows], cells[rows] = at, line, count
+            rows += 1
+        at = stop
+        line += ends
+    return rows, at, line, False
+
+
+@inline
+def _skip_string(data: Bytes, at: int) -> tuple[int, bool]:
+    """From after an opening quote: the offset after the closing one and True, or the line's end and False."""
+    while at < len(data) and data[at] != _LF:
+        if data[at] == _QUOTE:
+            return at + 1, True
+        escape = data[at] == _BACKSLASH and at + 1 < len(data) and data[at + 1] != _LF
+        at += 2 if escape else 1
+    return at, False
+
+
+@kernel
+def survey_json(data: Bytes) -> tuple[int, bool]:
+    """The number of lines, and whether Arrow may read `data`: each line one object, not deep, no odd `null`.
+
+    Deep nesting and a `null` outside an object crash Arrow's JSON parser (26.0), and it misreads a list that starts
+    with `null`. It accepts several objects on a line, and one object on several lines; as many rows as lines, each from
+    `{` to `}`, rule both out.
+    Invariant: `last` is the last byte of this line outside of strings and blanks, LF before there is one.
+    """
+    lines = depth = at = 0
+    regular, last = True, _LF
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        if byte == _LF:
+            regular &= last == _CLOSE_BRACE
+            lines += 1
+            depth, last = 0, _LF
+        elif byte != _SPACE and byte != _TAB and byte != _CR:
+            regular &= last != _LF or byte == _OPEN_BRACE
+            if byte == _QUOTE:
+                at, closed = _skip_string(data, at)
+                regular &= closed
+            elif byte in (_OPEN_BRACE, _OPEN_BRACKET):
+                depth += 1
+                regular &= depth <= _DEEPEST
+            elif byte in (_CLOSE_BRACE, _CLOSE_BRACKET):
+                depth -= 1
+            elif byte == _N:
+                regular &= last != _CLOSE_BRACE and last != _OPEN_BRACKET
+            last = byte
+    if last != _LF:
+        regular &= last == _CLOSE_BRACE
+        lines += 1
+    return lines, regular

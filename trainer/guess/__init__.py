@@ -1,1 +1,0 @@
-"""Guesses a spec from a log, for `ftrie init`."""

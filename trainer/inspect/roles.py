@@ -1,0 +1,222 @@
+"""What the columns of a log are, by a spec or as `ftrie init` guesses; and where rows are.
+
+In: a spec, or the profiles of the first rows. Out: `Roles`. A log whose label or times are partly wrong is what a
+doctor is called for, so both are also found where most values fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from model_store.errors import SpecError, listed
+from model_store.spec.spec import ModelSpec
+from trainer.events.columns import POSITION, PROPENSITY
+from trainer.formats.times import time_format
+from trainer.inspect.guesses import LABEL_NAMES, TIME_WORDS, Guess, guess_all, name_words, short_name
+from trainer.inspect.profiles import Profile, Sample
+
+_PROPENSITIES = frozenset({"propensity", "propensities", "pscore"})
+_POSITIONS = frozenset({"position", "pos", "slot", "rank", "place"})
+_MOST = 0.8
+"""The share of values that make a column the time although the others do not fit."""
+_LOOKED_AT = 300
+_LINE_BITS = 40
+
+
+@dataclass
+class Places:
+    """Marks of rows, and what they stand for: a mark is a file's number and, below it, the line or row in it."""
+
+    files: list[str] = field(default_factory=list)
+
+    def first_mark(self, file: str) -> int:
+        """The mark of line 0 of a file."""
+        if not self.files or self.files[-1] != file:
+            self.files.append(file)
+        return (len(self.files) - 1) << _LINE_BITS
+
+    def where(self, mark: int) -> str:
+        """`FILE:LINE`; "" for no row."""
+        if mark < 0:
+            return ""
+        return f"{self.files[mark >> _LINE_BITS]}:{mark & ((1 << _LINE_BITS) - 1)}"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each column is. fields: the kind of each column that is learned from; ignored: columns that are not.
+
+    is_given: by a spec; names_fields: it has [fields]. time_form: see `trainer.formats.times.parse_times`. missing:
+    columns that the spec's fields need and the log lacks. position: of an item in its list; propensity: with which
+    an item was shown.
+    """
+
+    label: str
+    positive: str | tuple[str, ...] | None = None
+    views: str | None = None
+    weight: str | None = None
+    timestamp: str | None = None
+    time_form: str | None = None
+    request: str | None = None
+    cookie: str | None = None
+    item: str | None = None
+    position: str | None = None
+    propensity: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    missing: tuple[str, ...] = ()
+    is_given: bool = False
+    names_fields: bool = False
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The columns with a role, by role."""
+        names = (
+            "label",
+            "views",
+            "weight",
+            "timestamp",
+            "request",
+            "cookie",
+            "item",
+            "position",
+            "propensity",
+        )
+        return {name: column for name in names if (column := getattr(self, name)) is not None}
+
+    def without(self, *names: str) -> str:
+        """What to do so that columns are no features."""
+        quoted = ", ".join(f'"{name}"' for name in names)
+        if self.names_fields:
+            return f"take {quoted} out of [fields]"
+        return f"[input] ignore = [{quoted}]" + ("" if self.is_given else ", or no entry in [fields]")
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The columns that say whether a row is clicked, or how much it counts."""
+        return frozenset(filter(None, (self.label, self.views, self.weight)))
+
+    @property
+    def identities(self) -> frozenset[str]:
+        """The columns of ids, and of times."""
+        return frozenset(filter(None, (self.request, self.cookie, self.item, self.timestamp)))
+
+
+def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Profile]) -> Roles:
+    """The roles that a spec gives; times, positions and propensities that it does not name are guessed.
+
+    Raises SpecError if the log lacks the label or another column of [input].
+    """
+    given = spec.input
+    absent = [name for name in given.named_columns if name not in columns]
+    if absent:
+        raise SpecError(f"input: no column {absent[0]!r} in the log; it has: {listed(columns, absent[0])}")
+    fields = {
+        each.column or name: each.kind for name, each in spec.fields.items() if not each.is_derived
+    } or {name: "category" for name in columns if name not in {*given.named_columns, *given.ignore}}
+    found = {name: kind for name, kind in fields.items() if name in columns}
+    roles = Roles(
+        label=given.label,
+        positive=given.positive,
+        views=given.views,
+        weight=given.weight,
+        timestamp=given.timestamp,
+        time_form=time_format(spec),
+        request=given.request,
+        cookie=given.cookie,
+        item=given.item,
+        fields=found,
+        ignored=frozenset(columns) - found.keys() - set(given.named_columns),
+        missing=tuple(
+            each.column or name
+            for name, each in spec.fields.items()
+            if not each.is_derived and not each.optional and (each.column or name) not in columns
+        ),
+        is_given=True,
+        names_fields=bool(spec.fields),
+    )
+    return _with_positions(_with_time(roles, profiles), columns)
+
+
+def roles_by_guess(sample: Sample, label: str | None) -> Roles:
+    """The roles as `ftrie init` guesses them.
+
+    A column named like a label, or `label`, is the label even if some of its values cannot be. Raises SpecError if no
+    column can be told to be it.
+    """
+    profiles = sample.profiles
+    try:
+        guesses = guess_all(sample, label)
+    except SpecError:
+        names = [each.name for each in profiles]
+        if label is not None and label not in names:
+            raise
+        named = [name for wanted in LABEL_NAMES for name in names if short_name(name) == wanted]
+        chosen = label if label is not None else next(iter(named), None)
+        if chosen is None:
+            raise
+        others = tuple(each for each in profiles if each.name != chosen)
+        pretended = Profile(chosen, tuple("01"[i % 2] for i in range(len(profiles[0].texts))))
+        guesses = (*guess_all(Sample((pretended, *others), sample.has_header), chosen),)
+    return roles_of_guesses(guesses, profiles, [each.name for each in profiles])
+
+
+def roles_of_guesses(guesses: Sequence[Guess], profiles: Sequence[Profile], columns: Sequence[str]) -> Roles:
+    """The roles that guesses give; columns: all that the log has."""
+    by_role = {guess.role: guess for guess in guesses if guess.role not in ("field", "ignore")}
+    named = {role: guess.name for role, guess in by_role.items()}
+    time = by_role.get("timestamp")
+    roles = Roles(
+        label=named["label"],
+        positive=by_role["label"].positive,
+        views=named.get("views"),
+        weight=named.get("weight"),
+        timestamp=named.get("timestamp"),
+        time_form=_form(time.format) if time is not None else None,
+        request=named.get("request"),
+        cookie=named.get("cookie"),
+        item=named.get("item"),
+        fields={guess.name: guess.kind for guess in guesses if guess.role in ("field", "item")},
+        ignored=frozenset(guess.name for guess in guesses if guess.role == "ignore"),
+    )
+    return _with_positions(_with_time(roles, profiles), columns)
+
+
+def _form(form: str | None) -> str | None:
+    return None if form == "iso" else form
+
+
+def _with_time(roles: Roles, profiles: Sequence[Profile]) -> Roles:
+    """The roles with a time column, if none is named and one is named like a time and has times in most rows."""
+    if roles.timestamp is not None:
+        return roles
+    for profile in profiles:
+        usable = profile.name not in roles.given and not profile.lists and profile.filled
+        if not usable or not TIME_WORDS & set(name_words(profile.name)):
+            continue
+        texts = list(profile.counts)[:: max(len(profile.counts) // _LOOKED_AT, 1)]
+        forms = Counter(Profile(profile.name, (text,)).time_format for text in texts)
+        form, count = forms.most_common(1)[0]
+        form = (
+            Profile(profile.name, tuple(texts)).time_format or form
+        )  # by all of them, day and month are told apart
+        if form is not None and count >= _MOST * len(texts) and profile.distinct > 1:
+            fields = {name: kind for name, kind in roles.fields.items() if name != profile.name}
+            if roles.is_given:
+                fields = dict(roles.fields)
+            return replace(roles, timestamp=profile.name, time_form=_form(form), fields=fields)
+    return roles
+
+
+def _with_positions(roles: Roles, columns: Sequence[str]) -> Roles:
+    def named(words: frozenset[str], most: int) -> str | None:
+        free = (name for name in columns if name not in roles.given)
+        return next(
+            (name for name in free if words & set(name_words(name)) and len(name_words(name)) <= most), None
+        )
+
+    position = POSITION if POSITION in columns else named(_POSITIONS, 2)
+    propensity = PROPENSITY if PROPENSITY in columns else named(_PROPENSITIES, 4)
+    return replace(roles, position=position, propensity=propensity)

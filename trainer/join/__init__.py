@@ -1,1 +1,0 @@
-"""Joins impressions with the feedback that belongs to them, within a time window."""

@@ -1,1 +1,0 @@
-"""Reads log files: CSV, JSON lines, Parquet and sparse text formats."""

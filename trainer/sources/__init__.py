@@ -1,0 +1,1 @@
+"""Where rows and events come from: files that grow or rotate, pipes, streams in Redis, Kafka; merged into one order."""
