@@ -654,10 +654,10 @@ class _TableEngine(_Engine):
             for examples in stream:
                 _check_rejects(examples.rejects, order)
                 if weights.size:
-                    piece = slice(first, first + examples.rows_read)
+                    piece = slice(first, first + examples.counts.rows_read)
                     of_rows = weights[piece if order is None else order[piece]]
                     examples = replace(examples, hashed=examples.hashed._replace(weights=of_rows))
-                first += examples.rows_read
+                first += examples.counts.rows_read
                 self.model.learn(examples, again)
         return self._learned(again)
 

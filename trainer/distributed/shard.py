@@ -36,7 +36,7 @@ from trainer.examples.examples_kernels import PROBABILITY_BITS, HashedRows, draw
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
 from trainer.formats.batch import RowBatch
-from trainer.formats.rejects import Reject, RejectLog
+from trainer.formats.rejects import Reject, RejectLog, RowCounts
 from trainer.learn.metrics.figures import Group
 from trainer.learn.model import LearningModel
 
@@ -113,15 +113,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was read: rows_read, subsampled, minus_labels and doubled as in `Examples`.
+    """What was read.
 
     reasons: bad rows by category; listed: the first ones, under the names that the user gave their files.
     """
 
-    rows_read: int = 0
-    subsampled: int = 0
-    minus_labels: int = 0
-    doubled: int = 0
+    rows: RowCounts = RowCounts()
     reasons: Mapping[str, int] = field(default_factory=dict)
     listed: tuple[Reject, ...] = ()
 
@@ -294,13 +291,7 @@ class _Builder:
                 rejects.add_all(named)
                 listed += named[: MOST_LISTED - len(listed)]
                 self._add(examples)
-                counts = replace(
-                    counts,
-                    rows_read=counts.rows_read + examples.rows_read,
-                    subsampled=counts.subsampled + examples.subsampled,
-                    minus_labels=counts.minus_labels + examples.minus_labels,
-                    doubled=counts.doubled + examples.doubled,
-                )
+                counts = replace(counts, rows=counts.rows + examples.counts)
             for warning in opened.requests.warnings():
                 self._note(warning)
         return replace(counts, reasons=rejects.counts, listed=tuple(listed))

@@ -43,7 +43,7 @@ from trainer.examples.examples_kernels import (
 from trainer.examples.requests import Sample, Sampling, request_ids
 from trainer.examples.rules import FeatureRules
 from trainer.formats.batch import LazyColumns, Position, RowBatch
-from trainer.formats.rejects import Reject
+from trainer.formats.rejects import Reject, RowCounts
 from trainer.formats.times import parse_times, time_format
 
 _CELLS_AT_ONCE = 2048
@@ -60,9 +60,8 @@ class Examples:
     rows: int32[m], their indices in the batch, twice where a row has clicks and other views (input.views): first its
     clicks, then the others; hashed: what learners take; tokens: where their keys' bytes are; texts:
     the token texts of each field, which keep those bytes alive; stop: the position after the batch, from which a later
-    run may continue if the batch is resumable; subsampled: rows that were not drawn; requests: uint64[m], a hash of
-    each row's request id, empty where the log has none; times: int64[m], microseconds since 1970, empty where not
-    needed; minus_labels: rows whose label is -1, which is not a click; doubled: rows that are two examples.
+    run may continue if the batch is resumable; requests: uint64[m], a hash of each row's request id, empty where the
+    log has none; times: int64[m], microseconds since 1970, empty where not needed.
     """
 
     rows: npt.NDArray[np.int32]
@@ -70,14 +69,11 @@ class Examples:
     tokens: TokenLayout
     texts: Sequence[Any]
     rejects: tuple[Reject, ...]
-    rows_read: int
+    counts: RowCounts
     stop: Position
-    subsampled: int = 0
     requests: npt.NDArray[np.uint64] = field(default_factory=lambda: _NO_IDS)
     times: npt.NDArray[np.int64] = field(default_factory=lambda: _NO_TIMES)
     resumable: bool = True
-    minus_labels: int = 0
-    doubled: int = 0
 
     def part(self, begin: int, end: int | None = None) -> Examples:
         """Examples begin to end. The first part has the rejects; counts stay those of the batch.
@@ -139,21 +135,23 @@ class ExampleMaker:
             tokens=tokens,
             texts=texts,
             rejects=_in_order(batch.rejects + rejects),
-            rows_read=batch.rows,
+            counts=RowCounts(
+                rows_read=batch.rows,
+                subsampled=batch.rows - drawn.rows,
+                minus_labels=int(np.count_nonzero(signed < 0.0)),
+                doubled=int(rows.size - good.size),
+            ),
             stop=batch.stop,
-            subsampled=sample.left_out,
             requests=_of_rows(sample.ids, rows),
             times=_of_rows(times, rows),
             resumable=batch.resumable,
-            minus_labels=int(np.count_nonzero(signed < 0.0)),
-            doubled=int(rows.size - good.size),
         )
 
     def _draw(self, batch: RowBatch) -> Sample:
         if self.spec.input.request is None and self._sampling is None:
-            return Sample(batch, _NO_IDS, _NO_NUMBERS, 0)
+            return Sample(batch, _NO_IDS, _NO_NUMBERS)
         ids = request_ids(batch, self.spec.input.request)
-        return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS, 0)
+        return self._sampling.draw(batch, ids) if self._sampling else Sample(batch, ids, _NO_NUMBERS)
 
     def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
         """Labels, including -1; weights, empty if all are 1; and times, empty if unused.

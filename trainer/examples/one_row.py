@@ -24,8 +24,10 @@ from model_store.spec.keys import MAX_KEY_BYTES
 from trainer.examples.examples_kernels import TokenLayout, digest_of_nothing
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import Position
+from trainer.formats.rejects import RowCounts
 
 _LARGEST_WHOLE = 2**53
+_ONE_ROW = RowCounts(rows_read=1)
 _LABELS = {0: 0.0, 1: 1.0}
 _ROW_0 = np.zeros(1, np.int32)
 _NO_NUMBERS = np.empty(0)
@@ -129,7 +131,7 @@ class OneRowMaker:
             layout,
             texts,
         )
-        return Examples(_ROW_0, hashed, layout, texts, (), 1, stop, requests=request)
+        return Examples(_ROW_0, hashed, layout, texts, (), _ONE_ROW, stop, requests=request)
 
     def _label(self, label: Any) -> float | None:
         if self.maker.spec.input.positive is not None:

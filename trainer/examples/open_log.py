@@ -33,6 +33,7 @@ from trainer.formats.cache import PIECE_ROWS, CachedLog
 from trainer.formats.csv import Header
 from trainer.formats.dialect import UNKNOWN, Dialect
 from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
+from trainer.formats.rejects import RowCounts
 from trainer.formats.streams import ReadTwice, Turns, is_pipe, open_input
 from trainer.formats.tables import Table, TableReader
 from trainer.formats.times import Period
@@ -84,8 +85,7 @@ class RunStart:
 
     spec: as given; resolved: against the first run's log; columns: those read from the log; sides: SHA-256 of the side
     tables' files, by table; initial: SHA-256 of the model that the first run started from. read: how far each file was
-    read; rows_read: rows delivered, learned from or not; subsampled: those of them that were not drawn; minus_labels:
-    rows whose label is -1; doubled: rows that are two examples; seconds: duration of all the runs.
+    read; counts, seconds: rows and duration of all the runs.
     """
 
     spec: ModelSpec
@@ -94,10 +94,7 @@ class RunStart:
     sides: dict[str, str]
     initial: str | None = None
     read: tuple[ReadFile, ...] = ()
-    rows_read: int = 0
-    subsampled: int = 0
-    minus_labels: int = 0
-    doubled: int = 0
+    counts: RowCounts = RowCounts()
     seconds: float = 0.0
 
 
@@ -231,10 +228,10 @@ class OpenLog:
         self.specs = tuple(each.resolved for each in starts)
         self._log, self._reader = log, reader
         self._in_log = _each_once(each.columns for each in starts)
-        self._requests = WholeRequests(self.start.resolved, self.start.rows_read)
+        self._requests = WholeRequests(self.start.resolved, self.start.counts.rows_read)
         self._histories = None if self.is_of_events else RowHistories.of(*self.specs)
         self._period = Period.of(self.spec, log.since, log.until)
-        if self._period.columns and self.start.rows_read:
+        if self._period.columns and self.start.counts.rows_read:
             raise SpecError(
                 "--since and --until: a run that is resumed learns the rows after those it has learned"
             )
@@ -335,7 +332,7 @@ class OpenLog:
 
         Raises InputError if the log has them no more.
         """
-        log, left = self._log, self.start.rows_read
+        log, left = self._log, self.start.counts.rows_read
         if not left:
             return
         log.on_note(f"reading {left:,} rows again, for the histories of their users")
@@ -353,8 +350,8 @@ class OpenLog:
                 if not left:
                     return
         raise InputError(
-            f"the log lacks {left:,} of the {self.start.rows_read:,} rows that the run has learned from so far, which "
-            "the histories of users need: give the same files, in the same order, new ones after them"
+            f"the log lacks {left:,} of the {self.start.counts.rows_read:,} rows that the run has learned from so far, "
+            "which the histories of users need: give the same files, in the same order, new ones after them"
         )
 
 

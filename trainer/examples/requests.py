@@ -234,7 +234,6 @@ class Sample:
     batch: RowBatch
     ids: Ids
     factors: npt.NDArray[np.float64]
-    left_out: int
 
 
 @dataclass(frozen=True)
@@ -259,6 +258,4 @@ class Sampling:
         drawn = np.empty(batch.rows, np.bool_)
         draw(ids, clicks, np.uint64(self.seed), np.uint64(self.share * (1 << PROBABILITY_BITS)), drawn)
         factors = np.where(clicks, 1.0, 1.0 / self.share)[drawn]
-        return Sample(
-            replace(batch.where(drawn), clicked=None), ids[drawn], factors, batch.rows - int(drawn.sum())
-        )
+        return Sample(replace(batch.where(drawn), clicked=None), ids[drawn], factors)

@@ -153,13 +153,32 @@ def no_usable_row(use: str, rejected: int, reasons: Iterable[str], more: str = "
     return f"no row could be {use} ({rejected:,} rejected{more}{f': {why}' if why else ''})"
 
 
-def rejected_share(rows_read: int, subsampled: int, good: int, rejected: int) -> float:
-    """The share of rejected rows: unreadable ones of all rows, bad ones of those that were not subsampled away.
+@dataclass(frozen=True)
+class RowCounts:
+    """Outcomes of the rows of a batch, or of all batches of a run and of those it resumes.
 
-    rows_read: rows that could be read; subsampled: those of them that were not drawn; good: hashed without an error.
+    rows_read: rows that could be read, learned from or not; subsampled: those of them that were not drawn;
+    minus_labels: examples whose label is written as -1; doubled: rows that are two examples (input.views).
     """
-    bad = rows_read - subsampled - good
-    return 1.0 - _share(rows_read, rejected - bad) * _share(good, bad)
+
+    rows_read: int = 0
+    subsampled: int = 0
+    minus_labels: int = 0
+    doubled: int = 0
+
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            self.rows_read + other.rows_read,
+            self.subsampled + other.subsampled,
+            self.minus_labels + other.minus_labels,
+            self.doubled + other.doubled,
+        )
+
+    def rejected_share(self, examples: int, rejected: int) -> float:
+        """The share of rejected rows: unreadable ones of all rows, bad ones of those that were drawn."""
+        good = examples - self.doubled
+        bad = self.rows_read - self.subsampled - good
+        return 1.0 - _share(self.rows_read, rejected - bad) * _share(good, bad)
 
 
 def _share(part: int, rest: int) -> float:

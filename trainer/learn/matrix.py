@@ -22,6 +22,7 @@ from model_store.spec.keys import BIAS
 from trainer.examples.examples_kernels import HashedRows, TokenLayout
 from trainer.examples.hashing import Examples
 from trainer.formats.batch import Position
+from trainer.formats.rejects import RowCounts
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
 
@@ -154,7 +155,9 @@ class MatrixModel:
             np.empty(0, np.uint64), np.empty(0), nothing, np.int64(0), nothing, np.zeros((1, rows + 1), np.int32),
             self.model.maker.crosses, self.model.maker.feature_rules.owner,
         )  # fmt: skip
-        return Examples(np.arange(rows, dtype=np.int32), hashed, tokens, (), (), rows, Position("a matrix"))
+        return Examples(
+            np.arange(rows, dtype=np.int32), hashed, tokens, (), (), RowCounts(rows), Position("a matrix")
+        )
 
 
 def pieces(table: Any, order: npt.NDArray[np.int64] | None = None) -> Iterator[Any]:

@@ -177,7 +177,7 @@ class PredictionFile:
         scores, first = examples.scores, examples.first
         lines = examples.lines[first]
         numbers = (each[first, self._variant] for each in (scores.score, scores.ctr, scores.uncertainty))
-        outcomes = examples.counts[:, first] if examples.counts.size else [examples.hashed.labels]
+        outcomes = examples.views[:, first] if examples.views.size else [examples.hashed.labels]
         columns = [
             pa.array([examples.file] * lines.size, pa.utf8()),
             pa.array(lines.astype(np.int64)),
@@ -223,7 +223,7 @@ class PredictionFile:
 class ScoredExamples(Examples):
     """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
 
-    counts: float64[2, m], the clicks and views of each example's row, or empty; batch: the rows themselves, kept only
+    views: float64[2, m], the clicks and views of each example's row, or empty; batch: the rows themselves, kept only
     for diagnostics, which also need `times`; ids: columns of the batch that a PredictionFile writes.
     """
 
@@ -231,14 +231,14 @@ class ScoredExamples(Examples):
     file: str
     lines: Array
     positions: Array
-    counts: Array
+    views: Array
     batch: RowBatch | None
     ids: dict[str, pa.Array]
 
     @property
     def first(self) -> Any:
         """The first example of each row, the click where it has one: bool[m], or a slice of all."""
-        if not self.doubled:
+        if not self.counts.doubled:
             return slice(None)
         return np.concatenate([[True], self.rows[1:] != self.rows[:-1]])
 
@@ -266,10 +266,10 @@ class _ScoringMaker(ExampleMaker):
         positions = np.empty(0)
         if self._position is not None:
             positions = number_column(plain(batch.columns[self._position]))[0][examples.rows]
-        given, counts = self.spec.input, np.empty(0)
+        given, both = self.spec.input, np.empty(0)
         if given.views is not None:
             clicks, views, *_ = parse_counts(batch.columns[given.label], batch.columns[given.views])
-            counts = np.stack([clicks, views])[:, examples.rows]
+            both = np.stack([clicks, views])[:, examples.rows]
         scores = self._scorer.score(self, examples)
         timestamp = self.spec.input.timestamp
         if self._keeps_rows and timestamp is not None:
@@ -282,7 +282,7 @@ class _ScoringMaker(ExampleMaker):
             file=batch.file,
             lines=batch.lines[examples.rows],
             positions=positions,
-            counts=counts,
+            views=both,
             ids={name: batch.columns[name] for name in self._ids if name in batch.columns},
         )
 
@@ -323,7 +323,7 @@ class _Totals:
             assert examples.batch is not None
             self._diagnostics.add(examples, final, examples.batch)
         add_rows(scores.uncertainty, self._uncertainty)
-        self._doubled += examples.doubled
+        self._doubled += examples.counts.doubled
         if self._requests is not None:
             first = examples.first
             self._requests.update(

@@ -31,6 +31,7 @@ from trainer.examples.examples_kernels import (
 )
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import Position
+from trainer.formats.rejects import RowCounts
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer
@@ -431,7 +432,7 @@ class _Permutations:
         none: Any = np.empty(0)
         hashed = HashedRows(none, none, none, none, self.rows.labels, none)
         rows = np.arange(size, dtype=np.int32)
-        examples = Examples(rows, hashed, layout, columns, (), size, Position(""))
+        examples = Examples(rows, hashed, layout, columns, (), RowCounts(size), Position(""))
         found = self._scorer.of_sums(self._maker, examples, scores, uncertainty)
         variants = len(self._scorer.variants)
         losses: Floats = Predictions.of(scores, found.ctr, hashed, none, variants).losses[:, self._bits]

@@ -105,7 +105,7 @@ class OnlineModel:
             examples = None
             if fast.usable:
                 own = weight if given.weight is not None else None
-                examples = fast.make(row, _after(loop.rows_read), label, own)
+                examples = fast.make(row, _after(loop.counts.rows_read), label, own)
             if examples is None:
                 values = {**row, given.label: label}
                 if given.weight is not None:
@@ -213,7 +213,7 @@ class OnlineModel:
 
     def _batch(self, row: Mapping[str, Any], loop: LearningLoop) -> RowBatch:
         """One row as a batch; a column that it lacks is null."""
-        number = loop.rows_read
+        number = loop.counts.rows_read
         spec = loop.model.spec
         columns = {}
         for name in spec.wanted_columns():

@@ -182,7 +182,7 @@ def replay_rows(
     return Replayed(
         *(ROWS, model, model.metrics.rows, rejects.count, seconds, span.seconds),
         reasons=rejects.counts,
-        doubled=loop.doubled,
+        doubled=loop.counts.doubled,
     )
 
 

@@ -18,6 +18,7 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import Checkpoint
 from trainer.checkpoint.description import Description
 from trainer.examples.open_log import Log, RunStart
+from trainer.formats.rejects import RowCounts
 from trainer.learn.learners.registry import check_start
 from trainer.learn.model import LearningModel
 from trainer.learn.warm_start import NO_FEATURE, features_of_keys
@@ -75,10 +76,7 @@ def start_of(before: Description, spec: ModelSpec, resolved: ModelSpec, sides: d
         initial=before.initial,
         read=before.read,
         seconds=before.seconds,
-        rows_read=before.rows_read,
-        subsampled=before.subsampled,
-        minus_labels=before.minus_labels,
-        doubled=before.doubled,
+        counts=RowCounts(before.rows_read, before.subsampled, before.minus_labels, before.doubled),
     )
 
 

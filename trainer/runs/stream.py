@@ -247,7 +247,7 @@ class EventLoop:
         for examples, bad in self._examples.of(joined):
             self.model.learn(examples)
             counts.examples += int(examples.rows.size)
-            counts.subsampled += examples.subsampled
+            counts.subsampled += examples.counts.subsampled
             counts.bad_rows += len(bad)
             for row in bad:
                 self.dead_letters.add(JOIN, "", row.reason, row.json)
@@ -355,7 +355,7 @@ class RowLoop:
         examples = self.model.maker.make(replace(batch, first_row=counts.examples + counts.bad_rows))
         self.model.learn(examples)
         counts.examples += int(np.size(examples.rows))
-        counts.minus_labels += examples.minus_labels
+        counts.minus_labels += examples.counts.minus_labels
         counts.bad_rows += len(examples.rejects)
         counts.rows += batch.rows + len(batch.rejects)
         for reject in examples.rejects:

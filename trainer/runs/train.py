@@ -26,7 +26,7 @@ from trainer.checkpoint.description import Description, Written
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, examples_of, open_log
 from trainer.formats.batch import Position, ReadFile
-from trainer.formats.rejects import RejectLog, rejected_share, too_many_rejected
+from trainer.formats.rejects import RejectLog, too_many_rejected
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.label_order import LabelOrder
@@ -279,7 +279,7 @@ def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expe
 def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
     """What the loop has done so far."""
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
-    rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.minus_labels
+    rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.counts.minus_labels
     labels = {"1": clicked, "0": rows - clicked - minus, "-1": minus}
     variants = model.metrics.summary()
     return Report(
@@ -293,7 +293,7 @@ def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
             *leak_warnings(variants, clicked, rows - clicked),
             *model.warnings.finish(),
         ),
-        subsampled=loop.subsampled,
+        subsampled=loop.counts.subsampled,
         resumed_requests=loop.opened.requests.resumed if loop.opened is not None else 0,
         cut_requests=loop.opened.requests.cut if loop.opened is not None else 0,
         seconds=loop.seconds,
@@ -357,11 +357,8 @@ class LearningLoop:
             start = opened.start
         self.model, self.opened, self.rejects, self.checkpoints = model, opened, rejects, checkpoints
         self.passes = passes
-        self.subsampled = start.subsampled
-        self.minus_labels = start.minus_labels
-        self.doubled = start.doubled
+        self.counts = start.counts
         self.order = LabelOrder()
-        self.rows_read = start.rows_read
         self._start = start
         self._publisher = publisher
         self._force = force
@@ -381,7 +378,8 @@ class LearningLoop:
         if self._force:
             return ""
         remedy = "--rejects FILE lists the rows"
-        return too_many_rejected(self._rejected_share, self.rejects.count, self.rejects.reasons, remedy)
+        share = self.counts.rejected_share(self.model.metrics.rows, self.rejects.count)
+        return too_many_rejected(share, self.rejects.count, self.rejects.reasons, remedy)
 
     def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
         """Learn from the stream of one pass to its end, or to the error that ends it, which is returned.
@@ -451,15 +449,7 @@ class LearningLoop:
         self.model.learn(examples)
         self.order.add(examples.hashed.labels)
         self._stop, self._resumable = examples.stop, examples.resumable
-        self.rows_read += examples.rows_read
-        self.subsampled += examples.subsampled
-        self.minus_labels += examples.minus_labels
-        self.doubled += examples.doubled
-
-    @property
-    def _rejected_share(self) -> float:
-        good = self.model.metrics.rows - self.doubled
-        return rejected_share(self.rows_read, self.subsampled, good, self.rejects.count)
+        self.counts += examples.counts
 
     def _read_so_far(self) -> tuple[ReadFile, ...]:
         if self._read is not None:
@@ -470,14 +460,7 @@ class LearningLoop:
 
     def state(self) -> RunStart:
         """Where a run would start that continues this one."""
-        return replace(
-            self._start,
-            rows_read=self.rows_read,
-            subsampled=self.subsampled,
-            minus_labels=self.minus_labels,
-            doubled=self.doubled,
-            seconds=self.seconds,
-        )
+        return replace(self._start, counts=self.counts, seconds=self.seconds)
 
     def description(self) -> Description:
         """The description of a checkpoint of this moment."""
@@ -491,10 +474,7 @@ class LearningLoop:
             keys=self.model.table.count,
             seconds=self.seconds,
             read=self._read_so_far(),
-            rows_read=self.rows_read,
-            subsampled=self.subsampled,
-            minus_labels=self.minus_labels,
-            doubled=self.doubled,
+            **vars(self.counts),
             reject_counts=dict(self.rejects.counts_as_met),
             rejects=Written.to(self.rejects.path, self.rejects.sync()),
             metrics=self._metrics_written(),
@@ -506,7 +486,7 @@ class LearningLoop:
     def _save(self) -> None:
         if self.checkpoints is None or not self._resumable:
             return
-        state = self.passes.state(self.rows_read) if self.passes is not None else {}
+        state = self.passes.state(self.counts.rows_read) if self.passes is not None else {}
         self.checkpoints.save(self.description(), self.model.state() | state)
 
     def _metrics_written(self) -> Written:

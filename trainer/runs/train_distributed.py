@@ -593,7 +593,7 @@ class _Driver:
             held_out=sum(each.held_rows for each in self._shards),
             rejected=self._rejects.count,
             reasons=dict(self._rejects.counts),
-            subsampled=sum(each.log.subsampled for each in self._shards),
+            subsampled=sum(each.log.rows.subsampled for each in self._shards),
             seconds=self._seconds,
             keys=self._keys,
             problems=self._state.problems,
@@ -609,7 +609,7 @@ class _Driver:
         if report.of_one_class:
             return f"{report.warnings[0]}; nothing is published, unless with --force"
         bad = self._rejects.count
-        read = bad + sum(each.rows + each.held_rows + each.log.subsampled for each in self._shards)
-        read -= sum(each.log.doubled + each.held_files.doubled for each in self._shards)
+        read = bad + sum(each.rows + each.held_rows + each.log.rows.subsampled for each in self._shards)
+        read -= sum(each.log.rows.doubled + each.held_files.rows.doubled for each in self._shards)
         share = bad / read if read else 0.0
         return too_many_rejected(share, bad, self._rejects.reasons, "--rejects FILE lists the rows")

@@ -291,7 +291,9 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
     ]
     assert found[0]["file"] == str(path) and sum(shard.log.rejected for shard in shards) == 3
     assert sum(shard.held_files.rejected for shard in shards) == 1
-    assert sum(shard.log.rows_read for shard in shards) == 898  # of 900 lines one is blank, one unreadable
+    assert (
+        sum(shard.log.rows.rows_read for shard in shards) == 898
+    )  # of 900 lines one is blank, one unreadable
     with pytest.raises(InputError, match=r"log.csv:40: wrong number .* because of --strict"):
         shards_of(OF_ADS, [str(path)], workers, strict=True)
 
@@ -472,7 +474,7 @@ def test_sampled_requests_of_whole_files_are_those_of_train(tmp_path: Path) -> N
     _, expected = learned(spec, Log(inputs))
     shards = shards_of(spec, inputs, 2)
     assert all_contents(shards) == Counter(expected)
-    assert sum(shard.log.subsampled for shard in shards) == 1_200 - len(expected) > 300
+    assert sum(shard.log.rows.subsampled for shard in shards) == 1_200 - len(expected) > 300
 
 
 def test_logs_that_cannot_be_dealt_are_refused(log: str) -> None:

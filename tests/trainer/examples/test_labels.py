@@ -120,7 +120,9 @@ def test_a_row_of_counts_is_its_clicks_and_its_other_views(rows, tmp_path_factor
     expected = [each.hashed for each in examples(written, WEIGHTED)]
     for name in ("labels", "weights", "hashes"):
         assert [getattr(e, name).tolist() for e in got] == [getattr(e, name).tolist() for e in expected]
-    assert sum(e.doubled for e in found) == sum(clicks > 0 and others > 0 for clicks, others, _ in rows)
+    assert sum(e.counts.doubled for e in found) == sum(
+        clicks > 0 and others > 0 for clicks, others, _ in rows
+    )
 
 
 def counts(folder: Path, rows: Iterable[tuple[int, int, int]]) -> tuple[Path, Path]:
@@ -212,7 +214,7 @@ def test_joined_rows_are_labelled_as_a_log_of_the_spec_would_be(given: str, tmp_
     events = [*impressions, {"request_id": "r1", "ts": 1003, "item": "q"}]
     (made,) = examples(write(tmp_path / "events.jsonl", *map(json.dumps, events)), f"{PLAIN}\n{given}")
     assert made.hashed.labels.tolist() == [0, 0, 0, 1, 0, 0]
-    assert made.hashed.weights.tolist() in ([], [1.0] * 6) and made.doubled == 0
+    assert made.hashed.weights.tolist() in ([], [1.0] * 6) and made.counts.doubled == 0
 
 
 def test_labels_are_read_as_they_are_written() -> None:
@@ -226,6 +228,6 @@ def test_a_log_of_counts_may_be_sampled_by_requests(tmp_path: Path) -> None:
     """A request with any click is kept whole."""
     counted, _ = write_counts(tmp_path)
     sampled = examples(counted, GIVEN, "subsample = { unclicked = 0.1 }")
-    assert sum(each.subsampled for each in sampled)
+    assert sum(each.counts.subsampled for each in sampled)
     kept = sum(float(each.hashed.weights[each.hashed.labels == 1].sum()) for each in sampled)
     assert kept == sum(int(row[0]) for row in cells(counted)[1:])

@@ -86,7 +86,7 @@ def drawn(rows, spec, sizes):
     for batch in WholeRequests(maker.spec).of(batches_of(rows, sizes)):
         assert (batch.lines == 2 + batch.first_row + np.arange(batch.rows)).all()
         examples = maker.make(batch)
-        assert examples.subsampled + examples.rows.size == batch.rows
+        assert examples.counts.subsampled + examples.rows.size == batch.rows
         # The lines of the drawn rows, which are numbered after the draw.
         kept = np.flatnonzero(np.isin(batch.lines, maker._draw(batch).batch.lines[examples.rows]))
         weights[batch.first_row + kept] = examples.hashed.weights
