@@ -42,7 +42,7 @@ class EditFlags:
 def show(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
     """Show a model's experiment, and the share of traffic that each variant gets."""
     from model_store.store import Store
-    from server.sync.experiment_sync import assigned_by_spec
+    from server.ranking.experiments import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model)
@@ -135,7 +135,7 @@ def clear(model: Model, store: StoreOption = DEFAULT_STORE, as_json: JsonOption 
     """Delete the experiment, even an unreadable one: the shares of the spec divide the traffic again."""
     from model_store.store import Store
     from model_store.versions.audit import By
-    from server.sync.experiment_sync import assigned_by_spec
+    from server.ranking.experiments import assigned_by_spec
 
     with Store.open(store) as opened:
         versions = opened.model(model, warn)
@@ -148,7 +148,7 @@ def _change(command: str, model: str, edit: Edit, flags: EditFlags) -> None:
     """Edit the record if the result fits the active version. Raises ExperimentError, ExperimentChanged."""
     from model_store.store import Store
     from model_store.versions.audit import By
-    from server.sync.experiment_sync import change_experiment
+    from server.ranking.experiments import change_experiment
 
     with Store.open(flags.store) as opened:
         versions = opened.model(model, warn)
@@ -253,7 +253,7 @@ def report(
     from ftrie.outcomes import outcomes
     from model_store.store import Store
     from model_store.versions.online_metrics import KEPT_S
-    from server.sync.experiment_sync import assigned_by_spec, divided_since
+    from server.ranking.experiments import assigned_by_spec, divided_since
 
     now = datetime.now(UTC)
     begin = _moment(since, now, "--since")

@@ -80,8 +80,8 @@ class Guarded:
         self._signer = TimestampSigner(secrets.token_hex(32), salt=COOKIE)
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """By address: wrong passwords in a row, and until when no other is looked at."""
-        self._signed_out: set[str] = set()
-        """Cookies that were valid."""
+        self._signed_out: dict[str, float] = {}
+        """Cookies that were valid, and until when they would be."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request: refuse it, sign the viewer in or out, or pass it on."""
@@ -192,8 +192,11 @@ class Guarded:
 
     def _logout(self, connection: HTTPConnection) -> Response:
         """Ends the viewer's cookie, wherever it was copied to."""
+        now = time.monotonic()
+        self._signed_out = {cookie: until for cookie, until in self._signed_out.items() if until > now}
         if COOKIE in connection.cookies:
-            self._signed_out.add(connection.cookies[COOKIE])
+            # By its signature it may be valid so long; afterwards it need not be remembered.
+            self._signed_out[connection.cookies[COOKIE]] = now + SIGNED_IN_S
         answer = RedirectResponse(prefix_of(connection) + LOGIN, 303)
         answer.delete_cookie(COOKIE)
         return answer

@@ -27,7 +27,7 @@ from model_store.versions.experiments import Experiment
 from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import Manifest, VersionInfo
 from model_store.versions.model_versions import ModelVersions
-from server.sync.experiment_sync import divided_since
+from server.ranking.experiments import divided_since
 
 EVERY_S = 1.0
 IDLE_EVERY_S = 10.0

@@ -7,6 +7,11 @@ local function type_of(key)
   return redis.call('TYPE', key)['ok']
 end
 
+-- The bytes of a STRING, in O(1); 0 for a missing key, and for one of another type.
+local function size_of(key)
+  return type_of(key) == 'string' and redis.call('STRLEN', key) or 0
+end
+
 -- True if a key is missing or has this type; else false and the "junk" answer.
 local function is(key, kind)
   local there = type_of(key)

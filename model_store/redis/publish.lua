@@ -38,7 +38,7 @@ if ARGV[3] ~= '' then
 end
 local chunks = #KEYS - 4
 for i = 1, chunks do
-  local expected, there = tonumber(ARGV[4 + i]), redis.call('STRLEN', KEYS[4 + i])
+  local expected, there = tonumber(ARGV[4 + i]), size_of(KEYS[4 + i])
   if there ~= expected then
     return {'chunk', 0, i - 1, expected, there}
   end

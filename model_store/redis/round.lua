@@ -23,10 +23,7 @@ if there then
 end
 local chunks = #KEYS - 2
 for i = 1, chunks do
-  local expected, found = tonumber(ARGV[2 + i]), 0
-  if type_of(KEYS[2 + i]) == 'string' then
-    found = redis.call('STRLEN', KEYS[2 + i])
-  end
+  local expected, found = tonumber(ARGV[2 + i]), size_of(KEYS[2 + i])
   if found ~= expected then
     return {'chunk', i - 1, expected, found}
   end

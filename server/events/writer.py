@@ -169,7 +169,15 @@ class BackgroundWriter(Generic[T]):
 
     def _write_out(self, batch: list[T]) -> None:
         """Write a batch, as often as it takes, and remove it from the queue."""
-        while not self._written(batch):
+        failed = False
+        while True:
+            try:
+                if self._write(batch):
+                    break
+            except Exception:
+                _log.exception("a batch could not be written", writer=self._thread.name, items=len(batch))
+                failed = True  # it would fail again
+                break
             self._closing.wait(self._backoff.failed())
             if self._closing.is_set():
                 # The event stays set, so that waiting for it returns at once: without a sleep the attempts would follow
@@ -185,17 +193,10 @@ class BackgroundWriter(Generic[T]):
             # At half and not below the bound, so that a queue that stays near it does not report with each item.
             half_free = self._full and len(self._items) <= self._most // 2
             self._full &= not half_free
-        if not given_up:
+        if not (given_up or failed):
             self._on_written(batch)
         if half_free:
             self._on_full(False)
-
-    def _written(self, batch: list[T]) -> bool:
-        try:
-            return self._write(batch)
-        except Exception:
-            _log.exception("a batch could not be written", writer=self._thread.name, items=len(batch))
-            return True  # it would fail again
 
     def _time_is_up(self) -> bool:
         return self._closing.is_set() and time.monotonic() >= self._end_at_s

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -91,7 +90,7 @@ class Source:
     def __init__(self, url: str, budget_s: float) -> None:
         self._url = url
         self._budget_s = budget_s
-        self._breakers = defaultdict[str, Breaker](Breaker)
+        self._breakers: dict[str, Breaker] = {}
         """By the server that holds a key, empty if all keys are in one place."""
         self._store: Store | None = None
         self._epoch = ""
@@ -162,7 +161,9 @@ class Source:
         """Same as `read`, with the store itself."""
         if self._store is None:
             raise StoreUnavailable("the store has not answered since this server started")
-        breaker = self._breakers[holder(self._store.records)]
+        name = holder(self._store.records)
+        # setdefault is atomic; a defaultdict may give two threads a breaker each, and keep one.
+        breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
         pause_s = breaker.pause_s()
         if pause_s:
             raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")

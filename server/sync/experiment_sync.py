@@ -7,17 +7,13 @@ assignment kept here for the status.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
-from model_store.errors import ArtefactError, SpecError, StoreError, StoreUnavailable
-from model_store.keys import cure
-from model_store.spec.spec import spec_from_json
-from model_store.versions.audit import By
+from model_store.errors import StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
-from server.ranking.experiments import Assignment, check_objective
+from server.ranking.experiments import Assignment
 from server.telemetry.meter import Meter, declare
 
 REVISION = declare(
@@ -111,75 +107,6 @@ class ExperimentSync:
             )
         else:
             _log.info("experiment in force", model=self.assignment.model)
-
-
-def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
-    """The division of traffic by the active version's spec; None if no version is active."""
-    active = versions.active()
-    if active is None:
-        return None
-    try:
-        variants = spec_from_json(versions.manifest(active).spec).variants
-    except SpecError as error:
-        raise ArtefactError(
-            f"version {active} of {versions.model} has a spec that cannot be read: {error}; "
-            f"{cure(versions.keys.active)} makes it again from its bytes"
-        ) from None
-    return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
-
-
-def divided_since(versions: ModelVersions, record: Experiment | None) -> int:
-    """The first whole minute since 1970 in which the traffic is divided as now: by the record, or by the spec."""
-    if record is not None and (record.shares or not record.running):
-        began = record.assigned or record.updated
-    else:
-        known = [versions.spec_since(), record.assigned if record is not None else None]
-        began = max((each for each in known if each is not None), default=None)
-    # One minute more: that in which the change was made has answers of both divisions.
-    return int(began.timestamp()) // 60 + 1 if began is not None else 0
-
-
-@dataclass(frozen=True)
-class ChangedExperiment:
-    """A change that was made: the record before and after, and its effect on the traffic, None without a version."""
-
-    before: Experiment
-    record: Experiment
-    by_spec: Assignment | None
-
-    @property
-    def moves(self) -> float | None:
-        """The share of cookies that get another variant; None without an active version."""
-        if self.by_spec is None:
-            return None
-        return self.by_spec.asked_for(self.before).moves_to(self.by_spec.asked_for(self.record))
-
-
-def change_experiment(
-    versions: ModelVersions,
-    edit: Callable[[Experiment], Experiment],
-    *,
-    by: By,
-    revision: int | None = None,
-) -> ChangedExperiment:
-    """Edit the record if the result fits the active version. by: whose order, for the audit.
-
-    revision: change only that one. Raises ExperimentError, ExperimentChanged, StoreError.
-    """
-    by_spec = assigned_by_spec(versions)
-    previous: list[Experiment] = []
-
-    def checked(before: Experiment) -> Experiment:
-        # The edit is made again if another writer was faster: the last record that it saw is the one that was replaced.
-        previous.append(before)
-        after = edit(before)
-        check_objective(after.objective)
-        if by_spec is not None:
-            Assignment(versions.model, by_spec.variants, by_spec.spec_shares, after)
-        return after
-
-    record = versions.experiments.change(checked, revision, by)
-    return ChangedExperiment(previous[-1], record, by_spec)
 
 
 def _facts(asked: Experiment | None) -> dict[str, object]:

@@ -15,7 +15,7 @@ from model_store.errors import FtrieError
 from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
-from server.sync.experiment_sync import change_experiment
+from server.ranking.experiments import change_experiment
 
 TOOL = "dashboard"
 REFRESHED_S = 2.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ftrie.dashboard import DashboardOptions, access
-from ftrie.dashboard.access import VIEWER, Guarded, is_loopback
+from ftrie.dashboard.access import SIGNED_IN_S, VIEWER, Guarded, is_loopback
 from ftrie.dashboard.app import run
 from model_store.errors import ServerError, UsageError
 from model_store.waiting import Pauses
@@ -140,6 +142,20 @@ def test_a_viewer_signs_in_by_name_and_out(locked: TestClient, name: str) -> Non
     assert locked.get("/", headers={"Cookie": f"ftrie-dashboard={copied}"}).status_code == 401
     locked.post("/login", data={"name": name, "password": PASSWORD})
     assert locked.get("/").text == name
+
+
+def test_cookies_of_viewers_that_signed_out_are_forgotten_once_they_are_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guarded = Guarded(Starlette(), PASSWORD, secure=False, report=print)
+    with TestClient(guarded, base_url="http://testserver") as browser:
+        for age_s in (0.0, SIGNED_IN_S - 1.0, SIGNED_IN_S + 1.0):
+            now = time.monotonic()
+            with monkeypatch.context() as later:
+                later.setattr(access, "time", SimpleNamespace(monotonic=lambda now=now + age_s: now))
+                browser.post("/login", data={"name": "Ada", "password": PASSWORD})
+                browser.post("/logout", follow_redirects=False)
+    assert len(guarded._signed_out) == 2, "the first one has expired"
 
 
 def test_who_guesses_waits_and_is_reported(

@@ -113,10 +113,16 @@ def test_a_publisher_killed_at_any_moment_leaves_nothing_half_visible(
             assert 0 < store.client.ttl(key) <= UPLOAD_EXPIRY_S
 
 
-def test_a_version_whose_chunk_expired_while_uploading_stays_absent(store: Store, ads: ModelVersions) -> None:
+@pytest.mark.parametrize("becomes_a_list", [False, True])
+def test_a_version_whose_chunk_expired_while_uploading_stays_absent(
+    store: Store, ads: ModelVersions, becomes_a_list: bool
+) -> None:
     def lose_the_first(done: int, total: int) -> None:
         if done == total:
-            store.client.delete(ads.keys.chunks(1, 1)[0])
+            first = ads.keys.chunks(1, 1)[0]
+            store.client.delete(first)
+            if becomes_a_list:
+                store.client.lpush(first, "junk")
 
     with pytest.raises(ArtefactError, match=r"chunk 0 should have 512 bytes and has 0"):
         ads.publish(large_model(500), on_progress=lose_the_first)

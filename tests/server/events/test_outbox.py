@@ -201,6 +201,7 @@ def test_what_is_not_written_in_time_is_returned_and_not_counted_as_written() ->
 
 def test_a_fault_of_the_owner_costs_its_batch_only() -> None:
     written: list[int] = []
+    counted: list[int] = []
 
     def write(batch: Sequence[int]) -> bool:
         if 1 in batch:
@@ -209,8 +210,8 @@ def test_a_fault_of_the_owner_costs_its_batch_only() -> None:
         return True
 
     with capture_logs() as logs:
-        writer = BackgroundWriter("test", write, most=9)
+        writer = BackgroundWriter("test", write, most=9, on_written=counted.extend)
         writer.offer_all([(n, 0) for n in range(3)])
-        writer.close(time.monotonic() + 20)
-    assert written == [0, 2]
+        assert writer.close(time.monotonic() + 20) == []
+    assert written == counted == [0, 2]
     assert [line["event"] for line in logs] == ["a batch could not be written"]

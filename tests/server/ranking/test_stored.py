@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,15 @@ from ftrie.api.client import Client, RankFailed
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from server.errors import DeadlinePassed
+from server.ranking import store_reads
 from server.ranking.candidates import FRESH_S, MAX_IDS, CandidateSets
-from server.ranking.store_reads import FAILURES_BEFORE_PAUSE, LONGEST_PAUSE_S, Breaker, StoredReads
+from server.ranking.store_reads import (
+    FAILURES_BEFORE_PAUSE,
+    LONGEST_PAUSE_S,
+    Breaker,
+    Source,
+    StoredReads,
+)
 from tests.server import shop
 from tests.stalling import stalled
 from tests.waiting import eventually
@@ -74,6 +82,33 @@ def test_the_breaker_lets_one_caller_try_after_each_pause_and_doubles_it() -> No
     assert pauses[-1] == LONGEST_PAUSE_S
     breaker.succeeded()
     assert breaker.pause_s() == 0.0
+
+
+def test_threads_that_are_the_first_to_read_share_one_breaker(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(2)
+
+    class Slow(Breaker):
+        def __init__(self) -> None:
+            together.wait(20)
+            super().__init__()
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("away")
+
+    def read() -> None:
+        with pytest.raises(StoreUnavailable):
+            source.read(away, 1.0)
+
+    monkeypatch.setattr(store_reads, "Breaker", Slow)
+    source = Source.of(store, budget_s=1.0)
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert source._breakers[""]._failures == 2
 
 
 PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
