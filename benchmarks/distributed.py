@@ -32,9 +32,7 @@ from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from trainer.distributed.dealing import plan_shards
 from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import (
-    METHODS,
     Iteration,
-    MethodOptions,
     Minimiser,
     Replies,
     register,
@@ -50,7 +48,8 @@ from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.passes import PassOptions
 from trainer.runs.train import train
-from trainer.runs.train_distributed import DistributedOptions, train_distributed
+from trainer.runs.train_distributed import train_distributed
+from trainer.settings import METHODS, DistributedOptions, MethodOptions
 
 NEEDS = ("sklearn",)  # the minimum that the objective is compared with
 ROOT = Path(__file__).resolve().parents[1]
@@ -298,7 +297,9 @@ def speed() -> None:
 
 
 def _run_on_ray(data: Data, workers: int) -> dict[str, Any]:
-    options = DistributedOptions(workers, workers, MethodOptions(iterations=30, tolerance=1e-7))
+    options = DistributedOptions(
+        workers=workers, reducers=workers, method=MethodOptions(iterations=30, tolerance=1e-7)
+    )
     run = train_distributed(data.spec, data.log, options, rejects=RejectLog())
     assert run.failure is None
     found: dict[str, Any] = run.report.as_dict()
@@ -324,7 +325,7 @@ def loss() -> None:
                 run = train_distributed(
                     _with_penalties(data.spec, share),
                     learned,
-                    DistributedOptions(workers, min(workers, 2)),
+                    DistributedOptions(workers=workers, reducers=min(workers, 2)),
                     rejects=RejectLog(),
                     crew=_opened,
                 )

@@ -36,15 +36,13 @@ from ftrie.demo.market import (
     GENDERS,
     SPEC,
     AnsweredVisit,
-    Habits,
     Market,
-    Sizes,
-    Tastes,
     Visit,
     item_records,
     shown_items,
     visit,
 )
+from ftrie.demo.settings import Habits, Sizes, Tastes
 from ftrie.draw.charts import Row, curve, point
 from ftrie.draw.pages import stacked_svg
 from model_store.files import write_whole

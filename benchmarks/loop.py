@@ -16,8 +16,9 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.processes import Running
-from ftrie.demo.live import Crew, LiveOptions, Windows, bootstrap
+from ftrie.demo.live import Crew, Windows, bootstrap
 from ftrie.demo.market import Market
+from ftrie.demo.settings import LiveOptions
 
 RATES = (100, 200, 400, 800, 1200, 1600)
 WARM_S, MEASURED_S = 12.0, 20.0
@@ -39,10 +40,7 @@ def main() -> None:
 
 def _row(rate: int) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="ftrie-") as folder:
-        options = LiveOptions(
-            folder=Path(folder), seconds=None, rate=float(rate), seed=1, change_at=1e6, frozen=0.0, bots=0.02,
-            delay=1.5, publish_every="1s", explore="thompson:3", picture=None,
-        )  # fmt: skip
+        options = LiveOptions(dir=Path(folder), rate=float(rate), change_at=1e6, frozen=0.0)
         windows = Windows()
         crew = Crew(options, windows.add)
         bootstrap(options, Market(options.seed), crew.store.start())

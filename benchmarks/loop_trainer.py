@@ -26,23 +26,21 @@ from ftrie.demo.market import (
     CLICK,
     DEVICES,
     GENDERS,
-    MODEL,
     SPEC,
     AnsweredVisit,
-    Habits,
     Market,
     visit,
 )
+from ftrie.demo.settings import MODEL, Habits
 from model_store.spec.spec import load_spec
 from model_store.store import Store
-from trainer.checkpoint import Every
 from trainer.events.join import Join
 from trainer.events.parse import Parser
 from trainer.examples.joined import JoinedExamples
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs import daemon
-from trainer.runs.stream_run import TrainerOptions
+from trainer.settings import Every, TrainerOptions
 from trainer.sources.merge import Merger
 from trainer.sources.redis import StreamSource
 
@@ -77,9 +75,8 @@ def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
     """Seconds of each step; reading and parsing are on threads of their own, beside the rest."""
     times: dict[str, float] = {}
     options = TrainerOptions(
-        store=url, sources=("store",), folder=folder, every=Every.parse("1h"), init_from=None, save=None, publish=None,
-        snapshot=10, threshold=0.0, activate=False, keep=None, once=True, wait=False, idle_s=2.0, memory_bytes=1 << 28,
-        max_lag_s=30.0, say_every_s=1e9, metrics_port=None,
+        store=url, sources=("store",), checkpoint=folder, every=Every.parse("1h"), publish=False, activate=False,
+        once=True, say_every_s=1e9,
     )  # fmt: skip
     with ExitStack() as stack:
         for owner, name, step in (

@@ -22,17 +22,17 @@ import numpy as np
 
 from benchmarks.common import Spread, report
 from benchmarks.loop_trainer import SHOWN, click_line, impression_line
-from ftrie.demo.market import CLICK, MODEL, SPEC, AnsweredVisit, Habits, Market, visit
+from ftrie.demo.market import CLICK, SPEC, AnsweredVisit, Market, visit
+from ftrie.demo.settings import MODEL, Habits
 from model_store.spec.spec import load_spec
 from model_store.store import Store
-from trainer.checkpoint import Every
 from trainer.events.share import Share
 from trainer.output import SILENT
 from trainer.runs.daemon import Daemon
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
-from trainer.runs.stream_run import TrainerOptions
 from trainer.runs.warmup import compile_trainer
+from trainer.settings import Every, TrainerOptions
 
 VISITS = 50_000
 ROUNDS = 3
@@ -119,9 +119,8 @@ def child(url: str, folder: str, partition: str) -> None:
     """One trainer of a backlog, opened and then started by a line on standard input; prints what came of it."""
     number, slash, count = partition.partition("/")
     options = TrainerOptions(
-        store=url, sources=("store",), folder=Path(folder), every=Every.parse("1h"), init_from=None, save=None,
-        publish=None, snapshot=10, threshold=0.0, activate=False, keep=None, once=True, wait=False, idle_s=2.0,
-        memory_bytes=1 << 28, max_lag_s=30.0, say_every_s=1e9, metrics_port=None,
+        store=url, sources=("store",), checkpoint=Path(folder), every=Every.parse("1h"), publish=False, activate=False,
+        once=True, say_every_s=1e9,
         partition=(int(number), int(count)) if slash else None,
     )  # fmt: skip
     last: list[Status] = []

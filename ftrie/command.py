@@ -1,8 +1,8 @@
 """What a command is made of: its flags, the files that they name, its place in the help, and how the help looks.
 
 A command is a module of its name in `ftrie.commands` with a function of its name, decorated with `command`, or with a
-`Commands` of its name. Parameters are flags, `name: Annotated[type, Flag(…)]`, or groups of them: dataclasses, or
-dictionaries (TypedDict).
+`Commands` of its name. Parameters are flags, `name: Annotated[type, Flag(…)]`, or groups of them: dictionaries
+(TypedDict), or dataclasses, whose fields may be groups again. A field without a `Flag` keeps its default.
 """
 
 from __future__ import annotations
@@ -104,10 +104,15 @@ class Parameter:
             return (self.flag.metavar or self.name.upper()).rstrip("…")
         return max(self.flag.names.split() or [f"--{self.name.replace('_', '-')}"], key=len)
 
-    def value(self, given: Any) -> Any:
-        """The setting's value of what was given."""
+    def value(self, values: Mapping[str, Any]) -> Any:
+        """The setting's value of what was given for all parameters."""
+        given = values[self.name]
         if get_origin(self.kind) is tuple:
             return tuple(given or ())
+        if given is None:
+            return None
+        if self.flag.parse is not None:
+            return self.flag.parse(given)
         return given * self.flag.unit if self.flag.unit is not None else given
 
     def signature(self) -> inspect.Parameter:
@@ -120,7 +125,7 @@ class Parameter:
             if default is not inspect.Parameter.empty:
                 kind, default = kind | None, default or None
         if flag.unit is not None:
-            kind, default = int, round(default / flag.unit)
+            kind, default = (int, round(default / flag.unit)) if default is not None else (int | None, None)
         declared: Any
         if isinstance(flag, Argument):
             declared = typer.Argument(**settings)
@@ -136,41 +141,53 @@ class Parameter:
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
     """The parameters of a command, those of its groups among them, by the name that the command line has."""
-    return {each.name: each for group in _groups(function).values() for each in group.parameters.values()}
+    return {each.name: each for each in _group(function).parameters()}
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A parameter of a command: a group of flags, or one flag (make is None). parameters: by field."""
+    """Flags that become one value: the fields of a dataclass or a dictionary, or the parameters of a command."""
 
-    make: Callable[..., Any] | None
-    parameters: dict[str, Parameter]
+    make: Callable[..., Any]
+    members: dict[str, Parameter | _Group]
+
+    def parameters(self) -> Iterator[Parameter]:
+        for each in self.members.values():
+            yield from each.parameters() if isinstance(each, _Group) else [each]
+
+    def value(self, values: Mapping[str, Any]) -> Any:
+        given = {name: each.value(values) for name, each in self.members.items()}
+        if is_dataclass(self.make):
+            # What was not given has the default of the dataclass, which the flag's type may not allow.
+            given = {name: each for name, each in given.items() if each is not None}
+        return self.make(**given)
 
 
 @functools.cache
-def _groups(function: Callable[..., Any]) -> dict[str, _Group]:
-    hints = get_type_hints(function, include_extras=True)
-    found = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if is_typeddict(hints[name]):
-            own = get_type_hints(hints[name], include_extras=True)
-            members = {each: _parameter(each, hint, None) for each, hint in own.items()}
-            found[name] = _Group(dict, members)
-        elif is_dataclass(hints[name]):
-            own = get_type_hints(hints[name], include_extras=True)
-            members = {
-                each.name: _parameter(each.name, own[each.name], _default(each))
-                for each in fields(hints[name])
-            }
-            found[name] = _Group(hints[name], members)
-        else:
-            found[name] = _Group(None, {name: _parameter(name, hints[name], parameter.default)})
-    return found
+def _group(of: Any) -> _Group:
+    """The flags of a function's parameters, or of the fields of a dataclass or a TypedDict."""
+    hints = get_type_hints(of, include_extras=True)
+    if is_typeddict(of):
+        defaults = dict.fromkeys(hints)
+    elif is_dataclass(of):
+        defaults = {each.name: _default(each) for each in fields(of)}
+    else:
+        defaults = {name: each.default for name, each in inspect.signature(of).parameters.items()}
+    found = {name: _member(name, hints[name], default) for name, default in defaults.items()}
+    return _Group(of, {name: each for name, each in found.items() if each is not None})
 
 
-def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    flag = next(each for each in get_args(hint) if isinstance(each, Flag))
+def _member(name: str, hint: Any, default: Any) -> Parameter | _Group | None:
+    if is_typeddict(hint) or is_dataclass(hint):
+        return _group(hint)
+    flag = next((each for each in get_args(hint) if isinstance(each, Flag)), None)
+    if flag is None:
+        return None
     kind = get_args(hint)[0] if flag.type is None else flag.type
+    if flag.parse is not None:
+        kind, default = str if flag.default is not None else str | None, None
+    elif type(None) in get_args(flag.type):
+        default = None
     default = default if flag.default is None else flag.default
     return Parameter(_UNITS.sub("", name), kind, flag, False if kind is bool and default is None else default)
 
@@ -183,17 +200,12 @@ def _default(field: Any) -> Any:
 
 def _with_flags(function: Callable[..., None]) -> Callable[..., None]:
     """The function with one parameter for each flag, as typer reads it; it refuses outputs that are inputs."""
-    groups = _groups(function)
     parameters = parameters_of(function)
 
     @functools.wraps(function)
     def call(**values: Any) -> None:
         check_outputs(parameters, values)
-        given = {}
-        for name, group in groups.items():
-            members = {field: each.value(values[each.name]) for field, each in group.parameters.items()}
-            given[name] = group.make(**members) if group.make is not None else members[name]
-        function(**given)
+        _group(function).value(values)
 
     # typer asks inspect.signature for the parameters, and get_type_hints for their types.
     signature = inspect.Signature([each.signature() for each in parameters.values()])

@@ -23,7 +23,7 @@ class Flag:
     """How the command line offers a setting, named like the field without its unit. A value out of range is refused.
 
     default, type: of the flag, where they are not those of the setting. unit: of the flag's whole numbers in those of
-    the setting.
+    the setting. parse: makes the setting of the flag's text; `default` is a text too, or there is none.
     names: where they are not that of the field, such as "--output -o"; a bool has no `--no-…` unless it is named.
     env: a variable beside FTRIE_COMMAND_FLAG. file: what is done with the files that the value names. exists: the value
     is a file that must exist. callback: called with the value as soon as it is parsed.
@@ -36,6 +36,7 @@ class Flag:
     default: Any = None
     type: Any = None
     unit: float | None = None
+    parse: Callable[[str], Any] | None = None
     names: str = ""
     env: str | None = None
     file: FileRole | None = None

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftrie.demo.market import DEVICES, Habits, Market, Visit, looked_at, visit
+from ftrie.demo.market import DEVICES, Market, Visit, looked_at, visit
+from ftrie.demo.settings import Habits
 from model_store.ratios import BUCKETS
 from model_store.spec.spec import ModelSpec, parse_spec
 from model_store.versions.online_metrics import OnlineCell

@@ -54,35 +54,6 @@ RejectsOption = Annotated[
     Path | None, Flag("List bad rows here: JSON lines of file, line, reason.", "FILE", file="writes")
 ]
 StrictOption = Annotated[bool, Flag("Stop at the first bad row.")]
-SaveOption = Annotated[
-    Path | None, Flag("Write the learned model to this file.", "FILE.arrow", file="writes")
-]
-ForceOption = Annotated[bool, Flag("Publish even if more than a tenth of the rows were rejected.")]
-InitFromOption = Annotated[
-    str | None,
-    Flag(
-        "Start from a published model: its version in the store, `active`, or a FILE.arrow; ignored when "
-        "resuming from a checkpoint.",
-        "VERSION|FILE",
-        file="reads",
-    ),
-]
-ThresholdOption = Annotated[
-    float,
-    Flag("When publishing changes: hold a weight back until it has moved by more than X.", "X", min=0.0),
-]
-KEPT = (
-    "How many of the newest versions to keep; default: 5, and a snapshot of each of the last 5 minutes, 6 hours and 3 "
-    "days."
-)
-KeepOption = Annotated[
-    int | None,
-    Flag(
-        f"When versions are published, delete old ones as `ftrie store gc` does. {KEPT} 0 keeps all.",
-        "N",
-        min=0,
-    ),
-]
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,11 @@ import typer
 from ftrie import terminal
 from ftrie.api.data import Data, Log, log_of
 from ftrie.command import command
-from ftrie.commands.flags import (
-    RejectsOption,
-    SaveOption,
-    SpecArgument,
-    ThreadsOption,
-)
+from ftrie.commands.flags import RejectsOption, SpecArgument, ThreadsOption
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress
 from model_store.errors import InputError
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
+from trainer.settings import SaveOption
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrie.command import Commands
-from ftrie.commands.flags import KEPT, KeepOption
 from ftrie.terminal import JsonOption, note, note_once, picked, plain, print_json, print_table, progress, warn
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
+from trainer.settings import KEPT, KeepOption
 
 if TYPE_CHECKING:
     from model_store.artefact.artefact import Artefact

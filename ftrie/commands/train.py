@@ -14,21 +14,11 @@ import typer
 from ftrie import terminal
 from ftrie.api.data import CachedTimedLog, log_of
 from ftrie.command import command
-from ftrie.commands.flags import (
-    ForceOption,
-    InitFromOption,
-    InputsArgument,
-    KeepOption,
-    RejectsOption,
-    SaveOption,
-    SpecArgument,
-    StrictOption,
-    ThreadsOption,
-    ThresholdOption,
-)
+from ftrie.commands.flags import InputsArgument, RejectsOption, SpecArgument, StrictOption, ThreadsOption
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import Stopped, counted
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
+from trainer.settings import Every, ForceOption, InitFromOption, KeepOption, SaveOption, ThresholdOption
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
@@ -60,7 +50,6 @@ class PublishingFlags:
 
     def publishing(self, activate: bool) -> PublishOptions | None:
         """How to publish while learning; None without --publish-every. Raises UsageError."""
-        from trainer.checkpoint import Every
         from trainer.publish.publisher import PublishOptions
 
         if self.publish_every is None:
@@ -120,7 +109,7 @@ class CheckpointFlags:
 
     def opened(self, spec: ModelSpec) -> Checkpoints | None:
         """The folder of checkpoints, locked for this run; None without --checkpoint. Raises CheckpointError."""
-        from trainer.checkpoint import Checkpoints, Every
+        from trainer.checkpoint import Checkpoints
 
         if self.checkpoint is None:
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,132 +12,19 @@ import typer
 from ftrie import terminal
 from ftrie.api.data import CachedLog, log_of
 from ftrie.command import command
-from ftrie.commands.flags import (
-    ForceOption,
-    RejectsOption,
-    SaveOption,
-    SpecArgument,
-    StrictOption,
-)
+from ftrie.commands.flags import RejectsOption, SpecArgument, StrictOption
 from ftrie.commands.train import print_variants, rejected_for
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, warn
 from model_store.errors import counted
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
+from trainer.settings import DistributedOptions, ForceOption, SaveOption
 
 if TYPE_CHECKING:
     from trainer.distributed.checkpoint import DistributedCheckpoints
-    from trainer.runs.train_distributed import DistributedOptions, DistributedReport
+    from trainer.runs.train_distributed import DistributedReport
 
 NOT_CONVERGED = 10
 """The exit code if a problem has not converged; the model is saved and published all the same."""
-_MIB = 1 << 20
-_MOST_REDUCERS = 4
-
-
-@dataclass(frozen=True)
-class ClusterFlags:
-    """Who works on the run, and where."""
-
-    workers: Annotated[int, Flag("Processes that hold the rows, each a part of them.", "N", min=1)]
-    reducers: Annotated[
-        int | None,
-        Flag(
-            "Processes that hold the keys, each a range of their hashes; default: as many as workers, at most 4.",
-            "N",
-            min=1,
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        Flag(
-            "Join this Ray cluster: HOST:PORT, or `auto` for the one that runs on this machine. Default: start "
-            "Ray here, for this run.",
-            "RAY",
-        ),
-    ] = None
-    shard_memory: Annotated[
-        int | None,
-        Flag(
-            "Keep at most this much of each worker's rows in memory, and the rest in files of its temporary "
-            "folder; default: all in memory.",
-            "MIB",
-            min=16,
-        ),
-    ] = None
-    worker_timeout: Annotated[
-        float | None,
-        Flag(
-            "Replace a worker or reducer that still works on a step so long after half of the others have "
-            "finished it; default: wait, and warn.",
-            "SECONDS",
-            min=1.0,
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class MethodFlags:
-    """How the objective is minimised."""
-
-    method: Annotated[
-        str,
-        Flag(
-            "surrogate, admm, admm-adaptive or average (one round); docs/distributed.md compares them.",
-            "NAME",
-        ),
-    ] = "surrogate"
-    rho: Annotated[
-        float | None, Flag("With an admm method: the penalty of disagreement; default 1.0.", "X", min=1e-12)
-    ] = None
-    consensus: Annotated[
-        str,
-        Flag(
-            "With --method admm: general (the workers that hold a key agree on its weight) or plain (all do).",
-            "FORM",
-        ),
-    ] = "general"
-    loss: Annotated[
-        str,
-        Flag(
-            "rows: the mean over all rows; workers: of each worker's mean, however many rows it has.", "MEAN"
-        ),
-    ] = "rows"
-    iterations: Annotated[int, Flag("The most iterations, for each variant with own values.", "N", min=1)] = (
-        50
-    )
-    tolerance: Annotated[
-        float,
-        Flag(
-            "Stop once an iteration lowers the objective by less than this share of it.",
-            "X",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = 1e-5
-    held_out: Annotated[
-        str | None,
-        Flag(
-            "Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
-            "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
-            "SHARE|FILE",
-            file="reads",
-        ),
-    ] = None
-    penalties: Annotated[
-        str | None,
-        Flag(
-            "With --held-out: minimise with each of these instead of the spec's l1, from the greatest to the "
-            "least, each from the minimum before it.",
-            "L1,L1,…",
-        ),
-    ] = None
-    keep: Annotated[
-        str,
-        Flag(
-            "With --held-out: best (the iteration that predicts those rows best) or last (the minimum).",
-            "WHICH",
-        ),
-    ] = "best"
 
 
 @dataclass(frozen=True)
@@ -185,8 +71,7 @@ def train_distributed(
         ),
     ],
     *,
-    cluster: ClusterFlags,
-    how: MethodFlags,
+    options: DistributedOptions,
     store: StoreOption = DEFAULT_STORE,
     publish: Annotated[bool, Flag("Publish the model to the store.")] = False,
     activate: Annotated[bool, Flag("Publish the model and make servers switch to it.")] = False,
@@ -218,7 +103,6 @@ def train_distributed(
     from trainer.runs.warmup import compile_kernels, formats_of
 
     model_spec = load_spec(spec)
-    options = _options(cluster, how)
     check_distributable(model_spec)
     check_inputs([*inputs, *options.held_out.inputs], log["format"], model_spec.input.label)
     formats = formats_of([*inputs, *options.held_out.inputs], log["format"])
@@ -254,75 +138,6 @@ def train_distributed(
         warn(warning)
     if run.report.not_converged:
         raise typer.Exit(NOT_CONVERGED)
-
-
-def _options(cluster: ClusterFlags, how: MethodFlags) -> DistributedOptions:
-    """The options of the run. Raises typer.BadParameter for flags that do not go together."""
-    from trainer.distributed.dealing import HeldOut
-    from trainer.distributed.methods import METHODS, MethodOptions
-    from trainer.runs.train_distributed import DistributedOptions
-
-    if how.method not in METHODS:
-        raise typer.BadParameter(
-            f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}"
-        )
-    if how.rho is not None and not how.method.startswith("admm"):
-        raise typer.BadParameter(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
-    for flag, value, expected in (
-        ("--consensus", how.consensus, ("general", "plain")),
-        ("--loss", how.loss, ("rows", "workers")),
-        ("--keep", how.keep, ("best", "last")),
-    ):
-        if value not in expected:
-            raise typer.BadParameter(f"{flag} {value}: expected {' or '.join(expected)}")
-    if how.consensus == "plain" and how.method != "admm":
-        raise typer.BadParameter(f"--consensus plain belongs to --method admm, not to {how.method}")
-    rho = 1.0 if how.rho is None else how.rho
-    method = MethodOptions(how.method, how.iterations, how.tolerance, rho, how.consensus, how.loss, how.keep)
-    share, file = _held_out(how.held_out)
-    penalties = _penalties(how.penalties)
-    if penalties and how.held_out is None:
-        raise typer.BadParameter("--penalties chooses by rows that are not learned: add --held-out 0.1")
-    if penalties and how.method != "surrogate":
-        raise typer.BadParameter(f"--penalties belongs to --method surrogate, not to {how.method}")
-    return DistributedOptions(
-        workers=cluster.workers,
-        reducers=cluster.reducers or min(cluster.workers, _MOST_REDUCERS),
-        method=method,
-        address=cluster.address,
-        held_out=HeldOut(share, (file,) if file is not None else ()),
-        shard_bytes=None if cluster.shard_memory is None else cluster.shard_memory * _MIB,
-        timeout_s=cluster.worker_timeout,
-        penalties=penalties,
-    )
-
-
-def _penalties(text: str | None) -> tuple[float, ...]:
-    """The values of --penalties, falling."""
-    try:
-        found = {float(each) for each in text.split(",")} if text is not None else set()
-    except ValueError:
-        # NaN fails the comparison below, as a number out of bounds does.
-        found = {math.nan}
-    if not all(0.0 <= each < math.inf for each in found):
-        raise typer.BadParameter(f"--penalties {text}: expected numbers from 0 on, such as 1,2,4")
-    return tuple(sorted(found, reverse=True))
-
-
-def _held_out(text: str | None) -> tuple[float, str | None]:
-    """The share or the file of --held-out: "0.1" → (0.1, None), "day_7.csv" → (0.0, "day_7.csv")."""
-    if text is None:
-        return 0.0, None
-    try:
-        # A number is a share: a file of such a name is given as ./0.1.
-        share = float(text)
-    except ValueError:
-        return 0.0, text
-    if not 0.0 < share < 1.0:
-        raise typer.BadParameter(
-            f"--held-out {text}: expected a share between 0 and 1 such as 0.1, or a file"
-        )
-    return share, None
 
 
 def print_report(report: DistributedReport, as_json: bool) -> None:

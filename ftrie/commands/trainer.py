@@ -1,28 +1,21 @@
-"""`ftrie trainer`: flags and output. A trainer is `trainer.runs.daemon`."""
+"""`ftrie trainer`: its output. A trainer is `trainer.runs.daemon`; its flags are `trainer.settings.TrainerOptions`."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ftrie import terminal
 from ftrie.command import command
-from ftrie.commands.flags import (
-    ForceOption,
-    InitFromOption,
-    KeepOption,
-    SaveOption,
-    SpecArgument,
-    ThresholdOption,
-)
+from ftrie.commands.flags import SpecArgument
 from ftrie.commands.train import check_threshold, print_variants
 from ftrie.terminal import JsonOption, note_parts, print_json
-from model_store.errors import UsageError
-from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
+from model_store.flags import Argument
+from trainer.settings import TrainerOptions
 
 if TYPE_CHECKING:
-    from trainer.checkpoint import Every
     from trainer.runs.status import Status
 
 DEFAULT_FOLDER = ".ftrie/trainers"
@@ -38,72 +31,8 @@ def trainer(
     more: Annotated[
         list[str] | None, Argument("More sources: --from A B is --from A --from B.", "SOURCE", file="follows")
     ] = None,
-    sources: Annotated[
-        list[str],
-        Flag(
-            "Where events come from, repeatable: `store` (the model's two streams there, the default), "
-            "redis://…, a file, folder or glob that may grow, kafka://HOST:PORT/TOPIC, rows=PATH for labelled rows.",
-            "SOURCE",
-            names="--from",
-            file="follows",
-        ),
-    ] = [],  # noqa: B006
-    store: StoreOption = DEFAULT_STORE,
-    checkpoint: Annotated[
-        Path | None,
-        Flag(
-            f"Write checkpoints of the trainer here; default: {DEFAULT_FOLDER}/MODEL.", "DIR", file="writes"
-        ),
-    ] = None,
-    every: Annotated[str, Flag("Interval of checkpoints: examples, or a time.", "N|30s")] = "30s",
-    init_from: InitFromOption = None,
-    save: SaveOption = None,
-    activate: Annotated[
-        bool, Flag("Make servers switch to what is published.", names="--activate/--no-activate")
-    ] = True,
-    publish: Annotated[bool, Flag("Publish while learning.", names="--publish/--no-publish")] = True,
-    publish_every: Annotated[str, Flag("Interval of deltas: a time, or examples.", "1s|N")] = "1s",
-    snapshot_every: Annotated[str, Flag("Interval of full snapshots: a time, or deltas.", "1m|N")] = "1m",
-    publish_threshold: ThresholdOption = 0.0,
-    keep: KeepOption = None,
-    once: Annotated[bool, Flag("Learn what the sources have, close all windows, and end.")] = False,
-    wait: Annotated[
-        bool, Flag("If another trainer has this model, wait for it to end instead of failing.")
-    ] = False,
-    partition: Annotated[
-        str | None,
-        Flag(
-            "Learn the requests of partition I of N, each by a trainer of its own; any/N: of the first one that "
-            "has no trainer, and wait while all have. Partition 1 publishes.",
-            "I/N",
-        ),
-    ] = None,
-    reconcile: Annotated[
-        str, Flag("Interval, in the events' time, at which partitions are merged.", "1m")
-    ] = "1m",
-    idle: Annotated[
-        float,
-        Flag(
-            "Seconds without new data after which a file or topic no longer holds back the others.",
-            "S",
-            min=0.0,
-        ),
-    ] = 2.0,
-    memory: Annotated[
-        int,
-        Flag("MiB of memory for impressions that wait for clicks; the rest is kept on disk.", "MIB", min=1),
-    ] = 256,
-    max_lag: Annotated[
-        float, Flag("When lag exceeds S seconds, publish less often and log a warning.", "S", min=0.0)
-    ] = 30.0,
-    say_every: Annotated[float, Flag("Interval of status lines, in seconds.", "S", min=0.1)] = 5.0,
-    metrics_port: Annotated[
-        int | None, Flag("Serve Prometheus metrics on this port.", min=0, max=65535)
-    ] = None,
-    metrics_host: Annotated[
-        str, Flag("The address of --metrics-port; 0.0.0.0 for all interfaces.", "HOST")
-    ] = "127.0.0.1",
-    force: ForceOption = False,
+    *,
+    options: TrainerOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Learn from impressions and clicks as they arrive, and publish continuously.
@@ -113,57 +42,14 @@ def trainer(
     --json each status is one line of JSON, the last one with "ended": true.
     """
     from model_store.spec.spec import load_spec
-    from trainer.checkpoint import Every
-    from trainer.events.share import parse_partition
     from trainer.runs.daemon import run
-    from trainer.runs.stream_run import TrainerOptions
 
     model_spec = load_spec(spec)
-    check_threshold(publish_threshold)
-    options = TrainerOptions(
-        store=store,
-        sources=(*sources, *(more or ())) or ("store",),
-        folder=checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name,
-        every=Every.parse(every),
-        init_from=init_from,
-        save=save,
-        publish=Every.parse(publish_every) if publish else None,
-        snapshot=_snapshot(snapshot_every),
-        threshold=publish_threshold,
-        activate=activate,
-        keep=keep,
-        once=once,
-        wait=wait,
-        idle_s=idle,
-        memory_bytes=memory << 20,
-        max_lag_s=max_lag,
-        say_every_s=say_every,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        force=force,
-        partition=parse_partition(partition) if partition is not None else None,
-        reconcile_us=_interval_us(reconcile),
-        output=terminal,
-    )
+    check_threshold(options.publish_threshold)
+    folder = options.checkpoint or Path(DEFAULT_FOLDER) / model_spec.model.name
+    sources = (*options.sources, *(more or ())) or ("store",)
+    options = replace(options, checkpoint=folder, sources=sources, output=terminal)
     run(model_spec, options, _print_status if as_json else StatusLines())
-
-
-def _interval_us(text: str) -> int:
-    """The microseconds of a time such as `30s` or `1m`. Raises UsageError."""
-    from trainer.checkpoint import Every
-
-    seconds = Every.parse(text).seconds
-    if seconds is None:
-        raise UsageError(f"--reconcile {text!r}: expected a time such as 30s or 1m, got a number of examples")
-    return round(seconds * 1_000_000)
-
-
-def _snapshot(text: str) -> int | Every:
-    """An interval: a time (`30s`, `5m`) or a number of deltas (`20`)."""
-    from trainer.checkpoint import Every
-
-    every = Every.parse(text)
-    return every.rows if every.rows is not None else every
 
 
 class StatusLines:

@@ -260,33 +260,15 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
 
 
 def _print(found: Found, output: Path | None) -> None:
-    from ftrie.draw.tuning import (
-        compared,
-        difference_text,
-        measure,
-        measure_head,
-        parameters_text,
-        value_text,
-    )
+    from ftrie.draw.tuning import parameters_text, ranking_table, value_text
 
-    ranking = found.tuning.ranking
-    names = list(found.best)
+    ranking, names = found.tuning.ranking, list(found.best)
+    head, cells = ranking_table(found)
     rows = [
-        [
-            rank,
-            *(value_text(each.parameters[name]) for name in names),
-            each.outcome.metrics.logloss,
-            each.outcome.metrics.auc,
-            *measure(found, each.outcome),
-            difference_text(each.difference),
-            each.outcome.nonzero,
-            each.judged_rows,
-        ]
-        for rank, each in enumerate(ranking, 1)
+        [rank, *(value_text(candidate[name]) for name in names), *more]
+        for rank, (candidate, more) in enumerate(cells, 1)
     ]
-    difference = f"{compared(found)} minus the best's"
-    heads = ["", *names, "log-loss", "AUC", *measure_head(found), difference, "non-zeros", "rows judged"]
-    print_table(heads, rows)
+    print_table(["", *names, *head], rows)
     for name, values in found.tuning.widened.items():
         added = ", ".join(map(value_text, values))
         print(f"{name}: around the best, beyond the grid, {added} were tried too")
@@ -330,7 +312,7 @@ def _print_crosses(proposal: Proposal) -> None:
 
 
 def _print_judged(found: Found) -> None:
-    from ftrie.draw.tuning import compared, difference_text, measure, measure_head
+    from ftrie.draw.tuning import compared, difference_text, judged_table
 
     extent = found.extent
     if not found.judged or extent is None:
@@ -338,12 +320,8 @@ def _print_judged(found: Found) -> None:
     times = f", {extent.split_time} to {extent.end}" if extent.split_time else ""
     print(f"\njudged on the last {found.judged[0].rows:,} rows{times}, by which no candidate was chosen:")
     print("frozen, as `ftrie train` leaves a model, and learning on, as `ftrie trainer` does")
-    rows = [
-        [judged.how, name, each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero]
-        for judged in found.judged
-        for name, each in {"best": judged.best, "as given": judged.given}.items()
-    ]
-    print_table(["", "", "log-loss", "AUC", *measure_head(found), "non-zeros"], rows)
+    tables = [(judged, *judged_table(found, judged)) for judged in found.judged]
+    print_table(["", *tables[0][1]], [[judged.how, *row] for judged, _, rows in tables for row in rows])
     for judged in found.judged:
         difference = difference_text(judged.difference)
         print(f"{compared(found)} of the best minus the spec's as given, {judged.how}: {difference}")

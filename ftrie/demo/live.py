@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ftrie.demo.figures import Tally, counts_text, rate_text
-from ftrie.demo.market import MODEL, SPEC, Market, Tastes, load_records, write_first_day
+from ftrie.demo.market import SPEC, Market, load_records, write_first_day
 from ftrie.demo.processes import OnLine, Process, free_ports, run_ftrie
+from ftrie.demo.settings import FROZEN, MODEL, LiveOptions, Tastes
 from ftrie.demo.simulate import StoppedBySignals
 from ftrie.draw.charts import curve, point, require_charts
 from ftrie.draw.pages import svg
@@ -40,10 +41,8 @@ from model_store.store import Store
 from model_store.waiting import SignalEvent
 from server.ranking.warmup import KERNELS as SERVER_KERNELS
 
-FROZEN = f"{MODEL}-frozen"
 SERVERS = 2
 LOOPBACK = "127.0.0.1"
-CHANGE_AT_S = 60.0
 DAY_VISITS, DAY_SHOWN = 5_000, 6
 TRAFFIC_ENDS_S, SERVER_ENDS_S, TRAINER_ENDS_S, DASHBOARD_ENDS_S = 40.0, 20.0, 60.0, 10.0
 FRAME_EVERY_S = 0.5
@@ -58,49 +57,6 @@ LINE_EVERY_S = 5.0
 PICTURE_TITLE = "Clicks per shown item"
 MOST_POINTS = 60
 LEAST_CHUNK_S = 5.0
-
-
-@dataclass(frozen=True)
-class LiveOptions:
-    """The flags. Times in seconds; seconds: None for no end; frozen: the share of visits for the frozen model."""
-
-    folder: Path
-    seconds: float | None
-    rate: float
-    seed: int
-    change_at: float
-    frozen: float
-    bots: float
-    delay: float
-    publish_every: str
-    explore: str
-    picture: Path | None
-    open_browser: bool = False
-
-    @property
-    def store(self) -> str:
-        """The store's URL."""
-        return f"embedded:{self.folder / 'store'}"
-
-    @property
-    def spec(self) -> Path:
-        """The model spec, a copy that the user may read and change."""
-        return self.folder / f"{MODEL}.toml"
-
-    @property
-    def day(self) -> Path:
-        """The log of the day before."""
-        return self.folder / "day.csv"
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models that the servers serve."""
-        return (MODEL, FROZEN) if self.frozen else (MODEL,)
-
-
-def default_change_at(seconds: float | None) -> float:
-    """The second at which tastes change by default: early enough that a run of any length shows before and after."""
-    return CHANGE_AT_S if seconds is None else min(CHANGE_AT_S, seconds / 4)
 
 
 @dataclass(frozen=True)
@@ -123,15 +79,12 @@ class LiveResult:
     frozen_version: int | None
 
 
-def run(options: LiveOptions, kept: Path | None) -> LiveResult:
-    """Run the loop until its seconds are over or a signal comes, and end every process. Raises FtrieError.
-
-    It works in the folder `kept`, or in a temporary one, which replaces options.folder.
-    """
+def run(options: LiveOptions) -> LiveResult:
+    """Run the loop until its seconds are over or a signal comes, and end every process. Raises FtrieError."""
     if options.picture is not None:
         require_charts()
-    with _folder(kept) as folder:
-        live = _Live(replace(options, folder=folder), Lines())
+    with _folder(options.dir) as folder:
+        live = _Live(replace(options, dir=folder), Lines())
         with StoppedBySignals(live.stop):
             live.bootstrap()
             try:

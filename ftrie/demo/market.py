@@ -24,10 +24,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
+from ftrie.demo.settings import Habits, Sizes, Tastes
 from model_store.store import Store
 
 SPEC, SHOP_SPEC = (Path(__file__).with_name(f"{name}.toml") for name in ("market", "shop"))
-MODEL, SHOP = "market", "shop"
+SHOP = "shop"
 
 AGES = ("18-24", "25-34", "35-49", "50+")
 GENDERS = ("f", "m")
@@ -80,32 +81,6 @@ class Day:
     def write(self, path: Path) -> None:
         """Write the impressions as CSV, the columns as shop.toml names them."""
         csv.write_csv(self.log, path)
-
-
-@dataclass(frozen=True)
-class Tastes:
-    """How tastes change over time. Times are seconds from the start of the market.
-
-    change_at: when they change abruptly; inf means never. drift: amplitude, in logits, of the slow sinusoidal drift of
-    each age's taste for a category; period_s: its period.
-    """
-
-    change_at: float = math.inf
-    drift: float = 0.3
-    period_s: float = 900.0
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers of users and items. bots: the share of users that are bots, half of each kind.
-
-    appeal: the standard deviation, in logits, of an item's appeal beyond brand, category and price.
-    """
-
-    users: int = 2000
-    items_per_category: int = 12
-    bots: float = 0.02
-    appeal: float = 0.25
 
 
 class Market:
@@ -301,23 +276,6 @@ BOT_CLICKS_AFTER_S = 0.3
 CLICK: Literal["click"] = "click"
 CONVERSION: Literal["conversion"] = "conversion"
 _CONVERSION_OF_CLICK = 0.1
-
-
-@dataclass(frozen=True)
-class Habits:
-    """Parameters of visits. Times in seconds.
-
-    rate: visits a second. candidates: items that compete; shown: items requested. delay: mean time from the answer to
-    a click and from a click to its conversion, exponential; late: the share of clicks delayed by `window` more, after
-    the join has closed their request.
-    """
-
-    rate: float = 50.0
-    candidates: int = 12
-    shown: int = 6
-    delay: float = 1.5
-    late: float = 0.01
-    window: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftrie.api.access import Access
 from ftrie.api.messages import Exploration
 from ftrie.demo.figures import Freshness, Statistics, Tally, counts_text, rate_text, through_of
-from ftrie.demo.market import Habits, Market, Schedule, load_records
+from ftrie.demo.market import Market, Schedule, load_records
+from ftrie.demo.settings import SimulateOptions
 from ftrie.demo.traffic import (
     Callers,
     Reporter,
     RequestOptions,
     Service,
-    Share,
     Sink,
     Stream,
     Traffic,
@@ -40,33 +39,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class SimulateOptions:
-    """The flags of one run. from_s, seconds (None: no end), every_s: seconds; callers: concurrent visits."""
-
-    addresses: Sequence[str]
-    access: Access
-    store: str
-    market: Market
-    habits: Habits
-    share: Share
-    exploration: Exploration | None
-    by_stream: bool
-    load: bool
-    from_s: float
-    seconds: float | None
-    callers: int
-    every_s: float
-
-
-def run(options: SimulateOptions) -> None:
+def run(options: SimulateOptions, access: Access, exploration: Exploration | None) -> None:
     """Make visits until the seconds are over or a signal comes. Raises StoreError, at the start only."""
-    model = options.share.model
+    model, market = options.rankers.model, Market(options.seed, options.tastes, options.sizes)
     with _open_store(options.store) as store:
         if options.load:
-            load_records(options.market, store)
-        sink: Sink = Stream(store) if options.by_stream else Service(options.addresses, options.access)
-        traffic = _traffic(options, store, sink)
+            load_records(market, store)
+        statistics = Statistics()
+        freshness = Freshness(len(options.addresses), through_of(store.model(model)))
+        sink: Sink = Stream(store) if options.feedback == "stream" else Service(options.addresses, access)
+        # Request ids are not seeded: a second run's visits must differ from the first's for the same servers.
+        run_id = f"s{time.time_ns() // 1000:x}"
+        requests = RequestOptions(run_id, options.habits.shown, exploration)
+        traffic = Traffic(
+            Schedule(market, options.habits, options.start_s),
+            options.start_s,
+            options.rankers,
+            Callers(options.addresses, requests, statistics.failed, access),
+            Reporter(sink, freshness_of(freshness, model)),
+            freshness,
+            statistics,
+        )
         with StoppedBySignals(traffic.stop):
             seconds = FOREVER_S if options.seconds is None else options.seconds
             summary = traffic.run(
@@ -88,23 +81,6 @@ def _open_store(url: str) -> Store:
             if not backoff.failures:
                 warn(f"{error}; waiting for it")
             time.sleep(backoff.failed())
-
-
-def _traffic(options: SimulateOptions, store: Store, sink: Sink) -> Traffic:
-    statistics = Statistics()
-    freshness = Freshness(len(options.addresses), through_of(store.model(options.share.model)))
-    # Request ids are not seeded: a second run's visits must differ from the first's for the same servers.
-    run_id = f"s{time.time_ns() // 1000:x}"
-    requests = RequestOptions(run_id, options.habits.shown, options.exploration)
-    return Traffic(
-        Schedule(options.market, options.habits, options.from_s),
-        options.from_s,
-        options.share,
-        Callers(options.addresses, requests, statistics.failed, options.access),
-        Reporter(sink, freshness_of(freshness, options.share.model)),
-        freshness,
-        statistics,
-    )
 
 
 class StoppedBySignals(SignalHandler):

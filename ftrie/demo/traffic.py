@@ -27,6 +27,7 @@ from ftrie.api.feedback import ReportFailed
 from ftrie.api.messages import Exploration, Ranking
 from ftrie.demo.figures import Figures, Freshness, Reported, Statistics, quantiles
 from ftrie.demo.market import AnsweredVisit, Market, Schedule, Visit
+from ftrie.demo.settings import Rankers
 from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.waiting import Backoff, SignalEvent
@@ -42,19 +43,6 @@ BATCH = 1000
 REPORT_S = 5.0
 GATHER_S = 0.02
 """How long a click may wait for others to share its batch."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """The models that rank: `model`, and on a share of the visits `beside`, to compare the two."""
-
-    model: str
-    beside: str = ""
-    share: float = 0.0
-
-    def of(self, visit: Visit) -> str:
-        """The model for a visit."""
-        return self.beside if self.beside and visit.apart < self.share else self.model
 
 
 @dataclass(frozen=True)
@@ -91,13 +79,13 @@ class Traffic:
         self,
         schedule: Schedule,
         from_s: float,
-        share: Share,
+        rankers: Rankers,
         callers: Callers,
         reporter: Reporter,
         freshness: Freshness,
         statistics: Statistics,
     ) -> None:
-        self._schedule, self._from_s, self._share = schedule, from_s, share
+        self._schedule, self._from_s, self._rankers = schedule, from_s, rankers
         self._callers, self._reporter = callers, reporter
         self._freshness, self._statistics = freshness, statistics
         self._stop = SignalEvent()  # `stop` may run in a handler
@@ -157,7 +145,7 @@ class Traffic:
             if self.second - visit.due_s > LATEST_S:
                 self._statistics.lost()
                 continue
-            model = self._share.of(visit)
+            model = self._rankers.of(visit.apart)
             answer = self._callers.rank(self._schedule.market, visit, model, stopped=self._stop.is_set)
             if answer is None:
                 self._statistics.lost()
@@ -168,7 +156,7 @@ class Traffic:
         ranking, at_s, now = answer.ranking, time.monotonic(), time.time()
         answered = answered_visit(self._schedule, visit, [(item.id, item.ctr) for item in ranking.items])
         self._statistics.answered(model, ranking.version, answered, bool(ranking.degraded))
-        if model == self._share.model:
+        if model == self._rankers.model:
             self._freshness.answered(answer.server, ranking.version, at_s)
         self._reporter.expect(
             [

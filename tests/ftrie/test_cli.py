@@ -64,6 +64,7 @@ def test_import_ftrie_and_what_asks_a_server_or_lists_versions_import_only_what_
     for call, less in (
         (["rank", "ads", "--candidates", "a", *closed], {"grpc"}),
         (["store", "versions", "ads", "--store", "redis://127.0.0.1:1"], {"redis", "numpy"}),
+        (["experiment", "show", "ads", "--store", "redis://127.0.0.1:1"], {"redis", "numpy"}),
         ([], set()),
     ):
         script = (

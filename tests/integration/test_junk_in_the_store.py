@@ -36,9 +36,8 @@ from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 from tests.worlds import online_cell
-from trainer.checkpoint.schedule import Every
 from trainer.runs.daemon import run as run_trainer
-from trainer.runs.stream_run import TrainerOptions
+from trainer.settings import Every, TrainerOptions
 
 TYPES = ("string", "list", "set", "zset", "hash", "stream")
 NUMBERS = (b"abc", b"", b"-1", b"1e9", b"0", b"9" * 12, b"9" * 24, b"\xff\xfe", b" 7", b"07")
@@ -206,10 +205,10 @@ class Whole:
         self.runs += 1
         seldom = Every.parse("1h")
         folder = self.folder / f"run-{self.runs}"
-        once = {"once": True, "wait": False, "init_from": None, "save": None, "metrics_port": None}
-        times = {"every": seldom, "publish": seldom, "idle_s": 1.0, "max_lag_s": 30.0, "say_every_s": 60.0}
-        kept = {"snapshot": 1, "threshold": 0.0, "activate": True, "keep": 50, "memory_bytes": 1 << 20}
-        options = TrainerOptions(store=self.url, sources=("store",), folder=folder, **once, **times, **kept)
+        options = TrainerOptions(
+            store=self.url, sources=("store",), checkpoint=folder, every=seldom, publish_every=seldom,
+            snapshot_every=Every(1, None), keep=50, once=True, idle_s=1.0, memory_bytes=1 << 20, say_every_s=60.0,
+        )  # fmt: skip
         run_trainer(shop.spec(), options, lambda status: None)
 
     def close(self) -> None:

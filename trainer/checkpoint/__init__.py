@@ -6,6 +6,5 @@
 
 from trainer.checkpoint.description import Description
 from trainer.checkpoint.folder import Checkpoint, Checkpoints
-from trainer.checkpoint.schedule import Every
 
-__all__ = ["Checkpoint", "Checkpoints", "Description", "Every"]
+__all__ = ["Checkpoint", "Checkpoints", "Description"]

@@ -21,7 +21,8 @@ from model_store.spec.spec import ModelSpec
 from trainer.checkpoint import file
 from trainer.checkpoint.description import Description, check_same_spec, description_from_json
 from trainer.checkpoint.file import Arrays, Damaged
-from trainer.checkpoint.schedule import Every, Schedule
+from trainer.checkpoint.schedule import Schedule
+from trainer.settings import Every
 
 SUFFIX = ".checkpoint"
 DAMAGED = ".damaged"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_store.errors import InputError, SpecError, shown
@@ -17,6 +17,7 @@ from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import STDIN
 from trainer.formats.reader import BATCH_BYTES, expand
+from trainer.settings import HeldOut
 from trainer.sources.log_files import holds_events
 
 _BLOCKS = 256
@@ -64,14 +65,6 @@ class LogFiles:
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Rows to judge the model by, which are not learned: a share of the log's requests, or all rows of other files."""
-
-    share: float = 0.0
-    inputs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class ShardPlan:
     """All that worker number `worker` of `workers` needs to make its shard. Picklable.
 
@@ -101,7 +94,7 @@ class ShardPlan:
 class ShardOptions:
     """How shards are made, whatever the log: see `ShardPlan`."""
 
-    held_out: HeldOut = HeldOut()
+    held_out: HeldOut = field(default_factory=HeldOut)
     memory_bytes: int | None = None
     folder: str | None = None
     strict: bool = False

@@ -33,8 +33,8 @@ from model_store.errors import FtrieError
 from trainer.distributed.problem import Problem
 from trainer.distributed.reducer import Screened
 from trainer.distributed.shard import ShardSummary
+from trainer.settings import MethodOptions
 
-METHODS = ("surrogate", "admm", "admm-adaptive", "average")
 STEPS = np.array([(1.0, 0.0), (1.0, 0.5), (0.5, 0.0), (0.25, 0.0), (0.1, 0.0), (0.02, 0.0)])
 """The steps that are compared: along the mean displacement, and along the step before."""
 HEAD = 512
@@ -79,24 +79,6 @@ class Crew(Protocol):
 
     def replace_lost(self) -> None:
         """Start lost members again, empty. Raises FtrieError if that is hopeless."""
-
-
-@dataclass(frozen=True)
-class MethodOptions:
-    """iterations: the most; tolerance: two iterations in a row that lower the objective by less than this share end it.
-
-    rho, consensus: of ADMM: the "general" form, in which a key's weight is agreed by the workers that hold it, or the
-    "plain" one, by all. loss: the mean over all "rows", or over the "workers" of the mean over each one's rows. keep:
-    the "best" iteration by the held-out rows, or the "last".
-    """
-
-    method: str = "surrogate"
-    iterations: int = 50
-    tolerance: float = 2e-5
-    rho: float = 1.0
-    consensus: str = "general"
-    loss: str = "rows"
-    keep: str = "best"
 
 
 @dataclass(frozen=True)
@@ -283,7 +265,7 @@ class Minimiser:
         screened = active.summaries
         objective = self._objective(losses, active)
         damping = self._first_damping
-        progress = replace(self.progress, objective=objective, rho=self.options.rho, damping=damping)
+        progress = replace(self.progress, objective=objective, rho=self.options.rho or 1.0, damping=damping)
         optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
         nonzero = sum(each.nonzero for each in screened)
         return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)

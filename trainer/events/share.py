@@ -13,12 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import UsageError
 from trainer.events.events import MAX_LINE_BYTES, OTHER, Events
 from trainer.events.scan_kernels import UNSURE, share_of_bytes, shares
-
-MOST_PARTITIONS = 1_000
-ANY = "any"
 
 
 @dataclass(frozen=True)
@@ -39,20 +35,6 @@ class Share:
             found[line] = _share_of_line(data[starts[line] : starts[line + 1]], self.count)
         mine: npt.NDArray[np.bool_] = found == self.number - 1
         return mine
-
-
-def parse_partition(text: str) -> tuple[int | None, int]:
-    """`2/3` or `any/3`: the number, None for any, and the count. Raises UsageError."""
-    number, slash, count = text.partition("/")
-    if slash and _is_number(count) and 1 <= int(count) <= MOST_PARTITIONS:
-        if number == ANY:
-            return None, int(count)
-        if _is_number(number) and 1 <= int(number) <= int(count):
-            return int(number), int(count)
-    raise UsageError(
-        f"--partition {text!r}: expected I/N or {ANY}/N, such as 1/2, 2/2 or {ANY}/2, with I from 1 to N and N at most "
-        f"{MOST_PARTITIONS:,}"
-    )
 
 
 def among_others(events: Events, mine: npt.NDArray[np.bool_]) -> Events:
@@ -89,7 +71,3 @@ def _share_of_line(line: bytes, count: int) -> int:
     except (ValueError, RecursionError):
         pass  # the line is a bad event
     return int(share_of_bytes(np.frombuffer(text, np.uint8), count))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= len(str(MOST_PARTITIONS))

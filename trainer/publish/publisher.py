@@ -22,10 +22,11 @@ from model_store.errors import (
     VersionNotFound,
 )
 from model_store.versions.model_versions import ModelVersions
-from trainer.checkpoint.schedule import Every, Schedule
+from trainer.checkpoint.schedule import Schedule
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, DeltaChain
 from trainer.publish.guard import Guard, Verdict
+from trainer.settings import Every
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ from trainer.runs.reconcile import check_mergeable
 from trainer.runs.rounds import Partners, WaitsForPartner
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
-from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun, TrainerOptions, open_run
+from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun, open_run
+from trainer.settings import TrainerOptions
 
 T = TypeVar("T")
 
@@ -102,11 +103,11 @@ class Daemon:
         self._versions = self._store.model(name, self._output.warn)
         if options.partition is not None:
             self._open_partition(stack, *options.partition)
-            if options.publish is None or not self._learns_first:
+            if not (options.publish and self._learns_first):
                 assert self._lease is not None
                 self._lease_holder = stack.enter_context(LeaseHolder(self._lease, lambda: 0))
                 return
-        elif options.publish is None:
+        elif not options.publish:
             return
         else:
             self._lease = self._store.trainer_lease(name, lease_owner(options.folder))
@@ -116,7 +117,12 @@ class Daemon:
         publisher = Publisher(
             self._versions,
             PublishOptions(
-                options.publish, options.snapshot, options.threshold, options.activate, options.keep
+                options.publish_every,
+                # The publisher counts deltas, or looks at the clock.
+                options.snapshot_every.rows or options.snapshot_every,
+                options.publish_threshold,
+                options.activate,
+                options.keep,
             ),
             self._output.warn,
             epoch=self._epoch,
@@ -154,7 +160,7 @@ class Daemon:
         self._epoch = self._lease.epoch
         share = Share(taken, count)
         self._output.note(f"learning partition {share} of {name}")
-        self._options = replace(options, folder=folder / f"partition-{taken}")
+        self._options = replace(options, checkpoint=folder / f"partition-{taken}")
         self._checkpoints = self._open_checkpoints(stack)
         self._partners = Partners(
             self._store, self._spec, share, options.reconcile_us, self._lease, self._output

@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 from model_store.errors import CheckpointError, InputError, OutputError, SpecError
@@ -24,14 +23,13 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.manifest import now
 from model_store.versions.model_versions import ModelVersions
-from trainer.checkpoint import Checkpoint, Checkpoints, Description, Every
+from trainer.checkpoint import Checkpoint, Checkpoints, Description
 from trainer.events.columns import Wanted
 from trainer.events.events import Lag, SourcePosition
 from trainer.events.join import Join
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
-from trainer.output import SILENT, Output
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
@@ -42,48 +40,13 @@ from trainer.runs.signals import StopRequest
 from trainer.runs.status import IdleWatch, LateWatch, Status, VariantOutcome, skew_warnings
 from trainer.runs.stream import Counts, EventLoop, Loop, RowLoop
 from trainer.runs.warmup import compile_trainer
+from trainer.settings import TrainerOptions
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import ROWS, check_there, kind_of, known_as, open_rows, open_sources
 
 SEGMENTS = "segments"
 HISTORIES_S = 0.25
 """How long histories are written at a time, once a second."""
-
-
-@dataclass(frozen=True)
-class TrainerOptions:
-    """The flags of one trainer.
-
-    store: URL of the store of versions, lease and dead letters; sources: their names as given. init_from: the model to
-    start from; save: the file to write the model to at the end. publish, snapshot: how often, None for never; keep:
-    versions, None for all. once: end when the sources do; wait: while another trainer has the model. idle_s: how long a
-    file or topic may stand still before the others continue without it. max_lag_s: beyond it the trainer is behind.
-    metrics_port: None for none. force: publish however many rows were rejected. output: takes notes and warnings.
-    """
-
-    store: str
-    sources: tuple[str, ...]
-    folder: Path
-    every: Every
-    init_from: str | None
-    save: Path | None
-    publish: Every | None
-    snapshot: int | Every
-    threshold: float
-    activate: bool
-    keep: int | None
-    once: bool
-    wait: bool
-    idle_s: float
-    memory_bytes: int
-    max_lag_s: float
-    say_every_s: float
-    metrics_port: int | None
-    metrics_host: str = "127.0.0.1"
-    force: bool = False
-    partition: tuple[int | None, int] | None = None
-    reconcile_us: int = 60_000_000
-    output: Output = SILENT
 
 
 class NamedSource(Protocol):
@@ -263,7 +226,7 @@ def _open_row_loop(
 
 
 def _model(resolved: ModelSpec, options: TrainerOptions) -> LearningModel:
-    return LearningModel(ExampleMaker(resolved), keep_seen=options.publish is not None)
+    return LearningModel(ExampleMaker(resolved), keep_seen=options.publish)
 
 
 def _dead_letters(

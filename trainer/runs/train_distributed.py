@@ -36,12 +36,11 @@ from trainer.distributed.checkpoint import (
     Settings,
 )
 from trainer.distributed.cluster import open_crew
-from trainer.distributed.dealing import HeldOut, ShardOptions, ShardPlan, plan_shards
+from trainer.distributed.dealing import ShardOptions, ShardPlan, plan_shards
 from trainer.distributed.methods import (
     Crew,
     Iteration,
     MemberLost,
-    MethodOptions,
     Minimiser,
     Progress,
     register,
@@ -59,6 +58,7 @@ from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_war
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
 from trainer.runs.signals import StopRequest
+from trainer.settings import DistributedOptions, HeldOut
 from trainer.tune.rates import with_rates
 
 HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
@@ -82,24 +82,6 @@ class CrewOpener(Protocol):
         output: Output,
     ) -> AbstractContextManager[Crew]:
         """A worker for each plan, and reducers. Raises UsageError, ClusterError."""
-
-
-@dataclass(frozen=True)
-class DistributedOptions:
-    """workers, reducers: how many; address: of a Ray cluster, None to start Ray here.
-
-    penalties: values of l1, falling, of which the best by the held-out rows is kept; empty: that of the spec.
-    timeout_s: a member that still works on a step so long after half of its kind have finished is lost; None: never.
-    """
-
-    workers: int
-    reducers: int
-    method: MethodOptions = field(default_factory=MethodOptions)
-    address: str | None = None
-    held_out: HeldOut = field(default_factory=HeldOut)
-    shard_bytes: int | None = None
-    timeout_s: float | None = None
-    penalties: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -353,7 +335,7 @@ def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptio
         workers=options.workers,
         reducers=options.reducers,
         method=options.method.method,
-        rho=options.method.rho,
+        rho=options.method.rho or 1.0,
         consensus=options.method.consensus,
         loss=options.method.loss,
         penalties=", ".join(map(str, options.penalties)) or None,

@@ -26,10 +26,10 @@ from tests.trainer.runs.test_train_distributed import OWN, SPEC
 from tests.waiting import eventually
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.distributed.cluster import RayCrew, open_crew
-from trainer.distributed.methods import MethodOptions
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
-from trainer.runs.train_distributed import DistributedOptions, train_distributed
+from trainer.runs.train_distributed import train_distributed
+from trainer.settings import DistributedOptions, MethodOptions
 
 TURNS = ["--workers=2", "--method=admm", "--tolerance=0", "--every=1"]
 ON_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ftrie[distributed]'")
@@ -109,7 +109,7 @@ def test_a_process_that_is_killed_in_an_iteration_is_replaced_and_the_model_is_t
     logs: list[str], member: str
 ) -> None:
     """The real crew: the process is killed just before its third turn of an iteration's last step."""
-    options = DistributedOptions(2, 2, MethodOptions(iterations=6))
+    options = DistributedOptions(workers=2, reducers=2, method=MethodOptions(iterations=6))
 
     @contextmanager
     def losing(*plans: Any, **how: Any) -> Iterator[RayCrew]:

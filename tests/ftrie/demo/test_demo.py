@@ -23,16 +23,14 @@ from ftrie.demo.market import (
     CATEGORIES,
     CLICKER,
     AnsweredVisit,
-    Habits,
     Market,
     Schedule,
     Shop,
-    Sizes,
-    Tastes,
     best_clicks,
     looked_at,
     visit,
 )
+from ftrie.demo.settings import Habits, Sizes, Tastes
 
 DEMO = (sys.executable, "-m", "ftrie", "demo", "--rows")
 TIMEOUT_S = 150

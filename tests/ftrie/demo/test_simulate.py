@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ftrie.demo.market import MODEL, SPEC, Market, write_first_day
+from ftrie.demo.market import SPEC, Market, write_first_day
 from ftrie.demo.processes import end_session, free_port
+from ftrie.demo.settings import MODEL
 from model_store.store import Store
 from tests.degradation.system import Valkey
 from tests.integration.processes import FTRIE, ROOT, ftrie

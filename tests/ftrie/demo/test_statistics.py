@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ftrie.demo.figures import Freshness, Reported, Statistics, Tally, quantiles
-from ftrie.demo.live import FROZEN, Windows, default_change_at, picture, total
-from ftrie.demo.market import MODEL, AnsweredVisit, Habits, Market, Sizes, visit
+from ftrie.demo.live import Windows, picture, total
+from ftrie.demo.market import AnsweredVisit, Market, visit
+from ftrie.demo.settings import FROZEN, MODEL, Habits, LiveOptions, Sizes
 
 HABITS = Habits()
 
@@ -101,7 +102,12 @@ def test_the_loop_the_frozen_model_the_best_and_the_change_are_pictured_as_far_a
     windows = [window(second, frozen=False, shown=60 * (second % 3 > 0)) for second in range(1, 40)]
     said = names(picture(windows, change_at=20.0))
     assert "the loop" in said and "frozen before the change" not in said
-    assert [default_change_at(seconds) for seconds in (None, 270.0, 60.0, 1.0)] == [60.0, 60.0, 15.0, 0.25]
+    assert [LiveOptions(seconds=seconds).change_at for seconds in (None, 270.0, 60.0, 1.0)] == [
+        60.0,
+        60.0,
+        15.0,
+        0.25,
+    ]
 
 
 def test_windows_of_a_time_are_added_up() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from model_store.errors import CheckpointError, UsageError
 from trainer.checkpoint.folder import CheckpointFolder, checkpoints_in
-from trainer.checkpoint.schedule import Every, Schedule
+from trainer.checkpoint.schedule import Schedule
+from trainer.settings import Every
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -15,12 +15,10 @@ import pytest
 from model_store.spec.spec import parse_spec
 from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.oracles import penalized
-from trainer.distributed.dealing import HeldOut, ShardOptions, plan_shards
+from trainer.distributed.dealing import ShardOptions, plan_shards
 from trainer.distributed.messages import sparse
 from trainer.distributed.methods import (
-    METHODS,
     Iteration,
-    MethodOptions,
     Minimiser,
     Progress,
     register,
@@ -31,6 +29,7 @@ from trainer.distributed.reducer import Reducer
 from trainer.distributed.shard import Shard, build_shard
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
+from trainer.settings import METHODS, HeldOut, MethodOptions
 
 SPEC = """
 [model]

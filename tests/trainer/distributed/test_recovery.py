@@ -19,9 +19,10 @@ from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.distributed.test_methods import SPEC, minimise, problems, weights, write_log
 from trainer.distributed.cluster import RayCrew, open_crew
 from trainer.distributed.dealing import ShardPlan, plan_shards
-from trainer.distributed.methods import MethodOptions, Replies, register
+from trainer.distributed.methods import Replies, register
 from trainer.distributed.problem import Problem
 from trainer.examples.open_log import Log
+from trainer.settings import MethodOptions
 
 OPTIONS = MethodOptions("surrogate", iterations=6, tolerance=0.0)
 WORKERS, REDUCERS = 2, 2

@@ -16,7 +16,8 @@ from tests.worlds import event_logs
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, OTHER
 from trainer.events.parse import Parser, parse
-from trainer.events.share import Share, parse_partition
+from trainer.events.share import Share
+from trainer.settings import parse_partition
 
 WANTED = Wanted(())
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters='"\\'), min_size=1).filter(

@@ -9,9 +9,9 @@ import numpy as np
 from model_store.spec.spec import parse_spec
 from model_store.versions.model_versions import ModelVersions
 from tests.worlds import learn, model_of
-from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import Publisher, PublishOptions
+from trainer.settings import Every
 
 SPEC = """
 [model]

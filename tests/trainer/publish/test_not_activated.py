@@ -17,11 +17,11 @@ from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.trainer.publish.shop import rows
 from tests.worlds import learn, model_of
-from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.stream import Counts
+from trainer.settings import Every
 
 SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
 WRITER = "no-activation"

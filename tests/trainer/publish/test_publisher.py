@@ -14,9 +14,9 @@ from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.model_store.models import model as small_model
 from tests.worlds import SPEC, learn, model_of, shop_rows
-from trainer.checkpoint.schedule import Every
 from trainer.learn.model import LearningModel
 from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
+from trainer.settings import Every
 
 BEFORE = 1000  # rows learned before it may publish, so that a hundred more touch a small part of the keys
 EVERY_100 = Every(100, None)

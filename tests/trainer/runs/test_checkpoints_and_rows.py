@@ -13,7 +13,7 @@ import pytest
 from model_store.errors import CheckpointError
 from model_store.spec.sections import FieldSpec, InputSection, JoinSection, ModelSection
 from model_store.spec.spec import ModelSpec
-from trainer.checkpoint import Checkpoints, Every
+from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.events.columns import Wanted
 from trainer.events.join import Join
@@ -24,6 +24,7 @@ from trainer.runs.dead_letters import DeadLetterOutbox
 from trainer.runs.lease import OWNER, lease_owner
 from trainer.runs.stream import EventLoop
 from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun
+from trainer.settings import Every
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_sources
 

@@ -8,10 +8,10 @@ from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from tests.trainer.publish.shop import rows
 from tests.worlds import learn, model_of
-from trainer.checkpoint.schedule import Every
 from trainer.publish.publisher import Publisher, PublishOptions
 from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.stream import Counts
+from trainer.settings import Every
 
 SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
 

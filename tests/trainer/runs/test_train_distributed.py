@@ -26,8 +26,7 @@ from tests.trainer.oracles.duality import Sparse, bounds, matrix_of
 from tests.trainer.runs.runs import Shared, rows, write_log
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.distributed.checkpoint import DistributedCheckpoints
-from trainer.distributed.dealing import HeldOut, plan_shards
-from trainer.distributed.methods import MethodOptions
+from trainer.distributed.dealing import plan_shards
 from trainer.distributed.problem import problems_of
 from trainer.distributed.shard import build_shard
 from trainer.examples.hashing import ExampleMaker
@@ -38,7 +37,8 @@ from trainer.learn.model import LearningModel
 from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
 from trainer.runs.finish_run import finish_run
-from trainer.runs.train_distributed import DistributedOptions, DistributedRun, train_distributed
+from trainer.runs.train_distributed import DistributedRun, train_distributed
+from trainer.settings import DistributedOptions, HeldOut, MethodOptions
 
 SPEC = """
 [model]
@@ -97,7 +97,9 @@ def of_two(log: Log) -> Callable[..., DistributedRun]:
 def trained(
     spec: ModelSpec, log: Log, workers: int = 2, *, method: MethodOptions = TIGHT, **how: Any
 ) -> DistributedRun:
-    options = DistributedOptions(workers, min(workers, 2), method, held_out=how.pop("held_out", HeldOut()))
+    options = DistributedOptions(
+        workers=workers, reducers=min(workers, 2), method=method, held_out=how.pop("held_out", HeldOut())
+    )
     how = {"rejects": RejectLog(), "crew": opener()} | how
     return train_distributed(spec, log, options, **how)
 
@@ -297,7 +299,9 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
 
 def test_the_best_of_several_penalties_is_published_and_resumed_from(log: Log, tmp_path: Path) -> None:
     spec, path = parse_spec(OWN), (200.0, 20.0, 0.01)
-    options = DistributedOptions(2, 2, TIGHT, held_out=HeldOut(share=0.3), penalties=path)
+    options = DistributedOptions(
+        workers=2, reducers=2, method=TIGHT, held_out=HeldOut(share=0.3), penalties=path
+    )
 
     def trained_to(kept: Path, **more: Any) -> DistributedRun:
         with DistributedCheckpoints(kept, 1, **more) as checkpoints:

@@ -20,7 +20,7 @@ from ftrie.cli import run
 from ftrie.commands.trainer import StatusLines
 from model_store.store import Store
 from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
-from trainer.checkpoint import Every, file
+from trainer.checkpoint import file
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.events.histories import Histories
 from trainer.examples import row_histories
@@ -30,7 +30,7 @@ from trainer.runs.daemon import Daemon
 from trainer.runs.metrics import StatusCollector
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
-from trainer.runs.stream_run import TrainerOptions
+from trainer.settings import Every, TrainerOptions
 
 NUMBERLESS = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
 PLAIN = NUMBERLESS + "[fields]\nsite = {}\n"
@@ -162,9 +162,8 @@ def running(
 
     told: queue.Queue[Status] = queue.Queue()
     options = TrainerOptions(
-        *(store_url, (source,), folder / "state", Every.parse("1h"), None, None),
-        publish=None, snapshot=10, threshold=0.0, activate=False, keep=0, once=False, wait=False,
-        idle_s=0.1, memory_bytes=1 << 20, max_lag_s=30.0, say_every_s=0.1, metrics_port=None, output=output,
+        store=store_url, sources=(source,), checkpoint=folder / "state", every=Every.parse("1h"), publish=False,
+        activate=False, idle_s=0.1, memory_bytes=1 << 20, say_every_s=0.1, output=output,
     )  # fmt: skip
     with StopRequest() as stop, ExitStack() as stack:
         daemon = Daemon(parse_spec(spec), options, stop, told.put)
