@@ -24,7 +24,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, groups_of, with_parameters
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated, learn_together
+from trainer.tune.passes import Repeated
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ALPHAS = {"ftrl": (0.02, 0.05, 0.1, 0.2, 0.4), "adpredictor": (0.001, 0.003, 0.01, 0.03, 0.1)}
@@ -69,7 +69,7 @@ def compared(spec: ModelSpec, log: Repeated, variant: str) -> Iterator[list[Any]
 
     def learn(candidates: Sequence[Candidate], **part: Any) -> list[VariantMetrics]:
         groups = groups_of(spec, candidates, range(len(candidates)), variant)
-        outcomes = learn_together(log, groups, **part).outcomes
+        outcomes = log.learn(groups, **part).outcomes
         return [outcomes[index].metrics for index in range(len(candidates))]
 
     (first,) = learn([{"algorithm": "ftrl"}], rows=half)

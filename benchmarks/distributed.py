@@ -46,7 +46,7 @@ from trainer.examples.open_log import Log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
-from trainer.runs.passes import PassOptions
+from trainer.runs.loop import PassOptions
 from trainer.runs.train import train
 from trainer.runs.train_distributed import train_distributed
 from trainer.settings import METHODS, DistributedOptions, MethodOptions

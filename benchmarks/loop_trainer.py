@@ -39,7 +39,7 @@ from trainer.events.parse import Parser
 from trainer.examples.joined import JoinedExamples
 from trainer.learn.model import LearningModel
 from trainer.publish.online_metrics import OnlineAccumulator
-from trainer.runs import daemon
+from trainer.runs.trainer import run
 from trainer.settings import Every, TrainerOptions
 from trainer.sources.merge import Merger
 from trainer.sources.redis import StreamSource
@@ -92,7 +92,7 @@ def _round(spec: Any, url: str, folder: Path) -> dict[str, float]:
         stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(redirect_stderr(StringIO()))
         began = time.perf_counter()
-        daemon.run(spec, options, lambda status: None)
+        run(spec, options, lambda status: None)
         times["all"] = time.perf_counter() - began
     return times
 

@@ -28,9 +28,9 @@ from model_store.spec.spec import load_spec
 from model_store.store import Store
 from trainer.events.share import Share
 from trainer.output import SILENT
-from trainer.runs.daemon import Daemon
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
+from trainer.runs.trainer import Trainer
 from trainer.runs.warmup import compile_trainer
 from trainer.settings import Every, TrainerOptions
 
@@ -131,16 +131,16 @@ def child(url: str, folder: str, partition: str) -> None:
         StopRequest() as stop,
         ExitStack() as stack,
     ):
-        daemon = Daemon(load_spec(SPEC), options, stop, last.append)
-        daemon.open(stack)
+        trainer = Trainer(load_spec(SPEC), options, stop, last.append)
+        trainer.open(stack)
         compile_trainer(load_spec(SPEC), SILENT)
         print("ready", file=out, flush=True)
         sys.stdin.readline()
         began, cpu = time.perf_counter(), time.process_time()
-        daemon.begin(stack)
-        daemon.go()
+        trainer.begin(stack)
+        trainer.go()
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        daemon.end()
+        trainer.end()
     (metrics, *_) = last[-1].variants.values()
     print(
         json.dumps(

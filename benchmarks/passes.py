@@ -25,7 +25,7 @@ from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
-from trainer.runs.passes import PassOptions
+from trainer.runs.loop import PassOptions
 from trainer.runs.train import train
 
 NEEDS = ("vowpalwabbit",)

@@ -21,9 +21,8 @@ from model_store.errors import InputError
 from trainer.formats.rejects import Reject, RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import MetricsLines, VariantMetrics
-from trainer.runs.finish_run import nothing_learned
-from trainer.runs.passes import PassOptions
-from trainer.runs.train import Report
+from trainer.runs.loop import PassOptions
+from trainer.runs.train import Report, nothing_learned
 from trainer.runs.train import train as train_engine
 from trainer.runs.warmup import compile_kernels, formats_of
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainer.learn.metrics.metrics import MetricsOptions
     from trainer.learn.metrics.records import MetricsFile, Regret, VariantMetrics
     from trainer.publish.publisher import PublishOptions
-    from trainer.runs.passes import PassesReport, PassOptions
+    from trainer.runs.loop import PassesReport, PassOptions
     from trainer.runs.train import Report
 
 _MOST_REASONS = 5
@@ -150,7 +150,7 @@ class PassFlags:
 
     def options(self) -> PassOptions:
         """The passes to make. Raises typer.BadParameter."""
-        from trainer.runs.passes import PassOptions
+        from trainer.runs.loop import PassOptions
 
         # The default is not the flag's: --tolerance without --passes is an error.
         if self.tolerance is None:
@@ -198,9 +198,8 @@ def train(
     from model_store.store import Store
     from trainer.formats.reader import expand
     from trainer.publish.publisher import Publisher
-    from trainer.runs.finish_run import finish_run
-    from trainer.runs.resume import initial_model
-    from trainer.runs.train import train
+    from trainer.runs.loop import initial_model
+    from trainer.runs.train import finish_run, train
     from trainer.runs.warmup import compile_kernels, formats_of
 
     model_spec = load_spec(spec)

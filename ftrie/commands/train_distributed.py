@@ -98,7 +98,7 @@ def train_distributed(
     from trainer.distributed.cluster import the_ray
     from trainer.distributed.dealing import check_distributable, check_inputs
     from trainer.formats.rejects import RejectLog
-    from trainer.runs.finish_run import finish_run
+    from trainer.runs.train import finish_run
     from trainer.runs.train_distributed import train_distributed as run_distributed
     from trainer.runs.warmup import compile_kernels, formats_of
 

@@ -1,4 +1,4 @@
-"""`ftrie trainer`: its output. A trainer is `trainer.runs.daemon`; its flags are `trainer.settings.TrainerOptions`."""
+"""`ftrie trainer`: its output. A trainer is `trainer.runs.trainer`; its flags are `trainer.settings.TrainerOptions`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trainer(
     --json each status is one line of JSON, the last one with "ended": true.
     """
     from model_store.spec.spec import load_spec
-    from trainer.runs.daemon import run
+    from trainer.runs.trainer import run
 
     model_spec = load_spec(spec)
     check_threshold(options.publish_threshold)

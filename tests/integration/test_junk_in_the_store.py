@@ -36,7 +36,7 @@ from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
 from tests.worlds import online_cell
-from trainer.runs.daemon import run as run_trainer
+from trainer.runs.trainer import run as run_trainer
 from trainer.settings import Every, TrainerOptions
 
 TYPES = ("string", "list", "set", "zset", "hash", "stream")

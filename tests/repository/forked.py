@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 READY = "ready\n"
 MOST_BYTES = 1 << 20
-HEAVY = ("ftrie", "ftrie.api", "server.serve.supervisor", "trainer.runs.train", "trainer.runs.daemon")
+HEAVY = ("ftrie", "ftrie.api", "server.serve.supervisor", "trainer.runs.train", "trainer.runs.trainer")
 
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys

@@ -49,7 +49,7 @@ class Description:
     by category; rejects, metrics: the files they are written to.
     sides: SHA-256 of the files of items and users; initial: SHA-256 of the model of --init-from. failed: checkpoints
     that could not be written; damaged: that could not be read. stream: what `ftrie trainer` stores besides
-    (`trainer.runs.daemon`), None for a run over logs; passes: of a run of several (`trainer.runs.passes`), else None.
+    (`trainer.runs.stream`), None for a run over logs; passes: of a run of several (`trainer.runs.loop`), else None.
     """
 
     ftrie: str

@@ -24,6 +24,33 @@ _FEWEST_LOST, _MOST_LOST = 100, 0.01
 """So many events, and this share of them, may come behind their window."""
 
 
+@dataclass
+class EventCounts:
+    """A trainer's counts of events and rows, over all resumed runs.
+
+    rows: labelled rows read; bad_events: events that could not be parsed; examples: learned from; bad_rows: rows that
+    could not be learned from; subsampled: rows dropped by subsampling; unknown_items: rows skipped because the server
+    did not know the item; minus_labels: examples with a label written as -1. through_us: the order time of the last
+    event.
+    """
+
+    impressions: int = 0
+    feedback: int = 0
+    rows: int = 0
+    bad_events: int = 0
+    examples: int = 0
+    bad_rows: int = 0
+    subsampled: int = 0
+    unknown_items: int = 0
+    through_us: int = 0
+    minus_labels: int = 0
+
+    @property
+    def events(self) -> int:
+        """All events and labelled rows taken."""
+        return self.impressions + self.feedback + self.rows + self.bad_events
+
+
 @dataclass(frozen=True)
 class JoinCounts:
     """The outcomes of all events so far; docs/join.md defines each count.

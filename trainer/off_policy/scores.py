@@ -161,7 +161,7 @@ def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list
 class LearningScores:
     """By a model that learns every request of the log after scoring it: float64 scores before calibration.
 
-    Unlike the daemon it knows each request's outcome at once. The policy changes from request to request, but depends
+    Unlike a trainer it knows each request's outcome at once. The policy changes from request to request, but depends
     on earlier requests alone, which keeps importance weights unbiased.
     """
 

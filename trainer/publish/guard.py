@@ -53,7 +53,7 @@ class Verdict:
         return not self.reasons and not self.held
 
 
-class Figured(Protocol):
+class RecentPredictions(Protocol):
     """Sums of predictions that were made before their rows were learned, or without learning them."""
 
     def figures(self, keys: int, /) -> RecentFigures:
@@ -68,7 +68,7 @@ class Judgeable(Protocol):
         """The model's spec."""
 
     @property
-    def recent(self) -> Figured | None:
+    def recent(self) -> RecentPredictions | None:
         """Its recent predictions."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from model_store.versions.online_metrics import (
 )
 from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
+from trainer.events.waiting_rows import Segments
 from trainer.publish.rollback import Evidence
 
 REMEMBERED_MINUTES = 120
@@ -64,7 +65,7 @@ class OnlineAccumulator:
         self._latest = 0
         self._added_up = 0  # hours before this one need not be added up again
 
-    def add(self, joined: Joined, rows: Rows) -> None:
+    def add(self, joined: Joined, rows: Segments) -> None:
         """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
         if not len(joined.closed):
             return
@@ -260,15 +261,6 @@ def _unpacked(data: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
     return [text.decode("utf-8", "surrogateescape") for text in texts]
 
 
-class Rows(Protocol):
-    """The joined rows: `trainer.events.waiting_rows.Segments`."""
-
-    def gather(
-        self, segment: npt.NDArray[np.int32], row: Int64s, names: Sequence[str] | None = None
-    ) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-        """Columns of the rows, in runs: the index of each run's first row, and the columns over the run."""
-
-
 @dataclass(frozen=True)
 class ClosedRequests:
     """One element a request. minute, version, bucket: int64; variant: indices of `variants`.
@@ -284,7 +276,7 @@ class ClosedRequests:
     sums: Int64s
 
     @classmethod
-    def of(cls, closed: Closed, rows: Rows) -> ClosedRequests:
+    def of(cls, closed: Closed, rows: Segments) -> ClosedRequests:
         """The sums of each request that showed at least one item."""
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)

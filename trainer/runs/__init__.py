@@ -1,1 +1,1 @@
-"""Training runs from start to finish: train, evaluate, replay, tune, the daemon."""
+"""Training runs from start to finish: train, evaluate, replay, the trainer."""

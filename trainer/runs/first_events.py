@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pyarrow as pa
 
@@ -12,9 +12,10 @@ from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.columns import Wanted
-from trainer.events.events import IMPRESSION, READ_BYTES
+from trainer.events.events import IMPRESSION, READ_BYTES, Source
 from trainer.events.fields import resolve_fields
 from trainer.events.histories import EventHistories
+from trainer.events.join import EventCounts
 from trainer.events.parse import gathered
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.learned import Columns, beginning, with_learned
@@ -22,7 +23,6 @@ from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.signals import StopRequest
-from trainer.runs.stream import Counts
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_rows, open_sources
 from trainer.sources.rows import RowSource
@@ -56,7 +56,8 @@ def resolve_by_impressions(
         data = first_events(spec, names, store)
         if not data and not reported_idle and time.monotonic() - began_s >= status.IDLE_AFTER_S:
             reported_idle = True
-            output.warn(_idle_reason(spec, names, store))
+            with _opened(spec, names, store) as sources:
+                output.warn(status.idle_reason(spec.model.name, sources, EventCounts()))
         try:
             resolved = resolve_fields(spec, data, names).with_learned_of(known)
             rows = first_items(resolved, names, store) if resolved.has_to_learn else []
@@ -70,8 +71,7 @@ def resolve_by_impressions(
         if reported != missing:
             output.warn(f"waiting for more impressions: {missing}")
             reported = missing
-        if stop.wait(LOOK_EVERY_S):
-            raise Stopped("stopped while waiting for a first impression", stop.number)
+        _wait(stop, "a first impression")
 
 
 def resolve_by_file(
@@ -107,8 +107,7 @@ def resolve_by_file(
         if not reported:
             output.note(f"waiting for a first file of {source.name}")
             reported = True
-        if stop.wait(LOOK_EVERY_S):
-            raise Stopped("stopped while waiting for a first file", stop.number)
+        _wait(stop, "a first file")
     resolved = spec.resolve(columns).with_columns(source.columns_without_header).with_learned_of(known)
     while resolved.has_to_learn:
         rows = list(beginning(_rows_of_file(resolved, source.name)))
@@ -119,8 +118,7 @@ def resolve_by_file(
                 f"waiting for the first {LEARNED_FROM:,} rows of {source.name}, from which fields learn"
             )
             reported = True
-        if stop.wait(LOOK_EVERY_S):
-            raise Stopped("stopped while waiting for the first rows", stop.number)
+        _wait(stop, "the first rows")
     return resolved
 
 
@@ -141,7 +139,7 @@ def first_items(spec: ModelSpec, names: Sequence[str], store: Store | None) -> l
 def _items_shown(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[tuple[Columns, int]]:
     """The items of all impressions, in the order of the events, with the values of derived and history fields."""
     latest, histories = _LatestRows(), EventHistories.of(spec)
-    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
+    sources = open_sources(names, spec, store, once=True)
     with closing(Merger(sources, Wanted.of(spec), latest, once=True)) as merger:
         while not merger.ended:
             merged = merger.poll(LOOK_EVERY_S)
@@ -171,12 +169,8 @@ class _LatestRows:
 
 def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> bytes:
     """The result of one read of each source from its beginning. Nothing is consumed."""
-    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
-    try:
+    with _opened(spec, names, store) as sources:
         chunks = [source.read() for source in sources]
-    finally:
-        for source in sources:
-            source.close()
     return b"".join(chunk.data for chunk in chunks if chunk is not None)
 
 
@@ -186,10 +180,16 @@ def _is_enough(spec: ModelSpec, data: bytes) -> bool:
     return len(sizes) >= ENOUGH or sum(sizes) >= READ_BYTES // 2 if spec.fields else bool(sizes)
 
 
-def _idle_reason(spec: ModelSpec, names: Sequence[str], store: Store) -> str:
-    sources = open_sources(names, spec, store, (), lambda text: None, once=True)
+@contextmanager
+def _opened(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[list[Source]]:
+    sources = open_sources(names, spec, store, once=True)
     try:
-        return status.idle_reason(spec.model.name, sources, Counts())
+        yield sources
     finally:
         for source in sources:
             source.close()
+
+
+def _wait(stop: StopRequest, what: str) -> None:
+    if stop.wait(LOOK_EVERY_S):
+        raise Stopped(f"stopped while waiting for {what}", stop.number)

@@ -21,12 +21,12 @@ from model_store.errors import CheckpointError, InputError, SpecError
 from model_store.files import whole_file
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import file
-from trainer.checkpoint.description import Description, description_from_json
+from trainer.checkpoint.description import description_from_json
 from trainer.checkpoint.folder import Checkpoint
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.one_row import OneRowMaker
-from trainer.examples.open_log import Log, OpenLog, RunStart, open_log
+from trainer.examples.open_log import Log, OpenLog, open_log
 from trainer.examples.requests import WholeRequests
 from trainer.formats.batch import NotPlain, Position, RowBatch, plain
 from trainer.formats.rejects import RejectLog
@@ -35,9 +35,9 @@ from trainer.learn.live_scorer import live_scores
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scores, scoring_spec
 from trainer.output import SILENT
+from trainer.runs.loop import LogLoop, start_of
 from trainer.runs.predict import PredictingMaker
-from trainer.runs.resume import layout_error, start_model, start_of
-from trainer.runs.train import LearningLoop, Report, report_of
+from trainer.runs.train import Report, report_of
 
 _AT_ONCE = 20_000
 """Up to so many rows of a table are hashed in the caller's thread, which is faster than to start others."""
@@ -53,7 +53,7 @@ class OnlineModel:
         self._spec, self._initial = spec, initial
         self._lock = threading.RLock()
         self.rejects = RejectLog()
-        self._loop: LearningLoop | None = None
+        self._loop: LogLoop | None = None
         self._row_learner: OneRowMaker | None = None
         self._row_scorer: OneRowMaker | None = None
         if spec.fields:
@@ -79,15 +79,15 @@ class OnlineModel:
         cannot be read to its end: what was learned until then stays.
         """
         with self._lock:
-            start = self._start()
+            start = self._loop.run_start() if self._loop is not None else None
             with open_log(log, self._spec, start=start) as opened:
                 loop = self._loop if self._loop is not None else self._begin(opened)
                 loop.opened = opened
                 if log.table is not None and log.table.rows is not None and log.table.rows <= _AT_ONCE:
-                    failure = loop.run(map(loop.model.maker.make, opened.rows()), _nothing)
+                    failure = loop.run(map(loop.model.maker.make, opened.rows()))
                 else:
                     with opened.examples(threads, maker=loop.model.maker) as stream:
-                        failure = loop.run(stream, _nothing)
+                        failure = loop.run(stream)
             loop.model.table.settle()  # what was given may change from here on
             if failure is not None:
                 raise failure
@@ -166,10 +166,6 @@ class OnlineModel:
         """Go on from a saved state. Raises CheckpointError for a damaged file, or one of another version."""
         written, arrays = file.read(path)
         description = description_from_json(written, str(path))
-        return cls._restored(path, description, arrays)
-
-    @classmethod
-    def _restored(cls, path: Path, description: Description, arrays: Any) -> OnlineModel:
         if description.stream is not None or description.passes is not None:
             raise CheckpointError(
                 f"{path} is a checkpoint of `ftrie trainer` or of several passes, not of a Learner"
@@ -181,37 +177,29 @@ class OnlineModel:
         model.rejects = RejectLog(counts=description.reject_counts)
         resolved = spec_from_json(description.resolved, str(path))
         start = start_of(description, model._spec, resolved, description.sides)
-        learning = LearningModel(ExampleMaker(start.resolved))
-        try:
-            learning.restore(arrays)
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            raise layout_error(Checkpoint(path, description, arrays), error) from error
-        model._loop = LearningLoop(learning, None, model.rejects, start=start)
+        model._loop = LogLoop(LearningModel(ExampleMaker(resolved)), None, model.rejects, start=start)
+        model._loop.start(Checkpoint(path, description, arrays), None, SILENT)
         return model
 
-    def _begin(self, opened: OpenLog) -> LearningLoop:
+    def _begin(self, opened: OpenLog) -> LogLoop:
         """The loop of the first table, whose columns resolve the spec."""
-        model = LearningModel(opened.maker)
-        first = start_model(model, SILENT, checkpoint=None, initial=self._initial)
-        self._initial = None
-        self._loop = LearningLoop(model, opened, self.rejects, start=replace(opened.start, initial=first))
-        return self._loop
-
-    def _start(self) -> RunStart | None:
-        return self._loop.state() if self._loop is not None else None
+        loop = LogLoop(LearningModel(opened.maker), opened, self.rejects)
+        loop.start(None, self._initial, SILENT)
+        self._initial, self._loop = None, loop
+        return loop
 
     @cached_property
     def _derived(self) -> DerivedColumns:
         return DerivedColumns(self.spec)
 
-    def _ready(self) -> LearningLoop:
+    def _ready(self) -> LogLoop:
         if self._loop is None:
             raise InputError(
                 "nothing was learned yet, and the spec names no fields: call learn with a table first"
             )
         return self._loop
 
-    def _batch(self, row: Mapping[str, Any], loop: LearningLoop) -> RowBatch:
+    def _batch(self, row: Mapping[str, Any], loop: LogLoop) -> RowBatch:
         """One row as a batch; a column that it lacks is null."""
         number = loop.counts.rows_read
         spec = loop.model.spec
@@ -254,7 +242,3 @@ def _accepted(examples: Examples) -> Examples:
 def _after(rows: int) -> Position:
     """The position after a row that follows `rows` others."""
     return Position(ROW, rows + 1, rows + 2)
-
-
-def _nothing() -> None:
-    """Nothing is shown after a batch."""

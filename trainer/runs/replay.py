@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from model_store.errors import SpecError
 from model_store.features.cells import label_columns
@@ -35,11 +36,11 @@ from trainer.formats.rejects import RejectLog
 from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
-from trainer.output import SILENT, Output, Progress
-from trainer.runs.dead_letters import DeadLetterOutbox
+from trainer.output import SILENT, Output
 from trainer.runs.first_events import first_items
-from trainer.runs.stream import EventLoop
-from trainer.runs.train import LearningLoop
+from trainer.runs.loop import LogLoop
+from trainer.runs.stream import DeadLetterOutbox, EventLoop
+from trainer.runs.train import show
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import EVENTS, ROWS, open_sources
 
@@ -132,20 +133,24 @@ def replay_events(
         stack.callback(merger.close)
         bar = stack.enter_context(output.progress("replaying", unit="examples"))
         model = LearningModel(ExampleMaker(resolved))
-        dead_letters, span = DeadLetterOutbox(None), _EventSpan()
+        dead_letters, span = DeadLetterOutbox(None), _Span()
 
         def on_joined(joined: Joined, segments: Segments) -> None:
-            span.add(joined)
+            span.add(joined.closed.time_us)
             if tap is not None:
                 tap.add(joined, segments)
 
-        loop = EventLoop(merger, Join(resolved.join), segments, model, dead_letters, on_joined)
+        loop = EventLoop(
+            *(merger, Join(resolved.join), segments, model, dead_letters),
+            on_joined=on_joined,
+            warn=output.warn,
+        )
         while not loop.ended:
             loop.step(_WAIT_S)
             loop.join.counts.check_order(", ".join(logs))
-            _show(bar, model, None)
+            show(bar, model, None)
         loop.finish()
-        _show(bar, model, None)
+        show(bar, model, None)
     return Replayed(
         kind=EVENTS,
         model=model,
@@ -153,7 +158,7 @@ def replay_events(
         rejected=loop.counts.bad_events + loop.counts.bad_rows,
         seconds=time.perf_counter() - began,
         span_s=span.seconds,
-        counts=loop.counts.as_dict(),
+        counts=asdict(loop.counts),
         join=dict(vars(loop.join.counts)),
         reasons=dict(dead_letters.reasons.most_common()),
     )
@@ -168,12 +173,12 @@ def replay_rows(
     """
     began = time.perf_counter()
     with open_log(log, spec) as opened:
-        model, span = LearningModel(opened.maker), _RowSpan(opened.spec)
+        model, span = LearningModel(opened.maker), _Span()
         stamp = spec.input.timestamp
-        batches = span.of(opened.batches([stamp] if stamp in opened.columns else []))
-        loop = LearningLoop(model, opened, rejects)
+        batches = _timed(opened.batches([stamp] if stamp in opened.columns else []), opened.spec, span)
+        loop = LogLoop(model, opened, rejects)
         with opened.examples(threads, batches=batches) as stream, output.progress("replaying") as bar:
-            failure = loop.run(stream, lambda: _show(bar, model, opened.expected_rows(model.metrics.rows)))
+            failure = loop.run(stream, lambda: show(bar, model, opened.expected_rows(model.metrics.rows)))
             if failure is not None:
                 raise failure
     for warning in opened.warnings():
@@ -250,12 +255,6 @@ class JoinedTap:
         return collector.rows(self._decision), layout, resolved
 
 
-def _show(bar: Progress, model: LearningModel, expected: int | None) -> None:
-    logloss = model.metrics.recent_logloss()
-    fields = {"log-loss": logloss} if logloss is not None else {}
-    bar.update(model.metrics.rows, total=expected, **fields, keys=model.table.count)
-
-
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     """The columns of joined rows: those of the spec, and as text those that only the tap wants."""
     more, own = (tap.columns, tap.spec.input) if tap is not None else ((), resolved.input)
@@ -276,48 +275,33 @@ def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
     return replace(wanted, derived=(*wanted.derived, *filter(None, others)))
 
 
-class _EventSpan:
-    """The time from the first closed request to the last."""
+class _Span:
+    """The time from the first of the times to the last."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []
 
     @property
     def seconds(self) -> float | None:
-        """None if no request was closed."""
-        return (max(self._ends) - min(self._ends)) / 1e6 if self._ends else None
+        """None if there was no time."""
+        return (self._ends[-1] - self._ends[0]) / 1e6 if self._ends else None
 
-    def add(self, joined: Joined) -> None:
-        """Take note of the requests that one step of the join closed."""
-        times = np.asarray(joined.closed.time_us)
-        if times.size:
-            self._ends = [min([int(times.min()), *self._ends]), max([int(times.max()), *self._ends])]
+    def add(self, times_us: npt.ArrayLike) -> None:
+        """Take note of times; NO_TIME is none."""
+        times = np.asarray(times_us)
+        known = times[times != NO_TIME]
+        if known.size:
+            self._ends = [
+                min([int(known.min()), *self._ends[:1]]),
+                max([int(known.max()), *self._ends[1:]]),
+            ]
 
 
-class _RowSpan:
-    """The time from a log's first row to its last, from the first and last row of every batch."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        self._column = spec.input.timestamp
-        self._form = time_format(spec)
-        self._first: int | None = None
-        self._last: int | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        """None if no row has a time."""
-        return None if self._first is None or self._last is None else (self._last - self._first) / 1e6
-
-    def of(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
-        """The batches, unchanged; their times are recorded as they pass."""
-        for batch in batches:
-            column = batch.columns.get(self._column) if self._column else None
-            if column is not None and batch.rows:
-                ends, _ = parse_times(column.take([0, batch.rows - 1]), self._form)
-                self._record([int(each) for each in ends if each != NO_TIME])
-            yield batch
-
-    def _record(self, times: Sequence[int]) -> None:
-        if times:
-            self._first = min(times) if self._first is None else min(self._first, *times)
-            self._last = max(times) if self._last is None else max(self._last, *times)
+def _timed(batches: Iterable[RowBatch], spec: ModelSpec, span: _Span) -> Iterator[RowBatch]:
+    """The batches, unchanged; the times of the first and last row of each are recorded as they pass."""
+    form = time_format(spec)
+    for batch in batches:
+        column = batch.columns.get(spec.input.timestamp) if spec.input.timestamp else None
+        if column is not None and batch.rows:
+            span.add(parse_times(column.take([0, batch.rows - 1]), form)[0])
+        yield batch

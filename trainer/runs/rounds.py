@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from model_store.errors import (
     CheckpointError,
@@ -45,9 +44,11 @@ from trainer.events.share import Share
 from trainer.events.waiting_rows import import_packs
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
+from trainer.learn.table import part_of
 from trainer.output import Output
+from trainer.runs.loop import Arrays
 from trainer.runs.reconcile import Reconciler
-from trainer.runs.stream import ONLINE_PART, Arrays, EventLoop
+from trainer.runs.stream import ONLINE_PART, EventLoop
 from trainer.sources.open_sources import known_as
 from trainer.sources.read_ahead import BEFORE_ALL_US
 
@@ -123,7 +124,8 @@ class Partners:
         is behind what this partition has in the store; InputError, CheckpointError if the partitions were started
         otherwise; StoreError.
         """
-        record, own = self._rounds.record(), _round_of(local)
+        stream = local.description.stream if local is not None else None
+        record, own = self._rounds.record(), (stream or {}).get("round")
         if record is None:
             return self._without_record(local, own)
         self._check(record)
@@ -170,18 +172,18 @@ class Partners:
         return local
 
     def _check(self, record: PartitionsRecord) -> None:
-        anew = (
+        remedy = (
             "to change it, stop all trainers of the model, delete the key "
             f"'ftrie:{{{self._name}}}:partitions', and start them with new folders and --init-from active"
         )
         if record.partitions != self.share.count:
             raise InputError(
-                f"--partition {self.share}: {self._name} is learned in {record.partitions} partitions; {anew}"
+                f"--partition {self.share}: {self._name} is learned in {record.partitions} partitions; {remedy}"
             )
         if record.every_us != self._every_us:
             raise InputError(
                 f"--reconcile {self._every_us / 1e6:g}s: the partitions of {self._name} are merged every "
-                f"{record.every_us / 1e6:g}s; {anew}"
+                f"{record.every_us / 1e6:g}s; {remedy}"
             )
         check_same_spec(self._spec, record.spec, f"the partitions of {self._name}")
 
@@ -340,26 +342,32 @@ class Partners:
         self._rounds.put(record, number, part, data, self._lease)
 
     def _read(self, number: int, part: str, own: bytes | None) -> Contribution:
-        """A contribution, as the store has it: another life of this partition may have written its own."""
+        """A contribution, as the store has it: this partition, before a restart, may have written its own.
+
+        Raises UnreadableValue if it is not one, or of another round or partition.
+        """
+        where = f"the contribution of partition {part} to round {number} of {self._name}"
         data = own if own is not None else self._rounds.get(self.record, number, part)
-        return _parsed(
-            data, number, int(part), f"the contribution of partition {part} to round {number} of {self._name}"
-        )
+        try:
+            written, arrays = file.loads(data, where)
+            if (written["round"], written["partition"]) != (number, int(part)):
+                raise ValueError(f"it is of round {written['round']}, partition {written['partition']}")
+            return Contribution(int(written["next_us"]), list(written["letters"]), arrays)
+        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+            raise UnreadableValue(
+                f"{where} cannot be read: {error}; delete its key, and the trainer of its partition writes it again"
+            ) from error
 
 
 class RoundLoop(EventLoop):
-    """The learning loop of one partition: that of its events, in rounds. For one thread.
+    """The learning loop of one partition: that of its events, in rounds. number: of the round that is being learned."""
 
-    number: of the round that is being learned. describe: what a checkpoint would say; set before the first `step`.
-    """
-
-    def __init__(
-        self, partners: Partners, before: Mapping[str, int] | None, *parts: Any, once: bool, **more: Any
-    ) -> None:
-        """before: `round` of the checkpoint to resume from; parts, more: of the EventLoop; once: see the merger."""
+    def __init__(self, partners: Partners, *parts: Any, once: bool, **more: Any) -> None:
+        """parts, more: of the EventLoop; once: see the merger."""
         super().__init__(*parts, **more)
+        before = self._saved.round
         self.number = before["number"] if before is not None else 0
-        self.describe: Callable[[], Description] | None = None
+        self.writes_online = partners.publishes
         self._partners, self._once = partners, once
         self._limit_us = before["limit_us"] if before is not None else _FIRST_LIMIT_US
         self.merger.limit_us = self._limit_us
@@ -423,15 +431,10 @@ class RoundLoop(EventLoop):
         """For how long it has waited for other partitions; 0 while it learns."""
         return time.monotonic() - self._complete_s if self._mine is not None else 0.0
 
-    @property
-    def publishes(self) -> bool:
-        """True for partition 1, which writes what all partitions have learned and counted."""
-        return self._partners.publishes
-
-    @property
-    def partition(self) -> str:
-        """The partition, as `2/3`."""
-        return str(self._partners.share)
+    def of_partition(self) -> dict[str, Any]:
+        """The partition, its round, and how long it has waited in it."""
+        waiting_s = round(self.waiting_s, 1)
+        return {"partition": str(self._partners.share), "round": self.number, "waiting_s": waiting_s}
 
     def problem(self) -> str:
         """What this partition waits for, after a few seconds; otherwise empty. Asks the store every few seconds.
@@ -458,9 +461,8 @@ class RoundLoop(EventLoop):
 
     def begin(self) -> None:
         """Start the partitions, if they have never been started, from this loop's state. Raises StoreError."""
-        assert self.describe is not None
         arrays = {name: array for name, array in self.state().items() if not name.startswith(_TABLE)}
-        self._partners.begin(self.describe, arrays, self._reconciler.whole())
+        self._partners.begin(self.description, arrays, self._reconciler.whole())
 
     def _close(self) -> bytes:
         """The end of the round: what was learned in it."""
@@ -509,7 +511,7 @@ class RoundLoop(EventLoop):
         self._reconciler.merge([each.arrays for each in found])
         if self._partners.publishes:
             for other in self._partners.others:
-                self.online.absorb(_online_of(found[other - 1]))
+                self.online.absorb(part_of(found[other - 1].arrays, ONLINE_PART))
                 self.dead_letters.forward(found[other - 1].letters)
         next_us = min(each.next_us for each in found)
         self._all_ended = next_us == NEVER_US
@@ -518,16 +520,15 @@ class RoundLoop(EventLoop):
         self.merger.limit_us = self._limit_us
         self.number += 1
         self._mine, self._problem, self._at_boundary = None, "", True
-        self._save()
+        self._save_in_store()
 
-    def _save(self) -> None:
-        """Write the state to the store now and then. A failure only makes taking over slower."""
+    def _save_in_store(self) -> None:
+        """Write the state to the store every SAVE_EVERY rounds. A failure only makes taking over slower."""
         partners = self._partners
         try:
             if self.number % SAVE_EVERY == 0:
-                assert self.describe is not None
                 packs = self.segments.export(self.join.segments())
-                partners.save(self.number, self.describe(), self.state(), packs, self._reconciler.whole)
+                partners.save(self.number, self.description(), self.state(), packs, self._reconciler.whole)
             partners.tidy(self.number)
         except StaleEpoch:
             raise
@@ -541,30 +542,3 @@ _PACK = "pack."
 def _state_bytes(description: Description, arrays: Arrays, packs: Sequence[bytes]) -> bytes:
     held = {f"{_PACK}{index}": np.frombuffer(data, np.uint8) for index, data in enumerate(packs)}
     return file.dumps(description.to_json(), {**arrays, **held})
-
-
-def _parsed(data: bytes, number: int, partition: int, where: str) -> Contribution:
-    """Read a contribution. Raises UnreadableValue if it is not one, or of another round or partition."""
-    try:
-        written, arrays = file.loads(data, where)
-        if (written["round"], written["partition"]) != (number, partition):
-            raise ValueError(f"it is of round {written['round']}, partition {written['partition']}")
-        return Contribution(int(written["next_us"]), list(written["letters"]), arrays)
-    except (CheckpointError, KeyError, TypeError, ValueError) as error:
-        raise UnreadableValue(
-            f"{where} cannot be read: {error}; delete its key, and the trainer of its partition writes it again"
-        ) from error
-
-
-def _online_of(found: Contribution) -> dict[str, npt.NDArray[Any]]:
-    return {
-        name.removeprefix(ONLINE_PART): array
-        for name, array in found.arrays.items()
-        if name.startswith(ONLINE_PART)
-    }
-
-
-def _round_of(local: Checkpoint | None) -> Mapping[str, int] | None:
-    """`round` of a partition's checkpoint."""
-    stream = local.description.stream if local is not None else None
-    return stream.get("round") if stream is not None else None

@@ -53,45 +53,29 @@ class SignalHandler:
 
 
 class StopRequest(SignalHandler):
-    """While entered, records that a signal has come: `number`, 0 if none has."""
+    """While entered, records that a signal has come: `number`, 0 if none has. It also ends `until_stopped`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
         self._event = SignalEvent()
+        self._waiting = False
 
     def wait(self, seconds: float) -> bool:
         """Wait for at most `seconds`; True if a signal has come."""
         return self._event.wait(seconds)
 
-    def __bool__(self) -> bool:
-        return self.number > 0
-
-    def on_signal(self, number: int) -> None:
-        """Record the signal and end `wait`."""
-        self.number = number
-        self._event.set()
-
-
-class StopSignals(SignalHandler):
-    """While entered, a signal ends the iteration of `until_stopped`.
-
-    Waiting for an item is interrupted at once: that item is not used, and will be read again by a resumed run.
-    Processing an item is not interrupted.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._number = 0
-        self._waiting = False
-
     def until_stopped(self, items: Iterator[Item], may_stop: Callable[[], bool]) -> Iterator[Item]:
-        """The items. Raises Stopped between two of them, once a signal has come and `may_stop()`."""
+        """The items. Raises Stopped between two of them, once a signal has come and `may_stop()`.
+
+        Waiting for an item is interrupted at once: that item is not used, and will be read again by a resumed run.
+        Processing an item is not interrupted.
+        """
         while True:
             self._waiting = may_stop()
             try:
-                if self._number and self._waiting:
-                    raise _stopped(self._number)
+                if self.number and self._waiting:
+                    raise _stopped(self.number)
                 item = next(items, None)
             finally:
                 self._waiting = False
@@ -99,9 +83,13 @@ class StopSignals(SignalHandler):
                 return
             yield item
 
+    def __bool__(self) -> bool:
+        return self.number > 0
+
     def on_signal(self, number: int) -> None:
-        """Record the signal, or interrupt a wait."""
-        self._number = number
+        """Record the signal; end `wait`, or interrupt the wait for an item."""
+        self.number = number
+        self._event.set()
         if self._waiting:
             raise _stopped(number)
 

@@ -1,20 +1,22 @@
-"""The status of a trainer: a line on the terminal or JSON every few seconds, and its Prometheus metrics.
+"""The status of a trainer, a line on the terminal or JSON every few seconds, and its warnings.
 
-docs/trainer.md documents each member. `IdleWatch` finds out why a trainer reads nothing.
+docs/trainer.md documents each member. `Reporter` makes both of a loop.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from model_store.errors import shown
 from model_store.versions.online_metrics import OnlineCell, OnlineSums
 from trainer.events.events import Lag
+from trainer.events.join import EventCounts
 from trainer.learn.metrics.records import VariantMetrics
-from trainer.runs.stream import Counts
+from trainer.publish.publisher import PublishPacer
+from trainer.runs.stream import StreamLoop
 
 
 @dataclass(frozen=True)
@@ -177,70 +179,33 @@ LATE_SHARE, LATE_LEAST, LATE_EVERY_S = 0.05, 20, 60.0
 """The share of late feedback that is warned of, the least number of it, and over how long it is counted."""
 
 
-class LateWatch:
-    """Watches the share of feedback that comes after the window of its impression. For one thread."""
-
-    def __init__(self, joined: Mapping[str, int]) -> None:
-        self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
-
-    def look(self, joined: Mapping[str, int], at_end: bool = False) -> str:
-        """What is to be said of the last full minute, or at the end of what is left.
-
-        To be called every second or so with the join's counts.
-        """
-        if at_end or time.monotonic() - self._since_s >= LATE_EVERY_S:
-            more = {name: count - self._before.get(name, 0) for name, count in joined.items()}
-            late = more.get("late", 0) + more.get("out_of_order", 0)
-            of = more.get("clicks", 0) + more.get("conversions", 0)
-            if at_end and not of:
-                return self._text
-            self._before, self._since_s, self._text = dict(joined), time.monotonic(), ""
-            if late >= LATE_LEAST and late > LATE_SHARE * of:
-                self._text = (
-                    f"{late:,} of {of:,} clicks and conversions in a minute or less came after their impression's "
-                    "window or, in a file, out of order: their rows were learned as negatives, "
-                    f"{more.get('corrections', 0):,} corrected (docs/join.md, Late clicks)"
-                )
-        return self._text
-
-
 IDLE_AFTER_S = 60.0
 """After that long without events the reason is looked for."""
 
 
-class IdleSource(Protocol):
-    """A source that can describe what it holds."""
+class NamedSource(Protocol):
+    """What is reported of a source."""
+
+    @property
+    def name(self) -> str:
+        """The name as given."""
+
+    @property
+    def lost(self) -> int:
+        """How many events were deleted before they were read."""
 
     def holds(self) -> str:
         """What it holds, read or not, in words."""
 
 
-class IdleWatch:
-    """Watches the counts of one run. For one thread. `reason`: the likely reason while it is idle, or empty."""
-
-    def __init__(self, model: str, sources: Sequence[IdleSource], counts: Counts) -> None:
-        self.reason = ""
-        self._model = model
-        self._sources = sources
-        self._read = _useful(counts)
-        self._since_s = time.monotonic()
-
-    def look(self, counts: Counts) -> None:
-        """To be called every second or so. Asks the sources once the run is idle."""
-        if (read := _useful(counts)) != self._read:
-            self._read, self._since_s, self.reason = read, time.monotonic(), ""
-        elif not self.reason and time.monotonic() - self._since_s >= IDLE_AFTER_S:
-            self.reason = idle_reason(self._model, self._sources, counts)
-
-
-def idle_reason(model: str, sources: Sequence[IdleSource], counts: Counts) -> str:
+def idle_reason(model: str, sources: Sequence[NamedSource], counts: EventCounts) -> str:
     """The likely reason why the sources deliver nothing."""
     what = "no impression" if counts.feedback and not counts.impressions else "nothing"
     held = "; ".join(source.holds() for source in sources)
     return f"{what} was read for {IDLE_AFTER_S:.0f} s: {held}. {_hint(model, counts)}"
 
 
-def _hint(model: str, counts: Counts) -> str:
+def _hint(model: str, counts: EventCounts) -> str:
     if counts.rows:
         return "All rows have been learned; the trainer waits for more"
     if counts.impressions:
@@ -256,6 +221,110 @@ def _hint(model: str, counts: Counts) -> str:
     )
 
 
-def _useful(counts: Counts) -> int:
-    """How many events were read; feedback counts only after the first impression."""
-    return counts.events if counts.impressions or counts.rows else counts.bad_events
+class Reporter:
+    """What a trainer reports of its loop. For one thread. `behind`: a source is read later than `max_lag_s`."""
+
+    def __init__(self, loop: StreamLoop, sources: Sequence[NamedSource], max_lag_s: float) -> None:
+        self.behind = False
+        self._loop, self._sources, self._max_lag_s = loop, sources, max_lag_s
+        self._rate_since = (time.monotonic(), loop.counts.events)
+        self._lags: dict[str, Lag] = {}
+        self._useful, self._useful_since_s, self._idle = -1, 0.0, ""
+        self._joined, self._late_since_s, self._late = loop.joined(), time.monotonic(), ""
+
+    def warnings(self) -> dict[str, str]:
+        """Present problems, by kind. To be called every second or so."""
+        loop, counts = self._loop, self._loop.counts
+        found = dict(loop.model.warnings.texts)
+        if problem := loop.problem():
+            found[problem] = problem
+        self._update_lags()
+        found |= skew_warnings(self._lags)
+        self._look_at_late()
+        if self._late:
+            found["late"] = self._late
+        self._look_whether_idle()
+        if self._idle:
+            found["quiet"] = self._idle
+        if (users := loop.histories) is not None and users.dropped:
+            found["users"] = (
+                f"more than {users.most:,} users have a history: {users.dropped:,} were dropped, the least recently "
+                "used ones first, and begin again should they return"
+            )
+        if counts.minus_labels:
+            others = counts.examples - counts.minus_labels - loop.model.metrics.clicked
+            found["labels"] = "labels are read as -1/+1: -1 is no click" + (
+                f", as 0 is ({others:,} rows)" if others else ""
+            )
+        return found
+
+    def status(self, pacer: PublishPacer | None, *, ended: bool, **more: Any) -> Status:
+        """The present status, with `more` members; asks the sources how far behind they are read."""
+        loop, counts, model = self._loop, self._loop.counts, self._loop.model
+        self._update_lags()
+        (then_s, events), now_s = self._rate_since, time.monotonic()
+        self._rate_since = now_s, counts.events
+        # The recent figures are in the online metrics of the whole model.
+        recent = loop.online.recent() if loop.writes_online else {}
+        return Status(
+            model=model.spec.model.name,
+            events=counts.events,
+            examples=counts.examples,
+            rate=(counts.events - events) / max(now_s - then_s, 1e-9),
+            keys=model.table.count,
+            logloss=model.metrics.recent_logloss(),
+            version=pacer.version if pacer is not None else None,
+            published=pacer.publisher.counts.as_dict() if pacer is not None else {},
+            failed_checkpoints=loop.checkpoints.failed if loop.checkpoints is not None else 0,
+            dead_letters=loop.dead_letters.count,
+            lags=self._lags,
+            lost={source.name: source.lost for source in self._sources},
+            counts=asdict(counts),
+            join=loop.joined(),
+            users_dropped=loop.histories.dropped if loop.histories is not None else 0,
+            behind=self.behind,
+            normalized_entropy=model.warnings.normalized_entropy,
+            inactive=pacer.publisher.inactive if pacer is not None else "",
+            withheld=pacer.publisher.withheld if pacer is not None else "",
+            variants=model.metrics.summary() if ended else {},
+            outcomes={
+                name: VariantOutcome.of(totals, recent.get(name))
+                for name, totals in loop.online.totals().items()
+            },
+            ended=ended,
+            **loop.of_partition(),
+            **more,
+        )
+
+    def _look_at_late(self) -> None:
+        """Judge the feedback of the last full minute, or at the end what is left of it."""
+        joined, at_end = self._loop.joined(), self._loop.ended
+        if not at_end and time.monotonic() - self._late_since_s < LATE_EVERY_S:
+            return
+        more = {name: count - self._joined.get(name, 0) for name, count in joined.items()}
+        late = more.get("late", 0) + more.get("out_of_order", 0)
+        of = more.get("clicks", 0) + more.get("conversions", 0)
+        if at_end and not of:
+            return
+        self._joined, self._late_since_s, self._late = joined, time.monotonic(), ""
+        if late >= LATE_LEAST and late > LATE_SHARE * of:
+            self._late = (
+                f"{late:,} of {of:,} clicks and conversions in a minute or less came after their impression's "
+                "window or, in a file, out of order: their rows were learned as negatives, "
+                f"{more.get('corrections', 0):,} corrected (docs/join.md, Late clicks)"
+            )
+
+    def _look_whether_idle(self) -> None:
+        """Ask the sources why nothing is read, once that is so for long."""
+        counts, now_s = self._loop.counts, time.monotonic()
+        # Feedback counts only after the first impression.
+        useful = counts.events if counts.impressions or counts.rows else counts.bad_events
+        if useful != self._useful:
+            self._useful, self._useful_since_s, self._idle = useful, now_s, ""
+        elif not self._idle and now_s - self._useful_since_s >= IDLE_AFTER_S:
+            self._idle = idle_reason(self._loop.model.spec.model.name, self._sources, counts)
+
+    def _update_lags(self) -> None:
+        lags = self._loop.lags()
+        self._lags = {source.name: lag for source, lag in zip(self._sources, lags, strict=True)}
+        self.behind = any((lag.seconds or 0.0) > self._max_lag_s for lag in lags)

@@ -1,38 +1,42 @@
 """One training run over a log: `train` learns every variant of a spec, in one pass or several, and reports what it did.
 
 In: a spec, a log, and optionally checkpoints, a published model to start from, and a publisher. Out: a `Run` with the
-learned model and its report. `LearningLoop` is the loop over batches, which `ftrie replay` uses too.
+learned model and its report, which `finish_run` saves, publishes, or withholds.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.metadata import version
+from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import CheckpointError, FtrieError, InputError, Stopped, counted
+from model_store.errors import (
+    CheckpointError,
+    FtrieError,
+    InputError,
+    LeaseHeld,
+    NotActivated,
+    StaleEpoch,
+    Stopped,
+    StoreError,
+)
 from model_store.files import write_whole
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
-from model_store.versions.manifest import now
+from model_store.store import Store
+from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint import Checkpoints
-from trainer.checkpoint.description import Description, Written
-from trainer.examples.hashing import Examples
-from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, RunStart, examples_of, open_log
-from trainer.formats.batch import Position, ReadFile
-from trainer.formats.rejects import RejectLog, too_many_rejected
+from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, examples_of, open_log
+from trainer.formats.rejects import RejectLog, no_usable_row
 from trainer.learn.calibration import CalibrationReport
 from trainer.learn.collisions import Collisions
-from trainer.learn.metrics.label_order import LabelOrder
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import (
-    MetricsFile,
     Regret,
     SliceMetrics,
     VariantMetrics,
@@ -42,11 +46,13 @@ from trainer.learn.metrics.records import (
 )
 from trainer.learn.model import LearningModel, Memory
 from trainer.output import SILENT, Output, Progress
-from trainer.publish.publisher import BatchPublisher, PublishCounts
-from trainer.runs.passes import Passes, PassesReport, PassOptions, open_passes
-from trainer.runs.resume import resumed_start, start_model
-from trainer.runs.signals import StopSignals
+from trainer.publish.guard import Guard
+from trainer.publish.publisher import BatchPublisher, PublishCounts, Publisher
+from trainer.runs.loop import LogLoop, Passes, PassesReport, PassOptions, open_passes, resumed_start
 from trainer.tune.rates import with_rates
+
+if TYPE_CHECKING:
+    from trainer.runs.train_distributed import DistributedRun
 
 
 @dataclass(frozen=True)
@@ -191,27 +197,33 @@ def train(
         )
     resumed = resumed_start(spec, checkpoint, log, output) if checkpoint else None
     folder = checkpoints.path if checkpoints is not None else None
-    with (
-        _opened(spec, log, resumed, checkpoints, initial, output) as opened,
-        open_passes(passes or PassOptions(), opened.spec, folder, checkpoint) as several,
-    ):
+    known = [initial.spec] if initial is not None else []
+    if resumed is None:
+        known = with_rates(spec, log, known, output)
+    with ExitStack() as stack:
+        opened = stack.enter_context(open_log(log, spec, start=resumed, known=known))
+        if checkpoints is not None and opened.is_of_events:
+            raise InputError(f"--checkpoint: {log.inputs[0]} {ONLY_WHOLE}")
+        several = stack.enter_context(open_passes(passes or PassOptions(), opened.spec, folder, checkpoint))
         model = LearningModel(opened.maker, metrics, keep_seen=publisher is not None)
-        first = start_model(model, output, checkpoint=checkpoint, initial=initial)
-        del checkpoint  # its arrays are in the model now
-        if publisher is not None:
-            publisher.begin(model)
-        loop = LearningLoop(
+        loop = LogLoop(
             *(model, opened, rejects),
-            start=replace(opened.start, initial=first),
             checkpoints=checkpoints,
             publisher=publisher,
             force=force,
             passes=several,
         )
+        loop.start(checkpoint, initial, output)
+        del checkpoint  # its arrays are in the model now
+        if publisher is not None:
+            publisher.begin(model)
         failure = _learn(loop, opened, several, threads, output)
         report = report_of(loop, publisher)
         if failure is None:
-            report = replace(report, regret=_regret(model, output))
+            if model.regret is not None:
+                with output.progress("regret", unit="minima") as bar:
+                    regret = model.regret.regret(lambda done, total: bar.update(done, total=total))
+                report = replace(report, regret=regret)
             model.metrics.finish(report.collisions, report.regret)
         for warning in (*opened.warnings(), *model.coordinates.admission.notes()):
             output.note(warning)
@@ -221,26 +233,8 @@ def train(
     return Run(model, report, failure, opened.absent_fields, withheld, rejects.reasons)
 
 
-@contextmanager
-def _opened(
-    spec: ModelSpec,
-    log: Log,
-    resumed: RunStart | None,
-    checkpoints: Checkpoints | None,
-    initial: Artefact | None,
-    output: Output,
-) -> Iterator[OpenLog]:
-    known = [initial.spec] if initial is not None else []
-    if resumed is None:
-        known = with_rates(spec, log, known, output)
-    with open_log(log, spec, start=resumed, known=known) as opened:
-        if checkpoints is not None and opened.is_of_events:
-            raise InputError(f"--checkpoint: {log.inputs[0]} {ONLY_WHOLE}")
-        yield opened
-
-
 def _learn(
-    loop: LearningLoop, opened: OpenLog, passes: Passes | None, threads: int | None, output: Output
+    loop: LogLoop, opened: OpenLog, passes: Passes | None, threads: int | None, output: Output
 ) -> FtrieError | None:
     """Make all passes, or those that are left of a resumed run; returns the error that ends them early."""
     model, failure = loop.model, None
@@ -248,35 +242,30 @@ def _learn(
         title = "learning" if passes is None else f"learning, {passes.title}"
         blocks = passes.blocks if passes is not None else None
         with opened.examples(threads, blocks=blocks) as stream, output.progress(title) as bar:
-            failure = loop.run(
-                stream, lambda: _show(bar, model, model.metrics, opened.expected_rows(model.metrics.rows))
-            )
+            failure = loop.run(stream, lambda: show(bar, model, opened.expected_rows(model.metrics.rows)))
     else:
         output.note("pass 1 has ended: the log is not read again, and rows added to it are not learned")
-    while failure is None and passes is not None and passes.goes_on:
+    while failure is None and passes is not None and passes.has_more:
         again, rows = passes.metrics, model.metrics.rows
         with (
             examples_of(passes.batches(), opened.maker, threads) as stream,
             output.progress(f"learning, {passes.title}", rows) as bar,
         ):
-            failure = loop.run(stream, partial(_show, bar, model, again, rows))
+            failure = loop.run(stream, partial(show, bar, model, rows, again))
     return failure
 
 
-def _regret(model: LearningModel, output: Output) -> Regret | None:
-    if model.regret is None:
-        return None
-    with output.progress("regret", unit="minima") as bar:
-        return model.regret.regret(lambda done, total: bar.update(done, total=total))
-
-
-def _show(bar: Progress, model: LearningModel, metrics: ProgressiveMetrics, expected: int | None) -> None:
+def show(
+    bar: Progress, model: LearningModel, expected: int | None, metrics: ProgressiveMetrics | None = None
+) -> None:
+    """Report how far a run has come. metrics: of a later pass."""
+    metrics = metrics or model.metrics
     logloss = metrics.recent_logloss()
     fields = {"recent log-loss": logloss} if logloss is not None else {}
     bar.update(metrics.rows, total=expected, **fields, keys=model.table.count)
 
 
-def report_of(loop: LearningLoop, publisher: BatchPublisher | None) -> Report:
+def report_of(loop: LogLoop, publisher: BatchPublisher | None) -> Report:
     """What the loop has done so far."""
     model, rejects, checkpoints = loop.model, loop.rejects, loop.checkpoints
     rows, clicked, minus = model.metrics.rows, model.metrics.clicked, loop.counts.minus_labels
@@ -328,185 +317,79 @@ def _label_warnings(labels: Mapping[str, int], section: InputSection) -> tuple[s
     )
 
 
-class LearningLoop:
-    """Learns from batch after batch. BatchPublisher and saves when due, and saves at the end or when a signal stops it.
+def finish_run(
+    run: Run | DistributedRun,
+    save: Path | None,
+    store: Store | None,
+    activate: bool,
+    publisher: Publisher | None,
+    output: Output,
+) -> None:
+    """Save the model to `save`, and publish it to `store`; what fails becomes the run's `failure`.
 
-    The state between two batches is the model, the position in the log or in a later pass, and what was written so far;
-    a checkpoint stores these three.
+    If a signal stopped the run, nothing is done: its checkpoint has the state, to be resumed. With a `publisher`, which
+    has published while the run learned, only the last changes are published. A run that learned from no row, or from
+    rows of one label, has failed. Nothing is published if too many rows were rejected. A model that could not be
+    published and is not saved is kept in a file in the working directory.
     """
+    if isinstance(run.failure, Stopped):
+        return
+    if not run.report.rows:
+        run.failure = run.failure or InputError(nothing_learned(run))
+        return
+    if run.report.of_one_class and run.withheld:
+        run.failure = run.failure or InputError(run.withheld)
+    artefact = cache(run.model.artefact)
+    if save is not None:
+        artefact().write(save)
+    if store is None or run.failure is not None:
+        return
+    if run.withheld:
+        run.failure = InputError(run.withheld)
+        return
+    versions = store.model(run.model.spec.model.name)
+    try:
+        if publisher is not None and isinstance(run, Run):
+            run.set_version(publisher.finish(run.model))
+            publisher.check_activated()
+        else:
+            _publish(run, versions, artefact(), activate, output)
+    except StoreError as error:
+        run.failure = error
+        if save is None and run.report.version is None:
+            _keep(versions.model, artefact(), output)
 
-    def __init__(
-        self,
-        model: LearningModel,
-        opened: OpenLog | None,
-        rejects: RejectLog,
-        *,
-        start: RunStart | None = None,
-        checkpoints: Checkpoints | None = None,
-        publisher: BatchPublisher | None = None,
-        force: bool = False,
-        passes: Passes | None = None,
-    ) -> None:
-        """`opened`: None between the tables of an online model, which has a `start`.
 
-        `start`: where the run starts, by default where the log does; `force`: publish despite many rejects; `passes`:
-        of a run of several.
-        """
-        if start is None:
-            assert opened is not None
-            start = opened.start
-        self.model, self.opened, self.rejects, self.checkpoints = model, opened, rejects, checkpoints
-        self.passes = passes
-        self.counts = start.counts
-        self.order = LabelOrder()
-        self._start = start
-        self._publisher = publisher
-        self._force = force
-        self._began = time.perf_counter()
-        self._stop: Position | None = None
-        self._read = start.read if self._again else None  # once the log was read to its end
-        self._resumable = True
+def nothing_learned(run: Run | DistributedRun) -> str:
+    """Why a run of no row has failed."""
+    subsampled = (
+        f", {run.report.subsampled:,} not drawn by learner.subsample" if run.report.subsampled else ""
+    )
+    said = no_usable_row("learned from", run.report.rejected, run.rejected, subsampled)
+    return f"{said}; nothing is saved or published"
 
-    @property
-    def seconds(self) -> float:
-        """Duration so far, including the runs that this one resumes."""
-        return self._start.seconds + time.perf_counter() - self._began
 
-    @property
-    def withheld(self) -> str:
-        """Why nothing may be published: too many rows were rejected. "" if it may be."""
-        if self._force:
-            return ""
-        remedy = "--rejects FILE lists the rows"
-        share = self.counts.rejected_share(self.model.metrics.rows, self.rejects.count)
-        return too_many_rejected(share, self.rejects.count, self.rejects.reasons, remedy)
+def _publish(
+    run: Run | DistributedRun, versions: ModelVersions, artefact: Artefact, activate: bool, output: Output
+) -> None:
+    guard = Guard(versions, output.warn)
+    verdict = guard.judge(run.model, artefact.rows)
+    epoch = versions.begin() if activate else 0
+    version = versions.publish(artefact, epoch=epoch, recent=verdict.recent, refused=verdict.refused)
+    run.set_version(version)
+    try:
+        guard.report(version, verdict)
+        if activate and verdict.may_be_served:
+            versions.activate(version, epoch=epoch)
+    except (LeaseHeld, StaleEpoch):
+        raise
+    except StoreError as error:
+        raise NotActivated(versions.model, version, error) from error
+    if activate:
+        guard.check(version, verdict)
 
-    def run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
-        """Learn from the stream of one pass to its end, or to the error that ends it, which is returned.
 
-        What was learned before the log fails or a signal comes is saved; what was learned before a bad row with
-        --strict is not.
-        """
-        if self.checkpoints is None:
-            try:
-                return self._run(stream, on_batch)
-            except KeyboardInterrupt:
-                where = f"stopped by Ctrl-C after {self.model.rows:,} rows were learned"
-                raise KeyboardInterrupt(f"{where}; {self._published()}") from None
-        with StopSignals() as signals:
-            failure = self._run(signals.until_stopped(stream, lambda: self._resumable), on_batch)
-        return self._explained(failure) if isinstance(failure, Stopped) else failure
-
-    def _run(self, stream: Iterator[Examples], on_batch: Callable[[], None]) -> FtrieError | None:
-        while True:
-            try:
-                examples = next(stream, None)
-            except FtrieError as error:
-                self._save()
-                return error
-            if examples is None:
-                self._end_pass()
-                return None
-            if self._again:
-                self._learn_again(examples)
-            else:
-                try:
-                    # Rejects first: with --strict nothing is learned from a batch with a bad row, nor after it.
-                    self.rejects.add_all(examples.rejects)
-                except FtrieError as error:
-                    return error
-                self.learn(examples)
-            on_batch()
-            if self._publisher is not None:
-                self._publisher.withheld = self.withheld
-                self._publisher.after_batch(self.model)
-            if self.checkpoints is not None and self.checkpoints.is_due(self.model.rows):
-                self._save()
-
-    @property
-    def _again(self) -> bool:
-        return self.passes is not None and self.passes.again
-
-    def _learn_again(self, examples: Examples) -> None:
-        assert self.passes is not None
-        self.model.learn(examples, again=self.passes.metrics)
-        self.passes.done += 1
-
-    def _end_pass(self) -> None:
-        """Save at the end of a pass: of the first one before it counts as ended, so that the log may still grow."""
-        if self.passes is not None and self.passes.again:
-            self.passes.finish(self.passes.metrics, self.seconds)
-            self._save()
-            return
-        if self.opened is not None:
-            self._read = self.opened.read_until(None)
-        self._save()
-        if self.passes is not None:
-            self.passes.finish(self.model.metrics, self.seconds)
-
-    def learn(self, examples: Examples) -> None:
-        """Learn a batch, and count its rows."""
-        self.model.learn(examples)
-        self.order.add(examples.hashed.labels)
-        self._stop, self._resumable = examples.stop, examples.resumable
-        self.counts += examples.counts
-
-    def _read_so_far(self) -> tuple[ReadFile, ...]:
-        if self._read is not None:
-            return self._read
-        if self._stop is None or self.opened is None:
-            return self._start.read
-        return self.opened.read_until(self._stop)
-
-    def state(self) -> RunStart:
-        """Where a run would start that continues this one."""
-        return replace(self._start, counts=self.counts, seconds=self.seconds)
-
-    def description(self) -> Description:
-        """The description of a checkpoint of this moment."""
-        return Description(
-            ftrie=version("ftrie"),
-            created=now().isoformat(),
-            spec=self._start.spec.to_json(),
-            resolved=self._start.resolved.to_json(),
-            columns=self._start.columns,
-            rows=self.model.rows,
-            keys=self.model.table.count,
-            seconds=self.seconds,
-            read=self._read_so_far(),
-            **vars(self.counts),
-            reject_counts=dict(self.rejects.counts_as_met),
-            rejects=Written.to(self.rejects.path, self.rejects.sync()),
-            metrics=self._metrics_written(),
-            sides=self._start.sides,
-            initial=self._start.initial,
-            passes=self.passes.description() if self.passes is not None else None,
-        )
-
-    def _save(self) -> None:
-        if self.checkpoints is None or not self._resumable:
-            return
-        state = self.passes.state(self.counts.rows_read) if self.passes is not None else {}
-        self.checkpoints.save(self.description(), self.model.state() | state)
-
-    def _metrics_written(self) -> Written:
-        file = self.model.metrics.file
-        if not isinstance(file, MetricsFile) or not file.path.is_file():
-            return Written()
-        file.sync()
-        return Written.to(file.path, file.offset)
-
-    def _published(self) -> str:
-        counts = self._publisher.counts if self._publisher is not None else PublishCounts()
-        versions = counts.snapshots + counts.deltas
-        return f"{counted(versions, 'version')} had been published" if versions else "nothing was published"
-
-    def _explained(self, stopped: Stopped) -> FtrieError:
-        learned = f"{stopped} after {self.model.rows:,} rows were learned"
-        if self.checkpoints is not None and self.checkpoints.unsaved:
-            return CheckpointError(
-                f"{learned}, which could not be saved; --resume continues from an earlier checkpoint"
-            )
-        return Stopped(
-            f"{learned}; --resume continues from there; {self._published()}", stopped.exit_code - 128
-        )
+def _keep(name: str, artefact: Artefact, output: Output) -> None:
+    kept = Path(f"{name}.unpublished.arrow")
+    artefact.write(kept)
+    output.note(f"the learned model is kept in {kept}; publish it with: ftrie store import {name} {kept}")

@@ -6,9 +6,8 @@ needs is compiled by learning a few rows with the same `[learner]`, from a small
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +17,10 @@ import numpy as np
 from model_store.features.cells import Block, CellText, padded_lines
 from model_store.features.numbers_kernels import read_numbers
 from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
-from model_store.spec.learner_section import Inclusion, LearnerSection
+from model_store.spec.learner_section import Inclusion
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
-from model_store.spec.spec import ModelSpec
+from model_store.spec.spec import ModelSpec, parse_spec
+from trainer.checkpoint import Checkpoints
 from trainer.events.columns import Wanted
 from trainer.events.join import Join
 from trainer.events.waiting_rows import Segments
@@ -33,16 +33,15 @@ from trainer.learn.model import LearningModel
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
 from trainer.publish.publisher import PublishCounts
-from trainer.runs.dead_letters import DeadLetterOutbox
-from trainer.runs.stream import EventLoop
+from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import train
+from trainer.settings import Every
 from trainer.sources.log_files import holds_events
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_sources
 
 _SCORING, _TRAINER = "evaluate", "trainer"  # names of what is compiled, in the kernel cache
 _TEXT = "csv"
-_SETS = ({"x": 2.0, "y": 1.0}, {"x": 0.5})
 _ROWS = 20
 _SEGMENT_BYTES = 1 << 20
 _LEARNING_KERNELS, _FORMAT_KERNELS, _JOIN_KERNELS = 105, 15, 80
@@ -126,27 +125,37 @@ def _compiling(output: Output, estimate: int) -> Iterator[None]:
 class _Discarding:
     """A publisher that makes a snapshot and a delta, and discards them."""
 
-    def __init__(self) -> None:
-        self.counts = PublishCounts()
-        self.withheld = ""
+    counts, withheld = PublishCounts(), ""
 
     def begin(self, model: LearningModel) -> None:
         """Nothing to do."""
 
     def after_batch(self, model: LearningModel) -> None:
         """Make a snapshot and a delta."""
-        chain = DeltaChain(model, model.artefact(), version=1)
-        chain.change()
+        DeltaChain(model, model.artefact(), version=1).change()
 
 
 def _learn(small: ModelSpec, format: str, metrics: MetricsOptions, publishes: bool) -> None:
     with TemporaryDirectory(prefix="ftrie-") as folder, RejectLog() as rejects:
-        _LOGS[format](Path(folder) / "log")
-        names = sorted(map(str, Path(folder).iterdir()))
         publisher = _Discarding() if publishes else None
-        run = train(small, Log(names, format), rejects=rejects, metrics=metrics, publisher=publisher)
+        log = Log(_written(format, Path(folder)), format)
+        run = train(small, log, rejects=rejects, metrics=metrics, publisher=publisher)
         run.model.table.grow()
         run.model.artefact()
+
+
+def _written(format: str, folder: Path) -> list[str]:
+    """The small logs of a format, as files."""
+    if format == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sets = pa.array([[("x", 2.0), ("x", 0.5)], [("y", 1.0)]] * _ROWS, pa.map_(pa.string(), pa.float64()))
+        named = {"label": [1, 0] * _ROWS, "f": ["a", "b"] * _ROWS, "g": sets, "r": ["q", ""] * _ROWS}
+        pq.write_table(pa.table(named), folder / "0")
+    for number, text in enumerate(_LOGS[format]):
+        (folder / str(number)).write_text(text, "utf-8")
+    return sorted(map(str, folder.iterdir()))
 
 
 def _read_numbers() -> None:
@@ -158,48 +167,41 @@ def _read_numbers() -> None:
 
 def _join_and_learn(spec: ModelSpec) -> None:
     """Read a few events from a file, join them and learn from them."""
-    small = ModelSpec(
-        model=ModelSection(name="warm-up"),
-        input=InputSection(label="click"),
-        fields={"f": FieldSpec(), "s": FieldSpec(kind="set")},
-        join=spec.join,
-    )
-    with TemporaryDirectory(prefix="ftrie-") as folder:
+    small = _small(parse_spec('[model]\nname = "warm-up"\n[input]\nlabel = "click"\n'))
+    small = small.model_copy(update={"crosses": (), "join": spec.join})
+    with TemporaryDirectory(prefix="ftrie-") as folder, ExitStack() as stack:
         events = Path(folder) / "events.jsonl"
-        events.write_text("".join(json.dumps(event) + "\n" for event in _EVENTS), "utf-8")
+        events.write_text(_EVENTS, "utf-8")
         sources = open_sources([str(events)], small, None, once=True)
         segments = Segments(Path(folder) / "segments", _SEGMENT_BYTES)
         merger = Merger(sources, Wanted.of(small), segments, once=True)
-        loop = EventLoop(
-            merger, Join(small.join), segments, LearningModel(ExampleMaker(small)), DeadLetterOutbox(None)
-        )
+        stack.callback(merger.close)
+        model = LearningModel(ExampleMaker(small))
+        # With [join] late = "correct" the state names segments, which a checkpoint has written before it is read back.
+        checkpoints = stack.enter_context(Checkpoints(Path(folder) / "state", Every(1, None), small))
+        parts = (merger, Join(small.join), segments, model, DeadLetterOutbox(None))
+        loop = EventLoop(*parts, checkpoints=checkpoints)
         while not loop.ended:
             loop.step(1.0)
         loop.finish()
-        loop.before_checkpoint()  # with [join] late = "correct" the state names segments, which must be on disk
+        loop.save()
         loop.restore(loop.state())
-        merger.close()
 
 
 def _small(spec: ModelSpec, *, has_fields: bool = True) -> ModelSpec:
-    """The learner, variants, calibration and requests of `spec`, over the columns of the small logs."""
+    """The learner, variants, calibration and requests of `spec`, over the columns of the small logs, without times."""
+    learner: dict[str, object] = {"ttl": 10 if spec.learner.ttl is not None else None}
+    learner["inclusion"] = Inclusion(kind="poisson", p=0.5) if _admits_by_rule(spec) else Inclusion()
     return ModelSpec(
         model=ModelSection(name="warm-up"),
         input=InputSection(label="label", request="r" if spec.input.request and has_fields else None),
         fields={"f": FieldSpec(), "g": FieldSpec(kind="set")} if has_fields else {},
         crosses=(Cross(fields=("f", "g")),) if has_fields else (),
         variants={"a": Variant(), "b": Variant()} if len(spec.variants) > 1 else {"a": Variant()},
-        learner=_without_times(spec),
+        learner=spec.learner.model_copy(update=learner),
         calibration=spec.calibration.model_copy(update={"by": None}),
         guard=spec.guard,
     )
-
-
-def _without_times(spec: ModelSpec) -> LearnerSection:
-    """The spec's learner with the same kind of admission, for a log without times."""
-    changes: dict[str, object] = {"ttl": 10 if spec.learner.ttl is not None else None}
-    changes["inclusion"] = Inclusion(kind="poisson", p=0.5) if _admits_by_rule(spec) else Inclusion()
-    return spec.learner.model_copy(update=changes)
 
 
 def _admits_by_rule(spec: ModelSpec) -> bool:
@@ -209,90 +211,49 @@ def _admits_by_rule(spec: ModelSpec) -> bool:
 
 def _parts(spec: ModelSpec, formats: Iterable[str], slices: bool, publishes: bool) -> list[str]:
     """Names of the kernels that such a run needs, each with its own entry in the cache."""
-    read = [f"read-{format}" for format in sorted({*formats} & _LOGS.keys() - {_TEXT})]
-    return [_part(spec) + ("-publishing" if publishes else ""), *read, *(["slices"] if slices else [])]
-
-
-def _part(spec: ModelSpec) -> str:
     section = spec.learner
-    names: list[str] = [
-        section.algorithm,
-        section.rate,
-        section.values,
-        section.precision,
-        spec.calibration.kind,
-    ]
-    names += ["several" if len(spec.variants) > 1 else "one", "rules" if _admits_by_rule(spec) else "all"]
-    names += ["buckets"] if section.buckets is not None else []
-    names += ["ttl"] if section.ttl is not None else []
-    names += ["requests"] if spec.input.request is not None else []
-    names += ["sampled"] if section.subsample is not None else []
-    names += ["guarded"] if spec.guard is not None else []
-    return "-".join(["train", *names])
-
-
-def _write_csv(log: Path) -> None:
-    cells = [json.dumps(each).replace('"', '""') for each in _SETS]
-    rows = f'1,a,"{cells[0]}",q\n0,"b","{cells[1]}",\n'
-    log.write_text("label,f,g,r\n" + rows * _ROWS, encoding="utf-8")
-    # Blocks without quotes are read by other kernels.
-    log.with_name("plain").write_text("label,f,g,r\n" + "1,a,,q\n0,%,,\n" * _ROWS, encoding="utf-8")
-
-
-def _write_jsonl(log: Path) -> None:
-    rows = [{"label": y, "f": "a", "g": each, "r": "q"} for y, each in zip((1, 0), _SETS, strict=True)]
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows) * _ROWS, encoding="utf-8")
-    # Flat objects are read by other kernels.
-    flat = json.dumps({**rows[0], "g": "x,y"}) + "\n"
-    log.with_name("plain").write_text(flat * _ROWS, encoding="utf-8")
-
-
-def _write_parquet(log: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    repeated = pa.array([[("x", 2.0), ("x", 0.5)], [("y", 1.0)]] * _ROWS, pa.map_(pa.string(), pa.float64()))
-    named = {"label": [1, 0] * _ROWS, "f": ["a", "b"] * _ROWS, "g": repeated, "r": ["q", ""] * _ROWS}
-    pq.write_table(pa.table(named), log)
-
-
-def _write_events(log: Path) -> None:
-    shown = [{"id": str(number), "features": {"f": "a", "g": each}} for number, each in enumerate(_SETS)]
-    events = [
-        event
-        for number in range(_ROWS)
-        for event in (
-            {"request_id": number, "ts": number, "items": shown},
-            {"request_id": number, "ts": number, "item": "0"},
-        )
-    ]
-    log.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-
-
-def _write_text(rows: str) -> Callable[[Path], None]:
-    def write(log: Path) -> None:
-        log.write_text(rows * _ROWS, encoding="utf-8")
-
-    return write
+    chosen = {
+        "several": len(spec.variants) > 1,
+        "one": len(spec.variants) == 1,
+        "rules": _admits_by_rule(spec),
+        "all": not _admits_by_rule(spec),
+        "buckets": section.buckets is not None,
+        "ttl": section.ttl is not None,
+        "requests": spec.input.request is not None,
+        "sampled": section.subsample is not None,
+        "guarded": spec.guard is not None,
+        "publishing": publishes,
+    }
+    kinds = [section.algorithm, section.rate, section.values, section.precision, spec.calibration.kind]
+    train = "-".join(["train", *kinds, *(name for name, applies in chosen.items() if applies)])
+    read = [f"read-{format}" for format in sorted({*formats} & _LOGS.keys() - {_TEXT})]
+    return [train, *read, *(["slices"] if slices else [])]
 
 
 _NAMES_FIELDS = ("vw", "libsvm", "libffm")
-_LOGS: dict[str, Callable[[Path], None]] = {
-    _TEXT: _write_csv,
-    "jsonl": _write_jsonl,
-    "parquet": _write_parquet,
-    EVENTS: _write_events,
-    "vw": _write_text("1 2 't|f a:2 a |g:0.5 b\n-1 |f c\n"),
-    "libsvm": _write_text("1 3:1 5:0.5 3:2\n-1 4:1\n"),
-    "libffm": _write_text("1 0:3:1 1:5:0.5 0:3:2\n0 0:4:1\n"),
+_HEAD = "label,f,g,r\n"
+# Blocks with quotes and without, flat objects and others, are read by different kernels.
+_LOGS: dict[str, tuple[str, ...]] = {
+    _TEXT: (
+        _HEAD + '1,a,"{""x"": 2.0, ""y"": 1.0}",q\n0,"b","{""x"": 0.5}",\n' * _ROWS,
+        _HEAD + "1,a,,q\n0,%,,\n" * _ROWS,
+    ),
+    "jsonl": (
+        '{"label": 1, "f": "a", "g": {"x": 2.0, "y": 1.0}, "r": "q"}\n'
+        '{"label": 0, "f": "a", "g": {"x": 0.5}, "r": "q"}\n' * _ROWS,
+        '{"label": 1, "f": "a", "g": "x,y", "r": "q"}\n' * _ROWS,
+    ),
+    "parquet": (),
+    EVENTS: (
+        '{"request_id": "r", "ts": 1, "items": [{"id": "0", "features": {"f": "a", "g": {"x": 2.0, "y": 1.0}}}, '
+        '{"id": "1", "features": {"f": "a", "g": {"x": 0.5}}}]}\n{"request_id": "r", "ts": 2, "item": "0"}\n',
+    ),
+    "vw": ("1 2 't|f a:2 a |g:0.5 b\n-1 |f c\n" * _ROWS,),
+    "libsvm": ("1 3:1 5:0.5 3:2\n-1 4:1\n" * _ROWS,),
+    "libffm": ("1 0:3:1 1:5:0.5 0:3:2\n0 0:4:1\n" * _ROWS,),
 }
-_IMPRESSION = {
-    "request_id": "r",
-    "ts": 1,
-    "items": [{"id": "a", "features": {"f": "x", "s": ["y"]}}, {"id": "b"}],
-}
-_EVENTS = (
-    _IMPRESSION,
-    {"request_id": "r", "ts": 2, "item": "a"},
-    {"request_id": "s", "ts": 3, "item": "a"},
-)
+_EVENTS = """\
+{"request_id": "r", "ts": 1, "items": [{"id": "a", "features": {"f": "x", "g": ["y"]}}, {"id": "b"}]}
+{"request_id": "r", "ts": 2, "item": "a"}
+{"request_id": "s", "ts": 3, "item": "a"}
+"""

@@ -131,7 +131,7 @@ class Choice:
 
 def why_not(rows: FirstRows) -> str:
     """Why nothing can be chosen by these rows; "" if it can."""
-    with rows.examples(rows.spec) as (_, stream):
+    with rows.examples(rows.spec) as (*_, stream):
         labels = [each.hashed.labels for each in stream]
     count, clicked = sum(each.size for each in labels), sum(int(each.sum()) for each in labels)
     if count < FEWEST_ROWS:

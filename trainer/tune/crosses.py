@@ -87,7 +87,7 @@ def propose(
 ) -> Proposal:
     """Try features of a resolved spec, by default the pairs of its fields, learned with these parameters.
 
-    budget: keys of all crosses; compared: `rows`, `compare_from` and `ahead` of `learn_together`. Raises SpecError
+    budget: keys of all crosses; compared: `rows`, `compare_from` and `ahead` of `Repeated.learn`. Raises SpecError
     where no two fields can be crossed.
     """
     tried = list(pairs_of(spec, variant)) if features is None else features

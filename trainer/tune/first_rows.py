@@ -19,7 +19,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, examples_of, open_log
 from trainer.formats.batch import RowBatch
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import Expected, Repeated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class FirstRows(Repeated):
     @cached_property
     def learned(self) -> int:
         """How many rows can be learned."""
-        with self.examples(self.spec) as (_, stream):
+        with self.examples(self.spec) as (*_, stream):
             return sum(int(each.hashed.labels.size) for each in stream)
 
     def lacking(self, columns: Sequence[str], begin: int) -> FirstRows:
@@ -64,7 +64,7 @@ class FirstRows(Repeated):
         return replace(self, batches=batches, _hashed={})
 
     @contextmanager
-    def examples(self, spec: ModelSpec) -> Iterator[tuple[_Kept, Iterator[Examples]]]:
+    def examples(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, Expected, Iterator[Examples]]]:
         """The kept rows hashed by the spec, which is resolved."""
         maker = ExampleMaker(spec)
         document = spec.model_dump(mode="json", include={"fields", "crosses", "input", "rules"})
@@ -74,16 +74,4 @@ class FirstRows(Repeated):
             self._hashed.clear()  # passes of the same features follow one another
             with examples_of(self.batches, maker, self.threads) as stream:
                 self._hashed[key] = list(stream)
-        yield _Kept(spec, self.rows), iter(self._hashed[key])
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What a pass asks of an open log."""
-
-    spec: ModelSpec
-    rows: int
-
-    def expected_rows(self, rows: int) -> int:
-        """All rows."""
-        return self.rows
+        yield spec, lambda rows: self.rows, iter(self._hashed[key])

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Annotated
 
 import numpy as np
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
@@ -29,16 +30,14 @@ from trainer.tune.candidates import Group
 from trainer.tune.paired import BlockSums, Floats
 from trainer.tune.state import State
 
-
-class Opened(Protocol):
-    """What a pass asks of an open log."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Its spec, resolved."""
-
-    def expected_rows(self, rows: int, /) -> int | None:
-        """An estimate of all rows once `rows` were taken."""
+Column = Annotated[
+    Floats,
+    PlainValidator(lambda numbers: np.array(numbers, np.float64)),
+    PlainSerializer(lambda array: array.tolist()),
+]
+"""Numbers that the state file keeps as a list, without a changed bit."""
+Expected = Callable[[int], int | None]
+"""An estimate of all rows once so many were taken."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,10 @@ class Repeated:
     state: State | None = None
 
     @contextmanager
-    def examples(self, spec: ModelSpec) -> Iterator[tuple[Opened, Iterator[Examples]]]:
-        """Open the log and hash its rows by the spec."""
+    def examples(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, Expected, Iterator[Examples]]]:
+        """Open the log and hash its rows by the spec; the spec, resolved, and how many rows to expect beside them."""
         with open_log(self.log, spec) as opened, opened.examples(self.threads) as stream:
-            yield opened, stream
+            yield opened.spec, opened.expected_rows, stream
 
     def learn(
         self,
@@ -69,18 +68,88 @@ class Repeated:
         frozen: bool = False,
         ahead: int = 0,
     ) -> Pass:
-        """`learn_together`, unless the state has this pass."""
-        if self.state is not None:
-            identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen, ahead
-            key = self.state.key(*identity)
-            if (kept := self.state.get(key)) is not None:
-                return Pass.of(kept)
-        learned = learn_together(
-            self, groups, rows=rows, compare_from=compare_from, measure=measure, frozen=frozen, ahead=ahead
-        )
-        if self.state is not None:
-            self.state.put(key, learned.as_dict())
+        """Learn the first `rows` rows (None: all) with the model of each group; compare those from `compare_from` on.
+
+        measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then. frozen: the
+        rows compared by are predicted and not learned, as by a model that was published before them. ahead: every so
+        many rows are predicted before any of them is learned, as by models that are made again and again; they are in
+        memory. Nothing is learned where the state has this pass.
+        """
+        if self.state is None:
+            return self._learned(groups, rows, compare_from, measure, frozen, ahead)
+        identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen, ahead
+        key = self.state.key(*identity)
+        if (kept := self.state.get(key)) is not None:
+            return _KEPT.validate_python(kept)
+        learned = self._learned(groups, rows, compare_from, measure, frozen, ahead)
+        self.state.put(key, _KEPT.dump_python(learned, mode="json"))
         return learned
+
+    def _learned(
+        self,
+        groups: Sequence[Group],
+        rows: int | None,
+        compare_from: int,
+        measure: RequestMeasure | None,
+        frozen: bool,
+        ahead: int,
+    ) -> Pass:
+        models: list[LearningModel] = []
+        held: list[Examples] = []
+        learned = seen = 0
+        rejects = RejectLog()
+        with self.examples(groups[0].spec) as (resolved, expected_rows, stream):
+            if measure is not None:
+                measure.check(resolved.input.request)
+
+            def taken() -> Iterator[Examples]:
+                nonlocal learned
+                for examples in stream:
+                    rejects.add_all(examples.rejects)
+                    size = int(examples.hashed.labels.size)
+                    if rows is not None and learned + size > rows:
+                        examples, size = examples.part(0, rows - learned), rows - learned
+                    yield examples
+                    learned += size
+                    expected = expected_rows(learned)
+                    self.on_progress(
+                        learned, expected if rows is None or expected is None else min(rows, expected)
+                    )
+                    if learned == rows:
+                        return
+
+            def learn_held() -> None:
+                for model in models:
+                    for each in held:
+                        model.judge(each)
+                    for each in held:
+                        model.learn_judged(each)
+                held.clear()
+
+            whole = measure is not None and not frozen
+            pieces = cut(taken(), ahead) if ahead else taken()
+            for parts in whole_requests(pieces) if whole else zip(pieces):
+                models = models or [_model(group, resolved, compare_from, measure) for group in groups]
+                if ahead:
+                    held += parts
+                    if sum(each.rows.size for each in held) >= ahead:
+                        learn_held()
+                    continue
+                to_learn = max(compare_from - seen, 0) if frozen else None
+                seen += parts[0].rows.size
+                for model in models:
+                    if whole:
+                        model.learn_requests(parts)
+                        continue
+                    model.learn(parts[0] if to_learn is None else parts[0].part(0, to_learn))
+                    if to_learn is not None:
+                        model.judge(parts[0].part(to_learn))
+            learn_held()
+        outcomes = dict[int, Outcome]()
+        for model, group in zip(models, groups, strict=False):
+            outcomes |= _outcomes(model, group)
+        weights = _late(models[0]).blocks.sums()[:, -1] if models else np.zeros(0)
+        return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, outcomes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +162,7 @@ class Outcome:
 
     metrics: VariantMetrics
     nonzero: int
-    sums: Floats
+    sums: Column
     measure: float | None = None
     crosses: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, int] = field(default_factory=dict)
@@ -114,117 +183,11 @@ class Pass:
     rows: int
     judged_rows: int
     rejected: int
-    weights: Floats
+    weights: Column
     outcomes: dict[int, Outcome]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form; `of` reads it back without a changed bit."""
-        outcomes = {
-            str(index): {
-                "metrics": each.metrics.model_dump(exclude={"difference"}),
-                "nonzero": each.nonzero,
-                "sums": each.sums.tolist(),
-                "measure": each.measure,
-                "crosses": dict(each.crosses),
-                "fields": dict(each.fields),
-            }
-            for index, each in self.outcomes.items()
-        }
-        own = {"rows": self.rows, "judged_rows": self.judged_rows, "rejected": self.rejected}
-        return {**own, "weights": self.weights.tolist(), "outcomes": outcomes}
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Pass:
-        """Read what `as_dict` made."""
-        outcomes = {
-            int(index): Outcome(
-                VariantMetrics.model_validate(each["metrics"]),
-                each["nonzero"],
-                np.array(each["sums"], np.float64),
-                each["measure"],
-                each["crosses"],
-                each.get("fields", {}),
-            )
-            for index, each in document["outcomes"].items()
-        }
-        rows, judged, rejected = (document[name] for name in ("rows", "judged_rows", "rejected"))
-        return cls(rows, judged, rejected, np.array(document["weights"], np.float64), outcomes)
-
-
-def learn_together(
-    log: Repeated,
-    groups: Sequence[Group],
-    *,
-    rows: int | None = None,
-    compare_from: int = 0,
-    measure: RequestMeasure | None = None,
-    frozen: bool = False,
-    ahead: int = 0,
-) -> Pass:
-    """Learn the first `rows` rows (None: all) with the model of every group; compare by rows from `compare_from` on.
-
-    measure: compare by it instead of the log-loss. Raises SpecError if the log has no requests then. frozen: the rows
-    compared by are predicted and not learned, as by a model that was published before them. ahead: every so many rows
-    are predicted before any of them is learned, as by models that are made again and again; they are in memory.
-    """
-    models: list[LearningModel] = []
-    held: list[Examples] = []
-    learned = seen = 0
-    rejects = RejectLog()
-    with log.examples(groups[0].spec) as (opened, stream):
-        if measure is not None:
-            measure.check(opened.spec.input.request)
-
-        def taken() -> Iterator[Examples]:
-            nonlocal learned
-            for examples in stream:
-                rejects.add_all(examples.rejects)
-                size = int(examples.hashed.labels.size)
-                if rows is not None and learned + size > rows:
-                    examples, size = examples.part(0, rows - learned), rows - learned
-                yield examples
-                learned += size
-                expected = opened.expected_rows(learned)
-                log.on_progress(
-                    learned, expected if rows is None or expected is None else min(rows, expected)
-                )
-                if learned == rows:
-                    return
-
-        def learn_held() -> None:
-            for model in models:
-                for each in held:
-                    model.judge(each)
-                for each in held:
-                    model.learn_judged(each)
-            held.clear()
-
-        whole = measure is not None and not frozen
-        rows_taken = cut(taken(), ahead) if ahead else taken()
-        for parts in whole_requests(rows_taken) if whole else zip(rows_taken):
-            models = models or [_model(group, opened.spec, compare_from, measure) for group in groups]
-            if ahead:
-                held += parts
-                if sum(each.rows.size for each in held) >= ahead:
-                    learn_held()
-                continue
-            to_learn = compare_from - seen if frozen else None
-            seen += parts[0].rows.size
-            for model in models:
-                if whole:
-                    model.learn_requests(parts)
-                elif to_learn is None:
-                    model.learn(parts[0])
-                else:
-                    model.learn(parts[0].part(0, max(to_learn, 0)))
-                    model.judge(parts[0].part(max(to_learn, 0)))
-        learn_held()
-    outcomes = (
-        [_outcomes(model, group) for model, group in zip(models, groups, strict=True)] if models else []
-    )
-    found = {index: outcome for each in outcomes for index, outcome in each.items()}
-    weights = _late(models[0]).blocks.sums()[:, -1] if models else np.zeros(0)
-    return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, found)
+_KEPT = TypeAdapter(Pass)
 
 
 def cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:

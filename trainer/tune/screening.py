@@ -52,13 +52,13 @@ def screened(
     end: int,
     ahead: int,
 ) -> list[Feature]:
-    """The `most` best of the pairs by the first `end` rows, in their order. ahead: see `learn_together`."""
+    """The `most` best of the pairs by the first `end` rows, in their order. ahead: see `Repeated.learn`."""
     if len(pairs) <= most:
         return [*pairs]
     maker = ExampleMaker(with_parameters(spec, parameters))
     model, found = LearningModel(maker), list[Floats]()
     examples, learned, held = list[Examples](), 0, 0
-    with log.examples(maker.spec) as (_, stream):
+    with log.examples(maker.spec) as (*_, stream):
         for each in cut(stream, ahead):
             if learned == end:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from trainer.examples.event_log import EventLog, _WholeRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import RowBatch
+from trainer.runs import replay
 from trainer.runs.replay import replay_events
 from trainer.sources.log_files import holds_events
 
@@ -319,6 +320,24 @@ def test_events_out_of_order_are_sorted_if_they_fit_in_memory_and_refused_if_not
         and "0 have no impression" in notes[0]
         and "1 are out of order in time" in notes[0]
     )
+
+
+def test_a_replay_keeps_the_rows_that_wait_for_clicks_within_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+
+    class Watched(Segments):
+        def relieve(self, needed: Callable[[], Any]) -> None:
+            super().relieve(needed)
+            used.append(self.memory_used)
+
+    log = written(tmp_path / "log.jsonl", hours(range(0, 36000, 5)))
+    whole = replay_events(SPEC, [log])
+    monkeypatch.setattr(replay, "Segments", Watched)
+    bounded = replay_events(SPEC, [log], memory_bytes=1 << 12)
+    assert used and max(used) <= 1 << 12
+    assert bounded.model.artefact().to_bytes() == whole.model.artefact().to_bytes()
 
 
 def test_bytes_read_grow_to_the_size_of_the_files(tmp_path: Path) -> None:

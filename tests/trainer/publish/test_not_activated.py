@@ -17,10 +17,9 @@ from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.trainer.publish.shop import rows
 from tests.worlds import learn, model_of
+from trainer.events.join import EventCounts
 from trainer.learn.model import LearningModel
-from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions
-from trainer.runs.publish_pacing import PublishPacer
-from trainer.runs.stream import Counts
+from trainer.publish.publisher import PublishCounts, Publisher, PublishOptions, PublishPacer
 from trainer.settings import Every
 
 SPEC = '[model]\nname = "shop"\n[input]\nlabel = "click"\n[fields]\nbrand = { side = "item" }\n'
@@ -53,7 +52,7 @@ def test_what_went_out_is_counted_and_activated_once_the_store_lets_it(store: St
         pacer, model = PublishPacer(publisher, 0), learner()
         pacer.begin(model)
         learn(model, rows(50, seed=1))
-        pacer.after_step(model, Counts(), behind=False)
+        pacer.after_step(model, EventCounts(), behind=False)
         assert publisher.counts == PublishCounts(snapshots=1)
         assert (pacer.version, pacer.rows, store.model("shop").active()) == (1, 50, None)
         (warning,) = said

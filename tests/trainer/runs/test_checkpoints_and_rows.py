@@ -20,10 +20,9 @@ from trainer.events.join import Join
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
-from trainer.runs.dead_letters import DeadLetterOutbox
-from trainer.runs.lease import OWNER, lease_owner
-from trainer.runs.stream import EventLoop
-from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun
+from trainer.runs.status import Reporter, Status
+from trainer.runs.stream import DeadLetterOutbox, EventLoop, SavedRun
+from trainer.runs.trainer import OWNER, SEGMENTS, lease_owner
 from trainer.settings import Every
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_sources
@@ -53,12 +52,14 @@ class Running:
         merger = Merger(sources, Wanted.of(spec), segments, positions=saved.positions)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(spec))
-        loop = EventLoop(
-            merger, Join(spec.join), segments, model, DeadLetterOutbox(None), counts=saved.counts
-        )
+        parts = (merger, Join(spec.join), segments, model, DeadLetterOutbox(None), saved)
+        self.run = EventLoop(*parts, checkpoints=checkpoints)
         if saved.checkpoint is not None:
-            loop.restore(saved.checkpoint.arrays)
-        self.run = StreamRun(spec, loop, sources, [str(log)], checkpoints, saved, max_lag_s=30.0)
+            self.run.restore(saved.checkpoint.arrays)
+        self._reporter = Reporter(self.run, sources, 30.0)
+
+    def status(self) -> Status:
+        return self._reporter.status(None, ended=True)
 
     def take(self, event: dict[str, Any]) -> None:
         self.learn(event)
@@ -139,7 +140,7 @@ def test_rows_of_unknown_items_are_left_out_and_counted(tmp_path: Path) -> None:
         now.learn(clicked("r", "c", 1_700_000_002))
         now.learn(shown_unknown("s", 1_700_000_003))
         now.run.finish()
-        status = now.run.status(None, ended=True)
+        status = now.status()
         assert now.run.model.rows == status.examples == 4 and status.counts["unknown_items"] == 2
         assert balanced(status.counts, status.join)
         assert "2 rows of UNKNOWN ITEMS skipped" in status.line()
@@ -151,7 +152,7 @@ def test_a_run_that_goes_on_counts_on(tmp_path: Path) -> None:
         now.take(clicked("r", "a", 1_700_000_001))
     with running(tmp_path) as now:
         now.run.finish()
-        status = now.run.status(None, ended=True)
+        status = now.status()
         assert (status.examples, status.counts["unknown_items"]) == (0, 3)
         assert balanced(status.counts, status.join)
 
@@ -160,7 +161,7 @@ def test_a_spec_may_ask_for_them_and_has_the_hash_of_earlier_ones_if_it_does_not
     with running(tmp_path, spec=LEARNS) as now:
         now.learn(shown_unknown("r", 1_700_000_000, "a", "b"))
         now.run.finish()
-        status = now.run.status(None, ended=True)
+        status = now.status()
         assert (status.examples, status.counts["unknown_items"]) == (3, 0)
     assert "unknown_items" not in SPEC.model_copy(update={"join": JoinSection(window="1h")}).to_json()
     assert '"unknown_items":"learn"' in LEARNS.to_json()

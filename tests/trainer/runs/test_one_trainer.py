@@ -13,7 +13,7 @@ from model_store.versions.lease import TrainerLease
 from tests.trainer.runs.running import NAME, Trainer, command_of, once
 from tests.waiting import eventually
 from tests.worlds import event_logs
-from trainer.runs.lease import LeaseHolder
+from trainer.runs.trainer import LeaseHolder
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from trainer.examples.requests import WholeRequests
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
-from trainer.runs.passes import PassFigures, PassOptions
+from trainer.runs.loop import PassFigures, PassOptions
 from trainer.runs.train import train
 
 BLOCK = 200

@@ -14,8 +14,8 @@ from tests.trainer.runs.running import COMPILE_S, SPEC
 from tests.trainer.runs.test_warnings import a_status
 from tests.worlds import event_logs
 from trainer.events.events import Lag
+from trainer.events.join import EventCounts
 from trainer.runs.status import Status
-from trainer.runs.stream import Counts
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_a_line_of_status_is_documented_member_by_member() -> None:
 
 def test_every_count_is_named() -> None:
     (row,) = re.findall(r"^\| `counts` \|.*$", PAGE, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", row)) == {"counts", *(field.name for field in fields(Counts))}
+    assert set(re.findall(r"`(\w+)`", row)) == {"counts", *(field.name for field in fields(EventCounts))}

@@ -8,8 +8,8 @@ from model_store.errors import StoreError, StoreUnavailable
 from model_store.keys import ModelKeys
 from model_store.store import Store
 from model_store.streams.event_streams import JSON_BYTES
-from trainer.runs.daemon import StoreTasks
-from trainer.runs.dead_letters import MOST_CATEGORIES, DeadLetterOutbox
+from trainer.runs.stream import MOST_CATEGORIES, DeadLetterOutbox
+from trainer.runs.trainer import StoreTasks
 
 
 def test_a_task_that_is_refused_holds_up_no_other(store: Store) -> None:

@@ -36,7 +36,7 @@ from trainer.formats.rejects import RejectLog
 from trainer.learn.model import LearningModel
 from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
-from trainer.runs.finish_run import finish_run
+from trainer.runs.train import finish_run
 from trainer.runs.train_distributed import DistributedRun, train_distributed
 from trainer.settings import DistributedOptions, HeldOut, MethodOptions
 

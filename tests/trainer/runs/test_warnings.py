@@ -26,10 +26,10 @@ from trainer.events.histories import Histories
 from trainer.examples import row_histories
 from trainer.output import SILENT, Output
 from trainer.runs import status
-from trainer.runs.daemon import Daemon
 from trainer.runs.metrics import StatusCollector
 from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
+from trainer.runs.trainer import Trainer
 from trainer.settings import Every, TrainerOptions
 
 NUMBERLESS = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
@@ -166,12 +166,12 @@ def running(
         activate=False, idle_s=0.1, memory_bytes=1 << 20, say_every_s=0.1, output=output,
     )  # fmt: skip
     with StopRequest() as stop, ExitStack() as stack:
-        daemon = Daemon(parse_spec(spec), options, stop, told.put)
+        trainer = Trainer(parse_spec(spec), options, stop, told.put)
 
         def live() -> None:
-            daemon.open(stack)
-            daemon.begin(stack)
-            daemon.go()
+            trainer.open(stack)
+            trainer.begin(stack)
+            trainer.go()
 
         thread = threading.Thread(target=live)
         thread.start()

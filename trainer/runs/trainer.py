@@ -1,51 +1,68 @@
 """`ftrie trainer`: one process that learns from events as they arrive and publishes the model: open → begin → go → end.
 
 It may be killed at any moment: started again, it learns what came after the last checkpoint again, from the same events
-in the same order. SIGTERM ends it in good order. What learns is `trainer.runs.stream_run`; here is what happens between
-its steps: publishing, checkpoints, tasks of the store, rollbacks, warnings and status.
+in the same order. SIGTERM ends it in good order. What learns is a loop of `trainer.runs.stream`; here is what happens
+before its first step and between its steps: the lease, publishing, checkpoints, tasks of the store, rollbacks, status.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import secrets
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
 
 from model_store.errors import (
     CheckpointError,
     InputError,
     LeaseHeld,
     SourceUnavailable,
+    SpecError,
     StaleEpoch,
     Stopped,
     StoreError,
     StoreUnavailable,
     UnreadableValue,
 )
+from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
 from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import lock_folder
+from trainer.events.columns import Wanted
+from trainer.events.join import Join
 from trainer.events.share import Share
-from trainer.publish.publisher import Publisher, PublishOptions
+from trainer.events.waiting_rows import Segments
+from trainer.examples.hashing import ExampleMaker
+from trainer.learn.model import LearningModel
+from trainer.publish.publisher import Publisher, PublishOptions, PublishPacer
 from trainer.publish.rollback import RollbackWatch
-from trainer.runs.lease import LeaseHolder, lease_owner
+from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
+from trainer.runs.loop import initial_model, resumed_spec
 from trainer.runs.metrics import StatusCollector, serve_metrics
-from trainer.runs.publish_pacing import PublishPacer
 from trainer.runs.reconcile import check_mergeable
-from trainer.runs.rounds import Partners, WaitsForPartner
+from trainer.runs.rounds import Partners, RoundLoop, WaitsForPartner
 from trainer.runs.signals import StopRequest
-from trainer.runs.status import Status
-from trainer.runs.stream_run import SEGMENTS, SavedRun, StreamRun, open_run
+from trainer.runs.status import NamedSource, Reporter, Status
+from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
+from trainer.runs.warmup import compile_trainer
 from trainer.settings import TrainerOptions
+from trainer.sources.merge import Merger
+from trainer.sources.open_sources import ROWS, check_there, kind_of, open_rows, open_sources
 
 T = TypeVar("T")
 
+SEGMENTS, OWNER = "segments", "owner"
+"""Names in the checkpoints' folder: the rows that wait for clicks, and the file with the name of the lease's holder."""
 WAITING_AGAIN_S = 60.0
 """While the trainer waits for the store, a warning is repeated this often."""
 ONCE_WAITS_S = 30.0
@@ -54,19 +71,22 @@ STEP_S = 0.05
 """How long a step waits for events, and so publishing, checkpoints and signals for the step."""
 TASKS_EVERY_S = 1.0
 WARNINGS_EVERY_S = 1.0
+HISTORIES_S = 0.25
+"""How long histories are written at a time, once a second."""
+RENEWALS_A_TERM = 4
 
 
 def run(spec: ModelSpec, options: TrainerOptions, on_status: Callable[[Status], None]) -> None:
     """Train a model until a signal comes or, with --once, the sources end. Raises FtrieError."""
     with StopRequest() as stop, ExitStack() as stack:
-        daemon = Daemon(spec, options, stop, on_status)
-        daemon.open(stack)
-        daemon.begin(stack)
-        daemon.go()
-        daemon.end()
+        trainer = Trainer(spec, options, stop, on_status)
+        trainer.open(stack)
+        trainer.begin(stack)
+        trainer.go()
+        trainer.end()
 
 
-class Daemon:
+class Trainer:
     """One trainer. For one thread."""
 
     def __init__(
@@ -103,17 +123,15 @@ class Daemon:
         self._versions = self._store.model(name, self._output.warn)
         if options.partition is not None:
             self._open_partition(stack, *options.partition)
-            if not (options.publish and self._learns_first):
-                assert self._lease is not None
-                self._lease_holder = stack.enter_context(LeaseHolder(self._lease, lambda: 0))
-                return
-        elif not options.publish:
-            return
-        else:
+        elif options.publish:
             self._lease = self._store.trainer_lease(name, lease_owner(options.folder))
             self._epoch = self._once_available(self._lease.take)
         lease = self._lease
-        assert lease is not None
+        if lease is None:
+            return
+        if not (options.publish and self._publishes_model):
+            self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: 0))
+            return
         publisher = Publisher(
             self._versions,
             PublishOptions(
@@ -167,7 +185,7 @@ class Daemon:
         )
 
     @property
-    def _learns_first(self) -> bool:
+    def _publishes_model(self) -> bool:
         """True unless another partition's trainer publishes the model."""
         return self._partners is None or self._partners.publishes
 
@@ -187,41 +205,139 @@ class Daemon:
             )
         if self._options.metrics_port is not None:
             self._metrics = serve_metrics(self._options.metrics_host, self._options.metrics_port)
-        self._run = self._once_available(lambda: self._open_run(saved, stack))
-        self._once_available(self._run.begin)
+        self._once_available(lambda: self._open_loop(saved, stack))
+        loop = self._loop
+        self._once_available(loop.begin)
         if saved.checkpoint is None:  # what was resolved now must not be resolved otherwise after a crash
-            self._run.save()
+            loop.save()
         self._add_tasks()
         if self._pacer is not None:
             resumes = saved.checkpoint is not None
             through_us = self._once_available(self._versions.active_through_us) if resumes else 0
             if through_us > self._once_available(self._versions.guard.now_us):
-                through_us = (
-                    0  # by a clock that has stepped back: nothing would be published until it has caught up
+                # By a clock that has stepped back: nothing would be published until it has caught up.
+                through_us = 0
+            self._pacer.begin(loop.model, through_us, loop.counts)
+
+    def _open_loop(self, saved: SavedRun, stack: ExitStack) -> None:
+        """Open the sources where `saved` has left them, and start or restore the model; on an error close them.
+
+        Raises SpecError, InputError, CheckpointError, StoreUnavailable, Stopped.
+        """
+        spec, options, output = self._spec, self._options, self._output
+        first = saved.checkpoint is None
+        if options.once and first:
+            check_there(options.sources)
+        has_rows = kind_of(options.sources, spec.input.label) == ROWS
+        if self._partners is not None and has_rows:
+            raise InputError(
+                f"--partition: {options.sources[0]} holds labelled rows, which have no request to divide them by; "
+                "`ftrie train-distributed` learns a log on several machines"
+            )
+        compile_trainer(spec, output)
+        published = initial_model(spec, options.init_from, options.store) if first else None
+        known = [published.spec] if published is not None else []
+        with ExitStack() as attempt:
+            loop, sources = (self._open_rows if has_rows else self._open_events)(saved, known, attempt)
+            if first and published is None and not has_rows:
+                output.note(
+                    f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
+                    "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
                 )
-            self._pacer.begin(self._run.model, through_us, self._run.counts)
+            loop.start(saved.checkpoint, published, output)
+            stack.push(attempt.pop_all())
+        self._loop, self._reporter = loop, Reporter(loop, sources, options.max_lag_s)
+
+    def _open_events(
+        self, saved: SavedRun, known: Sequence[ModelSpec], stack: ExitStack
+    ) -> tuple[StreamLoop, Sequence[NamedSource]]:
+        """Impressions and feedback, to be joined."""
+        spec, options, warn, partners = self._spec, self._options, self._output.warn, self._partners
+        if partners is not None and saved.checkpoint is None:
+            for name, field in spec.with_learned_of(known).fields.items():
+                if field.has_to_learn:
+                    raise SpecError(
+                        f"fields.{name}: each partition would learn from the items shown when it starts, and the "
+                        "partitions' models could not be merged; set learned, or --init-from a model that has learned"
+                    )
+        once: dict[str, Any] = {"once": options.once}
+        resolved = (
+            resumed_spec(spec, saved.checkpoint)
+            if saved.checkpoint is not None
+            else resolve_by_impressions(
+                *(spec, options.sources, self._store, self._stop), known=known, output=self._output, **once
+            )
+        )
+        sources = open_sources(options.sources, spec, self._store, saved.positions, warn, **once)
+        segments = Segments(options.folder / SEGMENTS, options.memory_bytes)
+        merger = Merger(
+            *(sources, Wanted.of(resolved), segments),
+            positions=saved.positions,
+            idle_s=options.idle_s,
+            share=partners.share if partners is not None else None,
+            on_note=warn,
+            **once,
+        )
+        stack.callback(merger.close)
+        parts = (merger, Join(resolved.join), segments, *self._learner(resolved, saved))
+        if partners is None:
+            return EventLoop(*parts, **self._kept), sources
+        return RoundLoop(partners, *parts, **once, **self._kept), sources
+
+    def _open_rows(
+        self, saved: SavedRun, known: Sequence[ModelSpec], stack: ExitStack
+    ) -> tuple[StreamLoop, Sequence[NamedSource]]:
+        """Rows that have their label already."""
+        spec, options, output = self._spec, self._options, self._output
+        resolved = resumed_spec(spec, saved.checkpoint) if saved.checkpoint is not None else None
+        named = spec if resolved is None else spec.with_columns(resolved.input.columns)
+        source = open_rows(options.sources, named, saved.positions, output.warn, once=options.once)
+        stack.callback(source.close)
+        resolved = resolved or resolve_by_file(
+            spec, source, self._stop, once=options.once, known=known, output=output
+        )
+        return RowLoop(source, *self._learner(resolved, saved), **self._kept), [source]
+
+    def _learner(
+        self, resolved: ModelSpec, saved: SavedRun
+    ) -> tuple[LearningModel, DeadLetterOutbox, SavedRun]:
+        """The model, the dead letters, and what both continue."""
+        name, relays = self._spec.model.name, not self._publishes_model
+        dead_letters = DeadLetterOutbox(
+            self._store.dead_letters(name) if not relays else None,
+            saved.dead_letters,
+            lambda text: self._output.warn(f"{text}, and listed by: ftrie store dead {name}"),
+            relays=relays,
+        )
+        model = LearningModel(ExampleMaker(resolved), keep_seen=self._options.publish)
+        return model, dead_letters, saved
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        """Where a loop's state is kept."""
+        return {"spec": self._spec, "checkpoints": self._checkpoints, "warn": self._output.warn}
 
     def go(self) -> None:
         """Learn, publish, save, until a signal comes or, with --once, the sources have ended. Raises StaleEpoch."""
         while not self._stop:
-            worked = self._run.step(STEP_S)
+            worked = self._loop.step(STEP_S)
             self._between_steps()
-            if not worked and self._options.once and self._run.ended:
-                self._run.finish()
+            if not worked and self._options.once and self._loop.ended:
+                self._loop.finish()
                 return
 
     def end(self) -> None:
         """Save, publish the remaining changes, report the totals. Raises CheckpointError if they could not be saved."""
-        run = self._run
-        run.save()
-        run.model.warnings.finish()
+        loop = self._loop
+        loop.save()
+        loop.model.warnings.finish()
         self._report_warnings()
         if self._options.save is not None:
-            run.model.artefact().write(self._options.save)
+            loop.model.artefact().write(self._options.save)
         try:
             self._tasks.run()  # first: publishing the last version may be refused
             if self._pacer is not None:
-                self._pacer.finish(run.model, run.counts)
+                self._pacer.finish(loop.model, loop.counts)
             self._read_active()
         except (StoreError, InputError) as error:
             if self._options.once:
@@ -234,35 +350,36 @@ class Daemon:
                 "came after the one before it, as after a kill"
             )
 
-    def _open_run(self, saved: SavedRun, stack: ExitStack) -> StreamRun:
-        """Open the run; what it holds is closed by the stack, or at once if it could not be opened."""
-        with ExitStack() as attempt:
-            resources = (self._checkpoints, self._store, self._stop, attempt, self._partners)
-            run = open_run(self._spec, self._options, saved, *resources)
-            stack.push(attempt.pop_all())
-            return run
-
     def _add_tasks(self) -> None:
+        """What is written to and read from the store every second."""
+        loop, versions, users = self._loop, self._versions, self._loop.histories
+        written: list[StoreTask] = []
+        if self._publishes_model:
+            written = [loop.dead_letters.send, lambda: loop.online.flush(versions.online)]
+            if users is not None:
+                users.all_changed()  # what the store has may be of after the checkpoint
+                records, name = self._store.records, self._spec.model.name
+                written.append(lambda: users.write(records, name, math.inf if loop.ended else HISTORIES_S))
         if self._lease_holder is not None:
             self._tasks.add(self._lease_holder.confirm)
-        for task in self._run.store_tasks(self._versions, self._store.records) if self._learns_first else ():
+        for task in written:
             self._tasks.add(task if self._lease_holder is not None else self._if_no_other_trainer(task))
         self._tasks.add(self._read_active)
         if self._pacer is not None and self._options.activate:
             self._tasks.add(self._pacer.publisher.retry_activation)
-            self._watch = RollbackWatch(self._spec.guard, self._versions, self._output.warn)
-            self._tasks.add(self._check_rollback)
+            watch = self._watch = RollbackWatch(self._spec.guard, versions, self._output.warn)
+            self._tasks.add(lambda: watch.check(loop.online.evidence, self._epoch))
 
     def _between_steps(self) -> None:
         """Everything between two steps, when it is due."""
-        run = self._run
+        loop = self._loop
         if self._lease_holder is not None:
             self._lease_holder.check()
         self._notice_store_loss()
         if self._pacer is not None:
-            self._pacer.after_step(run.model, run.counts, run.behind)
-        if run.save_is_due():
-            run.save()
+            self._pacer.after_step(loop.model, loop.counts, self._reporter.behind)
+        if loop.save_is_due():
+            loop.save()
         self._tasks.run_due()
         now = time.monotonic()
         if now >= self._next_warnings:
@@ -284,11 +401,12 @@ class Daemon:
             "snapshot. Restore a backup, or load items and users again (docs/operating.md, A store that lost its data)"
         )
         self._pacer.store_lost_its_data()
-        self._run.store_lost_its_data()
+        if self._loop.histories is not None:
+            self._loop.histories.all_changed()
 
     def _report_warnings(self) -> None:
         """Print new warnings; each status repeats those that persist."""
-        found = self._run.warnings()
+        found = self._reporter.warnings()
         for kind in found.keys() - self._warnings.keys():
             self._output.warn(found[kind])
         self._warnings = found
@@ -311,16 +429,12 @@ class Daemon:
 
         return run
 
-    def _check_rollback(self) -> None:
-        assert self._watch is not None
-        self._watch.check(self._run.online.evidence, self._epoch)
-
     def _report(self, *, ended: bool = False) -> None:
-        status = replace(
-            self._run.status(self._pacer, ended=ended),
+        status = self._reporter.status(
+            self._pacer,
+            ended=ended,
             rolled_back=self._watch.rolled_back if self._watch is not None else 0,
             active=self._active,
-            inactive=self._pacer.publisher.inactive if self._pacer is not None else "",
             store_losses=self._store_losses,
             store_away=self._tasks.failing,
         )
@@ -415,3 +529,88 @@ class StoreTasks:
                 refused = refused or error
         if refused is not None:
             raise refused
+
+
+class LeaseHolder:
+    """Renews a lease in a thread while entered, and releases it at the end. `check` raises StaleEpoch once it is lost.
+
+    If it is not renewed in time, another trainer may take it and gets a higher epoch; the store then refuses what this
+    one publishes (fencing), and this one ends. Learning needs no lease, so an unavailable store does not stop it.
+    """
+
+    def __init__(self, lease: TrainerLease, published_rows: Callable[[], int]) -> None:
+        """published_rows: how many examples the last published version had learned; stored with the lease."""
+        self._lease = lease
+        self._published_rows = published_rows
+        self._ended = threading.Event()
+        self._lost: StaleEpoch | None = None
+        self._renewed_s = time.monotonic()
+        self._thread = threading.Thread(target=self._renew_until_ended, name="lease", daemon=True)
+
+    def check(self) -> None:
+        """Raise StaleEpoch if another trainer has taken the lease."""
+        if self._lost is not None:
+            raise self._lost
+
+    def confirm(self) -> None:
+        """Renew now if that is overdue, as after the process was suspended. Raises StaleEpoch, StoreUnavailable.
+
+        To be called before a write that the store does not fence.
+        """
+        self.check()
+        if time.monotonic() - self._renewed_s > 2 * self._lease.ttl_s / RENEWALS_A_TERM:
+            self._renew()
+
+    def __enter__(self) -> LeaseHolder:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._lost is None:
+            try:
+                self._lease.release()
+            except StoreError:
+                return  # it expires
+
+    def _renew_until_ended(self) -> None:
+        while not self._ended.wait(self._lease.ttl_s / RENEWALS_A_TERM):
+            try:
+                self._renew()
+            except StaleEpoch:
+                return
+            except StoreError:
+                continue  # the lease may expire meanwhile: the next renewal, or the fence, tells
+
+    def _renew(self) -> None:
+        try:
+            self._lease.renew(rows=self._published_rows())
+        except StaleEpoch as error:
+            self._lost = error
+            raise
+        self._renewed_s = time.monotonic()
+
+
+def lease_owner(folder: Path) -> str:
+    """The name under which the trainer of this folder holds its lease: random, created once, kept in the folder.
+
+    Raises CheckpointError if it cannot be read.
+    """
+    path = folder / OWNER
+    try:
+        owner = path.read_text("ascii").strip()
+    except FileNotFoundError:
+        owner = secrets.token_hex(8)
+        write_whole(path, owner.encode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(
+            f"{path}: {error}; expected a name in ASCII: delete the file to create a new one"
+        ) from error
+    if not owner:
+        raise CheckpointError(
+            f"{path} is empty; expected a name in ASCII: delete the file to create a new one"
+        )
+    return owner
