@@ -149,10 +149,12 @@ def replay(
     from model_store.store import Store
     from trainer.events.fields import resolve_fields
     from trainer.formats.batch import STDIN
+    from trainer.formats.reader import EVENTS
     from trainer.formats.streams import is_pipe
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
-    from trainer.sources.open_sources import EVENTS, check_there, kind_of, names_store
+    from trainer.sources.kinds import kind_of
+    from trainer.sources.open_sources import check_there, names_store
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -160,7 +162,7 @@ def replay(
         raise typer.BadParameter(f"--decision {policies.decision}: expected row or list")
     model_spec = load_spec(spec)
     check_there([each for each in logs if each != STDIN])
-    of_events = kind_of(logs, model_spec.input.label, log["format"]) == EVENTS
+    of_events = kind_of(logs, model_spec.input.label, log["format"], are_sources=True) == EVENTS
     if policies.policy and any(map(is_pipe, logs)):
         raise InputError(
             "standard input and other pipes can be read only once, and estimates need the log a second time; "

@@ -26,7 +26,7 @@ from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
 from trainer.learn.metrics import figures, metrics, records, regret
 from trainer.learn.metrics import slices as watcher
-from trainer.sources import file_tracker, open_files
+from trainer.sources import file_tracker, kinds, open_files
 from trainer.sources import kafka as kafka_client
 from trainer.sources import open_sources as opening
 from trainer.sources.open_sources import open_sources
@@ -152,7 +152,7 @@ def sources(heading: str) -> list[list[str]]:
 @pytest.mark.parametrize("heading", ["Streams", "Files", "Kafka"])
 def test_what_is_said_of_sources_stands_in_the_code(heading: str) -> None:
     # Messages are put together from pieces, so whatever stands between quotes on following lines is one text.
-    code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/events", "trainer/formats"))
+    code = re.sub(r'"\s*\n\s*f?"', "", code_of("trainer/sources", "trainer/formats"))
     said = [text for *_, cell in sources(heading) for text in re.findall(r"`([^`]+)`", cell)]
     assert len(said) >= 4 and [text for text in said if text not in code] == []
 
@@ -176,10 +176,10 @@ def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:
 
 def test_kinds_endings_and_sizes_of_sources_are_those_of_the_code() -> None:
     text = page("events.md")
-    assert all(f"`{kind}=NAME`" in text for kind in opening.KINDS)
+    assert all(f"`{kind}=NAME`" in text for kind in kinds.PREFIXES)
     endings = re.search(r"those ending in (.+?);", text)
     assert endings is not None
-    assert tuple(re.findall(r"`([^`]+)`", endings[1])) == open_files._PASSED_OVER
+    assert tuple(re.findall(r"`([^`]+)`", endings[1])) == open_files._SKIPPED
     for says in (
         f"up to {READ_EVENTS:,} entries or about {READ_BYTES >> 20} MiB",
         f"its first {HEAD_BYTES >> 10} KiB",

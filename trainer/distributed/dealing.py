@@ -16,9 +16,9 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import STDIN
-from trainer.formats.reader import BATCH_BYTES, expand
+from trainer.formats.reader import BATCH_BYTES, EVENTS, expand
 from trainer.settings import HeldOut
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import kind_of
 
 _BLOCKS = 256
 _SMALLEST_BLOCK = 64 * 1024
@@ -182,7 +182,7 @@ def check_inputs(inputs: Sequence[str], format: str | None, label: str) -> None:
         raise InputError(
             "- is standard input, which several workers cannot read; write the log to a file, and name that"
         )
-    if holds_events(inputs, format, label):
+    if kind_of(inputs, label, format) == EVENTS:
         raise InputError(f"{inputs[0]} {ONLY_WHOLE}")
 
 

@@ -31,7 +31,7 @@ from trainer.examples.joined import EventRows, of_known_items
 from trainer.formats.batch import STDIN, Position, RowBatch
 from trainer.formats.reader import Bookmarks, expand
 from trainer.formats.rejects import Reject
-from trainer.sources.log_files import LINE_BITS, LINES, EventFiles
+from trainer.sources.files import LINE_BITS, LINES, EventFiles
 from trainer.sources.merge import Merger
 
 REQUEST = "request_id"

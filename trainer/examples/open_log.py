@@ -34,10 +34,10 @@ from trainer.formats.csv import Header
 from trainer.formats.dialect import UNKNOWN, Dialect
 from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.formats.rejects import RowCounts
-from trainer.formats.streams import ReadTwice, Turns, is_pipe, open_input
+from trainer.formats.streams import ReadTwice, Share, is_pipe, open_input
 from trainer.formats.tables import Table, TableReader
 from trainer.formats.times import Period
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import kind_of
 
 _END = None
 _POLL_S = 0.1
@@ -162,7 +162,9 @@ def _opened(
     known: Sequence[ModelSpec],
     open_file: Callable[[str], BinaryIO],
 ) -> Iterator[OpenLog]:
-    if specs and holds_events(log.inputs, log.format, specs[0].input.label):
+    # Rows that are scored need no label, by which they are told from feedback.
+    label = None if log.unlabelled or not specs else specs[0].input.label
+    if specs and kind_of(log.inputs, label, log.format) == EVENTS:
         if start is not None or log.readers > 1:
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
         if log.cache is not None:
@@ -176,13 +178,12 @@ def _opened(
             yield OpenLog(log, events, _with_learned(starts, known))
         return
     read = start.read if start is not None else ()
-    turns = Turns(log.reader, log.readers)
     options: dict[str, Any] = {
         "format": log.format,
         "batch_bytes": log.batch_bytes,
         "read": read,
         "on_note": log.on_note,
-        "turns": turns,
+        "share": Share(log.reader, log.readers),
         "open_file": open_file,
         "header": _header(log, [start.resolved] if start is not None else specs),
         "unlabelled": log.unlabelled,

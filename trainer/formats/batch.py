@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -298,7 +299,7 @@ class Position:
 
     def is_in(self, head: bytes) -> bool:
         """True if a stream that starts with `head` is the one of this position."""
-        return len(head) >= self.head_bytes and sha256_of(head[: self.head_bytes]) == self.head_sha256
+        return bool(begin_alike([self], head))
 
     def until(self, line: int) -> Position:
         """The position of the row on `line`, which is found by reading from this position on."""
@@ -321,3 +322,27 @@ class ReadFile:
 def sha256_of(head: bytes) -> str:
     """SHA-256 in hex."""
     return hashlib.sha256(head).hexdigest()
+
+
+class Begins(Protocol):
+    """What identifies a file, whatever its name: the SHA-256 of its first `head_bytes` uncompressed bytes."""
+
+    @property
+    def head_bytes(self) -> int:
+        """So many bytes are known."""
+
+    @property
+    def head_sha256(self) -> str:
+        """In hex."""
+
+
+B = TypeVar("B", bound=Begins)
+
+
+def begin_alike(files: Iterable[B], head: bytes) -> list[B]:
+    """The files that start like `head`. Most have one length, so many cost few digests."""
+    files = list(files)
+    digests = {
+        size: sha256_of(head[:size]) for size in {each.head_bytes for each in files} if size <= len(head)
+    }
+    return [each for each in files if digests.get(each.head_bytes) == each.head_sha256]

@@ -1,8 +1,7 @@
-"""CSV and TSV: blocks of whole rows, parsed by Arrow, each row with the line it begins on.
+"""CSV and TSV: blocks of whole rows, each row with the line it begins on, and where its cells are in the block.
 
-Cells stay the raw bytes that stand in the file; quoting, and what else the `Dialect` says, is undone. Arrow
-parses a block that is whole rows of the right arity without being told of lines; `find_rows` is called only
-where that is not so plain.
+Cells stay the raw bytes that stand in the file; quoting, and what else the `Dialect` says, is undone. A block in which
+every line is a row without quotes is taken apart by `Block.of`, which is faster; any other one by `find_rows`.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.csv
 
 from model_store.errors import InputError
 from model_store.features.cells import Block, CellText
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
 from trainer.formats.dialect import CSV, TSV, UNKNOWN, Dialect
 from trainer.formats.rejects import Reject
-from trainer.formats.rows_kernels import find_rows, survey
-from trainer.formats.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
+from trainer.formats.rows_kernels import find_rows, undo_quotes
+from trainer.formats.streams import ALL, Bytes, Feed, Share
 
 _NO_QUOTE = -1
 _SHOWN = 60
@@ -51,11 +49,15 @@ class Header:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows at the front of a block that are whole and not blank: int64 start, line (from 0), cells."""
+    """The rows at the front of a block that are whole and not blank: int64 start, line (from 0), cells.
+
+    spans: int32, begin and end of the cells of the rows of the right arity, row by row.
+    """
 
     start: npt.NDArray[np.int64]
     line: npt.NDArray[np.int64]
     cells: npt.NDArray[np.int64]
+    spans: npt.NDArray[np.int32]
     size: int
     lines: int
     open_quote: bool
@@ -108,15 +110,15 @@ class DelimitedFile:
         """True if the header names the column, even twice, which `batches` refuses."""
         return column in self.names
 
-    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
         places = [self._place(name) for name in wanted]
         while True:
-            batch = self._next_batch(wanted, places) if turns.mine else None
+            batch = self._next_batch(wanted, places) if share.mine else None
             if batch is not None:
                 yield batch
-            if batch is not None or (not turns.mine and self._skip_block()):
-                turns.pass_on()
+            if batch is not None or (not share.mine and self._skip_block()):
+                share.count_block()
             elif self._feed.ended:
                 break
             else:
@@ -129,30 +131,47 @@ class DelimitedFile:
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of the unread bytes; None if there are none yet."""
-        self.dialect.hide(self._feed.unread)
-        feed, data = self._feed, self._whole_lines()
+        feed = self._feed
+        self.dialect.hide(feed.unread)
+        data = feed.whole_lines()
         # A carriage return after the last line feed may end rows too: only `find_rows` finds these.
         is_cut_here = (feed.unread[data.size :] != ord("\r")).all()
         if not data.size and is_cut_here and not (feed.final or feed.full):
             return None
-        batch = self._cells(data, wanted, places) if data.size and is_cut_here else None
-        if batch is not None:
-            return batch
-        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
-        if lone_returns == 0:
-            batch = self._plain_batch(feeds, quotes > 0, wanted, places)
-        return batch or self._careful_batch(feeds + lone_returns, wanted, places)
+        block = self._plain_block(data) if data.size and is_cut_here else None
+        if block is not None:
+            lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
+            ends = block.rows - bool(data[-1] != ord("\n"))
+            stop = feed.drop(data.size, ends)
+            return RowBatch(self._columns(block, wanted, places), lines, feed.name, (), block.rows, stop)
+        rows = self._find_rows(feed.unread, len(self.names))
+        if rows.size == 0:
+            return self._reject_open_quote(wanted) if self._is_stuck(rows) else None
+        good = rows.cells == len(self.names)
+        count, spans = int(np.count_nonzero(good)), rows.spans[: 2 * len(self.names) * np.count_nonzero(good)]
+        if self._quote:
+            undo_quotes(feed.unread, self._quote_byte, spans)
+        longest = int((spans[1::2] - spans[::2]).max(initial=0))
+        block = Block.with_survey(feed.room, spans, count, len(self.names), 2, longest, has_odd_bytes=True)
+        return RowBatch(
+            columns=self._columns(block, wanted, places),
+            lines=rows.line[good] + feed.line,
+            file=feed.name,
+            rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
+            rows=count,
+            # Last, because the lines above are counted from where the feed stands.
+            stop=feed.drop(rows.size, rows.lines),
+        )
 
     def _skip_block(self) -> bool:
         """Skip what `_next_batch` would take; False if no row is whole yet."""
         feed = self._feed
         self.dialect.hide(feed.unread)
-        feeds, quotes, lone_returns = survey(feed.unread, self._quote_byte)
-        if not quotes and not lone_returns:
-            data = self._whole_lines()
-            feed.drop(data.size, feeds)
+        if not np.isin(feed.unread, [ord("\r"), self._quote_byte]).any():
+            data = feed.whole_lines()
+            feed.drop(data.size, int(np.count_nonzero(data == ord("\n"))))
             return data.size > 0
-        rows = self._find_rows(feed.unread, feeds + lone_returns)
+        rows = self._find_rows(feed.unread)
         if rows.size:
             feed.drop(rows.size, rows.lines)
         elif self._is_stuck(rows):
@@ -161,113 +180,31 @@ class DelimitedFile:
             return False
         return True
 
-    def _cells(self, data: Bytes, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
-        """The rows, if every line is one of the right arity without a quote or a carriage return; otherwise None."""
-        feed, size = self._feed, data.size
-        lacks_feed = data[-1] != ord("\n")
-        if lacks_feed:
-            feed.room[size] = ord("\n")
-        block = Block.of(feed.room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
-        if block is None:
-            return None
+    def _plain_block(self, data: Bytes) -> Block | None:
+        """The cells, if every line is a row of the right arity without a quote or a carriage return."""
+        room, size = self._feed.room, data.size
+        if lacks_feed := bool(data[-1] != ord("\n")):
+            room[size] = ord("\n")
+        return Block.of(room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
+
+    def _columns(self, block: Block, wanted: Sequence[str], places: list[int]) -> LazyColumns:
         texts = {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
-        own = self.dialect.has_own_values
-        cells = LazyColumns(
-            {name: self._values(name, text.to_arrow()) for name, text in texts.items()} if own else texts
-        )
-        lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
-        return RowBatch(
-            cells, lines, feed.name, (), block.rows, feed.drop(size, block.rows - int(lacks_feed))
+        if not self.dialect.has_own_values:
+            return LazyColumns(texts)
+        return LazyColumns(
+            {name: self.dialect.values_of(name, text.to_arrow()) for name, text in texts.items()}
         )
 
-    def _plain_batch(
-        self, feeds: int, quotes: bool, wanted: Sequence[str], places: list[int]
-    ) -> RowBatch | None:
-        """The rows, if every line is a row of the right arity; otherwise None.
-
-        As many rows as lines means that every line but the last ends a row; with quotes, the last one may
-        be cut off inside a cell.
-        """
-        feed = self._feed
-        data = self._whole_lines()
-        count = feeds + bool(feed.final and data.size > 0 and data[-1] != ord("\n"))
-        table = self._parse(data, places) if count else None
-        if table is None or table.num_rows != count or (quotes and not self._ends_with_row(data)):
-            return None
-        lines = np.arange(feed.line, feed.line + count, dtype=np.int64)
-        return RowBatch(
-            self._columns(table, wanted), lines, feed.name, (), count, feed.drop(data.size, feeds)
-        )
-
-    def _columns(self, table: pa.Table, wanted: Sequence[str]) -> dict[str, pa.Array]:
-        columns = {name: one_array(column) for name, column in zip(wanted, table.columns, strict=True)}
-        return {name: self._values(name, column) for name, column in columns.items()}
-
-    def _values(self, name: str, cells: pa.Array) -> pa.Array:
-        return self.dialect.values_of(name, cells) if self.dialect.has_own_values else cells
-
-    def _whole_lines(self) -> Bytes:
-        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
-
-    def _ends_with_row(self, data: Bytes) -> bool:
-        """True if the last line of `data`, taken for a row, ends outside quotes."""
-        last = data[up_to_last_line_end(data[:-1]).size :]
-        rows = self._find_rows(last, 1)
-        return len(rows.start) == 1 and rows.size == last.size
-
-    def _careful_batch(self, ends: int, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
-        """The rows of a block with bad lines, blank lines or rows of several lines; None if no row is whole yet."""
-        feed = self._feed
-        rows = self._find_rows(feed.unread, ends)
-        if rows.size == 0:
-            return self._reject_open_quote(wanted) if self._is_stuck(rows) else None
-        good = rows.cells == len(self.names)
-        table = self._parse(_pieces(feed.unread[: rows.size], rows.start, good), places)
-        if table is None or table.num_rows != np.count_nonzero(good):
-            raise InputError(f"{feed.name}:{feed.line}: the rows from here on cannot be told apart")
-        return RowBatch(
-            columns=self._columns(table, wanted),
-            lines=rows.line[good] + feed.line,
-            file=feed.name,
-            rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
-            rows=table.num_rows,
-            # Last, because the lines above are counted from where the feed stands.
-            stop=feed.drop(rows.size, rows.lines),
-        )
-
-    def _find_rows(self, data: Bytes, ends: int) -> _Rows:
+    def _find_rows(self, data: Bytes, columns: int = 0) -> _Rows:
+        """The rows, with where the cells of those with as many `columns` begin and end."""
+        ends = int(np.count_nonzero(data == ord("\n")) + np.count_nonzero(data == ord("\r")))
         start, line, cells = (np.empty(ends + 1, np.int64) for _ in range(3))
+        spans = np.empty(2 * columns * (ends + 1), np.int32)  # of which only what is written takes memory
         count, size, lines, open_quote = find_rows(
-            data, ord(self._delimiter), self._quote_byte, self._feed.final, start, line, cells
+            *(data, ord(self._delimiter), self._quote_byte, self._feed.final, columns),
+            *(start, line, cells, spans),
         )
-        return _Rows(start[:count], line[:count], cells[:count], size, lines, open_quote)
-
-    def _parse(self, data: Bytes, places: list[int]) -> pa.Table | None:
-        """The rows of `data` as binary columns named by index; None if a row has a wrong number of cells."""
-        if data.size == 0:
-            return pa.table({str(place): pa.array([], pa.binary()) for place in places})
-        try:
-            return pa.csv.read_csv(
-                pa.BufferReader(pa.py_buffer(data)),
-                read_options=pa.csv.ReadOptions(
-                    use_threads=False,
-                    block_size=data.size + 1,
-                    column_names=[str(place) for place in range(len(self.names))],
-                ),
-                parse_options=pa.csv.ParseOptions(
-                    delimiter=self._delimiter,
-                    quote_char=self._quote or False,
-                    newlines_in_values=self._quote is not None,
-                ),
-                convert_options=pa.csv.ConvertOptions(
-                    check_utf8=False,
-                    strings_can_be_null=False,
-                    include_columns=[str(place) for place in places],
-                    column_types={str(place): pa.binary() for place in places},
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
+        return _Rows(start[:count], line[:count], cells[:count], spans, size, lines, open_quote)
 
     def _is_stuck(self, rows: _Rows) -> bool:
         """True if a quote is open and no more bytes can close it."""
@@ -341,8 +278,7 @@ class DelimitedFile:
         while True:
             data = feed.unread.copy() if self.dialect.escape else feed.unread
             self.dialect.hide(data)
-            feeds, _, lone_returns = survey(data, self._quote_byte)
-            rows = self._find_rows(data, feeds + lone_returns)
+            rows = self._find_rows(data)
             if len(rows.start):
                 return rows
             if feed.ended:
@@ -437,14 +373,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _pieces(data: Bytes, start: npt.NDArray[np.int64], good: npt.NDArray[np.bool_]) -> Bytes:
-    """The bytes of the good rows, end to end."""
-    if good.all():
-        return data
-    # Runs of good rows: a run begins where `good` turns true, and ends where the next bad row begins.
-    edges = np.flatnonzero(np.diff(good, prepend=False, append=False))
-    bounds = np.append(start, data.size)[edges]
-    runs = [data[first:last] for first, last in bounds.reshape(-1, 2)]
-    return np.concatenate(runs) if runs else data[:0]

@@ -37,7 +37,7 @@ from trainer.formats.batch import (
 from trainer.formats.json_kernels import ODD, find_marks, find_values
 from trainer.formats.rejects import Reject
 from trainer.formats.rows_kernels import survey_json
-from trainer.formats.streams import ALL, Bytes, Feed, Turns, one_array, up_to_last_line_end
+from trainer.formats.streams import ALL, Bytes, Feed, Share, one_array
 
 ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
 """How an array of objects starts: no row, but a file of them."""
@@ -64,29 +64,15 @@ class JsonLinesFile:
         """True for `columns`, and for the objects that contain them: an object of numbers is a weighted set."""
         return column in self.columns or column in self._objects
 
-    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         self._wanted_objects = self._objects.intersection(wanted)
-        while True:
-            data = self._lines()
-            if data.size:
-                if turns.mine:
-                    yield self._batch(data, wanted)
-                else:
-                    self._feed.skip_lines(data)
-                turns.pass_on()
-            elif self._feed.ended:
-                break
-            else:
-                self._feed.fetch()
-        self._feed.check()
+        for data in self._feed.blocks(share):
+            yield self._batch(data, wanted)
 
     def go_on(self, position: Position) -> None:
         """Skip what is before a position of an earlier run."""
         self._feed.go_on(position)
-
-    def _lines(self) -> Bytes:
-        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
 
     def _batch(self, data: Bytes, wanted: Sequence[str]) -> RowBatch:
         feed = self._feed
@@ -133,9 +119,7 @@ class JsonLinesFile:
         return table if _has_texts(table.schema, schema) else read_block(data, schema)
 
     def _first_columns(self) -> tuple[str, ...]:
-        while not self._lines().size and not self._feed.ended:
-            self._feed.fetch()
-        name, data = self._feed.name, self._lines()
+        name, data = self._feed.name, self._feed.first_lines()
         if ARRAY.match(data[:HEAD_BYTES].tobytes()):
             raise InputError(
                 f"{name} is a JSON array; expected one object on each line, as jq -c '.[]' writes them"

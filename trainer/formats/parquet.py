@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 
 from model_store.errors import InputError
 from trainer.formats.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable, steps_to
-from trainer.formats.streams import ALL, ByteStream, Turns, too_short
+from trainer.formats.streams import ALL, ByteStream, Share, too_short
 
 FEWEST_ROWS = 1024
 MOST_ROWS = 65_536
-_GROUPS_A_READER = 4  # with fewer, readers that take turns by row groups would get unequal parts
+_GROUPS_A_READER = 4  # with fewer, shares by row groups would be unequal
 _READ_AHEAD_BYTES = 256 * 1024
 
 
@@ -51,14 +51,14 @@ class ParquetInput:
         """True if the schema has the column, and its values can become features."""
         return column in self.columns
 
-    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the rows. Raises InputError where the file is damaged, after the row groups before.
 
-        Readers that share the file take turns by row groups, or by batches where there are few row groups.
+        A share is of row groups, or of batches where there are few row groups.
         """
         self._file = self._open(self._coded(wanted))
         row = self._row
-        for table in self._tables(wanted, turns):
+        for table in self._tables(wanted, share):
             if isinstance(table, int):
                 row += table
                 continue
@@ -95,19 +95,19 @@ class ParquetInput:
             and _is_text(schema.field(chunk.path_in_schema).type)
         ]
 
-    def _tables(self, wanted: Sequence[str], turns: Turns) -> Iterator[pa.RecordBatch | int]:
+    def _tables(self, wanted: Sequence[str], share: Share) -> Iterator[pa.RecordBatch | int]:
         """The batches; for one that another reader takes, or a row group of them, the number of its rows."""
         passed = self._row
-        by_groups = self._file.num_row_groups >= _GROUPS_A_READER * turns.of > _GROUPS_A_READER
+        by_groups = self._file.num_row_groups >= _GROUPS_A_READER * share.of > _GROUPS_A_READER
         try:
             for group in range(self._file.num_row_groups):
                 rows = self._file.metadata.row_group(group).num_rows
                 if passed >= rows:
                     passed -= rows
                     continue
-                mine = turns.mine
+                mine = share.mine
                 if by_groups:
-                    turns.pass_on()
+                    share.count_block()
                     if not mine:
                         yield rows - passed
                         passed = 0
@@ -116,10 +116,10 @@ class ParquetInput:
                     self._batch_rows, row_groups=[group], columns=list(wanted), use_threads=False
                 ):
                     if passed < table.num_rows:
-                        mine = by_groups or turns.mine
+                        mine = by_groups or share.mine
                         yield table.slice(passed) if mine else table.num_rows - passed
                         if not by_groups:
-                            turns.pass_on()
+                            share.count_block()
                     passed = max(passed - table.num_rows, 0)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error

@@ -17,12 +17,12 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
-from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, sha256_of
+from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, begin_alike
 from trainer.formats.csv import DelimitedFile, Header
 from trainer.formats.jsonl import ARRAY, JsonLinesFile
 from trainer.formats.parquet import ParquetInput
 from trainer.formats.sparse import GRAMMARS, LateNames, SparseFile, to_be_scored
-from trainer.formats.streams import ALL, Bytes, ByteStream, Feed, Turns, matches, open_input
+from trainer.formats.streams import ALL, Bytes, ByteStream, Feed, Share, matches, open_input
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
 """The formats of labelled rows."""
@@ -161,8 +161,8 @@ class Source(Protocol):
     def may_have(self, column: str) -> bool:
         """True if the column is one of `columns`, or later rows may have it."""
 
-    def batches(self, wanted: Sequence[str], turns: Turns) -> Iterator[RowBatch]:
-        """The rows, once, in the blocks whose turn it is."""
+    def batches(self, wanted: Sequence[str], share: Share) -> Iterator[RowBatch]:
+        """The rows, once, in the blocks of this share."""
 
     def go_on(self, position: Position) -> None:
         """Skip what is before `position`. Called before `batches`, or not at all."""
@@ -177,7 +177,7 @@ class LogReader:
 
     read: how far an earlier run read the files; each continues there. `bookmarks` has the same for this run. on_note:
     receives remarks on suspicious files and on columns met too late to become fields. dialect: what is unusual of the
-    last delimited file opened, as `[input]` names it. turns: which blocks of rows are parsed; the others are read and
+    last delimited file opened, as `[input]` names it. share: which blocks of rows are parsed; the others are read and
     skipped. open_file: opens each file. unlabelled: rows need no label.
     """
 
@@ -189,14 +189,14 @@ class LogReader:
         batch_bytes: int = BATCH_BYTES,
         read: Sequence[ReadFile] = (),
         on_note: Callable[[str], None] = lambda text: None,
-        turns: Turns = ALL,
+        share: Share = ALL,
         open_file: Callable[[str], BinaryIO] = open_input,
         header: Header = _NO_KNOWLEDGE,
         unlabelled: bool = False,
     ) -> None:
         self.files = expand(inputs)
         self._open_file = open_file
-        self._turns = turns
+        self._blocks = share
         self.bookmarks = Bookmarks(self.files, read, on_note)
         self._late = LateNames(on_note)
         self._format = check_format(format)
@@ -313,7 +313,7 @@ class LogReader:
             source.go_on(stop)
             # A source is asked for at least one column, by which it counts its rows.
             inside = [name for name in wanted if name not in path] or list(source.columns[:1])
-            for batch in source.batches(inside, self._turns):
+            for batch in source.batches(inside, self._blocks):
                 before = len(stream.head) if isinstance(source, ParquetInput) else batch.stop.offset
                 start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
                 batch = replace(batch, columns=_with(path, batch, wanted), start=start, stop=stop)
@@ -454,14 +454,12 @@ class Bookmarks:
         others = [
             each for each in (*self._elsewhere, *filter(None, self._earlier)) if each.path != found.path
         ]
-        # Most heads have one size, so many files cost few digests.
-        sizes = {each.position.head_bytes for each in others} - {0}
-        digests = {sha256_of(head[:size]) for size in sizes if size <= len(head)}
-        for each in others:
-            if each.position.head_sha256 in digests:
-                name = found.position.file
-                self._on_note(f"{name} begins like {each.path}, read before: read whole, as another file")
-                return
+        alike = begin_alike((each.position for each in others if each.position.head_bytes), head)
+        if alike:
+            path = next(each.path for each in others if each.position is alike[0])
+            self._on_note(
+                f"{found.position.file} begins like {path}, read before: read whole, as another file"
+            )
 
 
 def _matched(files: Sequence[str], read: Sequence[ReadFile]) -> tuple[list[ReadFile | None], list[ReadFile]]:

@@ -13,6 +13,7 @@ from model_store.jit import inline, kernel
 from trainer.formats.streams import Bytes
 
 Ints = npt.NDArray[np.int64]
+Spans = npt.NDArray[np.int32]
 
 _LF = 10
 _CR = 13
@@ -26,20 +27,6 @@ _QUOTE = 34
 _BACKSLASH = 92
 _N = 110
 _DEEPEST = 64
-
-
-@kernel
-def survey(data: Bytes, quote: int) -> tuple[int, int, int]:
-    """Count line feeds, quotes, and carriage returns not before a line feed, in one vectorised pass."""
-    feeds = quotes = lone = 0
-    for i in range(len(data) - 1):
-        feeds += data[i] == _LF
-        quotes += data[i] == quote
-        lone += (data[i] == _CR) & (data[i + 1] != _LF)
-    if len(data) > 0:
-        feeds += data[-1] == _LF
-        quotes += data[-1] == quote
-    return feeds, quotes, lone
 
 
 @inline
@@ -67,11 +54,17 @@ def _skip_quoted(data: Bytes, at: int, quote: int) -> tuple[int, int]:
 
 
 @inline
-def _row(data: Bytes, at: int, delimiter: int, quote: int) -> tuple[int, int, int, bool]:
-    """Read the row at `at`: offset after its line end (-1 if none), line ends, cells, whether a quote is left open."""
+def _row(
+    data: Bytes, at: int, delimiter: int, quote: int, columns: int, spans: Spans, into: int
+) -> tuple[int, int, int, bool]:
+    """Read the row at `at`: offset after its line end (-1 if none), line ends, cells, whether a quote is left open.
+
+    Where its first `columns` cells begin and end is written to `spans` from `into` on.
+    """
     size = len(data)
     lines, cells = 0, 1
     while True:
+        begin = at
         if at < size and data[at] == quote:
             at, inside = _skip_quoted(data, at + 1, quote)
             lines += inside
@@ -79,6 +72,8 @@ def _row(data: Bytes, at: int, delimiter: int, quote: int) -> tuple[int, int, in
                 return -1, lines, cells, True
         while at < size and data[at] != delimiter and data[at] != _LF and data[at] != _CR:
             at += 1
+        if cells <= columns:
+            spans[into + 2 * cells - 2], spans[into + 2 * cells - 1] = begin, at
         if at == size or (data[at] == _CR and at + 1 == size):
             return -1, lines, cells, False
         if data[at] != delimiter:
@@ -96,17 +91,26 @@ def _is_blank(data: Bytes, start: int, stop: int) -> bool:
 
 @kernel
 def find_rows(
-    data: Bytes, delimiter: int, quote: int, final: bool, starts: Ints, lines: Ints, cells: Ints
+    data: Bytes,
+    delimiter: int,
+    quote: int,
+    final: bool,
+    columns: int,
+    starts: Ints,
+    lines: Ints,
+    cells: Ints,
+    spans: Spans,
 ) -> tuple[int, int, int, bool]:
     """Write the start, line (from 0) and number of cells of every whole row of `data` that is not blank.
 
     starts, lines, cells: int64, one element more than `data` has line ends. final: the end of `data` ends the last
-    row. quote: -1 without quoting. Returns (rows, bytes and line ends in them and in blank lines, whether the bytes
-    left over are a row with an open quote).
+    row. quote: -1 without quoting. spans: where the cells of the rows with `columns` cells begin and end, row by row.
+    Returns (rows, bytes and line ends in them and in blank lines, whether the bytes left over are a row with an open
+    quote).
     """
-    rows = at = line = 0
+    rows = good = at = line = 0
     while at < len(data):
-        stop, ends, count, quoted = _row(data, at, delimiter, quote)
+        stop, ends, count, quoted = _row(data, at, delimiter, quote, columns, spans, 2 * columns * good)
         if stop < 0 and (quoted or not final):
             return rows, at, line, quoted
         if stop < 0:
@@ -115,9 +119,29 @@ def find_rows(
         if not _is_blank(data, at, stop):
             starts[rows], lines[rows], cells[rows] = at, line, count
             rows += 1
+            good += count == columns
         at = stop
         line += ends
     return rows, at, line, False
+
+
+@kernel
+def undo_quotes(data: Bytes, quote: int, spans: Spans) -> None:
+    """Replace each cell in quotes by its text, in place: it begins where the cell does, and is shorter."""
+    for cell in range(0, len(spans), 2):
+        start, stop = spans[cell], spans[cell + 1]
+        if start < stop and data[start] == quote:
+            is_inside, at, to = True, start + 1, start
+            while at < stop:
+                if is_inside and data[at] == quote:
+                    at += 1
+                    if at == stop or data[at] != quote:
+                        is_inside = False
+                        continue
+                data[to] = data[at]
+                to += 1
+                at += 1
+            spans[cell + 1] = to
 
 
 @inline

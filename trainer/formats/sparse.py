@@ -51,7 +51,7 @@ from trainer.formats.sparse_kernels import (
     measure_columns,
 )
 from trainer.formats.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
-from trainer.formats.streams import ALL, Bytes, Feed, Turns, up_to_last_line_end
+from trainer.formats.streams import ALL, Bytes, Feed, Share
 
 _MOST_NAMES = 10_000
 
@@ -103,26 +103,12 @@ class SparseFile:
         """Skip what is before `position`."""
         self._feed.go_on(position)
 
-    def batches(self, wanted: Sequence[str], turns: Turns = ALL) -> Iterator[RowBatch]:
+    def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError where it is damaged, after the rows before."""
         maps = [name for name in wanted if name not in self._grammar.row_columns]
         names = self._table(maps)
-        while True:
-            data = self._lines()
-            if data.size:
-                if turns.mine:
-                    yield self._batch(data, wanted, maps, names)
-                else:
-                    self._feed.skip_lines(data)
-                turns.pass_on()
-            elif self._feed.ended:
-                break
-            else:
-                self._feed.fetch()
-        self._feed.check()
-
-    def _lines(self) -> Bytes:
-        return self._feed.unread if self._feed.final else up_to_last_line_end(self._feed.unread)
+        for data in self._feed.blocks(share):
+            yield self._batch(data, wanted, maps, names)
 
     def _batch(self, data: Bytes, wanted: Sequence[str], maps: Sequence[str], names: Names) -> RowBatch:
         feed = self._feed
@@ -150,9 +136,7 @@ class SparseFile:
 
     def _first_names(self) -> dict[bytes, None]:
         """The names in the good lines of the first block."""
-        while not self._lines().size and not self._feed.ended:
-            self._feed.fetch()
-        data = self._lines()
+        data = self._feed.first_lines()
         block = read_block(data, self._grammar, name_table([], []), self._any_label)
         if not block.size:
             self._feed.check()

@@ -411,10 +411,10 @@ class Stream(Protocol):
         """Skip `size` bytes."""
 
 
-class Turns:
+class Share:
     """Which blocks of whole rows a reader parses where several readers share a log: each takes every `of`-th block.
 
-    The blocks are those that a reader without turns makes batches of, in all files; all readers count the same ones.
+    The blocks are those that a reader of all makes batches of, in all files; all readers count the same ones.
     """
 
     def __init__(self, number: int = 0, of: int = 1) -> None:
@@ -428,12 +428,12 @@ class Turns:
         """Whether this reader parses the next block."""
         return self._block % self.of == self._number
 
-    def pass_on(self) -> None:
+    def count_block(self) -> None:
         """A block was parsed or skipped."""
         self._block += 1
 
 
-ALL = Turns()
+ALL = Share()
 
 
 class Feed:
@@ -505,9 +505,34 @@ class Feed:
         self.line += lines
         return Position(self.name, self.offset, self.line)
 
-    def skip_lines(self, data: Bytes) -> None:
-        """Advance by `data`, the front of `unread`."""
-        self.drop(data.size, int(np.count_nonzero(data == ord("\n"))))
+    def whole_lines(self) -> Bytes:
+        """The front of `unread` up to its last line end; all of it at the end of an intact stream."""
+        return self.unread if self.final else up_to_last_line_end(self.unread)
+
+    def first_lines(self) -> Bytes:
+        """Whole lines, read if there are none yet; empty for a stream without any."""
+        while not self.whole_lines().size and not self.ended:
+            self.fetch()
+        return self.whole_lines()
+
+    def blocks(self, share: Share = ALL) -> Iterator[Bytes]:
+        """The blocks of whole lines of this share, each to be dropped before the next. The others are skipped.
+
+        Raises InputError where the stream is damaged, after the blocks before.
+        """
+        while True:
+            data = self.whole_lines()
+            if data.size:
+                if share.mine:
+                    yield data
+                else:
+                    self.drop(data.size, int(np.count_nonzero(data == ord("\n"))))
+                share.count_block()
+            elif self.ended:
+                break
+            else:
+                self.fetch()
+        self.check()
 
     def go_on(self, position: Position) -> None:
         """Advance to a position of an earlier run, unless already past it (after a header).
@@ -529,3 +554,39 @@ class Feed:
         """Raise the InputError of a broken stream."""
         if self._stream.failure is not None:
             raise self._stream.failure
+
+
+class Window(Feed):
+    """A part of a file, in memory, as a feed: `data` begins at `offset` of the file, on `line`.
+
+    Not `final` while the file may grow (`is_all`: nothing follows): its last row may be incomplete.
+    """
+
+    def __init__(self, name: str, data: bytes, is_all: bool, offset: int = 0, line: int = 1) -> None:
+        super().__init__(_InMemory(name, data), len(data) + 1)
+        self._is_all = is_all
+        if offset:
+            self.drop(-self.offset, 0)  # what looks like a byte order mark is none inside a file
+            self.offset, self.line = offset, line
+
+    @property
+    def final(self) -> bool:
+        """See Feed."""
+        return self._is_all
+
+
+class _InMemory:
+    """Bytes as a stream, read at once."""
+
+    failure = None
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name, self.head = name, data[:HEAD_BYTES]
+        self._data = data
+
+    def read_into(self, buffer: Bytes) -> int:
+        buffer[: len(self._data)] = np.frombuffer(self._data, np.uint8)
+        return len(self._data)
+
+    def skip(self, size: int) -> None:
+        self._data = self._data[size:]

@@ -27,7 +27,7 @@ from trainer.examples.side_tables import joined
 from trainer.formats.batch import RowBatch
 from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
-from trainer.formats.reader import LogReader
+from trainer.formats.reader import EVENTS, LogReader
 from trainer.formats.rejects import no_readable_row
 from trainer.formats.streams import is_pipe
 from trainer.formats.tables import NAME, TableReader
@@ -43,7 +43,7 @@ from trainer.inspect.row_checks import Labels, Positions, Propensities, Rejected
 from trainer.inspect.sketches import UInt64s
 from trainer.inspect.times import Times
 from trainer.output import SILENT, Output
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import kind_of
 
 _BATCH_BYTES = 4 << 20
 _FIRST_ROWS, _MOST_ROWS = 1 << 10, 1 << 14
@@ -197,7 +197,7 @@ def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStac
         stack.enter_context(table)
         return _Source(log, table, table.columns(), spec)
     wanted = spec.input.label if spec is not None else label
-    if holds_events(log.inputs, log.format, wanted):
+    if kind_of(log.inputs, wanted, log.format) == EVENTS:
         return _opened_events(log, spec, stack)
     header = Header(
         spec.input.columns if spec is not None else None,

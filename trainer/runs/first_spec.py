@@ -15,6 +15,7 @@ from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log
 from trainer.formats.csv import Header
+from trainer.formats.reader import EVENTS
 from trainer.formats.streams import is_pipe
 from trainer.formats.tables import NAME, TableReader
 from trainer.inspect.events import guess_events
@@ -33,7 +34,7 @@ from trainer.inspect.spec_writer import (
 )
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compile_kernels
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import kind_of
 from trainer.tune.candidates import as_variants, rebuilt
 from trainer.tune.choice import Choice, Doubts, Step, choose, why_not
 from trainer.tune.crosses import Proposal
@@ -63,7 +64,7 @@ def first_spec(
 
     Raises InputError for a log that cannot be read, SpecError if no column can be the label.
     """
-    joins = log.table is None and holds_events(log.inputs, log.format, label)
+    joins = log.table is None and kind_of(log.inputs, label, log.format) == EVENTS
     sample: Sample | None = None
     if joins:
         guesses = guess_events(log.inputs, on_note=log.on_note)

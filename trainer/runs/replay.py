@@ -32,6 +32,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.reader import EVENTS
 from trainer.formats.rejects import RejectLog
 from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel
@@ -41,8 +42,9 @@ from trainer.runs.first_events import first_items
 from trainer.runs.loop import LogLoop
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import show
+from trainer.sources.kinds import ROWS
 from trainer.sources.merge import Merger
-from trainer.sources.open_sources import EVENTS, ROWS, open_sources
+from trainer.sources.open_sources import open_sources
 
 MEMORY_BYTES = 1 << 30
 _WAIT_S = 0.2

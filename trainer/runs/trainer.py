@@ -56,8 +56,9 @@ from trainer.runs.status import NamedSource, Reporter, Status
 from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
 from trainer.runs.warmup import compile_trainer
 from trainer.settings import TrainerOptions
+from trainer.sources.kinds import ROWS, kind_of
 from trainer.sources.merge import Merger
-from trainer.sources.open_sources import ROWS, check_there, kind_of, open_rows, open_sources
+from trainer.sources.open_sources import check_there, open_rows, open_sources
 
 T = TypeVar("T")
 
@@ -228,7 +229,7 @@ class Trainer:
         first = saved.checkpoint is None
         if options.once and first:
             check_there(options.sources)
-        has_rows = kind_of(options.sources, spec.input.label) == ROWS
+        has_rows = kind_of(options.sources, spec.input.label, are_sources=True) == ROWS
         if self._partners is not None and has_rows:
             raise InputError(
                 f"--partition: {options.sources[0]} holds labelled rows, which have no request to divide them by; "

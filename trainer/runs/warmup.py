@@ -36,7 +36,7 @@ from trainer.publish.publisher import PublishCounts
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import train
 from trainer.settings import Every
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import kind_of
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_sources
 
@@ -83,7 +83,7 @@ def kernels_are_ready(
 
 def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[str]:
     """The formats that a run over `inputs` may meet: all if a name does not tell, as for standard input."""
-    if holds_events(inputs, format):
+    if kind_of(inputs, format=format) == EVENTS:
         return frozenset([EVENTS])
     formats = [format or format_by_name(name) for name in expand(inputs)]
     return frozenset(FORMATS if None in formats else filter(None, formats))

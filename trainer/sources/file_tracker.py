@@ -1,21 +1,31 @@
-"""Tracks the files of one name through renames, copies, compression and truncation: which record each belongs to."""
+"""Growing and rotated files as one sequence of bytes: which record each file belongs to, and how far each was read.
+
+In: the name of a file with its rotated predecessors, of a folder, or a glob. Files are matched to the records of all
+files ever read through renames, copies, compression and truncation; each is read to its end before the next.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
-from trainer.formats.batch import HEAD_BYTES
+from model_store.errors import InputError
+from trainer.events.events import READ_BYTES, Lag, SourcePosition
+from trainer.formats.batch import HEAD_BYTES, begin_alike
+from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.sources.open_files import (
+    KEPT_OPEN,
     Entry,
-    Handles,
     Listing,
     Opened,
     PlainFile,
     Record,
-    begin_alike,
     first_lines,
+    moved_on,
+    open_file,
     whole_part,
 )
 
@@ -27,35 +37,178 @@ RESTS = 20.0
 """The pause between two looks at the files, as a multiple of the time that one takes."""
 
 
-class FileTracker:
-    """The files of one name, and the records of all files ever read. For one thread.
+class Taken(Protocol):
+    """What was taken from a window: `size` bytes with `lines` line ends."""
 
-    least_lines: the whole lines by which a file is recognized; 2 where the first is a header.
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def lines(self) -> int:
+        """Line ends."""
+
+
+T = TypeVar("T", bound=Taken)
+Take = Callable[[Record, Opened, bytes, bool], T | None]
+
+
+class _Moved(Exception):
+    """A file has moved or changed: look again."""
+
+
+class FileChain:
+    """Reads files in order, each to its end, then checks all of them for more. For one thread.
+
+    A position is {"source", "files": a list of Record.as_json(), "lost"}. least_lines: the whole lines by which a file
+    is recognized; 2 where the first is a header. once: the files are read to their ends as they are now, then `ended`.
     """
 
     def __init__(
         self,
-        listing: Listing,
-        records: Sequence[Record],
+        name: str,
+        position: SourcePosition,
         on_note: Callable[[str], None],
         *,
         once: bool,
-        least_lines: int,
+        least_lines: int = 1,
     ) -> None:
-        self.records = list(records)
-        self.files = Handles(on_note)
-        self.lost = 0
-        self._listing = listing
+        self.name = name
+        self.ended = False
+        self.lost = int(position.get("lost", 0))
+        """Events lost before they were read, in all runs, estimated."""
         self._on_note = on_note
         self._once = once
         self._least_lines = least_lines
+        self._records = [Record.from_json(each) for each in position.get("files", ())]
+        self._listing = Listing(name, [each.path for each in self._records])
+        self._current: Record | None = None
+        self._has_waited = False
         self._waiting: dict[int, Entry] = {}
         self._by_first: defaultdict[str, list[Record]] = defaultdict(list)
         self._order: list[Record] = []
         self._cut: list[tuple[Record, Entry]] = []
+        self._held: list[Record] = []  # the last few open
+        self._faults: dict[int, Entry] = {}
         self._rest_until_s = 0.0
+        self.start = self.position()
 
-    def look(self, at_once: bool = False) -> bool:
+    def position(self) -> SourcePosition:
+        """Where reading continues."""
+        return {
+            "source": self.name,
+            "files": [each.as_json() for each in self._records],
+            "lost": self.lost,
+        }
+
+    def position_after(self, before: SourcePosition, number: int, offset: int, line: int) -> SourcePosition:
+        """The position once the file of this number is read up to an offset, where a line starts."""
+        files = list(before["files"])
+        files[number] = moved_on(files[number], offset, line)
+        return {**before, "files": files}
+
+    def first(self) -> tuple[Record, Opened] | None:
+        """The first file, opened; None while there is none with content."""
+        self._look()
+        for record in self._in_order():
+            opened = self._open(record)
+            if opened is not None:
+                return record, opened
+        return None
+
+    def number(self, record: Record) -> int:
+        """The number of a record among the position's files."""
+        return self._records.index(record)
+
+    def next(self, take: Take[T]) -> T | None:
+        """The first result of `take(record, opened, window, is_all)`; None if no file has anything complete now.
+
+        The window starts at the record's offset; is_all: nothing will follow it. `take` sees the position before the
+        window; the record advances once it has returned.
+        """
+        if self.ended:
+            return None
+        with suppress(_Moved):
+            if self._current is not None and (found := self._from(self._current, take)):
+                return found
+        for attempt in range(_TRIES):
+            with suppress(_Moved):
+                was_seen = self._look(at_once=attempt > 0)
+                found = self._first_found(take)
+                if found is None and was_seen and self._once:
+                    for each in self._records:
+                        if each.entry is None:
+                            self._give_up(each)
+                    self.ended = True
+                return found
+        return None
+
+    def _first_found(self, take: Take[T]) -> T | None:
+        records = self._in_order()
+        if not records and not self._has_waited and not self._once:
+            self._on_note(f"{self.name}: there is no such file yet, or it is empty; waiting for it")
+        self._has_waited = not records
+        for record in records:
+            if record.has_unread and (found := self._from(record, take)):
+                return found
+        return None
+
+    def lag(self) -> Lag:
+        """Unread bytes on disk; a compressed file counts whole until it is read to its end."""
+        unread = 0
+        self._look()
+        for each in self._in_order():
+            if each.is_packed:
+                unread += each.size if each.has_unread else 0
+            else:
+                unread += max(0, each.size - each.offset)
+        return Lag(bytes=unread) if unread else Lag(events=0, bytes=0, seconds=0.0)
+
+    def _from(self, record: Record, take: Take[T]) -> T | None:
+        try:
+            opened = self._open(record)
+            if opened is None and record.entry is not None and not self._is_faulty(record.entry):
+                raise _Moved  # it must be read before the later files
+            return None if opened is None else self._take(record, opened, take)
+        except InputError as error:
+            if record.entry is None or not record.is_packed:
+                raise
+            self._report(record.entry, error)
+            record.close()
+            record.done = record.size
+            return None
+
+    def _take(self, record: Record, opened: Opened, take: Take[T]) -> T | None:
+        count = READ_BYTES
+        while True:
+            window = opened.read(record.offset, count)
+            if not record.begins_as_before(opened):
+                record.checked = None
+                raise _Moved
+            at_end = len(window) < count
+            is_all = at_end and (opened.is_packed or self._once) and opened.failure is None
+            found = take(record, opened, window, is_all)
+            if found is not None:
+                record.offset += found.size
+                record.line += found.lines
+                self._current = record
+                return found
+            if opened.failure is not None:
+                raise opened.failure
+            if at_end:
+                if record.is_packed:
+                    record.done = record.size
+                else:
+                    record.stuck = record.offset + len(window)
+                return None
+            if count >= MAX_ROW_BYTES:
+                raise InputError(
+                    f"{record.path}:{record.line}: a line longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
+                    "is this a log with one event a line?"
+                )
+            count *= 2
+
+    def _look(self, at_once: bool = False) -> bool:
         """Match the current files; False if they change too fast, or it is too soon to look again (but `at_once`)."""
         began_s = time.monotonic()
         if began_s < self._rest_until_s and not (self._once or at_once):
@@ -68,42 +221,48 @@ class FileTracker:
                 break
         else:
             return False
-        self._order = self._ordered(entries)
-        self._note_truncated()
+        # First the files whose name is gone but that are still open.
+        gone = [each for each in self._order if each.entry is None and each.opened is not None]
+        by_inode = self._by_inode()
+        self._order = gone + [by_inode[each.inode] for each in entries if each.inode in by_inode]
+        for record, entry in self._cut:
+            if record.entry is None:  # else a copy of what was read is there
+                self._on_note(
+                    f"{entry.path} was cut back to {entry.size:,} bytes, or overwritten, after {record.offset:,} had "
+                    "been read: what is in it now is read from its start"
+                )
+        self._cut.clear()
         now_s = time.monotonic()
         self._expire(now_s)
-        took_s = now_s - began_s
-        self._rest_until_s = now_s + RESTS * took_s
+        self._rest_until_s = now_s + RESTS * (now_s - began_s)
         return True
 
-    def in_order(self) -> list[Record]:
+    def _in_order(self) -> list[Record]:
         """The files that can be read, as of the last successful look."""
         for each in self._order:
             if each.entry is None and isinstance(each.opened, PlainFile):
                 each.size = each.opened.size
         return self._order
 
-    def open(self, record: Record) -> Opened | None:
+    def _open(self, record: Record) -> Opened | None:
         """The record's file, opened if needed; None if it is gone or has other content."""
         if record.opened is None and record.entry is not None:
-            opened = self.files.open(record.entry)
-            if opened is not None:
-                self.files.hold(record, opened)
-                if not self._is_found(record, opened, record.entry):
-                    record.close()
-                    record.checked = None
+            opened = self._held_open(record, record.entry)
+            if opened is not None and not self._is_found(record, opened, record.entry):
+                record.close()
+                record.checked = None
         return record.opened
 
     def close(self) -> None:
         """Close all files. May be called twice."""
-        for each in self.records:
+        for each in self._records:
             each.close()
 
     def _match(self, entries: list[Entry]) -> bool:
         """Assign each file its record; True if one is new, replaced, or changed meanwhile."""
         by_inode = self._by_inode()
-        was_there = {each for each in self.records if each.entry is not None}
-        for each in self.records:
+        was_there = {each for each in self._records if each.entry is not None}
+        for each in self._records:
             each.entry = None
         unknown = []
         for entry in entries:
@@ -115,28 +274,12 @@ class FileTracker:
         if any(each.entry is None for each in was_there):
             self._waiting.clear()
         self._by_first.clear()
-        for record in self.records if unknown else ():
+        for record in self._records if unknown else ():
             self._by_first[record.first].append(record)
         return sum(self._meet(entry) for entry in unknown) > 0  # all of them, not up to the first
 
-    def _ordered(self, entries: Sequence[Entry]) -> list[Record]:
-        """First the files whose name is gone but that are still open, then the existing ones."""
-        gone = [each for each in self._order if each.entry is None and each.opened is not None]
-        by_inode = self._by_inode()
-        return gone + [by_inode[each.inode] for each in entries if each.inode in by_inode]
-
     def _by_inode(self) -> dict[int, Record]:
-        return {each.inode: each for each in self.records}
-
-    def _note_truncated(self) -> None:
-        """Note files that were truncated, if no copy of the content read exists."""
-        for record, entry in self._cut:
-            if record.entry is None:
-                self._on_note(
-                    f"{entry.path} was cut back to {entry.size:,} bytes, or overwritten, after {record.offset:,} had "
-                    "been read: what is in it now is read from its start"
-                )
-        self._cut.clear()
+        return {each.inode: each for each in self._records}
 
     def _update(self, record: Record, entry: Entry) -> None:
         record.entry = record.checked = entry
@@ -149,8 +292,13 @@ class FileTracker:
         """True if the file with the record's inode still has the record's content; else the record is detached."""
         if record.checked == entry or record.done == entry.size:
             return True
-        was_cut = not record.is_packed and entry.size < record.offset and self._is_plain(record, entry)
-        if not was_cut and self._has_head_of(record, entry):
+        is_shorter = entry.size < record.offset
+        opened = None if is_shorter and record.is_packed is False else self._held_open(record, entry)
+        if (
+            opened is not None
+            and (opened.is_packed or not is_shorter)
+            and self._is_found(record, opened, entry)
+        ):
             return True
         if record.path == entry.path and record.offset:
             self._cut.append((record, entry))
@@ -158,25 +306,10 @@ class FileTracker:
         record.inode = 0
         return False
 
-    def _is_plain(self, record: Record, entry: Entry) -> bool:
-        if record.is_packed is None:
-            opened = record.opened or self.files.open(entry)
-            if opened is None:
-                return False
-            self.files.hold(record, opened)
-        return not record.is_packed
-
-    def _has_head_of(self, record: Record, entry: Entry) -> bool:
-        opened = record.opened or self.files.open(entry)
-        if opened is None:
-            return False
-        self.files.hold(record, opened)
-        return self._is_found(record, opened, entry)
-
     def _is_found(self, record: Record, opened: Opened, entry: Entry) -> bool:
         """True if an opened file has the record's content; more of its start is remembered then."""
         # Read once: what is there a moment later may be of another file.
-        head = self.files.head(opened, entry)
+        head = self._head(opened, entry)
         if not record.is_in(head):
             return False
         whole = head if opened.is_packed else whole_part(head, self._least_lines)
@@ -187,10 +320,10 @@ class FileTracker:
         """Assign a file with an unknown inode its record; False if it is empty so far, or a copy."""
         if not entry.size or self._waiting.get(entry.inode) == entry:
             return False
-        opened = self.files.open(entry)
+        opened = self._open_entry(entry)
         if opened is None:
-            return not self.files.is_faulty(entry)
-        head = self.files.head(opened, entry)
+            return not self._is_faulty(entry)
+        head = self._head(opened, entry)
         whole = whole_part(head, self._least_lines)
         if not whole and head and (opened.is_packed or self._once or len(head) >= HEAD_BYTES):
             whole = head
@@ -201,14 +334,14 @@ class FileTracker:
             return False
         record.close()
         record.done = record.stuck = -1
-        self.files.hold(record, opened)
+        self._hold(record, opened)
         record.look_at(head, whole, first_lines(head, self._least_lines))
         self._update(record, entry)
         return True
 
     def _record_of(self, entry: Entry, head: bytes, whole: bytes) -> Record | None:
         first = first_lines(head, self._least_lines)
-        perhaps = [*self._by_first[first], *(self._by_first[""] if first else self.records)]
+        perhaps = [*self._by_first[first], *(self._by_first[""] if first else self._records)]
         alike = begin_alike(perhaps, head)
         if any(each.entry is not None for each in alike):
             return None
@@ -217,7 +350,7 @@ class FileTracker:
         if any(self._may_become(each, head) for each in self._by_first[first] if first):
             return None
         record = Record.new(entry, whole, first)
-        self.records.append(record)
+        self._records.append(record)
         self._by_first[record.first].append(record)
         return record
 
@@ -225,24 +358,24 @@ class FileTracker:
         """True if a file that starts with `head` may be an unfinished copy of the record's file."""
         if len(head) >= record.head_bytes:
             return False
-        opened = self.open(record)
+        opened = self._open(record)
         if opened is None:
             return time.monotonic() - (record.gone_since_s or time.monotonic()) < GONE_S
         return opened.head().startswith(head)
 
     def _expire(self, now_s: float) -> None:
         """Give up files that have been gone for too long, and forget the oldest records."""
-        gone = [each for each in self.records if each.entry is None]
+        gone = [each for each in self._records if each.entry is None]
         for each in gone:
             each.gone_since_s = each.gone_since_s or now_s
             is_read = each.opened is None or not each.has_unread
             if is_read and not each.is_given_up and now_s - each.gone_since_s >= GONE_S:
-                self.give_up(each)
+                self._give_up(each)
                 self._waiting.clear()
         for each in gone[:-_KEPT]:
-            self.records.remove(each)
+            self._records.remove(each)
 
-    def give_up(self, record: Record) -> None:
+    def _give_up(self, record: Record) -> None:
         """Close a file that is gone; note and count what was not read of it."""
         record.close()
         record.is_given_up = True
@@ -257,3 +390,43 @@ class FileTracker:
             f"{record.path} is gone or was cut back, and {rest:,} bytes of it, about {record.lost:,} events, were not "
             "read; keep more rotated files, or give the trainer more of the machine"
         )
+
+    def _open_entry(self, entry: Entry) -> Opened | None:
+        """The file if it still exists; None, reported once, if it cannot be opened."""
+        try:
+            return open_file(entry.path, entry.inode)
+        except InputError as error:
+            self._report(entry, error)
+            return None
+
+    def _held_open(self, record: Record, entry: Entry) -> Opened | None:
+        opened = record.opened or self._open_entry(entry)
+        if opened is not None:
+            self._hold(record, opened)
+        return opened
+
+    def _hold(self, record: Record, opened: Opened) -> None:
+        """Keep a record's file open until enough others have been opened."""
+        record.opened, record.is_packed = opened, opened.is_packed
+        self._held = [each for each in self._held if each is not record] + [record]
+        for each in self._held[:-KEPT_OPEN]:
+            each.close()
+        del self._held[:-KEPT_OPEN]
+
+    def _head(self, opened: Opened, entry: Entry) -> bytes:
+        """The first bytes; empty, reported once, for an unsupported kind of file."""
+        try:
+            return opened.head()
+        except InputError as error:
+            self._report(entry, error)
+            return b""
+
+    def _is_faulty(self, entry: Entry) -> bool:
+        """True if the file in its current state was reported."""
+        return self._faults.get(entry.inode) == entry
+
+    def _report(self, entry: Entry, error: InputError) -> None:
+        """Report a file, once until it changes."""
+        if not self._is_faulty(entry):
+            self._faults[entry.inode] = entry
+            self._on_note(f"{error}; skipped until it changes")

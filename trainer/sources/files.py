@@ -1,21 +1,15 @@
-"""Growing files as a source: one file with its rotated predecessors, a folder, or a glob.
-
-FileSource reads events from JSON lines. FileChain, which `rows` uses too, treats the files of one name as one sequence
-of bytes with positions.
-"""
+"""Files of events as sources: growing ones, or those of a log that is read once, from its beginning to its end."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob
-from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from model_store.errors import InputError, counted
+from model_store.errors import counted
 from trainer.events.events import (
     BOM,
     NEVER_US,
@@ -27,9 +21,13 @@ from trainer.events.events import (
     is_blank,
     whole_lines,
 )
-from trainer.formats.streams import MAX_ROW_BYTES
-from trainer.sources.file_tracker import FileTracker
-from trainer.sources.open_files import Listing, Opened, Record, moved_on, path_of
+from trainer.formats.streams import ByteStream, Feed
+from trainer.sources.file_tracker import FileChain
+from trainer.sources.open_files import Opened, Record, path_of
+
+LINE_BITS = 40
+LINES = (1 << LINE_BITS) - 1
+"""A mark is a file's number, and below it in so many bits the line."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class FileSource:
 
 
 def chunk_of(
-    data: bytes, starts: Int64s, marks: Int64s, before: SourcePosition, *, is_first: bool
+    data: bytes, starts: Int64s, marks: Int64s, before: SourcePosition, *, is_first: bool = False
 ) -> Chunk | None:
     """The lines of a file without blank ones, and without the byte order mark of its first; None if all are blank."""
     if is_first and data.startswith(BOM):
@@ -131,21 +129,89 @@ def chunk_of(
     return Chunk(data, starts, None, marks, before) if len(data) else None
 
 
-class Taken(Protocol):
-    """What was taken from a window: `size` bytes with `lines` line ends."""
+class EventFiles:
+    """Files, one after another, as a source of events; see Source. For one thread, except `bytes_read`.
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
+    Marks: the number of the file and the line, as one number; bytes of the files on disk read with the chunk. A name on
+    the command line is one source; its files, if it is a glob, are read in the order of their names.
+    """
 
-    @property
-    def lines(self) -> int:
-        """Line ends."""
+    lost = 0
 
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[str],
+        first_number: int,
+        on_chunk: Callable[[str, Chunk], None] | None = None,
+    ) -> None:
+        """first_number: of the first file; the others follow. on_chunk: receives the name and each chunk read."""
+        self.name, self._files, self._first_number = name, tuple(files), first_number
+        self._on_chunk = on_chunk
+        self._stream: ByteStream | None = None
+        self._peeked: list[Chunk] = []
+        self._chunks = self._read()
+        self._ended = False
 
-_TRIES = 10
+    def peek(self) -> bytes:
+        """The first lines; they are read again."""
+        if not self._peeked and (chunk := next(self._chunks, None)) is not None:
+            self._peeked.append(chunk)
+        return self._peeked[0].data if self._peeked else b""
 
-T = TypeVar("T", bound=Taken)
+    def read(self) -> Chunk | None:
+        """The next lines of one file, about READ_BYTES. Raises InputError where a file is damaged."""
+        chunk = self._peeked.pop() if self._peeked else next(self._chunks, None)
+        if chunk is not None and self._on_chunk is not None:
+            self._on_chunk(self.name, chunk)
+        return chunk
+
+    def watermark_us(self) -> int:
+        """0, since files have no clock; NEVER_US once all is read."""
+        return NEVER_US if self._ended and not self._peeked else 0
+
+    def position(self, chunk: Chunk, count: int) -> SourcePosition:
+        """The bytes on disk read once these events are taken, as `bytes`."""
+        return {"bytes": int(chunk.marks[count - 1, 1])} if count else chunk.before
+
+    def where(self, chunk: Chunk, number: int) -> str:
+        """`FILE:LINE`."""
+        mark = int(chunk.marks[number, 0])
+        return f"{self._files[(mark >> LINE_BITS) - self._first_number]}:{mark & LINES}"
+
+    def lag(self) -> Lag:
+        """Not known: the log is read once."""
+        return Lag()
+
+    def holds(self) -> str:
+        """The names of the files."""
+        return f"the log {self.name}"
+
+    def close(self) -> None:
+        """Close the open file. May be called twice."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def _read(self) -> Iterator[Chunk]:
+        done = 0
+        for number, name in enumerate(self._files, self._first_number):
+            self._stream = stream = ByteStream(name)
+            feed, before = Feed(stream, READ_BYTES), done
+            for block in feed.blocks():
+                data = block.tobytes()
+                lacks_feed = not data.endswith(b"\n")
+                data, starts = whole_lines(data + b"\n" if lacks_feed else data)
+                marks = np.empty((starts.size - 1, 2), np.int64)
+                marks[:, 0] = number << LINE_BITS | (feed.line + np.arange(len(marks)))
+                marks[:, 1] = done + stream.consumed
+                chunk = chunk_of(data, starts, marks, {"bytes": before})
+                before = done + stream.consumed
+                feed.drop(block.size, len(marks))
+                if chunk is not None:
+                    yield chunk
+            stream.close()
+            done += stream.consumed
+        self._ended = True
 
 
 def held_in(name: str) -> str:
@@ -158,176 +224,3 @@ def held_in(name: str) -> str:
     size = sum(os.path.getsize(path) for path in files)
     what = f"the file {name} has" if files == [name] else f"{counted(len(files), 'file')} of {name} have"
     return f"{what} {counted(size, 'byte')}, all whole lines of them read"
-
-
-class _Moved(Exception):
-    """A file has moved or changed: look again."""
-
-
-class FileChain:
-    """Reads files in order, each to its end, then checks all of them for more. For one thread.
-
-    A position is {"source", "files": a list of Record.as_json(), "lost"}.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        position: SourcePosition,
-        on_note: Callable[[str], None],
-        *,
-        once: bool,
-        least_lines: int = 1,
-    ) -> None:
-        self.name = name
-        self.ended = False
-        self._on_note = on_note
-        self._once = once
-        self._lost = int(position.get("lost", 0))
-        records = [Record.from_json(each) for each in position.get("files", ())]
-        listing = Listing(name, [each.path for each in records])
-        self._tracker = FileTracker(listing, records, on_note, once=once, least_lines=least_lines)
-        self._current: Record | None = None
-        self._waits = False
-        self.start = self.position()
-
-    @property
-    def lost(self) -> int:
-        """Events lost before they were read, estimated."""
-        return self._lost + self._tracker.lost
-
-    def position(self) -> SourcePosition:
-        """Where reading continues."""
-        return {
-            "source": self.name,
-            "files": [each.as_json() for each in self._tracker.records],
-            "lost": self.lost,
-        }
-
-    def position_after(self, before: SourcePosition, number: int, offset: int, line: int) -> SourcePosition:
-        """The position once the file of this number is read up to an offset, where a line starts."""
-        files = list(before["files"])
-        files[number] = moved_on(files[number], offset, line)
-        return {**before, "files": files}
-
-    def first(self) -> tuple[Record, Opened] | None:
-        """The first file, opened; None while there is none with content."""
-        self._tracker.look()
-        for record in self._tracker.in_order():
-            opened = self._tracker.open(record)
-            if opened is not None:
-                return record, opened
-        return None
-
-    def number(self, record: Record) -> int:
-        """The number of a record among the position's files."""
-        return self._tracker.records.index(record)
-
-    def next(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
-        """The first result of `take(record, opened, window, is_all)`; None if no file has anything complete now.
-
-        The window starts at the record's offset; is_all: nothing will follow it. `take` sees the position before the
-        window; the record advances once it has returned.
-        """
-        if self.ended:
-            return None
-        with suppress(_Moved):
-            if self._current is not None and (found := self._from(self._current, take)):
-                return found
-        for attempt in range(_TRIES):
-            with suppress(_Moved):
-                was_seen = self._tracker.look(at_once=attempt > 0)
-                found = self._first_found(take)
-                if found is None and was_seen:
-                    self._end()
-                return found
-        return None
-
-    def _first_found(self, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
-        records = self._tracker.in_order()
-        self._note_waiting(records)
-        for record in records:
-            if record.has_unread and (found := self._from(record, take)):
-                return found
-        return None
-
-    def lag(self) -> Lag:
-        """Unread bytes on disk; a compressed file counts whole until it is read to its end."""
-        unread = 0
-        self._tracker.look()
-        for each in self._tracker.in_order():
-            if each.is_packed:
-                unread += each.size if each.has_unread else 0
-            else:
-                unread += max(0, each.size - each.offset)
-        return Lag(bytes=unread) if unread else Lag(events=0, bytes=0, seconds=0.0)
-
-    def close(self) -> None:
-        """Close all files. May be called twice."""
-        self._tracker.close()
-
-    def _from(self, record: Record, take: Callable[[Record, Opened, bytes, bool], T | None]) -> T | None:
-        try:
-            opened = self._tracker.open(record)
-            if (
-                opened is None
-                and record.entry is not None
-                and not self._tracker.files.is_faulty(record.entry)
-            ):
-                raise _Moved  # it must be read before the later files
-            return None if opened is None else self._take(record, opened, take)
-        except InputError as error:
-            if record.entry is None or not record.is_packed:
-                raise
-            self._tracker.files.report(record.entry, error)
-            record.close()
-            record.done = record.size
-            return None
-
-    def _take(
-        self, record: Record, opened: Opened, take: Callable[[Record, Opened, bytes, bool], T | None]
-    ) -> T | None:
-        count = READ_BYTES
-        while True:
-            window = opened.read(record.offset, count)
-            if not record.begins_as_before(opened):
-                record.checked = None
-                raise _Moved
-            at_end = len(window) < count
-            is_all = at_end and (opened.is_packed or self._once) and opened.failure is None
-            found = take(record, opened, window, is_all)
-            if found is not None:
-                record.offset += found.size
-                record.line += found.lines
-                self._current = record
-                return found
-            if opened.failure is not None:
-                raise opened.failure
-            if at_end:
-                self._note_end(record, len(window))
-                return None
-            if count >= MAX_ROW_BYTES:
-                raise InputError(
-                    f"{record.path}:{record.line}: a line longer than {MAX_ROW_BYTES >> 20} MiB begins here; "
-                    "is this a log with one event a line?"
-                )
-            count *= 2
-
-    def _note_end(self, record: Record, rest: int) -> None:
-        if record.is_packed:
-            record.done = record.size
-        else:
-            record.stuck = record.offset + rest
-
-    def _note_waiting(self, records: list[Any]) -> None:
-        if not records and not self._waits and not self._once:
-            self._on_note(f"{self.name}: there is no such file yet, or it is empty; waiting for it")
-        self._waits = not records
-
-    def _end(self) -> None:
-        if not self._once:
-            return
-        for each in self._tracker.records:
-            if each.entry is None:
-                self._tracker.give_up(each)
-        self.ended = True

@@ -9,23 +9,22 @@ is assumed complete.
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from model_store.errors import InputError
-from trainer.formats.batch import HEAD_BYTES
+from trainer.formats.batch import HEAD_BYTES, begin_alike, sha256_of
 from trainer.formats.streams import ByteStream, is_plain, matches
 
 _PACKED = (".gz", ".zst")
 _NUMBERED_DIGITS = 5
 _ROTATED = re.compile(r"(?P<base>.+?)[.-](?P<mark>\d[\d_:T.-]*)")
-_PASSED_OVER = (".tmp", ".part", ".swp", "~")
+_SKIPPED = (".tmp", ".part", ".swp", "~")
 _TRIES = 10
 
 _Key = tuple[str, int, int, str, bool]
@@ -90,7 +89,7 @@ class Listing:
             found = _inside(self.name)
         for path in found:
             name = os.path.basename(path)
-            if not name.startswith(".") and not name.endswith(_PASSED_OVER):
+            if not name.startswith(".") and not name.endswith(_SKIPPED):
                 yield path
 
 
@@ -187,7 +186,7 @@ class Record:
     @classmethod
     def new(cls, entry: Entry, head: bytes, first: str) -> Record:
         """The record of a new file."""
-        return cls(entry.path, entry.inode, len(head), digest(head), first, size=entry.size)
+        return cls(entry.path, entry.inode, len(head), sha256_of(head), first, size=entry.size)
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -210,12 +209,12 @@ class Record:
 
     def is_in(self, head: bytes) -> bool:
         """True if content that starts with `head` is this file's."""
-        return len(head) >= self.head_bytes and digest(head[: self.head_bytes]) == self.head_sha256
+        return bool(begin_alike([self], head))
 
     def look_at(self, head: bytes, whole: bytes, first: str) -> None:
         """Remember the file's start: the digest of its `whole` lines for good, and a few bytes to detect truncation."""
         if len(whole) > self.head_bytes:
-            self.head_bytes, self.head_sha256, self.first = len(whole), digest(whole), first
+            self.head_bytes, self.head_sha256, self.first = len(whole), sha256_of(whole), first
         self.glance = head[: min(self.head_bytes, _GLANCE_BYTES)]
 
     def begins_as_before(self, opened: Opened) -> bool:
@@ -248,11 +247,6 @@ def path_of(values: list[Any]) -> str:
     return str(values[_PATH])
 
 
-def digest(head: bytes) -> str:
-    """SHA-256 in hex."""
-    return hashlib.sha256(head).hexdigest()
-
-
 def whole_part(head: bytes, least_lines: int) -> bytes:
     """`head` up to its last line end; empty if it has fewer than `least_lines` lines."""
     return head[: head.rfind(b"\n") + 1] if first_lines(head, least_lines) else b""
@@ -265,37 +259,110 @@ def first_lines(head: bytes, count: int) -> str:
         end = head.find(b"\n", end + 1)
         if end < 0:
             return ""
-    return digest(head[: end + 1])[:16]
-
-
-def begin_alike(records: Sequence[Record], head: bytes) -> list[Record]:
-    """The records whose files start like `head`; one digest for each length."""
-    sizes = {each.head_bytes for each in records}
-    digests = {size: digest(head[:size]) for size in sizes if size <= len(head)}
-    return [each for each in records if digests.get(each.head_bytes) == each.head_sha256]
+    return sha256_of(head[: end + 1])[:16]
 
 
 _KIND_BYTES = 512
 
 
-class Opened(Protocol):
-    """An open file. For one thread."""
+class PlainFile:
+    """An open file that is not compressed, read by its descriptor. For one thread."""
 
-    is_packed: bool
-    """Compressed: it does not grow."""
+    is_packed = False
+    failure: InputError | None = None
+    """Damage found after the bytes read."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
 
     def head(self) -> bytes:
         """The first bytes, at most HEAD_BYTES."""
+        return self.read(0, HEAD_BYTES)
 
     def read(self, offset: int, count: int) -> bytes:
-        """At most `count` bytes from `offset` on; fewer at the current end, or before damage."""
+        """At most `count` bytes from `offset` on; fewer at its current end, as it may grow or have been truncated."""
+        try:
+            return os.pread(self._fd, count, offset)
+        except OSError as error:
+            raise InputError(f"{self._path}: cannot be read at byte {offset:,}: {error.strerror}") from error
 
     @property
-    def failure(self) -> InputError | None:
-        """Damage found after the bytes read."""
+    def size(self) -> int:
+        """Its current size, even if renamed or unlinked."""
+        return os.fstat(self._fd).st_size
 
     def close(self) -> None:
         """Close the descriptor. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+
+class PackedFile:
+    """An open file in gzip or zstd, with the methods of a PlainFile; it does not grow.
+
+    Reading backwards restarts at the beginning; one window is kept in memory.
+    """
+
+    is_packed = True
+
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+        self._stream: ByteStream | None = None
+        self._window = b""
+        self._start = 0
+
+    def head(self) -> bytes:
+        """See PlainFile."""
+        return self._opened().head
+
+    def read(self, offset: int, count: int) -> bytes:
+        """See PlainFile."""
+        stream = self._opened()
+        if offset < self._start:
+            self._forget()
+            stream = self._opened()
+        end = self._start + len(self._window)
+        if offset > end:
+            self._window, self._start = b"", end
+            stream.skip(offset - end)
+        self._window = self._window[max(0, offset - self._start) :]
+        self._start = offset
+        if len(self._window) < count:
+            room = np.empty(count - len(self._window), np.uint8)
+            self._window += room[: stream.read_into(room)].tobytes()
+        return self._window[:count]
+
+    @property
+    def failure(self) -> InputError | None:
+        """See PlainFile."""
+        return None if self._stream is None else self._stream.failure
+
+    def close(self) -> None:
+        """See PlainFile."""
+        self._forget()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def _forget(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+        self._stream, self._window, self._start = None, b"", 0
+
+    def _opened(self) -> ByteStream:
+        if self._stream is None:
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._stream = ByteStream(self._path, os.fdopen(os.dup(self._fd), "rb"))
+        return self._stream
+
+
+Opened = PlainFile | PackedFile
+
+KEPT_OPEN = 16
+"""Files kept open, so that reading continues if they are deleted."""
 
 
 def open_file(path: str, inode: int) -> Opened | None:
@@ -310,143 +377,3 @@ def open_file(path: str, inode: int) -> Opened | None:
         os.close(fd)
         return None
     return (PlainFile if is_plain(os.pread(fd, _KIND_BYTES, 0)) else PackedFile)(path, fd)
-
-
-class PlainFile:
-    """An uncompressed file, read by its descriptor."""
-
-    is_packed = False
-    failure = None
-
-    def __init__(self, path: str, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-
-    def head(self) -> bytes:
-        """See Opened."""
-        return self.read(0, HEAD_BYTES)
-
-    def read(self, offset: int, count: int) -> bytes:
-        """See Opened. The file may have been truncated meanwhile."""
-        try:
-            return os.pread(self._fd, count, offset)
-        except OSError as error:
-            raise InputError(f"{self._path}: cannot be read at byte {offset:,}: {error.strerror}") from error
-
-    @property
-    def size(self) -> int:
-        """Its current size, even if renamed or unlinked."""
-        return os.fstat(self._fd).st_size
-
-    def close(self) -> None:
-        """See Opened."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-
-class PackedFile:
-    """A file in gzip or zstd. Reading backwards restarts at the beginning; one window is kept in memory."""
-
-    is_packed = True
-
-    def __init__(self, path: str, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-        self._stream: ByteStream | None = None
-        self._window = b""
-        self._start = 0
-
-    def head(self) -> bytes:
-        """See Opened."""
-        return self._opened().head
-
-    def read(self, offset: int, count: int) -> bytes:
-        """See Opened."""
-        stream = self._opened()
-        if offset < self._start:
-            self._forget()
-            stream = self._opened()
-        end = self._start + len(self._window)
-        if offset > end:
-            self._window, self._start = b"", end
-            stream.skip(offset - end)
-        self._window = self._window[max(0, offset - self._start) :]
-        self._start = offset
-        if len(self._window) < count:
-            self._window += self._more(stream, count - len(self._window))
-        return self._window[:count]
-
-    @property
-    def failure(self) -> InputError | None:
-        """See Opened."""
-        return None if self._stream is None else self._stream.failure
-
-    def close(self) -> None:
-        """See Opened."""
-        self._forget()
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-    def _forget(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-        self._stream, self._window, self._start = None, b"", 0
-
-    def _more(self, stream: ByteStream, count: int) -> bytes:
-        room = np.empty(count, np.uint8)
-        return room[: stream.read_into(room)].tobytes()
-
-    def _opened(self) -> ByteStream:
-        if self._stream is None:
-            os.lseek(self._fd, 0, os.SEEK_SET)
-            self._stream = ByteStream(self._path, os.fdopen(os.dup(self._fd), "rb"))
-        return self._stream
-
-
-KEPT_OPEN = 16
-"""Files kept open, so that reading continues if they are deleted."""
-
-
-class Handles:
-    """Opens files for records and keeps the last few open; reports unreadable files once. For one thread."""
-
-    def __init__(self, on_note: Callable[[str], None]) -> None:
-        self._on_note = on_note
-        self._held: list[Record] = []
-        self._faults: dict[int, Entry] = {}
-
-    def open(self, entry: Entry) -> Opened | None:
-        """The file if it still exists; None, reported once, if it cannot be opened."""
-        try:
-            return open_file(entry.path, entry.inode)
-        except InputError as error:
-            self.report(entry, error)
-            return None
-
-    def hold(self, record: Record, opened: Opened) -> None:
-        """Keep a record's file open until enough others have been opened."""
-        record.opened, record.is_packed = opened, opened.is_packed
-        self._held = [each for each in self._held if each is not record] + [record]
-        for each in self._held[:-KEPT_OPEN]:
-            each.close()
-        del self._held[:-KEPT_OPEN]
-
-    def head(self, opened: Opened, entry: Entry) -> bytes:
-        """The first bytes; empty, reported once, for an unsupported kind of file."""
-        try:
-            return opened.head()
-        except InputError as error:
-            self.report(entry, error)
-            return b""
-
-    def is_faulty(self, entry: Entry) -> bool:
-        """True if the file in its current state was reported."""
-        return self._faults.get(entry.inode) == entry
-
-    def report(self, entry: Entry, error: InputError) -> None:
-        """Report a file, once until it changes."""
-        if not self.is_faulty(entry):
-            self._faults[entry.inode] = entry
-            self._on_note(f"{error}; passed over until it changes")

@@ -1,4 +1,4 @@
-"""Opens the sources that a user names, each at its position; tells whether the names hold events or labelled rows.
+"""Opens the sources that a user names, each at its position.
 
 A source is identified by the key of a stream, the name of a file as given, or the topic and partition. The address of
 the store or broker may change from run to run.
@@ -20,20 +20,14 @@ from model_store.store import Store
 from trainer.events.events import Source, SourcePosition
 from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
-from trainer.formats.jsonl import columns_of
-from trainer.formats.reader import format_by_name
 from trainer.formats.streams import is_pipe
-from trainer.sources.files import FileChain, FileSource
+from trainer.sources.files import FileSource
 from trainer.sources.kafka import SCHEME, kafka_name
+from trainer.sources.kinds import PREFIXES, ROWS, ROWS_PREFIX, STORE, is_stream
 from trainer.sources.open_files import Listing
 from trainer.sources.redis import StreamSource
-from trainer.sources.rows import RowSource, format_of
+from trainer.sources.rows import RowSource
 
-STORE = "store"
-EVENTS, ROWS = "events", "rows"
-ROWS_PREFIX = "rows="
-KINDS = ("impressions", "clicks")
-_JSON = (None, "jsonl")
 _STORES = (*(f"{scheme}://" for scheme in SCHEMES), EMBEDDED)
 _EXPECTED = (
     "a file, a folder, a glob, redis://HOST:PORT, unix://SOCKET, cluster://HOST:PORT, sentinel://HOST:PORT/MASTER, "
@@ -87,7 +81,7 @@ def open_sources(
 def known_as(name: str) -> str:
     """A name as checkpoints keep it: without what may change from run to run, such as hosts and passwords."""
     kind, equals, rest = name.partition("=")
-    name = rest if equals and kind in KINDS else name
+    name = rest if equals and kind in PREFIXES else name
     if name.startswith(_STORES):
         _, hash, part = name.partition("#")
         return f"{STORE}{hash}{part}"
@@ -98,9 +92,11 @@ def check_there(names: Sequence[str]) -> None:
     """Raise InputError for a file, folder or glob that does not exist, for callers that do not wait for it."""
     for name in names:
         kind, equals, rest = name.partition("=")
-        path = rest if equals and kind in (*KINDS, ROWS) else name
-        is_path = "://" not in path and not path.startswith(_STORES) and path.partition("#")[0] != STORE
-        if is_path and not (os.path.exists(path) or glob(path, recursive=True) or glob(f"{escape(path)}.*")):
+        path = rest if equals and kind in (*PREFIXES, ROWS) else name
+        found = (
+            is_stream(path) or os.path.exists(path) or glob(path, recursive=True) or glob(f"{escape(path)}.*")
+        )
+        if not found:
             raise InputError(f"{path}: there is no such file; name a file, folder or glob that is there")
 
 
@@ -118,7 +114,7 @@ class _Opening:
         kind, equals, rest = name.partition("=")
         if equals and kind == ROWS:
             raise InputError(f"{name}: labelled rows cannot be read beside events; name them alone")
-        if equals and kind in KINDS:
+        if equals and kind in PREFIXES:
             name = rest
         if not name:
             raise InputError(f"got an empty source; expected {_EXPECTED}")
@@ -200,45 +196,6 @@ def _at_positions(
 
 def _shown(names: Iterable[str]) -> str:
     return ", ".join(names) or "nothing"
-
-
-def kind_of(names: Sequence[str], label: str, format: str | None = None) -> str:
-    """EVENTS or ROWS: what the named logs hold. Raises InputError if they hold both.
-
-    Rows: rows=PATH, standard input, other pipes, and a path whose first file holds rows, or whose extension says so
-    while there is no file yet. CSV, TSV, Parquet and the sparse formats hold nothing but rows; so does any log of a
-    `format` other than JSON lines. JSON lines hold rows if the label is a column in their first 64 KiB: an event has no
-    label, the join adds it.
-    """
-    if format == EVENTS:
-        return EVENTS
-    only_rows = format not in _JSON
-    kinds = {name: ROWS if only_rows or _holds_rows(name, label) else EVENTS for name in names}
-    if len(set(kinds.values())) > 1:
-        found = ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
-        raise InputError(f"expected logs of one kind, events or labelled rows; got {found}")
-    return ROWS if ROWS in kinds.values() else EVENTS
-
-
-def _holds_rows(name: str, label: str) -> bool:
-    kind, equals, _ = name.partition("=")
-    if is_pipe(name) or (equals and f"{kind}=" == ROWS_PREFIX):
-        return True
-    is_stream = "://" in name or name.partition("#")[0] == STORE or name.startswith(EMBEDDED)
-    if is_stream or (equals and kind in KINDS):
-        return False
-    chain = FileChain(name, {}, lambda text: None, once=True, least_lines=2)
-    try:
-        found = chain.first()
-        if found is None:
-            return format_by_name(name) not in _JSON
-        record, opened = found
-        head = opened.head()
-        return format_of(record.path, head) not in _JSON or label in columns_of(head)
-    except InputError:
-        return False
-    finally:
-        chain.close()
 
 
 def files_of_rows(names: Sequence[str]) -> list[str]:

@@ -10,14 +10,15 @@ import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
 from trainer.events.events import Lag, SourcePosition
-from trainer.formats.batch import HEAD_BYTES, RowBatch
+from trainer.formats.batch import RowBatch
 from trainer.formats.csv import DelimitedFile, Header
 from trainer.formats.dialect import UNKNOWN, Dialect
 from trainer.formats.jsonl import JsonLinesFile, columns_of
 from trainer.formats.reader import columns_in_path, format_by_name, misnamed
 from trainer.formats.reader import format_of as _format_of
-from trainer.formats.streams import Bytes, Feed
-from trainer.sources.files import FileChain, held_in
+from trainer.formats.streams import Window
+from trainer.sources.file_tracker import FileChain
+from trainer.sources.files import held_in
 from trainer.sources.open_files import Opened, Record, without_rotation
 
 _NO_KNOWLEDGE = Header()
@@ -204,7 +205,7 @@ class RowFormat:
             )
         if name == "jsonl":
             return cls(name, b"", 1, tuple(columns_of(head)), (), objects)
-        feed = _Window(path, head, is_all=False)
+        feed = Window(path, head, is_all=False)
         file = DelimitedFile(feed, name, header)
         notes = {"format": misnamed(without_rotation(path), name), f"header {file.has_header}": file.note}
         notes["dialect"] = file.dialect_note
@@ -227,7 +228,7 @@ class RowFormat:
 
         is_all: nothing follows the window, so a last row without a line end counts.
         """
-        feed = _Window(path, window, is_all, offset, line)
+        feed = Window(path, window, is_all, offset, line)
         if not self.is_delimited:
             return next(JsonLinesFile(feed, self.objects).batches(wanted), None)
         if offset == 0:
@@ -240,44 +241,3 @@ def format_of(path: str, head: bytes) -> str:
     """The format of a file that starts with `head`. Raises InputError if neither name nor content tells it."""
     name = without_rotation(path)
     return _format_of(path if format_by_name(name) is None else name, np.frombuffer(head, np.uint8))
-
-
-class _Window(Feed):
-    """Bytes in memory as a feed, which start at `offset` of their file, on `line`.
-
-    Not `final` while the file may grow: its last row may be incomplete.
-    """
-
-    def __init__(self, path: str, data: bytes, is_all: bool, offset: int = 0, line: int = 1) -> None:
-        self._is_all = is_all
-        super().__init__(_Memory(path, data), len(data) + 1)
-        if offset:
-            self.drop(-self.offset, 0)  # what looks like a byte order mark is none inside a file
-            self.offset, self.line = offset, line
-
-    @property
-    def final(self) -> bool:
-        """See Feed."""
-        return self._is_all
-
-
-class _Memory:
-    """Bytes in memory as a stream."""
-
-    failure = None
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.name = name
-        self.head = data[:HEAD_BYTES]
-        self._data = np.frombuffer(data, np.uint8)
-
-    def read_into(self, buffer: Bytes) -> int:
-        """See Stream."""
-        count = min(self._data.size, buffer.size)
-        buffer[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
-
-    def skip(self, size: int) -> None:
-        """See Stream."""
-        self._data = self._data[size:]

@@ -139,7 +139,7 @@ def test_where_an_event_stands_is_told_by_its_file_and_line(log: Path) -> None:
 
 
 def test_a_line_that_never_ends_is_refused(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.sources.files.MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr("trainer.sources.file_tracker.MAX_ROW_BYTES", 1 << 20)
     append(log, event(1), b"x" * (3 << 20))
     reading = Reading(log)
     reading.step()

@@ -11,7 +11,9 @@ from model_store.errors import InputError, StoreError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Source, SourcePosition
-from trainer.sources.open_sources import EVENTS, ROWS, kind_of, known_as, open_rows, open_sources
+from trainer.formats.reader import EVENTS
+from trainer.sources.kinds import ROWS, kind_of
+from trainer.sources.open_sources import known_as, open_rows, open_sources
 
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
 LABEL = SPEC.input.label
@@ -113,14 +115,14 @@ def test_rows_are_told_from_events_by_the_label(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     rows, events, table = (str(tmp_path / name) for name in ("rows.jsonl", "events.jsonl", "table.csv"))
     for name in ("rows.jsonl", "table.csv", "later.csv", "day=1", "unlabelled.csv", "sparse.log"):
-        assert kind_of([str(tmp_path / name)], LABEL) == ROWS, name
+        assert kind_of([str(tmp_path / name)], LABEL, are_sources=True) == ROWS, name
     for name in (f"rows={tmp_path}", "-"):
-        assert kind_of([name], LABEL) == ROWS, name
+        assert kind_of([name], LABEL, are_sources=True) == ROWS, name
     for name in (events, str(tmp_path / "later"), "store", f"clicks={rows}"):
-        assert kind_of([name], LABEL) == EVENTS, name
-    assert kind_of([events], LABEL, "csv") == ROWS
+        assert kind_of([name], LABEL, are_sources=True) == EVENTS, name
+    assert kind_of([events], LABEL, "csv", are_sources=True) == ROWS
     with pytest.raises(InputError, match="expected logs of one kind"):
-        kind_of([events, table], LABEL)
+        kind_of([events, table], LABEL, are_sources=True)
 
 
 def test_rows_are_opened_at_their_place_and_only_of_one_source_that_grows(tmp_path: Path) -> None:

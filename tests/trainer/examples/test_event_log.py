@@ -27,9 +27,10 @@ from trainer.examples.event_log import EventLog, _WholeRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import RowBatch
+from trainer.formats.reader import EVENTS as OF_EVENTS
 from trainer.runs import replay
 from trainer.runs.replay import replay_events
-from trainer.sources.log_files import holds_events
+from trainer.sources.kinds import ROWS, kind_of
 
 TEXT = """
 [model]
@@ -197,6 +198,12 @@ def test_columns_that_events_lack_come_from_a_file_of_items(log: str, tmp_path: 
         ([SHOWN | {"items": []}], None, None, True),
         (["", SHOWN], "jsonl", None, True),
         ([CLICK], None, None, False),
+        ([CLICK], None, "click", True),
+        ([CLICK | {"click": 1}], None, "click", False),
+        ([CLICK, CLICK | {"click": 1}], None, "click", False),
+        ([{"f": "a"}, SHOWN], None, "click", True),
+        ([{"f": "a"}], None, "click", False),
+        (["", "no JSON", CLICK], None, "click", True),
         ([SHOWN | {"click": 1}], None, "click", False),
         ([{"items": ["a", "b"], "click": 1}], None, None, False),
         ([{"click": 1, "f": "a"}], "events", None, True),
@@ -204,22 +211,23 @@ def test_columns_that_events_lack_come_from_a_file_of_items(log: str, tmp_path: 
     ],
 )
 def test_events_are_told_by_their_first_lines_or_the_format(tmp_path, lines, format, label, expected):
-    assert holds_events([written(tmp_path / "log.jsonl", lines)], format, label) is expected
+    log = written(tmp_path / "log.jsonl", lines)
+    assert (kind_of([log], label, format) == OF_EVENTS) is expected
 
 
 def test_an_event_longer_than_the_head_of_a_file_is_told_too(tmp_path: Path) -> None:
     many = SHOWN | {"items": [{"id": f"item-{number}"} for number in range(9_000)]}
     log = written(tmp_path / "log.jsonl", [many])
-    assert holds_events([log]) and len(rows(read([log]), "click")) == 9_000
+    assert kind_of([log]) == OF_EVENTS and len(rows(read([log]), "click")) == 9_000
 
 
 def test_events_beside_labelled_rows_are_refused(tmp_path: Path) -> None:
     shown = written(tmp_path / "shown.jsonl", [SHOWN])
     other = written(tmp_path / "rows.jsonl", [{"click": 1, "brand": "x"}])
-    with pytest.raises(InputError, match=r"shown\.jsonl holds impressions, so .*rows\.jsonl must hold"):
+    with pytest.raises(InputError, match=r"shown\.jsonl holds events and .*rows\.jsonl labelled rows"):
         read([shown, other])
-    with pytest.raises(InputError, match="so - must hold impressions or feedback"):
-        holds_events([shown, "-"])
+    with pytest.raises(InputError, match="holds events and - labelled rows"):
+        kind_of([shown, "-"])
 
 
 @contextmanager
@@ -235,7 +243,7 @@ def pipe_of(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("format", [None, "jsonl"])
 def test_rows_from_a_pipe_are_read_from_the_first_on(format: str | None) -> None:
     with pipe_of("".join(f'{{"click": {row % 2}, "f": "v{row}"}}\n' for row in range(100))) as pipe:
-        assert not holds_events([pipe], format)
+        assert kind_of([pipe], format=format) == ROWS
         with open_log(Log([pipe], format), parse_spec(BARE)) as opened:
             first = next(opened.rows())
     assert first.columns["f"].to_pylist()[:2] == ["v0", "v1"]
@@ -243,9 +251,9 @@ def test_rows_from_a_pipe_are_read_from_the_first_on(format: str | None) -> None
 
 def test_a_pipe_holds_events_only_if_the_format_says_so_and_fields_do_not_learn_from_it(log: str) -> None:
     with pipe_of(json.dumps(SHOWN) + "\n") as pipe:
-        with pytest.raises(InputError, match=f"{pipe} must hold .*: give --format events"):
-            holds_events([log, pipe])
-        assert holds_events([log, pipe], "events")
+        with pytest.raises(InputError, match=f"{pipe} labelled rows.*: give --format events"):
+            kind_of([log, pipe])
+        assert kind_of([log, pipe], format="events") == OF_EVENTS
         spec = parse_spec(BARE + '[fields]\nx = {kind = "number", scale = "standard"}\n')
         message = "is a pipe, which can be read only once, and fields that learn"
         with pytest.raises(InputError, match=message), open_log(Log([pipe], "events"), spec):

@@ -16,7 +16,7 @@ from model_store.errors import InputError
 from tests.trainer.formats.reading import write
 from tests.trainer.formats.test_sources_delimited import BATCH_BYTES, csv_texts
 from trainer.formats.reader import LogReader
-from trainer.formats.streams import Turns
+from trainer.formats.streams import Share
 
 READERS = st.integers(2, 4)
 
@@ -34,7 +34,7 @@ def blocks(files: list[Path], wanted: list[str], **options: Any) -> list[object]
 def assert_shared(files: list[Path], wanted: list[str], readers: int, **options: Any) -> int:
     whole = blocks(files, wanted, **options)
     for number in range(readers):
-        assert blocks(files, wanted, turns=Turns(number, readers), **options) == whole[number::readers]
+        assert blocks(files, wanted, share=Share(number, readers), **options) == whole[number::readers]
     return len(whole)
 
 
@@ -76,7 +76,7 @@ def test_several_compressed_files_are_counted_on_and_damage_is_met_by_every_read
     path = write(tmp_path / "log.csv.gz", gzip.compress(("x,y\n" + rows).encode())[:-2_000])
     for number in range(2):
         with pytest.raises(InputError, match="damaged or cut short"):
-            blocks([path], ["x"], turns=Turns(number, 2), batch_bytes=1000)
+            blocks([path], ["x"], share=Share(number, 2), batch_bytes=1000)
 
 
 @pytest.mark.parametrize(("rows_in_group", "blocks_of_two"), [(500, 20), (10_000, 10)])
