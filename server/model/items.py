@@ -84,13 +84,21 @@ class ItemTable:
         return int(np.diff(self.run_start).max(initial=1))
 
 
-def sums_of(model: Model, tokens: TokenTable, variants: range) -> tuple[Array, Array]:
-    """The arrays `own` and `unsure` of an ItemTable."""
+def sums_of(
+    model: Model, tokens: TokenTable, variants: range, *, by_value: bool = False
+) -> tuple[Array, Array]:
+    """The arrays `own` and `unsure` of an ItemTable.
+
+    by_value: walk each value of a field once, in the table's order, instead of each row's. For a catalogue: its values
+    are sorted, and shared by many rows or unique.
+    """
     own, unsure = (np.zeros((len(variants), len(tokens.values)), np.float64) for _ in range(2))
     choice = np.empty(MAX_CROSS_FIELDS, np.int64)
+    # Fields with more tokens than this, such as sets of many members, are walked by row; so memory is bounded.
+    found = np.empty((2, 2 * len(tokens.values) if by_value else 0), np.int64)
     sum_items(
         *model.base.trie.walked, *model.base.values.arrays, *model.fresh.trie.walked, *model.fresh.values.arrays,
-        model.terms.item, *tokens.arrays, variants.start, model.priors, choice, own, unsure,
+        model.terms.item, *tokens.arrays, variants.start, model.priors, choice, found, own, unsure,
     )  # fmt: skip
     return own, unsure
 
@@ -149,7 +157,7 @@ class KnownItems:
 def items_part(model: Model, items: KnownItems, codes_from: SharedBlock | None) -> SharedBlock:
     """The block `items` of a model, with its calibration in the head. codes_from: a block whose codes still hold."""
     tokens = items.catalogue.tokens_of(items.id_fields)
-    own, unsure = sums_of(model, tokens, range(len(model.plan.variants)))
+    own, unsure = sums_of(model, tokens, range(len(model.plan.variants)), by_value=True)
     if codes_from is None:
         table = ItemTable(own, unsure, *codes_of(model, tokens))
     else:

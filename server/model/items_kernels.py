@@ -97,7 +97,7 @@ def sum_items(
     fresh_nodes: Any, fresh_first_byte: Any, fresh_labels: Any,
     fresh_weights: Any, fresh_variants: Any, fresh_rates: Any, terms: Any,
     values: Any, value_start: Any, begin: Any, xs: Any, text: Any,
-    first: Any, priors: Any, choice: Any, own: Any, unsure: Any,
+    first: Any, priors: Any, choice: Any, found: Any, own: Any, unsure: Any,
 ) -> None:  # fmt: skip
     """Add Σ w·x and Σ rate·|x| over the keys that each row's item makes alone to own and unsure, f64[v, rows].
 
@@ -106,15 +106,32 @@ def sum_items(
 
     priors f64[variants] is empty unless rates are variances. Then unsure has Σ rate·x² instead, where a key that the
     variant makes but does not have counts with its prior variance.
+
+    found is scratch, int64[2, n]. If it has room for the tokens of a field's values, each of them is walked once, in
+    the values' order: they are sorted, so the walks read the trie from its beginning to its end. By rows in the order
+    of a store they miss the cache: 0.18 s instead of 0.05 s for 100,000 items of six fields.
     """
     trie, fresh_trie = (nodes, first_byte, labels), (fresh_nodes, fresh_first_byte, fresh_labels)
     by_slot, fresh_by_slot = (weights, variants, rates), (fresh_weights, fresh_variants, fresh_rates)
     tokens = (values, value_start, begin, xs, text)
-    for row in range(own.shape[1]):
-        for term in range(terms.shape[0]):
+    for term in range(terms.shape[0]):
+        walked, from_token, to_token = terms[term, COUNT] == 1 and found.shape[1] > 0, 0, 0
+        if walked:
+            from_token, to_token = _tokens_of(values, value_start, terms[term, FIELD])
+            walked = to_token - from_token <= found.shape[1]
+        if walked:
+            for token in range(from_token, to_token):
+                choice[0] = token
+                slot, fresh_slot, _ = find_key(trie, fresh_trie, terms, term, tokens, choice)
+                found[0, token - from_token], found[1, token - from_token] = slot, fresh_slot
+        for row in range(own.shape[1]):
             going = first_choice(terms, term, values, row, value_start, choice)
             while going:
-                slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
+                if walked:
+                    at = choice[0] - from_token
+                    slot, fresh_slot, x = found[0, at], found[1, at], xs[choice[0]]
+                else:
+                    slot, fresh_slot, x = find_key(trie, fresh_trie, terms, term, tokens, choice)
                 if slot >= 0:
                     _add_own(by_slot, slot, terms[term, MASK], x, first, row, priors, own, unsure)
                 elif fresh_slot >= 0:
@@ -124,6 +141,18 @@ def sum_items(
                         terms[term, MASK], chosen_x(terms, term, xs, choice), first, row, priors, unsure
                     )
                 going = next_choice(terms, term, values, row, value_start, choice)
+
+
+@bare_inline
+def _tokens_of(values: Any, value_start: Any, field: Any) -> Any:
+    """The range that holds the tokens of a field's values in these rows."""
+    low: Any = value_start.size
+    high: Any = -1
+    for row in range(values.shape[0]):
+        value = np.int64(values[row, field])
+        if value >= 0:
+            low, high = min(low, value), max(high, value)
+    return (np.int64(0), np.int64(0)) if high < 0 else (value_start[low], value_start[high + 1])
 
 
 @bare_inline
