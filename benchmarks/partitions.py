@@ -26,9 +26,9 @@ from ftrie.demo.market import CLICK, SPEC, AnsweredVisit, Market, visit
 from ftrie.demo.settings import MODEL, Habits
 from model_store.spec.spec import load_spec
 from model_store.store import Store
+from model_store.waiting import StopRequest
 from trainer.events.share import Share
 from trainer.output import SILENT
-from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.trainer import Trainer
 from trainer.runs.warmup import compile_trainer

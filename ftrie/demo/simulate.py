@@ -25,8 +25,7 @@ from ftrie.demo.traffic import (
 from ftrie.terminal import json_output, print_json, print_table, warn
 from model_store.errors import StoreUnavailable
 from model_store.store import Store
-from model_store.waiting import Backoff
-from trainer.runs.signals import SignalHandler
+from model_store.waiting import Backoff, SignalHandler
 
 # Finite, since it becomes a timeout of threads, which take no infinity.
 FOREVER_S = 1e9

@@ -151,7 +151,7 @@ class Publisher:
             self._point_to(self._chain.version)
 
     def after_batch(self, model: LearningModel) -> None:
-        """Publish if it is due. A failure is reported, and the run goes on."""
+        """Publish if it is due. A failure is reported, and the run continues."""
         if not self._schedule.is_due(model.rows):
             return
         self._schedule.restart(model.rows)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
+from model_store.waiting import StopRequest
 from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION, READ_BYTES, Source
 from trainer.events.fields import resolve_fields
@@ -22,16 +23,15 @@ from trainer.examples.learned import Columns, beginning, with_learned
 from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
-from trainer.runs.signals import StopRequest
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_rows, open_sources
 from trainer.sources.rows import RowSource
 
 LOOK_EVERY_S = 0.5
 ENOUGH = 100
-"""After so many impressions without one of the spec's fields the spec is wrong."""
+"""After this many impressions without one of the spec's fields the spec is wrong."""
 LEARNED_FROM = 1_000
-"""So many rows, or items shown, must be there before fields learn from them."""
+"""This many rows, or items shown, must be there before fields learn from them."""
 _ITEMS = b'"items"'
 
 

@@ -43,7 +43,7 @@ from trainer.tune.paired import Difference
 from trainer.tune.passes import Outcome
 
 ROWS, VALUES = 100_000, 2_000_000
-"""The first rows that are measured on: at most so many, and so many values of them, which takes some ten seconds."""
+"""How many of the first rows are measured on, and of their values: at most these, which takes about ten seconds."""
 FEWEST_MEASURED = 20_000
 
 

@@ -31,6 +31,7 @@ from model_store.errors import (
 from model_store.model_files import read_named
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.versions.manifest import now
+from model_store.waiting import StopRequest
 from trainer.checkpoint import Checkpoint, Checkpoints, Description
 from trainer.checkpoint.description import Written
 from trainer.examples.blocks import Blocks, shuffled
@@ -47,7 +48,6 @@ from trainer.learn.table import part_of
 from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 from trainer.output import Output
 from trainer.publish.publisher import BatchPublisher, PublishCounts
-from trainer.runs.signals import StopRequest
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 ACTIVE = "active"

@@ -1,7 +1,7 @@
 """A model that learns batch after batch as they come, and predicts in between.
 
 In: tables or logs, one after another, or single rows. Out: after any of them, the model of all rows so far, bit for bit
-that of one training run over them; its state as one file, to go on from in another process.
+that of one training run over them; its state as one file, from which another process continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from trainer.runs.predict import PredictingMaker
 from trainer.runs.train import Report, report_of
 
 _AT_ONCE = 20_000
-"""Up to so many rows of a table are hashed in the caller's thread, which is faster than to start others."""
+"""Tables of at most this many rows are hashed in the caller's thread, which is faster than to start others."""
 ROW = "row"
 
 

@@ -53,7 +53,7 @@ from trainer.sources.open_sources import known_as
 from trainer.sources.read_ahead import BEFORE_ALL_US
 
 SAVE_EVERY = 5
-"""Rounds between two states in the store. Whoever takes a partition over learns at most so many rounds again."""
+"""Rounds between two states in the store: a trainer that takes a partition over learns at most that many again."""
 SEARCHED = 1_000
 """How many rounds after a checkpoint are searched for a later state in the store."""
 MODEL_WAIT_S = 30.0
@@ -439,7 +439,7 @@ class RoundLoop(EventLoop):
     def problem(self) -> str:
         """What this partition waits for, after a few seconds; otherwise empty. Asks the store every few seconds.
 
-        Raises CheckpointError, StaleEpoch if it can never go on.
+        Raises CheckpointError, StaleEpoch if it can never continue.
         """
         if self._mine is None or self.waiting_s < SAY_AFTER_S:
             return self._problem
@@ -494,7 +494,7 @@ class RoundLoop(EventLoop):
         except StoreError as error:
             if isinstance(error, UnreadableValue):
                 with suppress(StoreUnavailable):
-                    self._partners.check_lease()  # whoever has it now may have gone on, and tidied up
+                    self._partners.check_lease()  # the one that has it now may have deleted the round
                 if self._once:
                     raise
             self._problem = f"round {self.number:,} waits for the store: {error}"

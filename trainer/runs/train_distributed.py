@@ -27,6 +27,7 @@ from model_store.errors import CheckpointError, FtrieError, Stopped, UsageError
 from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import RecentFigures
+from model_store.waiting import StopRequest
 from trainer.distributed.checkpoint import (
     DistributedCheckpoints,
     Earlier,
@@ -57,7 +58,6 @@ from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
-from trainer.runs.signals import StopRequest
 from trainer.settings import DistributedOptions, HeldOut
 from trainer.tune.rates import with_rates
 

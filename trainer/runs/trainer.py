@@ -35,7 +35,7 @@ from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
-from model_store.waiting import Backoff
+from model_store.waiting import Backoff, StopRequest
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import lock_folder
 from trainer.events.columns import Wanted
@@ -51,7 +51,6 @@ from trainer.runs.loop import initial_model, resumed_spec
 from trainer.runs.metrics import StatusCollector, serve_metrics
 from trainer.runs.reconcile import check_mergeable
 from trainer.runs.rounds import Partners, RoundLoop, WaitsForPartner
-from trainer.runs.signals import StopRequest
 from trainer.runs.status import NamedSource, Reporter, Status
 from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
 from trainer.runs.warmup import compile_trainer

@@ -37,7 +37,7 @@ Column = Annotated[
 ]
 """Numbers that the state file keeps as a list, without a changed bit."""
 Expected = Callable[[int], int | None]
-"""An estimate of all rows once so many were taken."""
+"""An estimate of all rows, of how many were taken."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ _KEPT = TypeAdapter(Pass)
 
 
 def cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
-    """The same rows, none of them with those from the next multiple of `size` on."""
+    """The same rows, in batches that end at each multiple of `size`."""
     seen = 0
     for examples in stream:
         rows = int(examples.hashed.labels.size)

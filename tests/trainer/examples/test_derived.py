@@ -13,10 +13,10 @@ import pytest
 from model_store.errors import SpecError
 from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.waiting import StopRequest
 from trainer.distributed.dealing import plan_shards
 from trainer.examples.open_log import Log, open_log
 from trainer.runs.first_events import resolve_by_file
-from trainer.runs.signals import StopRequest
 from trainer.sources.rows import RowSource
 
 TEXT = """

@@ -12,11 +12,11 @@ from ftrie.cli import run
 from model_store.errors import SpecError, Stopped
 from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from model_store.waiting import StopRequest
 from tests.trainer.runs.running import COMPILE_S, NAME, Trainer, command_of
 from tests.waiting import eventually
 from tests.worlds import event_logs
 from trainer.runs.first_events import resolve_by_impressions
-from trainer.runs.signals import StopRequest
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from prometheus_client import generate_latest
 from ftrie.cli import run
 from ftrie.commands.trainer import StatusLines
 from model_store.store import Store
+from model_store.waiting import StopRequest
 from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
 from trainer.checkpoint import file
 from trainer.checkpoint.folder import checkpoints_in
@@ -27,7 +28,6 @@ from trainer.examples import row_histories
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.metrics import StatusCollector
-from trainer.runs.signals import StopRequest
 from trainer.runs.status import Status
 from trainer.runs.trainer import Trainer
 from trainer.settings import Every, TrainerOptions
