@@ -6,6 +6,7 @@ A value that does not fit is returned with its row and the reason instead of rai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
 from model_store.features import cells_kernels
-from model_store.features.cells_kernels import BOOLEAN, CR, NOT_CANONICAL, SPARE, STRING, WHOLE
+from model_store.features.cells_kernels import BOOLEAN, CR, FLOAT, NOT_CANONICAL, SPARE, STRING, WHOLE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -257,7 +258,7 @@ class Block:
     spans[c step + r columns step] + gap, and stops at the number after that one: lines of CSV without quotes have the
     places of their separators (step 1, gap 1), others pairs (step 2, gap 0). special, not_ascii: uint8[columns], 1
     where a text of the column has such a byte; longest: at least the bytes of the longest text. kinds: uint8[columns],
-    the kinds of JSON values, a bit each (where a span is negative, there is no value); None if all are bytes. spelled:
+    the kinds of JSON values, a bit each (where a span is 0, there is no value); None if all are bytes. spelled:
     uint8[columns], 1 where `values.category_text` may change a text; None if nobody has looked.
     """
 
@@ -410,27 +411,22 @@ class CellText:
         block, texts = self.block, self.to_arrow()
         if block.kinds is None:
             return texts
-        absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] < 0
-        # A JSON null has no span, unlike an empty string.
+        # A JSON null has no span, unlike an empty string, which stands after a quote.
+        absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] == 0
         texts = pc.if_else(pa.array(absent), pa.scalar(None, pa.binary()), texts).cast(pa.string())
         kinds = int(block.kinds[self.place])
-        if kinds in (0, STRING):
-            return texts if kinds else pa.nulls(block.rows)
-        if kinds == BOOLEAN:
-            return texts.cast(pa.bool_())
-        if kinds & ~NOT_CANONICAL == WHOLE:
-            return texts.cast(pa.int64())
         if kinds & (STRING | BOOLEAN):
-            return texts
-        try:
-            numbers = texts.cast(pa.float64())
-        except pa.ArrowInvalid:  # of numbers so small that Arrow does not take them
-            numbers = pa.array(
-                [None if each is None else float(each) for each in texts.to_pylist()], pa.float64()
-            )
-        # A whole number beyond 2^53 would be rounded as a double: then the column stays text.
-        if not kinds & WHOLE or pc.all(pc.less(pc.abs(numbers), INTEGRAL_LIMIT)).as_py():
-            return numbers
+            return texts.cast(pa.bool_()) if kinds == BOOLEAN else texts
+        if not kinds:
+            return pa.nulls(block.rows)
+        with suppress(pa.ArrowInvalid):  # of a whole number beyond an int64: then the column stays text
+            numbers = texts.cast(pa.float64() if kinds & FLOAT else pa.int64())
+            # And if a whole number beyond 2^53 would be rounded as a double.
+            if (
+                not (kinds & FLOAT and kinds & WHOLE)
+                or pc.all(pc.less(pc.abs(numbers), INTEGRAL_LIMIT)).as_py()
+            ):
+                return numbers
 
         def canonical(text: str) -> str:
             return text_of(int(text) if text.removeprefix("-").isdecimal() else float(text)).decode()

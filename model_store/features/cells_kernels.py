@@ -33,8 +33,9 @@ LF, CR = 10, 13
 WRONG_ARITY = -1
 SPARE = 8
 """Places that are written at once, so that up to seven may be written after the last."""
-STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL = 1, 2, 4, 8, 16
-"""Kinds of a column's JSON values, a bit each; NOT_CANONICAL: a number is not written as `values.text_of` does."""
+STRING, WHOLE, FLOAT, BOOLEAN, NOT_CANONICAL, ESCAPED, LONG, LIST = 1, 2, 4, 8, 16, 32, 64, 128
+"""Kinds of JSON values, a bit each, and more that is known of them. NOT_CANONICAL: a number is not written as
+`values.text_of` does; ESCAPED: a string has backslashes; LONG: a whole number may not fit an int64."""
 
 _ZERO, _ONE, _ALL = np.uint64(0), np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 _LAST = np.uint64(BLOCK - 1)

@@ -110,22 +110,18 @@ def paths_of(spec: ModelSpec, name: str) -> tuple[Path, ...]:
         given.item: (ITEMS, "id"),
     }
     if name in own:
-        return (*_served(spec, name), own[name])
+        # A field that reads one of the event's own columns: first where the value that it was served with is.
+        served: dict[str, Path] = {
+            "item": (ITEMS, FEATURES, name),
+            "context": (CONTEXT, name),
+            "user": (USER, name),
+        }
+        sides = {field.side for key, field in spec.fields.items() if (field.column or key) == name}
+        return (*(path for side, path in served.items() if side in sides), own[name])
     parts = name.split(".")  # a member's own name may have dots: `http.method` of `attrs`
-    halves = (tuple(".".join(half) for half in (parts[:k], parts[k:])) for k in range(1, len(parts)))
-    splits = dict.fromkeys(((name,), *halves, tuple(parts)))
+    in_two = ((".".join(parts[:k]), ".".join(parts[k:])) for k in range(1, len(parts)))
+    splits = dict.fromkeys(((name,), *in_two, tuple(parts)))
     return tuple(path for split in splits for path in _under(name, split))
-
-
-def _served(spec: ModelSpec, name: str) -> Iterator[Path]:
-    """For a field that reads one of the event's own columns: where the value that it was served with is."""
-    places: dict[str, Path] = {
-        "item": (ITEMS, FEATURES, name),
-        "context": (CONTEXT, name),
-        "user": (USER, name),
-    }
-    sides = {field.side for field_name, field in spec.fields.items() if (field.column or field_name) == name}
-    return (place for side, place in places.items() if side in sides)
 
 
 def _under(name: str, path: Path) -> Iterator[Path]:

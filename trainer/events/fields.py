@@ -21,7 +21,10 @@ def columns_seen(data: bytes) -> dict[str, FieldSpec]:
     """
     found: dict[str, FieldSpec] = {}
     for event in _impressions(data):
-        for side, values in _sides(event):
+        sides: list[tuple[Side, dict[str, Any]]] = [
+            ("item", _object(item, FEATURES)) for item in event[ITEMS] if isinstance(item, dict)
+        ]
+        for side, values in (*sides, ("context", _object(event, CONTEXT)), ("user", _object(event, USER))):
             for name, value in values.items():
                 if value is None:
                     continue
@@ -77,10 +80,9 @@ def resolve_fields(
 def _check_fields(spec: ModelSpec, events: list[dict[str, Any]], elsewhere: Container[str]) -> None:
     for name, field in spec.fields.items():
         column = field.column or name
-        places = paths_of(spec, column)
         if field.optional or field.is_derived or column in elsewhere:
             continue
-        if not any(_has(event, place) for event in events for place in places):
+        if not any(_has(event, path) for event in events for path in paths_of(spec, column)):
             raise SpecError(
                 f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
                 "it, or set optional = true if it is to come"
@@ -101,7 +103,7 @@ def _names(events: list[dict[str, Any]]) -> list[str]:
     for event in events:
         for item in event[ITEMS]:
             if isinstance(item, dict):
-                names.update(dict.fromkeys(_features(item)))
+                names.update(dict.fromkeys(_object(item, FEATURES)))
                 names.update(dict.fromkeys(name for name in item if name != FEATURES))
         for part in (CONTEXT, USER):
             names.update(dict.fromkeys(_object(event, part)))
@@ -117,18 +119,6 @@ def _impressions(data: bytes) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event.get(ITEMS), list):
             yield event
-
-
-def _sides(event: dict[str, Any]) -> Iterator[tuple[Side, Mapping[str, Any]]]:
-    for item in event[ITEMS]:
-        if isinstance(item, dict):
-            yield "item", _features(item)
-    yield "context", _object(event, CONTEXT)
-    yield "user", _object(event, USER)
-
-
-def _features(item: dict[str, Any]) -> dict[str, Any]:
-    return _object(item, FEATURES)
 
 
 def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,14 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
             events.append(_Event({}, wanted))
     ids = [each for event in events for each in event.ids]
     rows = [row for event in events for row in event.rows]
+    values = list(zip(*rows, strict=True)) or [()] * len(wanted.names)
+    split = len(wanted.columns)
+    columns = {
+        column.name: shaped(column_of(each), column.form)
+        for column, each in zip(wanted.columns, values[:split], strict=True)
+    }
+    for (name, (_, kind)), each in zip(RESERVED.items(), values[split:], strict=True):
+        columns[name] = _texts(each) if kind == "text" else pa.array(each, RESERVED_TYPES[kind])
     return Raw(
         request=_texts(event.request for event in events),
         ts=column_of([event.ts for event in events]),
@@ -53,7 +61,7 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
         what=_texts(event.what for event in events),
         lengths=np.array([event.length for event in events], np.int64),
         ids=_texts(ids),
-        columns=_columns(rows, wanted),
+        columns=columns,
         bad=bad,
     )
 
@@ -62,9 +70,9 @@ class _Event:
     """One event's members, each checked for its type. Raises BadRow."""
 
     def __init__(self, event: dict[str, Any], wanted: Wanted) -> None:
-        self.request = _id(event, "request_id")
+        self.request = _text(event.get("request_id"), "request_id")
         self.ts = _scalar(event.get("ts"), "ts")
-        self.item = _id(event, "item")
+        self.item = _text(event.get("item"), "item")
         self.what = _text(event.get("event"), "event")
         for name in (CONTEXT, USER):
             _check_object(event.get(name), name)
@@ -82,24 +90,12 @@ class _Event:
         if not isinstance(item, dict):
             raise BadRow(f"{where}: got {_named(item)}, expected an object")
         _check_object(item.get(FEATURES), f"{where}.{FEATURES}")
-        self.ids.append(_id(item, "id", f"{where}."))
+        self.ids.append(_text(item.get("id"), f"{where}.id"))
         row = [_value(event, item, where, column) for column in wanted.columns]
         for path, kind in RESERVED.values():
             value, at = _at(event, item, where, path)
             row.append(_READ[kind](value, at))
         self.rows.append(row)
-
-
-def _columns(rows: Sequence[Sequence[Any]], wanted: Wanted) -> dict[str, pa.Array]:
-    values = list(zip(*rows, strict=True)) or [()] * len(wanted.names)
-    split = len(wanted.columns)
-    columns = {
-        column.name: shaped(column_of(each), column.form)
-        for column, each in zip(wanted.columns, values[:split], strict=True)
-    }
-    for (name, (_, kind)), each in zip(RESERVED.items(), values[split:], strict=True):
-        columns[name] = _texts(each) if kind == "text" else pa.array(each, RESERVED_TYPES[kind])
-    return columns
 
 
 def _value(event: dict[str, Any], item: dict[str, Any], where: str, column: Column) -> Any:
@@ -119,10 +115,6 @@ def _at(event: dict[str, Any], item: dict[str, Any], where: str, path: Path) -> 
             return None, ""
         value = value.get(part)
     return value, ".".join((where, *path[1:]) if inside else path)
-
-
-def _id(holder: dict[str, Any], name: str, prefix: str = "") -> str | None:
-    return _text(holder.get(name), prefix + name)
 
 
 def _text(value: Any, where: str) -> str | None:

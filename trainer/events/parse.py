@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from model_store.features.cells import padded_lines
 from trainer.events.block_parser import BlockReader
 from trainer.events.columns import BUCKET, UNKNOWN, Wanted, buckets, digests, together
 from trainer.events.events import (
@@ -34,7 +35,7 @@ from trainer.events.events import (
     Raw,
 )
 from trainer.events.line_parser import read_lines
-from trainer.events.scan_kernels import find_twice
+from trainer.events.parse_kernels import find_twice
 from trainer.events.share import Share, among_others
 from trainer.formats.times import NO_TIME, parse_times
 
@@ -72,8 +73,10 @@ class Parser:
     def _parse(self, data: bytes, starts: Ints, latest_us: int) -> Events:
         parts = []
         for first, stop in _ranges(starts):
-            if first + 1 == stop and _is_long(starts, first):
-                parts.append(_too_long(int(starts[stop] - starts[first]), self._wanted))
+            size = int(starts[stop] - starts[first])
+            if first + 1 == stop and size > MAX_LINE_BYTES:
+                reason = f"got a line of {size:,} bytes, expected at most {MAX_LINE_BYTES:,}"
+                parts.append(validated(replace(read_lines((b"{}",), self._wanted), bad={0: reason}), 0))
             else:
                 part, own = data[starts[first] : starts[stop]], starts[first : stop + 1] - starts[first]
                 parts.append(self._block(part, own, latest_us))
@@ -83,13 +86,13 @@ class Parser:
         return events
 
     def _block(self, data: bytes, starts: Ints, latest_us: int) -> Events:
-        """The events of a block: by one scan, except odd lines."""
-        raw, odd = self._blocks.read(np.frombuffer(data, np.uint8), starts)
+        """The events of a block: by one scan, except the lines that it sets aside."""
+        raw, aside = self._blocks.read(padded_lines(np.frombuffer(data, np.uint8))[0], starts)
         events = validated(raw, latest_us)
-        if not odd.any():
+        if not aside.any():
             return events
-        lines = (data[starts[line] : starts[line + 1]].rstrip(b"\r\n") for line in np.flatnonzero(odd))
-        return interleaved(events, validated(read_lines(lines, self._wanted), latest_us), odd)
+        lines = (data[starts[line] : starts[line + 1]].rstrip(b"\r\n") for line in np.flatnonzero(aside))
+        return interleaved(events, validated(read_lines(lines, self._wanted), latest_us), aside)
 
 
 def _ranges(starts: Ints) -> Iterator[Range]:
@@ -105,15 +108,6 @@ def _ranges(starts: Ints) -> Iterator[Range]:
         if bound < count:
             yield bound, bound + 1
             first = bound + 1
-
-
-def _is_long(starts: Ints, line: int) -> bool:
-    return bool(starts[line + 1] - starts[line] > MAX_LINE_BYTES)
-
-
-def _too_long(size: int, wanted: Wanted) -> Events:
-    reason = f"got a line of {size:,} bytes, expected at most {MAX_LINE_BYTES:,}"
-    return validated(replace(read_lines((b"{}",), wanted), bad={0: reason}), 0)
 
 
 _OF_EVENTS = ("kind", "time_us", "request", "item", "what")
@@ -182,10 +176,10 @@ def validated(raw: Raw, latest_us: int) -> Events:
     first = np.concatenate([[0], np.cumsum(lengths)])
     times, untimely = parse_times(raw.ts, None)
     what, unknown = _what(raw)
-    bad = dict(raw.bad)
+    bad = dict(raw.bad)  # of each event the first reason
     for reasons in (
         _kinds(raw),
-        _requests(raw),
+        _without_request(raw),
         ((event, f"ts: {reason}") for event, reason in untimely),
         _times(times, latest_us),
         _items(raw, lengths, first, items),
@@ -193,18 +187,7 @@ def validated(raw: Raw, latest_us: int) -> Events:
     ):
         for event, reason in reasons:
             bad.setdefault(event, reason)
-    return _without(bad, raw, times, what, first, items)
-
-
-def _without(
-    bad: dict[int, str],
-    raw: Raw,
-    times: Ints,
-    what: npt.NDArray[np.uint8],
-    first: Ints,
-    items: npt.NDArray[np.uint64],
-) -> Events:
-    """The good events with their values; the bad ones without values and rows."""
+    # The good events keep their values; the bad ones have neither values nor rows.
     kind = np.where(raw.lengths >= 0, IMPRESSION, FEEDBACK).astype(np.uint8)
     columns, numbers = dict(raw.columns), np.array(sorted(bad), np.int64)
     unknown = columns[UNKNOWN]
@@ -233,15 +216,18 @@ def _without(
 
 
 def _kinds(raw: Raw) -> Reasons:
-    shown, told = raw.lengths >= 0, _present(raw.item)
-    for event in np.flatnonzero(shown & told).tolist():
+    has_items, has_item = raw.lengths >= 0, np.asarray(raw.item.is_valid())
+    for event in np.flatnonzero(has_items & has_item).tolist():
         yield event, "got both items and item, expected items (an impression) or item (feedback)"
-    for event in np.flatnonzero(~shown & ~told).tolist():
+    for event in np.flatnonzero(~has_items & ~has_item).tolist():
         yield event, "got neither items nor item, expected items (an impression) or item (feedback)"
 
 
-def _requests(raw: Raw) -> Reasons:
-    yield from _missing("request_id", raw.request)
+def _without_request(raw: Raw) -> Reasons:
+    empty = pc.equal(pc.binary_length(raw.request), 0).fill_null(True)
+    for event in np.flatnonzero(np.asarray(empty)).tolist():
+        what = "empty" if raw.request[event].is_valid else "missing"
+        yield event, f"request_id: {what}, expected text or a whole number"
 
 
 def _times(times: Ints, latest_us: int) -> Reasons:
@@ -281,17 +267,6 @@ def _what(raw: Raw) -> tuple[npt.NDArray[np.uint8], list[int]]:
     known = np.array([_WHAT.get(text, 0) for text in encoded.dictionary.to_pylist()], np.uint8)
     what = known[encoded.indices.to_numpy()] if known.size else np.zeros(0, np.uint8)
     return what, np.flatnonzero(what == 0).tolist()
-
-
-def _missing(name: str, texts: pa.Array) -> Reasons:
-    empty = pc.equal(pc.binary_length(texts), 0).fill_null(True)
-    for event in np.flatnonzero(np.asarray(empty)).tolist():
-        what = "empty" if texts[event].is_valid else "missing"
-        yield event, f"{name}: {what}, expected text or a whole number"
-
-
-def _present(texts: pa.Array) -> npt.NDArray[np.bool_]:
-    return np.asarray(texts.is_valid())
 
 
 def _item_of(row: int, first: Ints) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.events.events import MAX_LINE_BYTES, OTHER, Events
-from trainer.events.scan_kernels import UNSURE, share_of_bytes, shares
+from trainer.events.parse_kernels import UNSURE, share_of_bytes, shares
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from trainer.formats.rejects import Reject
 STDIN = "-"
 HEAD_BYTES = 64 * 1024
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
-# Doubles of this size and more no longer distinguish adjacent integers.
-EXACT = 2**53
 
 
 class LazyColumns(Mapping[str, pa.Array]):
@@ -202,29 +200,6 @@ def is_usable(kind: pa.DataType) -> bool:
     except (NotPlain, pa.ArrowNotImplementedError):  # Arrow makes no arrays of some nested types
         return False
     return True
-
-
-def is_exact(array: pa.Array) -> bool:
-    """False if `array` holds doubles that are not finite, or too large to be exact."""
-    if types.is_list(array.type):
-        return is_exact(array.flatten())
-    if not types.is_float64(array.type) or array.null_count == len(array):
-        return True
-    # min_max ignores NaN.
-    bounds = pc.min_max(array)
-    within = bounds["min"].as_py() > -EXACT and bounds["max"].as_py() < EXACT
-    return bool(within and pc.all(pc.is_finite(array)).as_py())
-
-
-def without_timestamps(kind: pa.DataType) -> pa.DataType:
-    """The type with text in place of each timestamp."""
-    if types.is_timestamp(kind):
-        return pa.string()
-    if types.is_list(kind):
-        return pa.list_(without_timestamps(kind.value_type))
-    if types.is_struct(kind):
-        return pa.struct([(field.name, without_timestamps(field.type)) for field in kind])
-    return kind
 
 
 def _plain_list(array: pa.Array) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Kernels that find rows in blocks of CSV, TSV and JSON lines: where each starts, on which line, and its cells.
+"""Kernels that find rows in blocks of CSV and TSV: where each starts, on which line, and its cells.
 
 Line ends are LF, CR LF and a lone CR. Quotes are read as by Arrow's CSV parser: a quote opens only at the start of a
 cell, a doubled quote is a quote, and text after the closing quote belongs to the cell.
@@ -17,16 +17,6 @@ Spans = npt.NDArray[np.int32]
 
 _LF = 10
 _CR = 13
-_SPACE = 32
-_TAB = 9
-_OPEN_BRACE = 123
-_CLOSE_BRACE = 125
-_OPEN_BRACKET = 91
-_CLOSE_BRACKET = 93
-_QUOTE = 34
-_BACKSLASH = 92
-_N = 110
-_DEEPEST = 64
 
 
 @inline
@@ -142,51 +132,3 @@ def undo_quotes(data: Bytes, quote: int, spans: Spans) -> None:
                 to += 1
                 at += 1
             spans[cell + 1] = to
-
-
-@inline
-def _skip_string(data: Bytes, at: int) -> tuple[int, bool]:
-    """From after an opening quote: the offset after the closing one and True, or the line's end and False."""
-    while at < len(data) and data[at] != _LF:
-        if data[at] == _QUOTE:
-            return at + 1, True
-        escape = data[at] == _BACKSLASH and at + 1 < len(data) and data[at + 1] != _LF
-        at += 2 if escape else 1
-    return at, False
-
-
-@kernel
-def survey_json(data: Bytes) -> tuple[int, bool]:
-    """The number of lines, and whether Arrow may read `data`: each line one object, not deep, no odd `null`.
-
-    Deep nesting and a `null` outside an object crash Arrow's JSON parser (26.0), and it misreads a list that starts
-    with `null`. It accepts several objects on a line, and one object on several lines; as many rows as lines, each from
-    `{` to `}`, rule both out.
-    Invariant: `last` is the last byte of this line outside of strings and blanks, LF before there is one.
-    """
-    lines = depth = at = 0
-    regular, last = True, _LF
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        if byte == _LF:
-            regular &= last == _CLOSE_BRACE
-            lines += 1
-            depth, last = 0, _LF
-        elif byte != _SPACE and byte != _TAB and byte != _CR:
-            regular &= last != _LF or byte == _OPEN_BRACE
-            if byte == _QUOTE:
-                at, closed = _skip_string(data, at)
-                regular &= closed
-            elif byte in (_OPEN_BRACE, _OPEN_BRACKET):
-                depth += 1
-                regular &= depth <= _DEEPEST
-            elif byte in (_CLOSE_BRACE, _CLOSE_BRACKET):
-                depth -= 1
-            elif byte == _N:
-                regular &= last != _CLOSE_BRACE and last != _OPEN_BRACKET
-            last = byte
-    if last != _LF:
-        regular &= last == _CLOSE_BRACE
-        lines += 1
-    return lines, regular

@@ -38,11 +38,6 @@ def up_to_last_line_end(data: Bytes) -> Bytes:
     return data[:0]
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """The chunks of a column as one array."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UNPACK = "unpack it first"

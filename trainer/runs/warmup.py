@@ -232,7 +232,7 @@ def _parts(spec: ModelSpec, formats: Iterable[str], slices: bool, publishes: boo
 
 _NAMES_FIELDS = ("vw", "libsvm", "libffm")
 _HEAD = "label,f,g,r\n"
-# Blocks with quotes and without, flat objects and others, are read by different kernels.
+# Blocks with quotes and without, texts and lists, are read by different kernels.
 _LOGS: dict[str, tuple[str, ...]] = {
     _TEXT: (
         _HEAD + '1,a,"{""x"": 2.0, ""y"": 1.0}",q\n0,"b","{""x"": 0.5}",\n' * _ROWS,
@@ -242,6 +242,7 @@ _LOGS: dict[str, tuple[str, ...]] = {
         '{"label": 1, "f": "a", "g": {"x": 2.0, "y": 1.0}, "r": "q"}\n'
         '{"label": 0, "f": "a", "g": {"x": 0.5}, "r": "q"}\n' * _ROWS,
         '{"label": 1, "f": "a", "g": "x,y", "r": "q"}\n' * _ROWS,
+        '{"label": 1, "f": "a", "g": ["x"], "r": "q"}\n' * _ROWS,
     ),
     "parquet": (),
     EVENTS: (

@@ -10,7 +10,7 @@ from model_store.errors import InputError
 from model_store.redis.servers import EMBEDDED
 from trainer.events.columns import ITEMS
 from trainer.events.events import BOM, READ_BYTES
-from trainer.formats.jsonl import BadRow, columns_of, load
+from trainer.formats.jsonl import BadRow, keys_of, load
 from trainer.formats.reader import EVENTS, check_format, expand, format_by_name
 from trainer.formats.streams import MAX_ROW_BYTES, ByteStream, is_pipe
 from trainer.sources.open_files import Listing, without_rotation
@@ -103,7 +103,7 @@ def _head(path: str) -> bytes:
 
 
 def _of_lines(head: bytes, label: str | None, otherwise: str) -> str | None:
-    if label is not None and label in columns_of(head):
+    if label is not None and label in keys_of(head).columns:
         return ROWS
     kind: str | None = otherwise
     for line in head.split(b"\n")[: max(head.count(b"\n"), 1)]:

@@ -13,7 +13,7 @@ from trainer.events.events import Lag, SourcePosition
 from trainer.formats.batch import RowBatch
 from trainer.formats.csv import DelimitedFile, Header
 from trainer.formats.dialect import UNKNOWN, Dialect
-from trainer.formats.jsonl import JsonLinesFile, columns_of
+from trainer.formats.jsonl import JsonLinesFile, Keys, keys_of
 from trainer.formats.reader import columns_in_path, format_by_name, misnamed
 from trainer.formats.reader import format_of as _format_of
 from trainer.formats.streams import Window
@@ -204,7 +204,7 @@ class RowFormat:
                 "others"
             )
         if name == "jsonl":
-            return cls(name, b"", 1, tuple(columns_of(head)), (), objects)
+            return cls(name, b"", 1, keys_of(head).columns, (), objects)
         feed = Window(path, head, is_all=False)
         file = DelimitedFile(feed, name, header)
         notes = {"format": misnamed(without_rotation(path), name), f"header {file.has_header}": file.note}
@@ -230,7 +230,7 @@ class RowFormat:
         """
         feed = Window(path, window, is_all, offset, line)
         if not self.is_delimited:
-            return next(JsonLinesFile(feed, self.objects).batches(wanted), None)
+            return next(JsonLinesFile(feed, Keys(self.columns, self.objects, ())).batches(wanted), None)
         if offset == 0:
             feed.drop(len(self.header) - feed.offset, self.first_line - 1)
         file = DelimitedFile(feed, self.name, Header(self.names, is_absent=True, dialect=self.dialect))

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model_store.features.cells import CodedText
+from model_store.features.cells import CellText, CodedText, padded_lines
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.formats.jsonl import flat_block
+from trainer.formats.batch import LazyColumns, Position
+from trainer.formats.json_scan import SCALAR, Lines, Paths
+from trainer.formats.jsonl import parse
 from trainer.formats.reader import LogReader
 from trainer.formats.tables import TableReader, table_of
 
@@ -228,28 +230,46 @@ def json_columns(
 
 
 def assert_same_objects(folder: Path, text: str) -> Found:
-    """The text as it is; with an escape, which makes Arrow parse it; with a blank line, which makes Python parse it."""
+    """The text as it is, and with each line parsed by itself; and with an escape and a blank line in it."""
     head = '{"y": 1, "a": "a", "b": "a", "n": 1, "k": 1, "t": "a", "h": "2026-11-21T18:00:00Z"}\n'
-    flat, by_arrow, by_python = (folder / f"{name}.jsonl" for name in ("flat", "arrow", "python"))
+    flat, escaped = folder / "flat.jsonl", folder / "escaped.jsonl"
     flat.write_bytes((head + text).encode())
-    by_arrow.write_bytes((head.replace('"y"', '"\\\\": 1, "y"') + text).encode())
-    by_python.write_bytes((head + text + "\n \n").encode())
-    assert json_columns(flat) == json_columns(by_arrow) == json_columns(by_python)
-    found, *others = (examples(path, JSON_SPEC, JSON_NAMES) for path in (flat, by_arrow, by_python))
-    assert [found, found] == others
+    escaped.write_bytes((head.replace('"y"', '"\\\\": "\\n", "y"') + text + "\n \n").encode())
+    numbered = enumerate((head + text).encode().split(b"\n"), 1)
+    careful = parse(numbered, JSON_NAMES, Position(str(flat)))
+    columns = [careful.columns[name].to_pylist() for name in JSON_NAMES]
+    assert json_columns(flat) == (columns, [(reject.line, reject.reason) for reject in careful.rejects])
+    assert json_columns(flat) == json_columns(escaped)
+    found, other = (examples(path, JSON_SPEC, JSON_NAMES) for path in (flat, escaped))
+    maker = ExampleMaker(JSON_SPEC)
+    expected = Found([0], [], [], [], [], [[] for _ in maker.plan.fields], [])
+    add(expected, maker.make(careful))
+    assert found == other == expected
     return found
 
 
 @given(text=lines_of(objects(LITERALS, OTHERS), 6) | lines_of(objects(USUAL | LITERALS, NONE), 3))
-def test_odd_and_flat_objects_give_the_same_examples_as_parsed_columns(scratch: Path, text: str) -> None:
+def test_lines_of_any_kind_give_the_same_examples_as_each_parsed_by_itself(scratch: Path, text: str) -> None:
     assert_same_objects(scratch, text)
 
 
 @given(text=lines_of(objects(USUAL, NONE, st.sampled_from("01")), 20))
-def test_flat_objects_are_found_where_they_stand(scratch: Path, text: str) -> None:
-    block = flat_block(np.frombuffer(text.encode(), np.uint8), JSON_NAMES)
-    assert block is not None and block.rows == text.count("\n")
+def test_values_of_flat_objects_are_found_where_they_stand(scratch: Path, text: str) -> None:
     assert_same_objects(scratch, text)
+    with LogReader([str(scratch / "flat.jsonl")]) as reader:
+        [batch] = reader.batches(["y", "a", "t"])
+    assert isinstance(batch.columns, LazyColumns) and batch.rows == 1 + text.count("\n")
+    assert all(isinstance(batch.columns.as_it_is(name), CellText) for name in batch.columns)
+
+
+def set_aside(*lines: bytes) -> list[bool]:
+    """Which lines the scan leaves to the careful parser, with `y` wanted."""
+    starts = np.cumsum([0, *map(len, lines)])
+    aside = np.zeros(len(lines), np.bool_)
+    Lines(
+        padded_lines(np.frombuffer(b"".join(lines), np.uint8))[0], starts, Paths.of({("y",): SCALAR}), aside
+    )
+    return aside.tolist()
 
 
 @pytest.mark.parametrize(
@@ -257,16 +277,16 @@ def test_flat_objects_are_found_where_they_stand(scratch: Path, text: str) -> No
     ['{"y": 1', '{"y" 1}', '{"y": 1,}', '{,"y": 1}', '{"y": 1}}', '{"y": 1} {"y": 0}', '{y: 1}', "[]", " ", '{"y": "1}',
      '{"y": "\x01"}', '{"y": 01}', '{"y": 1 2}', '{"y": -}', '{"y":1.}', "\ufeff{}", '{"y": 1, "y": 0}', '{"y"}'],
 )  # fmt: skip
-def test_lines_that_are_no_flat_objects_are_left_to_a_careful_parser(line: str) -> None:
-    good = '{"y": 1, "a": "b"}\n'
-    assert flat_block(np.frombuffer((good + good).encode(), np.uint8), ["y"]) is not None
-    for text in (good + line + "\n" + good, good + line):
-        assert flat_block(np.frombuffer(text.encode(), np.uint8), ["y"]) is None
+def test_only_lines_that_are_no_objects_are_set_aside(line: str) -> None:
+    good = b'{"y": 1, "a": {"b": ["\\u00e9"]}}\n'
+    assert set_aside(good, line.encode() + b"\n", good, line.encode()) == [False, True, False, True]
 
 
-def test_bytes_that_are_no_utf8_are_left_to_a_careful_parser(tmp_path: Path) -> None:
+def test_only_lines_that_are_no_utf8_are_set_aside(tmp_path: Path) -> None:
+    lines = [b'{"y": 1, "a": "x"}\n', b'{"y": 0, "a": "\xff"}\n', b'{"y": 0}']
+    assert set_aside(*lines) == [False, True, False]
     path = tmp_path / "log.jsonl"
-    path.write_bytes(b'{"y": 1, "a": "x"}\n{"y": 0, "a": "\xff"}\n{"y": 0}')
+    path.write_bytes(b"".join(lines))
     assert json_columns(path, ["y", "a"])[1] == [(2, "invalid UTF-8: at byte 16 of the line")]
 
 

@@ -12,7 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
+from model_store.features.cells import CellText
 from tests.trainer.formats.reading import Everything, read, write
+from trainer.formats.batch import LazyColumns
 from trainer.formats.reader import LogReader
 
 TEXT = st.sampled_from(["", "x", "é", "7", "2019-01-01", "2019-01-01 10:00:00", "true", 'q"}{', "a\\", "\0"])
@@ -190,3 +192,28 @@ def test_nesting_deep_enough_to_exhaust_a_stack_is_a_reject(tmp_path: Path) -> N
     # The byte order mark and the ends of Windows are no part of a line.
     got = read(write(tmp_path / "log.jsonl", b'\xef\xbb\xbf{"a":1}\r\n' + deep + b'\n{"a":2}\r\n'), ["a"])
     assert (got.rows, got.lines, [line for line, _ in got.rejects]) == ([(1,), (2,)], [1, 3], [2])
+
+
+def test_the_line_after_a_blank_piece_is_counted_from_the_line_ends(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", b'{"a":1}\n{"a":2}\n  ')
+    with LogReader([str(path)]) as reader:
+        (batch,) = reader.batches(["a"])
+    # The piece may go on as line 3 when the file grows.
+    assert (batch.stop.offset, batch.stop.line, batch.lines.tolist()) == (18, 3, [1, 2])
+
+
+def test_a_path_means_the_same_beside_a_member_whose_own_name_has_dots(tmp_path: Path) -> None:
+    lines = [b'{"b":{"c":1}}', b'{"b.c":2}', b'{"b.c":null,"b":{"c":3}}', b'{"b":7}']
+    path = write(tmp_path / "log.jsonl", b"\n".join(lines) + b"\n")
+    assert [row for (row,) in read(path, ["b.c"]).rows] == [1, 2, None, None]
+    assert [row for (row,) in read(path, ["b.c"], batch_bytes=1).rows] == [1, 2, None, None]
+
+
+def test_a_bad_line_leaves_the_others_where_they_stand(tmp_path: Path) -> None:
+    good = [json.dumps({"a": n, "s": f"text {n}"}).encode() for n in range(50)]
+    lines = [line for n, line in enumerate(good) for line in ([b"{", line, b""] if n % 7 == 0 else [line])]
+    path = write(tmp_path / "log.jsonl", b"\n".join(lines))
+    with LogReader([str(path)]) as reader:
+        (batch,) = reader.batches(["a", "s"])
+    assert batch.columns["a"].to_pylist() == list(range(50)) and len(batch.rejects) == 8
+    assert isinstance(batch.columns, LazyColumns) and isinstance(batch.columns.as_it_is("s"), CellText)

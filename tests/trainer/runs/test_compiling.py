@@ -94,6 +94,7 @@ def write_maps(path: Path) -> None:
     [
         (HEAD + CALIBRATED, "log.csv", 'y,f,g\n1,a,"b"\n' + "0,c,d\n" * 2 * ROWS, ("f", "f*g=")),
         (SETS, "log.parquet", None, ()),
+        (SETS, "log.jsonl", '{"y": 1, "f": ["a", "b\\n"]}\n{"y": 0, "f": []}\n{"y": 0}\n' * ROWS, ()),
         (TEXT, "log.vw", "1 1.5 't|f a:2 a |g:0.5 b\n-1 |f c\n" * ROWS, ("f",)),
         (TEXT, "log.ffm", "1 0:3:1 1:5:0.5\n0 0:4:1\n" * ROWS, ()),
         (VISITS, "log.csv", "y,f,g\n" + "1,a,q\n0,c,\n0,b,r\n" * ROWS, ()),
