@@ -24,7 +24,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, groups_of, with_parameters
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 ALPHAS = {"ftrl": (0.02, 0.05, 0.1, 0.2, 0.4), "adpredictor": (0.001, 0.003, 0.01, 0.03, 0.1)}
@@ -44,7 +44,7 @@ class RealLog:
     variants: tuple[str, ...]
     items: str | None = None
 
-    def open(self) -> tuple[ModelSpec, Repeated] | None:
+    def open(self) -> tuple[ModelSpec, RepeatedLog] | None:
         """The spec, whose variants learn alone, and the log; None where the file is missing."""
         path = click_log(self.path)
         if path is None:
@@ -52,7 +52,7 @@ class RealLog:
             return None
         spec = load_spec(EXAMPLES / self.spec)
         items = [SideTable.of_items(path.parent / self.items, spec.input)] if self.items else []
-        return with_parameters(spec, {"values": "per_variant"}), Repeated(Log([str(path)], tables=items))
+        return with_parameters(spec, {"values": "per_variant"}), RepeatedLog(Log([str(path)], tables=items))
 
 
 MEN = "open_bandit/{}_men/men.csv.gz"
@@ -63,7 +63,7 @@ LOGS = (
 )
 
 
-def compared(spec: ModelSpec, log: Repeated, variant: str) -> Iterator[list[Any]]:
+def compared(spec: ModelSpec, log: RepeatedLog, variant: str) -> Iterator[list[Any]]:
     """A row for each learner, with its default alpha and with the tuned one."""
     half = count_rows(log, spec) // 2
 
@@ -95,7 +95,7 @@ def compared(spec: ModelSpec, log: Repeated, variant: str) -> Iterator[list[Any]
             ]  # fmt: skip
 
 
-def pruned(spec: ModelSpec, log: Repeated, candidate: Candidate) -> tuple[int, int, float]:
+def pruned(spec: ModelSpec, log: RepeatedLog, candidate: Candidate) -> tuple[int, int, float]:
     """Keys learned, keys published, and the published model's log-loss on the log's last rows."""
     (group,) = groups_of(spec, [candidate], [0], "base")
     learned = math.floor(LEARNED * count_rows(log, group.spec))

@@ -27,7 +27,7 @@ from model_store.spec.spec import ModelSpec, load_spec
 from trainer.examples.open_log import Log
 from trainer.tune.candidates import candidates_of
 from trainer.tune.halving import Comparison, tune
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 NEEDS = ("vowpalwabbit",)
 LOG = "avazu/clicks_2014-10-21_28.csv.gz"
@@ -60,7 +60,7 @@ class Point:
 
 def ours(log: Path, spec: ModelSpec) -> Iterator[Point]:
     """Our 12 points."""
-    found = tune(spec, candidates_of(spec, OURS), Repeated(Log([str(log)])), Comparison(last=JUDGED))
+    found = tune(spec, candidates_of(spec, OURS), RepeatedLog(Log([str(log)])), Comparison(last=JUDGED))
     for each in found.ranking:
         parameters = ", ".join(f"{name} {value}" for name, value in each.parameters.items())
         metrics = each.outcome.metrics

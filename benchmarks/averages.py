@@ -20,7 +20,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 LEARNED = 0.8
 ALPHAS = (1, 3, 10)
@@ -42,7 +42,7 @@ def averaging(spec: ModelSpec, factor: float) -> ModelSpec:
     return ModelSpec.model_validate(document)
 
 
-def held_out(spec: ModelSpec, log: Repeated) -> npt.NDArray[np.float64]:
+def held_out(spec: ModelSpec, log: RepeatedLog) -> npt.NDArray[np.float64]:
     """The mean log-loss of every variant of the published model on the last rows."""
     first, row = math.floor(LEARNED * count_rows(log, spec)), 0
     model: LearningModel | None = None

@@ -31,7 +31,7 @@ from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, with_parameters
 from trainer.tune.extent import count_rows
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LEARNED = (0.5, 0.8)
@@ -64,7 +64,7 @@ class Trial:
     log: str
     model: str
     spec: ModelSpec
-    rows: Repeated
+    rows: RepeatedLog
 
 
 class Falling(TailStream):
@@ -103,7 +103,7 @@ def first_variant(spec: ModelSpec) -> Variant:
     return next(iter(spec.variants.values())).model_copy(update={"share": 1.0})
 
 
-def logs(folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[str, ModelSpec, Repeated]]:
+def logs(folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[str, ModelSpec, RepeatedLog]]:
     """The real logs that are there, then the generated ones."""
     avazu = click_log("avazu/clicks_2014-10-21_28.csv.gz")
     if avazu is not None:
@@ -111,13 +111,13 @@ def logs(folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[str, Mode
             ("avazu", EXAMPLES / "avazu.toml"),
             ("avazu, crosses", Path(__file__).with_name("avazu.toml")),
         ):
-            yield name, load_spec(path), Repeated(Log([str(avazu)]))
+            yield name, load_spec(path), RepeatedLog(Log([str(avazu)]))
     for policy in ("random", "bts"):
         men = click_log(f"open_bandit/{policy}_men/men.csv.gz")
         if men is not None:
             spec = load_spec(EXAMPLES / "open_bandit.toml")
             items = [SideTable.of_items(men.parent / "item_context.csv", spec.input)]
-            yield f"open_bandit, {policy}", spec, Repeated(Log([str(men)], tables=items))
+            yield f"open_bandit, {policy}", spec, RepeatedLog(Log([str(men)], tables=items))
     hotels = click_log("trivago")
     if hotels is not None:
         path = folder / "hotels.csv"
@@ -127,7 +127,7 @@ def logs(folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[str, Mode
             writer.writeheader()
             writer.writerows(rows)
         for name, text in TRIVAGO_SPECS.items():
-            yield f"trivago, {name}", parse_spec(text), Repeated(Log([str(path)]))
+            yield f"trivago, {name}", parse_spec(text), RepeatedLog(Log([str(path)]))
     for kind, seed in itertools.product((TailStream, Falling), seeds):
         stream: Stream = kind(ROWS, seed=seed)
         path = folder / f"{kind.__name__}-{seed}.tsv"
@@ -135,7 +135,7 @@ def logs(folder: Path, seeds: Sequence[int] = SEEDS) -> Iterator[tuple[str, Mode
         fields = "\n".join(f"{column.name} = {{}}" for column in TAIL_COLUMNS if column.name != "session")
         text = f'[model]\nname = "generated"\n[input]\nlabel = "click"\n[fields]\n{fields}\n[learner]\nalpha = 0.1\n'
         title = "generated" if kind is TailStream else "generated, clicks fall"
-        yield f"{title}, seed {seed}", parse_spec(text), Repeated(Log([str(path)]))
+        yield f"{title}, seed {seed}", parse_spec(text), RepeatedLog(Log([str(path)]))
 
 
 def held_out(trial: Trial, kind: str, learned: float) -> Held:

@@ -19,7 +19,7 @@ from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
 from trainer.tune.candidates import candidates_of
 from trainer.tune.halving import Comparison, tune
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 SLACK = 0.0025
 SPEC = '[model]\nname = "bench"\n[input]\nlabel = "click"\n'
@@ -84,7 +84,7 @@ SWEEPS = (
 def points(sweep: Sweep, log: Path) -> Iterator[Point]:
     """Every model of a sweep."""
     spec = parse_spec(f"{SPEC}[learner]\n{sweep.learner}\n")
-    found = tune(spec, candidates_of(spec, sweep.tries), Repeated(Log([str(log)])), Comparison(by="auc"))
+    found = tune(spec, candidates_of(spec, sweep.tries), RepeatedLog(Log([str(log)])), Comparison(by="auc"))
     for each in found.ranking:
         parameters = {name: value for name, value in each.parameters.items() if name != "algorithm"}
         shown = ", ".join(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from trainer.examples.open_log import Log
     from trainer.tune.candidates import Candidate
     from trainer.tune.crosses import Proposal
-    from trainer.tune.extent import HeldOut
-    from trainer.tune.search import Found, Options
-    from trainer.tune.state import State
+    from trainer.tune.extent import LastPart
+    from trainer.tune.passes import SearchState
+    from trainer.tune.search import SearchOptions, SearchResult
 
 HELD_OUT = "0.2"
 WORTH_IT = 0.8
@@ -143,12 +143,11 @@ def tune(
     from trainer.formats.batch import STDIN
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
-    from trainer.tune.best_spec import with_best
     from trainer.tune.candidates import candidates_of
     from trainer.tune.crosses import pairs_of
     from trainer.tune.halving import Comparison, compared_variant
-    from trainer.tune.passes import Repeated
-    from trainer.tune.search import Options, models_of, search
+    from trainer.tune.passes import RepeatedLog
+    from trainer.tune.search import SearchOptions, models_of, search, with_best
 
     by = by.replace("log-loss", "logloss")  # as texts write it
     if by not in ("logloss", "auc") and RequestMeasure.parse(by) is None:
@@ -174,7 +173,7 @@ def tune(
     held_out, widen = _parts(opened, hold_out, widen)
     frozen = not online and STDIN not in opened.inputs
     comparison = Comparison(judge_last, by, variant, halving, widen=widen, l2=not tries, frozen=frozen)
-    options = Options(comparison, held_out, crosses, keys)
+    options = SearchOptions(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
     formats = formats_of(inputs, log["format"])
@@ -182,7 +181,7 @@ def tune(
         if not kernels_are_ready(each, formats):
             compile_kernels(each, formats, output=terminal)
     with progress("tuning") as bar:
-        repeated = Repeated(opened, threads, lambda rows, total: bar.update(rows, total=total), kept)
+        repeated = RepeatedLog(opened, threads, lambda rows, total: bar.update(rows, total=total), kept)
         found = search(model_spec, candidates, repeated, options)
     for warning in found.warnings():
         warn(warning)
@@ -199,44 +198,44 @@ def tune(
         _print(found, output)
 
 
-def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[HeldOut, int]:
+def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[LastPart, int]:
     """The part to hold out, and how often to widen the grid. Standard input is read once, and so has neither."""
     from trainer.formats.batch import STDIN
-    from trainer.tune.extent import HeldOut
+    from trainer.tune.extent import LastPart
 
     if hold_out is None and STDIN in log.inputs:
         note(
             "standard input is read once: no part of it is held out, the grid is not widened, and "
             "candidates are ranked as with --online"
         )
-        return HeldOut(), 0
+        return LastPart(), 0
     try:
-        return HeldOut.of(hold_out or HELD_OUT), widen
+        return LastPart.of(hold_out or HELD_OUT), widen
     except ValueError as error:
         raise typer.BadParameter(f"--hold-out: {error}") from None
 
 
 def _state(
-    path: Path | None, spec: ModelSpec, log: Log, candidates: Sequence[Candidate], options: Options
-) -> State | None:
+    path: Path | None, spec: ModelSpec, log: Log, candidates: Sequence[Candidate], options: SearchOptions
+) -> SearchState | None:
     """The finished passes of the same search over the same log, kept in `path`."""
     import json
     from dataclasses import asdict
 
-    from trainer.tune.state import State, log_identity
+    from trainer.tune.passes import SearchState, log_identity
 
     if path is None:
         return None
     # Part of the file's identity: passes of another search must not be taken for these.
     search = {"candidates": [dict(each) for each in candidates], **asdict(options)}
     flags = json.dumps(search, sort_keys=True)
-    state = State(path, {"log": log_identity(log), "spec": spec.sha256, "grid or flags": flags})
+    state = SearchState(path, {"log": log_identity(log), "spec": spec.sha256, "grid or flags": flags})
     if state.kept:
         note(f"{path}: {counted(state.kept, 'finished pass', 'finished passes')} are not repeated")
     return state
 
 
-def _answer(found: Found, output: Path | None) -> dict[str, object]:
+def _answer(found: SearchResult, output: Path | None) -> dict[str, object]:
     crosses = found.crosses
     judged = {each.frozen: each.as_dict() for each in found.judged}
     return {
@@ -259,7 +258,7 @@ def _answer(found: Found, output: Path | None) -> dict[str, object]:
     }
 
 
-def _print(found: Found, output: Path | None) -> None:
+def _print(found: SearchResult, output: Path | None) -> None:
     from ftrie.draw.tuning import parameters_text, ranking_table, value_text
 
     ranking, names = found.tuning.ranking, list(found.best)
@@ -311,7 +310,7 @@ def _print_crosses(proposal: Proposal) -> None:
         print(f"{'*'.join(each.fields)} would add {each.keys:,} keys, more than the budget has left")
 
 
-def _print_judged(found: Found) -> None:
+def _print_judged(found: SearchResult) -> None:
     from ftrie.draw.tuning import compared, difference_text, judged_table
 
     extent = found.extent

@@ -14,15 +14,14 @@ from ftrie.draw.charts import Row, Spec, dots, point
 from ftrie.draw.pages import document, element, figure, note, save_page, stacked_svg, table
 from model_store.errors import shown
 from trainer.tune.candidates import Candidate
-from trainer.tune.crosses import Tried
-from trainer.tune.paired import Difference
-from trainer.tune.passes import Outcome
-from trainer.tune.search import Found, Judged
+from trainer.tune.crosses import Trial
+from trainer.tune.passes import Outcome, PairedDifference
+from trainer.tune.search import Judgement, SearchResult
 
 MOST_DRAWN = 40
 
 
-def save_report(path: Path, model: str, found: Found) -> None:
+def save_report(path: Path, model: str, found: SearchResult) -> None:
     """Write the search as one HTML document, or with the suffix .svg its charts alone. Raises OutputError."""
     pictures = list(_pictures(found))
     save_page(
@@ -32,7 +31,7 @@ def save_report(path: Path, model: str, found: Found) -> None:
     )
 
 
-def _html(model: str, found: Found, pictures: list[tuple[str, Spec, str]]) -> str:
+def _html(model: str, found: SearchResult, pictures: list[tuple[str, Spec, str]]) -> str:
     parts = [*map(note, found.warnings())]
     for judged in found.judged:
         parts += [element("h2", f"The best on rows that nothing was chosen on, {judged.how}")]
@@ -46,12 +45,12 @@ def _html(model: str, found: Found, pictures: list[tuple[str, Spec, str]]) -> st
     return document(f"How {model} was tuned", *parts)
 
 
-def compared(found: Found) -> str:
+def compared(found: SearchResult) -> str:
     """What differences between candidates are of: the measure of requests they were ranked by, else the log-loss."""
     return found.by if found.has_measure else "log-loss"
 
 
-def difference_text(difference: Difference | None) -> str:
+def difference_text(difference: PairedDifference | None) -> str:
     """+0.00123 [+0.00012, +0.00234]; empty where there is none."""
     if difference is None:
         return ""
@@ -60,18 +59,18 @@ def difference_text(difference: Difference | None) -> str:
     return f"{text} [{interval[0]:+.5f}, {interval[1]:+.5f}]" if interval else text
 
 
-def metrics_head(found: Found) -> list[str]:
+def metrics_head(found: SearchResult) -> list[str]:
     """The heads of `metrics_of`: the measure of requests is one if candidates were ranked by it."""
     return ["log-loss", "AUC", *([found.by] if found.has_measure else [])]
 
 
-def metrics_of(found: Found, outcome: Outcome) -> list[Any]:
+def metrics_of(found: SearchResult, outcome: Outcome) -> list[Any]:
     """The metrics of an outcome, as cells of a table."""
     measure = [outcome.measure] if found.has_measure else []
     return [outcome.metrics.logloss, outcome.metrics.auc, *measure]
 
 
-def ranking_table(found: Found) -> tuple[list[str], list[tuple[Candidate, list[Any]]]]:
+def ranking_table(found: SearchResult) -> tuple[list[str], list[tuple[Candidate, list[Any]]]]:
     """All candidates, best first, with the cells that follow their parameters, and the heads of these."""
     head = [*metrics_head(found), f"{compared(found)} minus the best's", "non-zeros", "rows judged"]
     return head, [
@@ -88,7 +87,7 @@ def ranking_table(found: Found) -> tuple[list[str], list[tuple[Candidate, list[A
     ]
 
 
-def judged_table(found: Found, judged: Judged) -> tuple[list[str], list[list[Any]]]:
+def judged_table(found: SearchResult, judged: Judgement) -> tuple[list[str], list[list[Any]]]:
     """The best spec and the spec as given on the last part of the log, and the heads."""
     sides = {"best": judged.best, "as given": judged.given}
     rows = [[name, *metrics_of(found, each), each.nonzero] for name, each in sides.items()]
@@ -105,7 +104,7 @@ def value_text(value: float | int | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
+def _pictures(found: SearchResult) -> Iterator[tuple[str, Spec, str]]:
     """Heading ("" within a section), chart, caption."""
     ranking = [each for each in found.tuning.ranking if each.difference is not None][:MOST_DRAWN]
     if ranking:
@@ -143,7 +142,7 @@ def _pictures(found: Found) -> Iterator[tuple[str, Spec, str]]:
         )
 
 
-def _best_by(found: Found, name: str) -> dict[str, float]:
+def _best_by(found: SearchResult, name: str) -> dict[str, float]:
     """The best figure with each value of a parameter, of the candidates that learned all rows; values ascending."""
     best: dict[float | int | str, float] = {}
     for each in found.tuning.ranking:  # the first with a value is the best with it
@@ -156,11 +155,11 @@ def _best_by(found: Found, name: str) -> dict[str, float]:
     return {f"{name} = {value_text(value)}": best[value] for value in ordered}
 
 
-def _row(series: str, at: int, difference: Difference) -> Row:
+def _row(series: str, at: int, difference: PairedDifference) -> Row:
     return point(series, at, difference.mean, *(difference.interval() or ()))
 
 
-def _judged(found: Found, judged: Judged) -> Element:
+def _judged(found: SearchResult, judged: Judgement) -> Element:
     head, rows = judged_table(found, judged)
     change = difference_text(judged.difference)
     caption = (
@@ -170,13 +169,13 @@ def _judged(found: Found, judged: Judged) -> Element:
     return table(head, [[*map(shown, row)] for row in rows], caption)
 
 
-def _ranking(found: Found) -> Element:
+def _ranking(found: SearchResult) -> Element:
     head, ranking = ranking_table(found)
     rows = [[parameters_text(candidate), *map(shown, cells)] for candidate, cells in ranking]
     return table(("candidate", *head), rows, "Progressive metrics of every candidate, best first")
 
 
-def _pairs(tried: tuple[Tried, ...]) -> Element:
+def _pairs(tried: tuple[Trial, ...]) -> Element:
     rows = [
         [
             "*".join(each.fields),

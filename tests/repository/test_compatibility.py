@@ -33,7 +33,7 @@ from trainer.checkpoint import file as checkpoint_file
 from trainer.formats import cache
 from trainer.learn.metrics import records
 from trainer.runs import metrics
-from trainer.tune import state
+from trainer.tune import passes
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "tests" / "golden" / "kept"
@@ -44,7 +44,7 @@ FORMATS = {
     "user's history": history._VERSION,
     "experiment": experiments.FORMAT,
     "metrics file": records.FORMAT_VERSION,
-    "state of `ftrie tune --state`": state.VERSION,
+    "state of `ftrie tune --state`": passes.STATE_VERSION,
     "cache of a log": cache._VERSION,
     "parts of a served model": shared_memory.FORMAT_VERSION,
     "last good model of a server": state_folder.FORMAT,

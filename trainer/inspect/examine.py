@@ -1,22 +1,25 @@
 """Reads a log once and finds what is wrong with it for learning.
 
-In: a `Log`, of rows or of events, and a spec or None. Out: a `Diagnosis`. The first rows are kept until it is known
-what the columns are; then every batch passes all checks. Memory is bounded: see the checks.
+In: a `Log`, of rows or of events, and a spec or None. Out: a `Diagnosis`; and what the columns are guessed to be, of
+which `ftrie init` makes a spec. The first rows are kept until it is known what the columns are; then every batch passes
+all checks. Memory is bounded: see the checks.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError
+from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.events.events import Chunk
@@ -29,19 +32,22 @@ from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
 from trainer.formats.reader import EVENTS, LogReader
 from trainer.formats.rejects import no_readable_row
-from trainer.formats.streams import is_pipe
 from trainer.formats.tables import NAME, TableReader
-from trainer.inspect.column_checks import column_findings
-from trainer.inspect.columns import FEWEST_VALUES, VALUES, ColumnCounts, Rows
-from trainer.inspect.event_checks import EventChecks
-from trainer.inspect.events import columns_of, guesses_of, profile_of_rows, spec_of
-from trainer.inspect.findings import Diagnosis, Finding, in_order, listed
-from trainer.inspect.guesses import Guess
-from trainer.inspect.profiles import SAMPLE_ROWS, Profile, Sample, profile_of
-from trainer.inspect.roles import Places, Roles, roles_by_guess, roles_by_spec, roles_of_guesses
-from trainer.inspect.row_checks import Labels, Positions, Propensities, Rejected, Repeated
-from trainer.inspect.sketches import UInt64s
-from trainer.inspect.times import Times
+from trainer.inspect.checks import Labels, Positions, Propensities, Rejected, RepeatedRows, check_columns
+from trainer.inspect.columns import FEWEST_VALUES, VALUES, CheckedRows, ColumnCounts, UInt64s
+from trainer.inspect.event_checks import EventChecks, Times
+from trainer.inspect.findings import Diagnosis, Finding, Findings, Places, listed
+from trainer.inspect.guesses import (
+    Guess,
+    columns_of,
+    guess_events,
+    guess_log,
+    guesses_of,
+    profile_of_rows,
+    spec_of,
+)
+from trainer.inspect.profiles import SAMPLE_ROWS, LogSample, profile_of
+from trainer.inspect.roles import Roles, roles_by_guess, roles_by_spec, roles_of_guesses
 from trainer.output import SILENT, Output
 from trainer.sources.kinds import kind_of
 
@@ -53,50 +59,213 @@ _VALUES_OF_ALL = 1 << 20
 
 
 def examine(
-    log: Log,
-    spec: ModelSpec | None = None,
-    label: str | None = None,
-    output: Output = SILENT,
-    most_rows: int | None = None,
+    log: Log, spec: ModelSpec | None = None, label: str | None = None, output: Output = SILENT
 ) -> Diagnosis:
-    """Examine a log. label: the column that is the label, where no spec says it. most_rows: about so many are read.
+    """Examine a log. label: the column that is the label, where no spec says it.
 
     Raises SpecError if no column can be told to be the label, or the log lacks a column of the spec's [input];
     InputError for a log that cannot be read, or has no row.
     """
-    began = time.monotonic()
+    # What is remarkable in the files of events is a finding.
+    with opened_source(log, spec, label, on_event_note=lambda text: None) as source:
+        return source.examine(output)
+
+
+@contextmanager
+def opened_source(
+    log: Log, spec: ModelSpec | None, label: str | None, on_event_note: Callable[[str], None] | None = None
+) -> Iterator[InspectedLog]:
+    """A log of rows or of events, opened to be guessed or examined, or both. Raises as `examine`."""
+    wanted = spec.input.label if spec is not None else label
     with ExitStack() as stack:
-        source = _opened(log, spec, label, stack)
-        checks = source.checks(label)
+        if log.table is not None:
+            table = TableReader(log.table, batch_bytes=_BATCH_BYTES, on_note=log.on_note)
+            stack.enter_context(table)
+            yield InspectedLog(log, table, table.columns(), spec, label)
+        elif kind_of(log.inputs, wanted, log.format) == EVENTS:
+            yield _opened_events(log, spec, stack, on_event_note or log.on_note)
+        else:
+            header = Header(
+                spec.input.columns if spec is not None else None,
+                log.no_header,
+                frozenset(filter(None, [wanted])),
+                any_label=spec is None or spec.input.positive is not None,
+                dialect=Dialect.of(spec.input) if spec is not None else log.dialect,
+            )
+            reader = LogReader(
+                log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header
+            )
+            stack.enter_context(reader)
+            reader.note_left_out()
+            yield InspectedLog(log, reader, reader.columns(), spec, label)
+
+
+def _opened_events(
+    log: Log, spec: ModelSpec | None, stack: ExitStack, on_note: Callable[[str], None]
+) -> InspectedLog:
+    if log.no_header:
+        raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
+    watched: list[EventChecks] = []
+
+    def watch(source: str, chunk: Chunk) -> None:
+        watched[0].watch(source, chunk)
+
+    reader = stack.enter_context(EventLog(log.inputs, on_note, on_chunk=watch))
+    seen = reader.features_seen()
+    given = spec if spec is not None else spec_of(seen, reader.columns())
+    resolved = reader.resolve(given, {})
+    watched.append(EventChecks(resolved, reader.files))
+    if spec is None:
+        columns = columns_of(given, seen)
+    else:
+        columns = [*resolved.input.named_columns, *resolved.wanted_columns()]
+    columns = list(dict.fromkeys([*columns, POSITION, PROPENSITY]))
+    if spec is not None:
+        return InspectedLog(log, reader, columns, resolved, events=watched[0])
+    return InspectedLog(log, reader, columns, None, events=watched[0], seen=(given, seen))
+
+
+class InspectedLog:
+    """An open log: what its first rows say of its columns, and its batches.
+
+    events: the checks on its events; seen: of events without a spec, a spec that reads all features, and these.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        reader: Any,
+        columns: Sequence[str],
+        spec: ModelSpec | None,
+        label: str | None = None,
+        *,
+        events: EventChecks | None = None,
+        seen: tuple[ModelSpec, Mapping[str, FieldSpec]] | None = None,
+    ) -> None:
+        self.names = tuple(log.inputs) or (NAME,)
+        self._reader, self._spec, self._label, self._events, self._seen = reader, spec, label, events, seen
+        self._kinds = dict(reader.kinds())  # a reader that has ended does not know them
+        parents = {name.rpartition(".")[0] for name in columns if events is None} - {""}
+        self._objects = frozenset(name for name in parents if reader.may_have(name))
+        in_tables = [name for table in log.tables for name in table.columns]
+        keys = [table.key for table in log.tables]
+        own = tuple(dict.fromkeys([*columns, *keys]))
+        self._columns = tuple(dict.fromkeys([*own, *in_tables]))
+        self._batches = joined(reader.batches(own), log.tables, self._columns, log.on_note)
+
+    @cached_property
+    def _first(self) -> list[RowBatch]:
+        """The batches of the first rows."""
+        found, rows = list[RowBatch](), 0
+        for batch in self._batches:
+            found.append(batch)
+            rows += batch.rows
+            if rows >= SAMPLE_ROWS:
+                break
+        return found
+
+    @cached_property
+    def sample(self) -> LogSample:
+        """The columns in the first rows. Raises InputError if there are none."""
+        if not any(batch.rows for batch in self._first):
+            rejects = (each for batch in self._first for each in batch.rejects)
+            raise no_readable_row(", ".join(self.names), rejects)
+        profiles = []
+        for name in self._columns:
+            values: list[Any] = []
+            for batch in self._first:
+                values += batch.columns[name].slice(0, SAMPLE_ROWS - len(values)).to_pylist()
+            if self._events is not None:
+                profiles.append(profile_of_rows(name, values))
+            else:
+                profiles.append(profile_of(name, values, self._kinds.get(name, "category")))
+        has_header = self._events is not None or self._reader.columns_without_header is None
+        return LogSample(tuple(profiles), has_header, self._objects, getattr(self._reader, "dialect", {}))
+
+    def guesses(self) -> tuple[Guess, ...]:
+        """What every column is, by the first rows. Raises InputError, SpecError if none can be the label."""
+        if self._seen is None:
+            return guess_log(self.sample, self._label)
+        if not any(batch.rows for batch in self._first):
+            raise InputError(f"{', '.join(self.names)}: no impression shows an item")
+        return guess_events(self.sample.profiles, *self._seen)
+
+    def examine(self, output: Output = SILENT, most_rows: int | None = None) -> Diagnosis:
+        """Examine the log. most_rows: read no more than about this number."""
+        began = time.monotonic()
+        checks = self._checks()
         with output.progress("examining") as progress:
-            for batch in source.batches():
+            for batch in self._pieces():
                 checks.add(batch)
-                progress.update(checks.rows, total=source.expected_rows(checks.rows))
+                progress.update(checks.rows, total=self._expected_rows(checks.rows))
                 if most_rows is not None and checks.rows >= most_rows:
                     break
-    found = [*checks.findings(), *(source.events.findings() if source.events is not None else ())]
-    return Diagnosis(
-        inputs=source.names,
-        rows=checks.rows,
-        rejected=checks.rejected.count,
-        columns=len(checks.columns),
-        clicks=checks.labels.clicks,
-        views=checks.labels.views,
-        seconds=time.monotonic() - began,
-        roles=checks.roles.named,
-        is_guessed=spec is None,
-        findings=in_order(found),
+        found = Findings(checks.places)
+        checks.find(found)
+        if self._events is not None:
+            found.places = self._events.places
+            self._events.find(found)
+        return Diagnosis(
+            inputs=self.names,
+            rows=checks.rows,
+            rejected=checks.rejected.count,
+            columns=len(checks.columns),
+            clicks=checks.labels.clicks,
+            views=checks.labels.views,
+            seconds=time.monotonic() - began,
+            roles=checks.roles.named,
+            is_guessed=self._spec is None,
+            findings=found.in_order(),
+        )
+
+    def _checks(self) -> _Checks:
+        """The checks to make, by the first rows."""
+        sample = self.sample
+        if self._spec is not None:
+            roles = roles_by_spec(self._spec, self._columns, sample.profiles)
+        elif self._seen is not None:
+            profiles = [each for each in sample.profiles if not each.name.startswith("@")]
+            roles = roles_of_guesses(guesses_of(profiles, *self._seen), profiles, self._columns)
+        else:
+            roles = roles_by_guess(sample, self._label)
+        checks = _Checks(roles, self._columns, self._events is not None)
+        filled = [batch for batch in self._first if batch.rows]
+        for name, counts in checks.columns.items():
+            # Of the first batch only where the others have another type.
+            parts = [batch.columns[name] for batch in filled]
+            parts = [part for part in parts if part.type == parts[0].type]
+            counts.look(pa.concat_arrays(parts).slice(0, SAMPLE_ROWS))
+        return checks
+
+    def _pieces(self) -> Iterator[RowBatch]:
+        """All batches, in pieces small enough to be examined at once."""
+        size = _FIRST_ROWS
+        for batch in itertools.chain(self._first, self._batches):
+            if not batch.rows:
+                yield batch
+            first = 0
+            while first < batch.rows:
+                yield _piece(batch, first, size)
+                first, size = first + size, min(2 * size, _MOST_ROWS)
+
+    def _expected_rows(self, rows: int) -> int | None:
+        """An estimate of the log's rows once `rows` were taken; None for standard input."""
+        total, read = self._reader.total_bytes, self._reader.bytes_read()
+        return int(rows * total / read) if total and read else None
+
+
+def _piece(batch: RowBatch, first: int, size: int) -> RowBatch:
+    if first == 0 and size >= batch.rows:
+        return batch
+    columns = {name: column.slice(first, size) for name, column in batch.columns.items()}
+    lines = batch.lines[first : first + size]
+    return replace(
+        batch, columns=columns, lines=lines, rows=lines.size, rejects=batch.rejects if first == 0 else ()
     )
 
 
-def without_leaks(guesses: Sequence[Guess], log: Log, label: str | None) -> tuple[Guess, ...]:
-    """The guesses, where a field that tells the label in the first rows is ignored, and one that may do so warned of.
-
-    A log that can be read only once is not looked at again.
-    """
-    if any(map(is_pipe, log.inputs)) or (log.table is not None and log.table.rows is None):
-        return tuple(guesses)
-    found = examine(replace(log, on_note=lambda text: None), None, label, most_rows=SAMPLE_ROWS)
+def without_leaks(guesses: Sequence[Guess], found: Diagnosis) -> tuple[Guess, ...]:
+    """The guesses, where a field that tells the label is ignored, and one that may do so warned of."""
     leaks = {finding.columns[0]: finding for finding in found.of_check("label-leak")}
     return tuple(
         _without_leak(guess, leaks[guess.name]) if guess.role == "field" and guess.name in leaks else guess
@@ -110,156 +279,6 @@ def _without_leak(guess: Guess, leak: Finding) -> Guess:
     return replace(guess, warning=f"{leak.message}: leave it out, unless it is known before the click")
 
 
-class _Source:
-    """An open log: its columns, and its batches, the first of which are looked at before."""
-
-    def __init__(
-        self,
-        log: Log,
-        reader: Any,
-        columns: Sequence[str],
-        spec: ModelSpec | None,
-        events: EventChecks | None = None,
-        guessed_events: tuple[ModelSpec, Any] | None = None,
-    ) -> None:
-        self.names = tuple(log.inputs) or (NAME,)
-        self.events = events
-        self._reader, self._spec, self._guessed = reader, spec, guessed_events
-        self._kinds = dict(reader.kinds())  # a reader that has ended does not know them
-        in_tables = [name for table in log.tables for name in table.columns]
-        keys = [table.key for table in log.tables]
-        own = tuple(dict.fromkeys([*columns, *keys]))
-        self._columns = tuple(dict.fromkeys([*own, *in_tables]))
-        self._batches = joined(reader.batches(own), log.tables, self._columns, log.on_note)
-        self._first: list[RowBatch] = []
-
-    def checks(self, label: str | None) -> _Checks:
-        """The checks to make, by the first rows."""
-        taken = 0
-        for batch in self._batches:
-            self._first.append(batch)
-            taken += batch.rows
-            if taken >= SAMPLE_ROWS:
-                break
-        filled = [batch for batch in self._first if batch.rows]
-        if not filled:
-            raise no_readable_row(
-                ", ".join(self.names), (each for batch in self._first for each in batch.rejects)
-            )
-        roles = self._roles(filled, label)
-        checks = _Checks(roles, self._columns, self.events is not None)
-        for name, counts in checks.columns.items():
-            counts.look(_beginning(filled, name))
-        return checks
-
-    def batches(self) -> Iterator[RowBatch]:
-        """All batches, in pieces of so many rows as can be looked at together."""
-        size = _FIRST_ROWS
-        for batch in itertools.chain(self._first, self._batches):
-            if not batch.rows:
-                yield batch
-            first = 0
-            while first < batch.rows:
-                yield _piece(batch, first, size)
-                first, size = first + size, min(2 * size, _MOST_ROWS)
-
-    def expected_rows(self, rows: int) -> int | None:
-        """An estimate of the log's rows once `rows` were taken; None for standard input."""
-        total, read = self._reader.total_bytes, self._reader.bytes_read()
-        return int(rows * total / read) if total and read else None
-
-    def _roles(self, first: Sequence[RowBatch], label: str | None) -> Roles:
-        profiles = self._profiles(first)
-        if self._spec is not None:
-            return roles_by_spec(self._spec, self._columns, profiles)
-        if self._guessed is not None:
-            spec, seen = self._guessed
-            of_guess = [each for each in profiles if not each.name.startswith("@")]
-            return roles_of_guesses(guesses_of(of_guess, spec, seen), of_guess, self._columns)
-        return roles_by_guess(Sample(tuple(profiles), self._reader.columns_without_header is None), label)
-
-    def _profiles(self, first: Sequence[RowBatch]) -> list[Profile]:
-        profiles = []
-        for name in self._columns:
-            values: list[Any] = []
-            for batch in first:
-                values += batch.columns[name].slice(0, SAMPLE_ROWS - len(values)).to_pylist()
-            if self.events is not None:
-                profiles.append(profile_of_rows(name, values))
-            else:
-                profiles.append(profile_of(name, values, self._kinds.get(name, "category")))
-        return profiles
-
-
-def _opened(log: Log, spec: ModelSpec | None, label: str | None, stack: ExitStack) -> _Source:
-    if log.table is not None:
-        table = TableReader(log.table, batch_bytes=_BATCH_BYTES, on_note=log.on_note)
-        stack.enter_context(table)
-        return _Source(log, table, table.columns(), spec)
-    wanted = spec.input.label if spec is not None else label
-    if kind_of(log.inputs, wanted, log.format) == EVENTS:
-        return _opened_events(log, spec, stack)
-    header = Header(
-        spec.input.columns if spec is not None else None,
-        log.no_header,
-        frozenset(filter(None, [wanted])),
-        any_label=spec is None or spec.input.positive is not None,
-        dialect=Dialect.of(spec.input) if spec is not None else log.dialect,
-    )
-    reader = LogReader(
-        log.inputs, format=log.format, batch_bytes=_BATCH_BYTES, on_note=log.on_note, header=header
-    )
-    stack.enter_context(reader)
-    reader.note_left_out()
-    return _Source(log, reader, reader.columns(), spec)
-
-
-def _opened_events(log: Log, spec: ModelSpec | None, stack: ExitStack) -> _Source:
-    if log.no_header:
-        raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
-    watched: list[EventChecks] = []
-
-    def watch(source: str, chunk: Chunk) -> None:
-        watched[0].watch(source, chunk)
-
-    reader = stack.enter_context(EventLog(log.inputs, on_chunk=watch))
-    seen = reader.features_seen()
-    first = spec if spec is not None else spec_of(seen, reader.columns())
-    guessed = first if spec is None else None
-    resolved = reader.resolve(first, {})
-    watched.append(EventChecks(resolved, reader.files))
-    if guessed is not None:
-        columns = columns_of(guessed, seen)
-    else:
-        columns = [*resolved.input.named_columns, *resolved.wanted_columns()]
-    columns = list(dict.fromkeys([*columns, POSITION, PROPENSITY]))
-    return _Source(
-        log,
-        reader,
-        columns,
-        None if spec is None else resolved,
-        watched[0],
-        None if guessed is None else (guessed, seen),
-    )
-
-
-def _beginning(batches: Sequence[RowBatch], name: str) -> Any:
-    """The first rows of a column; of the first batch only where the others have another type."""
-    parts = [batch.columns[name] for batch in batches]
-    parts = [part for part in parts if part.type == parts[0].type]
-    return pa.concat_arrays(parts).slice(0, SAMPLE_ROWS)
-
-
-def _piece(batch: RowBatch, first: int, size: int) -> RowBatch:
-    if first == 0 and size >= batch.rows:
-        return batch
-    columns = {name: column.slice(first, size) for name, column in batch.columns.items()}
-    lines = batch.lines[first : first + size]
-    return replace(
-        batch, columns=columns, lines=lines, rows=lines.size, rejects=batch.rejects if first == 0 else ()
-    )
-
-
 class _Checks:
     """All checks of a log's rows."""
 
@@ -269,8 +288,8 @@ class _Checks:
         self.rows = 0
         self.columns = {name: ColumnCounts(name, capacity) for name in names}
         self.labels, self.rejected = Labels(roles), Rejected()
-        self._repeated = Repeated(roles, is_of_events)
-        self._places = Places()
+        self._repeated = RepeatedRows(roles, is_of_events)
+        self.places = Places()
         self._is_of_events = is_of_events
         self._times = None if roles.timestamp is None else Times(roles.timestamp, roles.time_form)
         self._propensities = None if roles.propensity is None else Propensities(roles)
@@ -281,16 +300,16 @@ class _Checks:
         self.rejected.add(batch.rejects)
         if not batch.rows:
             return
-        marks = self._places.first_mark(batch.file) + batch.lines
+        marks = self.places.first_mark(batch.file) + batch.lines
         views, clicks = self.labels.of(batch, marks)
-        rows = Rows(batch.rows, self.rows, marks, views, clicks, self._half(batch))
+        rows = CheckedRows(batch.rows, self.rows, marks, views, clicks, self._half(batch))
         hashes: dict[str, UInt64s] = {}
         for name, counts in self.columns.items():
             hashes[name] = counts.add(batch.columns[name], rows)
-        self._repeated.add(hashes, marks, len(self._places.files))
+        self._repeated.add(hashes, marks, len(self.places.files))
         if self._times is not None:
             times = self._times.parsed(batch.columns[self._times.column], marks)
-            good = self._times.add(times, marks, str(len(self._places.files)))
+            good = self._times.add(times, marks, str(len(self.places.files)))
             self._times.add_days(times, good, rows)
         if self._propensities is not None:
             self._propensities.add(batch.columns, hashes, marks)
@@ -298,30 +317,24 @@ class _Checks:
             self._positions.add(batch.columns, rows)
         self.rows += batch.rows
 
-    def findings(self) -> Iterator[Finding]:
+    def find(self, found: Findings) -> None:
         """The findings of all checks."""
-        yield from self.rejected.findings(self.rows)
-        if self.roles.missing:
-            yield Finding(
-                "warning",
-                "missing-columns",
-                f"the log lacks {listed(self.roles.missing)}, which the spec's fields read",
-                "give the files that have them, --items or --users; or make the fields optional = true",
-                count=len(self.roles.missing),
-                of=len(self.roles.fields) + len(self.roles.missing),
-                unit="columns",
-                columns=self.roles.missing,
-            )
-        yield from self.labels.findings(self._places)
-        yield from column_findings(list(self.columns.values()), self.roles, self._places)
-        yield from self._repeated.findings(self.columns, self._places)
+        self.rejected.find(self.rows, found)
+        if missing := self.roles.missing:
+            message = f"the log lacks {listed(missing)}, which the spec's fields read"
+            remedy = "give the files that have them, --items or --users; or make the fields optional = true"
+            more: dict[str, Any] = {"count": len(missing), "of": len(self.roles.fields) + len(missing)}
+            found.add("warning", "missing-columns", message, remedy, unit="columns", columns=missing, **more)
+        self.labels.find(found)
+        check_columns(list(self.columns.values()), self.roles, found)
+        self._repeated.find(self.columns, found)
         if self._times is not None:
-            days_only = self._is_of_events  # the events' own order is checked before they are joined
-            yield from self._times.findings_on_days() if days_only else self._times.findings(self._places)
+            # The events' own order is checked before they are joined.
+            (self._times.find_days if self._is_of_events else self._times.find)(found)
         if self._propensities is not None:
-            yield from self._propensities.findings(self._places)
+            self._propensities.find(found)
         if self._positions is not None:
-            yield from self._positions.findings()
+            self._positions.find(found)
 
     def _half(self, batch: RowBatch) -> Any:
         """Which half of the log each row is in: whole requests, or blocks of rows."""

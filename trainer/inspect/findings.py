@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 CHECKS = (
@@ -47,6 +51,7 @@ CHECKS = (
     "constant-columns",
     "empty-columns",
 )
+_LINE_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -118,8 +123,8 @@ class Diagnosis:
     def verdict(self) -> str:
         """How many findings of each severity there are, in words."""
         counts = [(len(self.of_severity(severity)), severity) for severity in SEVERITIES]
-        told = [f"{count:,} {name}{'s' if count != 1 else ''}" for count, name in counts if count]
-        return ", ".join(told) or "nothing found"
+        words = [f"{count:,} {name}{'s' if count != 1 else ''}" for count, name in counts if count]
+        return ", ".join(words) or "nothing found"
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -138,11 +143,74 @@ class Diagnosis:
         }
 
 
-def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Sorted by severity, then in the order of CHECKS, then by count."""
-    return tuple(
-        sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), CHECKS.index(f.check), -f.count))
-    )
+@dataclass
+class Places:
+    """Marks of rows, and what they stand for: a mark is a file's number and, below it, the line or row in it."""
+
+    files: list[str] = field(default_factory=list)
+
+    def first_mark(self, file: str) -> int:
+        """The mark of line 0 of a file."""
+        if not self.files or self.files[-1] != file:
+            self.files.append(file)
+        return (len(self.files) - 1) << _LINE_BITS
+
+    def where(self, mark: int) -> str:
+        """`FILE:LINE`; "" for no row."""
+        if mark < 0:
+            return ""
+        return f"{self.files[mark >> _LINE_BITS]}:{mark & ((1 << _LINE_BITS) - 1)}"
+
+
+@dataclass
+class Cases:
+    """Rows of one kind: how many, and the first of them: its mark, and the value in words."""
+
+    rows: int = 0
+    text: str = ""
+    mark: int = -1
+
+    def add(
+        self, rows: Sequence[int] | Int64s, marks: Int64s, text: Callable[[int], str] = lambda row: ""
+    ) -> None:
+        """Add rows of a batch, in order. text: the value of a row in words."""
+        if len(rows):
+            self.note(len(rows), int(marks[rows[0]]), lambda: text(int(rows[0])))
+
+    def note(self, rows: int, mark: int, text: Callable[[], str]) -> None:
+        """Add a number of rows, the first of which is at this mark."""
+        self.rows += rows
+        if self.mark < 0:
+            self.mark, self.text = mark, text()
+
+
+class Findings:
+    """Collects what the checks of a log find. places: of its rows, or of its events."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self._found: list[Finding] = []
+
+    def add(
+        self,
+        severity: Severity,
+        check: str,
+        message: str,
+        remedy: str,
+        cases: Cases | None = None,
+        **more: Any,
+    ) -> None:
+        """Add a `Finding`. cases: give its count, example and place. more: the other fields; mark: of its place."""
+        if cases is not None:
+            more = {"count": cases.rows, "example": cases.text, "mark": cases.mark} | more
+        where = self.places.where(more.pop("mark", -1))
+        self._found.append(Finding(severity, check, message, remedy, **{"where": where} | more))
+
+    def in_order(self) -> tuple[Finding, ...]:
+        """Sorted by severity, then in the order of CHECKS, then by count."""
+        return tuple(
+            sorted(self._found, key=lambda f: (SEVERITIES.index(f.severity), CHECKS.index(f.check), -f.count))
+        )
 
 
 def listed(names: tuple[str, ...] | list[str], most: int = 6) -> str:
@@ -156,7 +224,14 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.3g} %" if whole else "0 %"
 
 
+def words_of(value: Any) -> str:
+    """A value of a column, for people."""
+    return cut(
+        "" if value is None else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    )
+
+
 def cut(text: str, most: int = 60) -> str:
-    """At most so many characters of a text, those that cannot be printed replaced."""
+    """The first characters of a text, those that cannot be printed replaced."""
     shown = "".join(each if each.isprintable() else "�" for each in text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"

@@ -5,19 +5,28 @@ In: the profiles of the columns in the log's first rows. Out: a `Guess` per colu
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from model_store.errors import SpecError, shown_names
 from model_store.features.cells import EXPECTED_LABELS
-from model_store.spec.spec import WEIGHT
-from trainer.inspect.profiles import Profile, Sample, can_be_label
+from model_store.spec.sections import FieldSpec, InputSection, ModelSection
+from model_store.spec.spec import WEIGHT, ModelSpec
+from trainer.events.columns import POSITION
+from trainer.examples.event_log import REQUEST
+from trainer.inspect.profiles import LogSample, Profile, can_be_label, moments_of, profile_of
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 # Column names as `short_name` gives them, the likeliest first.
@@ -31,15 +40,13 @@ _VIEWS = _names(
     shows"""
 )
 # Values that are a click, or that are none, whatever the column is called; and those that are so in a label.
-_CLICKED = frozenset(
-    _names(
-        """click clicked clk conversion converted purchase purchased buy bought install installed engaged responded
-        liked"""
-    )
+_CLICKED = _words(
+    """click clicked clk conversion converted purchase purchased buy bought install installed engaged responded
+    liked"""
 )
-_SKIPPED = frozenset(_names("noclick notclicked unclicked nonclick skip skipped notconverted"))
-_YES = _CLICKED | {*_names("yes y positive pos good like")}
-_NO = _SKIPPED | {*_names("no n none negative neg bad dislike impression view viewed shown ignored")}
+_SKIPPED = _words("noclick notclicked unclicked nonclick skip skipped notconverted")
+_YES = _CLICKED | _words("yes y positive pos good like")
+_NO = _SKIPPED | _words("no n none negative neg bad dislike impression view viewed shown ignored")
 _WEIGHTS = _names("weight importance sampleweight exampleweight")
 _REQUESTS = _names("requestid request reqid qid impressionid queryid searchid pageviewid bidid auctionid")
 _COOKIES = _names(
@@ -52,33 +59,23 @@ _ITEMS = _names(
 )
 
 # Words within a column name.
-TIME_WORDS = frozenset(_names("ts time timestamp datetime date day hour dt when at clock"))
-_USER_WORDS = frozenset(
-    _names("user cookie visitor member customer client device age gender sex account profile")
+TIME_WORDS = _words("ts time timestamp datetime date day hour dt when at clock")
+_USER_WORDS = _words("user cookie visitor member customer client device age gender sex account profile")
+_ITEM_WORDS = _words(
+    """item ad ads product brand price campaign creative advertiser article sku movie video hotel listing offer
+    genre"""
 )
-_ITEM_WORDS = frozenset(
-    _names(
-        """item ad ads product brand price campaign creative advertiser article sku movie video hotel listing
-        offer genre"""
-    )
+_CONTEXT_WORDS = _words("pos position rank slot site app page placement context request session os browser")
+_QUANTITY_WORDS = _words(
+    """price cost amount count cnt num number duration length score rate ratio distance bid size views age
+    income budget quantity qty seconds minutes days hours"""
 )
-_CONTEXT_WORDS = frozenset(
-    _names("pos position rank slot site app page placement context request session os browser")
-)
-_QUANTITY_WORDS = frozenset(
-    _names(
-        """price cost amount count cnt num number duration length score rate ratio distance bid size views age
-        income budget quantity qty seconds minutes days hours"""
-    )
-)
-_ENTITY_WORDS = frozenset(
-    _names(
-        """user cookie visitor member customer client buyer viewer device account profile person item ad product
-        campaign creative advertiser article movie video hotel listing offer seller shop"""
-    )
+_ENTITY_WORDS = _words(
+    """user cookie visitor member customer client buyer viewer device account profile person item ad product
+    campaign creative advertiser article movie video hotel listing offer seller shop"""
 )
 """A whole number under such a name is an id."""
-_IDENTITY_WORDS = frozenset(_names("id uuid guid key hash index idx ip code"))
+_IDENTITY_WORDS = _words("id uuid guid key hash index idx ip code")
 
 Role = Literal["label", "views", "weight", "timestamp", "request", "cookie", "item", "ignore", "field"]
 ROLES_WITH_ONE_COLUMN: tuple[Role, ...] = (
@@ -132,7 +129,7 @@ class Guess:
         return self.profile.name
 
 
-def guess_all(sample: Sample, label: str | None = None) -> tuple[Guess, ...]:
+def guess_all(sample: LogSample, label: str | None = None) -> tuple[Guess, ...]:
     """Guess every column, in order. Raises SpecError if no column can be the label, or the one named `label` cannot."""
     profiles = sample.profiles
     counts = _counts(profiles, label)
@@ -170,17 +167,13 @@ def _named(profiles: Sequence[Profile], names: Sequence[str]) -> list[Profile]:
     return sorted(found, key=lambda each: names.index(short_name(each.name)))
 
 
-def _label(sample: Sample, wanted: str | None) -> Guess:
+def _label(sample: LogSample, wanted: str | None) -> Guess:
     profiles = sample.profiles
     if wanted is not None:
         return _wanted_label(profiles, wanted)
     for profile in _named(profiles, LABEL_NAMES):
-        if profile.is_label:
-            return Guess(profile, "label", f"its name, and {_click_rate(profile)}")
-        if profile.pair:
-            return _of_two_values(profile, "its name; ")
-        if profile.odd_labels:
-            return _with_odd(profile, "its name, and ")
+        if (guess := _as_label(profile, by_name=True)) is not None:
+            return guess
     varied = [profile for profile in profiles if profile.is_label and profile.distinct > 1]
     if len(varied) == 1:
         return Guess(varied[0], "label", f"the only column of 0 and 1: {_click_rate(varied[0])}")
@@ -204,20 +197,23 @@ def _label(sample: Sample, wanted: str | None) -> Guess:
 
 
 def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
-    for profile in profiles:
-        if profile.name == wanted and profile.is_label:
-            return Guess(profile, "label", _click_rate(profile))
-        if profile.name == wanted and profile.pair:
-            return _of_two_values(profile, "")
-        if profile.name == wanted and profile.odd_labels:
-            return _with_odd(profile, "")
-        if profile.name == wanted:
-            odd = [text for text in profile.counts if not can_be_label(text)]
-            got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
-            raise SpecError(
-                f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
-            )
+    for profile in (each for each in profiles if each.name == wanted):
+        if (guess := _as_label(profile, by_name=False)) is not None:
+            return guess
+        odd = [text for text in profile.counts if not can_be_label(text)]
+        got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
+        raise SpecError(
+            f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
+        )
     raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
+
+
+def _as_label(profile: Profile, *, by_name: bool) -> Guess | None:
+    if profile.is_label:
+        return Guess(profile, "label", f"{'its name, and ' if by_name else ''}{_click_rate(profile)}")
+    if profile.pair:
+        return _of_two_values(profile, "its name; " if by_name else "")
+    return _with_odd(profile, "its name, and " if by_name else "") if profile.odd_labels else None
 
 
 def _with_odd(profile: Profile, why: str) -> Guess:
@@ -443,3 +439,261 @@ def name_words(name: str) -> list[str]:
 def short_name(name: str) -> str:
     """The last part of a nested column's path without case and punctuation: context.User-ID is userid."""
     return "".join(name_words(name.rpartition(".")[2]))
+
+
+# --- What columns say of one another ---
+
+
+POSITION_WORDS = frozenset(["pos", "position", "rank", "slot", "place", "ordinal"])
+"""Words in the name of a column that may say where an item was shown."""
+_FEWEST_REPEATS = 50
+"""Rows whose item was seen before; with fewer, a column that never changes for an item may do so by chance."""
+_MOST_POSITIONS, _FEWEST_SHOWN = 200, 50
+_SIGNIFICANT = 3.0
+_FEWEST_MEMBERS = 3
+_CHANGES = 0.1
+"""At this share of changes a column is not a user's attribute, which may change now and then."""
+
+
+def guess_log(sample: LogSample, label: str | None = None) -> tuple[Guess, ...]:
+    """Guess every column by itself, then by the others. Raises SpecError as `guess_all`."""
+    guesses = _with_maps([*guess_all(sample, label)], sample.objects)
+    clicks = clicked_rows(next(guess for guess in guesses if guess.role == "label"))
+    guesses = _without_equals(guesses)
+    for role, side in (("cookie", "user"), ("item", "item")):
+        guesses = _with_sides(guesses, role, side)
+    return tuple(_with_position(guess, clicks) for guess in guesses)
+
+
+# --- Maps ---
+
+
+def _with_maps(guesses: Sequence[Guess], objects: Collection[str]) -> list[Guess]:
+    """One set for the members of an object of numbers, each of which most rows lack: a map, not a record."""
+    for parent in sorted(objects):
+        members = {each.name: each for each in guesses if each.name.rpartition(".")[0] == parent}
+        profiles = [each.profile for each in members.values()]
+        rows = len(profiles[0].texts)
+        if (
+            len(members) < _FEWEST_MEMBERS
+            or any(each.numbers is None or each.filled == rows for each in profiles)
+            or sum(each.filled for each in profiles) > rows * len(profiles) / 2
+        ):
+            continue
+        names = [name.removeprefix(f"{parent}.") for name in members]
+        texts = [
+            json.dumps({name: float(text) for name, text in zip(names, row, strict=True) if text})
+            for row in zip(*(each.texts for each in profiles), strict=True)
+        ]
+        profile = Profile(parent, tuple("" if text == "{}" else text for text in texts), lists=True)
+        first, place = guess_field(profile), guesses.index(next(iter(members.values())))
+        kept = [each for each in guesses if each.name not in members]
+        guesses = [*kept[:place], replace(first, why=f"a map to numbers; {first.why}"), *kept[place:]]
+    return [*guesses]
+
+
+# --- Equal columns ---
+
+
+def _without_equals(guesses: Sequence[Guess]) -> list[Guess]:
+    """Ignore a field that is equal to an earlier column, or that has the same times as the time column."""
+    kept: list[Guess] = []
+    time = next((guess.profile for guess in guesses if guess.role == "timestamp"), None)
+    for guess in guesses:
+        if guess.role == "field":
+            same = next((each for each in kept if _are_equal(each, guess)), None)
+            if same is not None:
+                guess = replace(guess, role="ignore", why=f"the same as {same.name} in every row")
+            elif time is not None and _are_same_times(time, guess.profile):
+                guess = replace(guess, role="ignore", why=f"the same times as {time.name}")
+        kept.append(guess)
+    return kept
+
+
+def _are_equal(first: Guess, second: Guess) -> bool:
+    usable = first.role in ("field", "item", "cookie", "timestamp", "request")
+    return usable and second.profile.distinct > 1 and first.profile.texts == second.profile.texts
+
+
+def _are_same_times(first: Profile, second: Profile) -> bool:
+    """True if both columns have times in each row, written differently, and the same ones."""
+    if first.time_format is None or second.time_format is None or second.distinct < 2:
+        return False
+    known, other = moments_of(first), moments_of(second)
+    return known is not None and known == other
+
+
+# --- Sides ---
+
+
+def _with_sides(guesses: Sequence[Guess], role: str, side: str) -> list[Guess]:
+    """Give the side of a user or an item to fields whose value never changes for one; a user's keep it only then."""
+    owner = next((guess.profile for guess in guesses if guess.role == role), None)
+    if owner is None or len(owner.texts) - owner.distinct < _FEWEST_REPEATS or owner.distinct < 2:
+        return [*guesses]
+    return [_with_side(guess, owner, side) if guess.role == "field" else guess for guess in guesses]
+
+
+def _with_side(guess: Guess, owner: Profile, side: str) -> Guess:
+    share = _changes(owner, guess.profile)
+    if share == 0.0 and guess.side != side:
+        return replace(guess, side=side, why=f"{guess.why}; one value for each {owner.name}")
+    if side == guess.side == "user" and share is not None and share > _CHANGES:
+        return replace(guess, side="context", why=f"{guess.why}; changes for a {owner.name}")
+    return guess
+
+
+def _changes(owner: Profile, profile: Profile) -> float | None:
+    """The share of the rows whose owner was seen before with another value; None if too few were, or all are alike."""
+    found: dict[str, str] = {}
+    values: set[str] = set()
+    repeats = changes = 0
+    for name, text in zip(owner.texts, profile.texts, strict=True):
+        if name and text:
+            repeats += name in found
+            changes += found.get(name, text) != text
+            found[name] = text
+            values.add(text)
+    return changes / repeats if len(values) > 1 and repeats >= _FEWEST_REPEATS else None
+
+
+# --- Position bias ---
+
+
+def _with_position(guess: Guess, clicks: Sequence[bool]) -> Guess:
+    """Warn of a column that says where an item was shown, if its first positions are clicked more than its last."""
+    profile = guess.profile
+    if guess.role != "field" or not POSITION_WORDS & set(name_words(profile.name)):
+        return guess
+    if profile.numbers is None or not profile.is_whole or not 2 <= profile.distinct <= _MOST_POSITIONS:
+        return guess
+    guess = replace(
+        guess, side="context", optional=True
+    )  # a server cannot know it, and its trainer must go on
+    counts: dict[int, list[int]] = {}
+    for text, clicked in zip(profile.texts, clicks, strict=True):
+        if text:
+            shown = counts.setdefault(round(float(text)), [0, 0])
+            shown[0] += 1
+            shown[1] += clicked
+    rates = sorted((place, rows, hit) for place, (rows, hit) in counts.items() if rows >= _FEWEST_SHOWN)
+    if len(rates) < 2:
+        return guess
+    first, last = rates[0], rates[-1]
+    high, low = first[2] / first[1], last[2] / last[1]
+    error = math.sqrt(high * (1 - high) / first[1] + low * (1 - low) / last[1])
+    if high - low <= _SIGNIFICANT * error:
+        return guess
+    fall = f"{100 * high:.3g} % are clicked at {first[0]}, {100 * low:.3g} % at {last[0]}"
+    return replace(
+        guess,
+        why=f"position bias: {fall}; learn it as a field, and send none when ranking",
+        warning=f"position bias: of {profile.name}, {fall}. As a field it takes this effect off the others; leave it "
+        "out of requests, and evaluate with --without, since a server does not know where an item will stand",
+    )
+
+
+# --- Events ---
+
+
+_TIME, _COOKIE = "ts", "cookie"
+
+
+def guess_events(
+    profiles: Sequence[Profile], spec: ModelSpec, seen: Mapping[str, FieldSpec]
+) -> tuple[Guess, ...]:
+    """Guess every column of joined rows, and the position. spec: as `spec_of` makes it of the features `seen`."""
+    guesses = guesses_of([each for each in profiles if not each.name.startswith("@")], spec, seen)
+    places = next(each for each in profiles if each.name == POSITION)
+    if "position" in seen or places.distinct < 2:
+        return guesses
+    place = Guess(replace(places, name="position"), "field", "items[].position, where it was shown", "item")
+    return (*guesses, replace(place, optional=True, doubt="a place"))
+
+
+def columns_of(spec: ModelSpec, seen: Mapping[str, FieldSpec]) -> list[str]:
+    """The columns to guess: those with a role, then the features."""
+    roles = _roles_of(spec)
+    return [*roles, *(name for name in seen if name not in roles)]
+
+
+def guesses_of(
+    profiles: Sequence[Profile], spec: ModelSpec, seen: Mapping[str, FieldSpec]
+) -> tuple[Guess, ...]:
+    """Guess the columns of joined rows. spec: as `spec_of` makes it of the features `seen`."""
+    roles = _roles_of(spec)
+    guesses = [_of_role(roles[each.name], each) for each in profiles if each.name in roles]
+    return (
+        *guesses,
+        *(_of_field(each, seen[each.name]) for each in profiles if each.name not in roles),
+    )
+
+
+def _roles_of(spec: ModelSpec) -> dict[str, Role]:
+    named = {role: getattr(spec.input, role) for role in ROLES_WITH_ONE_COLUMN}
+    return {name: role for role, name in named.items() if name is not None}
+
+
+def spec_of(seen: Mapping[str, FieldSpec], columns: Sequence[str]) -> ModelSpec:
+    """A spec that reads every feature; the names of label and item are free ones."""
+    taken = {*seen, *columns}
+    section = InputSection(
+        label=_free(("click", "clicked", "is_click"), taken),
+        request=REQUEST,
+        timestamp=_TIME,
+        cookie=_COOKIE if _COOKIE in columns else None,
+        item=_free(("item", "item_id", "shown_item"), taken),
+    )
+    return ModelSpec(
+        model=ModelSection(name="model"),
+        input=section,
+        fields={name: field.model_copy(update={"optional": True}) for name, field in seen.items()}
+        or {_TIME: FieldSpec(optional=True)},
+    )
+
+
+def _free(names: Sequence[str], taken: set[str]) -> str:
+    return next((name for name in names if name not in taken), names[0])
+
+
+def profile_of_rows(name: str, values: Sequence[Any]) -> Profile:
+    """The profile of a column of joined rows."""
+    return profile_of(name, [_readable(value) for value in values], "category")
+
+
+def _readable(value: Any) -> Any:
+    """Members of sets as text; the rest of a joined row's values are readable."""
+    if not isinstance(value, list):
+        return value
+    return [
+        (member[0].decode(errors="replace"), member[1])
+        if isinstance(member, tuple)
+        else member.decode(errors="replace")
+        for member in value
+    ]
+
+
+_WHY: dict[Role, str] = {
+    "timestamp": "the time of the event",
+    "request": "the request that showed the items together",
+    "cookie": "the user",
+    "item": "items[].id",
+}
+
+
+def _of_role(role: Role, profile: Profile) -> Guess:
+    if role == "label":
+        clicked = sum(text == "1" for text in profile.texts)
+        why = f"made by the join: {100 * clicked / len(profile.texts):.3g} % of the rows are clicked"
+        return Guess(profile, "label", why)
+    side = {"cookie": "user", "item": "item"}.get(role, "context")
+    form = profile.time_format if role == "timestamp" else None
+    return Guess(profile, role, _WHY[role], side, kind="time" if form else "category", format=form)
+
+
+def _of_field(profile: Profile, seen: FieldSpec) -> Guess:
+    """Where the value stands tells the side, and a list or object that it is a set."""
+    if profile.distinct == 0:
+        return Guess(profile, "ignore", "empty in these rows", seen.side)
+    guess = replace(guess_field(profile), side=seen.side)
+    return replace(guess, kind="set", separator=None) if seen.kind == "set" else guess

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -19,10 +19,6 @@ from model_store.bounded import json_value
 from model_store.errors import FieldValueError
 from model_store.features.cells import LABELS
 from model_store.features.values import EPOCHS, iso_time, text_of
-from trainer.formats.csv import Header
-from trainer.formats.reader import LogReader
-from trainer.formats.rejects import Reject, no_readable_row
-from trainer.formats.tables import TableReader
 
 SAMPLE_ROWS = 10_000
 _BATCH_BYTES = 1024 * 1024
@@ -189,7 +185,7 @@ def can_be_label(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sample:
+class LogSample:
     """The columns in the first rows of a log. has_header: False if the log does not name them.
 
     objects: parents of nested columns that may be read as one set, as objects of numbers may. dialect: what is unusual
@@ -200,43 +196,6 @@ class Sample:
     has_header: bool = True
     objects: frozenset[str] = frozenset()
     dialect: Mapping[str, Any] = field(default_factory=dict)
-
-
-def take_sample(
-    name: str,
-    format: str | None = None,
-    rows: int = SAMPLE_ROWS,
-    *,
-    header: Header | None = None,
-    on_note: Callable[[str], None] = lambda text: None,
-) -> Sample:
-    """Profile every column in the first rows of a log. Raises InputError if no row can be read."""
-    given = header or Header()
-    with LogReader([name], format=format, batch_bytes=_BATCH_BYTES, on_note=on_note, header=given) as reader:
-        reader.note_left_out()
-        return sample_of(reader, name, rows)
-
-
-def sample_of(reader: LogReader | TableReader, name: str, rows: int = SAMPLE_ROWS) -> Sample:
-    """Profile every column in the first rows that a reader delivers. Raises InputError if there are none."""
-    values: dict[str, list[Any]] = {}
-    columns, kinds = reader.columns(), reader.kinds()
-    parents = {name.rpartition(".")[0] for name in columns} - {""}
-    objects = frozenset(name for name in parents if reader.may_have(name))  # before it is read to its end
-    taken, rejects = 0, list[Reject]()
-    for batch in reader.batches(columns):
-        rejects += batch.rejects
-        for column in columns:
-            values.setdefault(column, []).extend(batch.columns[column].slice(0, rows - taken).to_pylist())
-        taken = len(values[columns[0]])
-        if taken >= rows:
-            break
-    if not values or not taken:
-        raise no_readable_row(name, rejects)
-    profiles = [profile_of(column, values[column], kinds.get(column, "category")) for column in columns]
-    return Sample(
-        tuple(profiles), reader.columns_without_header is None, objects, getattr(reader, "dialect", {})
-    )
 
 
 def profile_of(name: str, values: Sequence[Any], kind: str | None) -> Profile:

@@ -9,39 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from model_store.errors import SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.formats.times import time_format
-from trainer.inspect.guesses import LABEL_NAMES, TIME_WORDS, Guess, guess_all, name_words, short_name
-from trainer.inspect.profiles import Profile, Sample
+from trainer.inspect.guesses import (
+    LABEL_NAMES,
+    ROLES_WITH_ONE_COLUMN,
+    TIME_WORDS,
+    Guess,
+    guess_all,
+    name_words,
+    short_name,
+)
+from trainer.inspect.profiles import LogSample, Profile
 
 _PROPENSITIES = frozenset({"propensity", "propensities", "pscore"})
 _POSITIONS = frozenset({"position", "pos", "slot", "rank", "place"})
 _MOST = 0.8
 """The share of values that make a column the time although the others do not fit."""
 _LOOKED_AT = 300
-_LINE_BITS = 40
-
-
-@dataclass
-class Places:
-    """Marks of rows, and what they stand for: a mark is a file's number and, below it, the line or row in it."""
-
-    files: list[str] = field(default_factory=list)
-
-    def first_mark(self, file: str) -> int:
-        """The mark of line 0 of a file."""
-        if not self.files or self.files[-1] != file:
-            self.files.append(file)
-        return (len(self.files) - 1) << _LINE_BITS
-
-    def where(self, mark: int) -> str:
-        """`FILE:LINE`; "" for no row."""
-        if mark < 0:
-            return ""
-        return f"{self.files[mark >> _LINE_BITS]}:{mark & ((1 << _LINE_BITS) - 1)}"
 
 
 @dataclass(frozen=True)
@@ -73,17 +62,7 @@ class Roles:
     @property
     def named(self) -> dict[str, str]:
         """The columns with a role, by role."""
-        names = (
-            "label",
-            "views",
-            "weight",
-            "timestamp",
-            "request",
-            "cookie",
-            "item",
-            "position",
-            "propensity",
-        )
+        names = (*ROLES_WITH_ONE_COLUMN, "position", "propensity")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
     def without(self, *names: str) -> str:
@@ -118,15 +97,9 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
     } or {name: "category" for name in columns if name not in {*given.named_columns, *given.ignore}}
     found = {name: kind for name, kind in fields.items() if name in columns}
     roles = Roles(
-        label=given.label,
+        **{role: getattr(given, role) for role in ROLES_WITH_ONE_COLUMN},
         positive=given.positive,
-        views=given.views,
-        weight=given.weight,
-        timestamp=given.timestamp,
         time_form=time_format(spec),
-        request=given.request,
-        cookie=given.cookie,
-        item=given.item,
         fields=found,
         ignored=frozenset(columns) - found.keys() - set(given.named_columns),
         missing=tuple(
@@ -140,7 +113,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
     return _with_positions(_with_time(roles, profiles), columns)
 
 
-def roles_by_guess(sample: Sample, label: str | None) -> Roles:
+def roles_by_guess(sample: LogSample, label: str | None) -> Roles:
     """The roles as `ftrie init` guesses them.
 
     A column named like a label, or `label`, is the label even if some of its values cannot be. Raises SpecError if no
@@ -159,25 +132,19 @@ def roles_by_guess(sample: Sample, label: str | None) -> Roles:
             raise
         others = tuple(each for each in profiles if each.name != chosen)
         pretended = Profile(chosen, tuple("01"[i % 2] for i in range(len(profiles[0].texts))))
-        guesses = (*guess_all(Sample((pretended, *others), sample.has_header), chosen),)
+        guesses = (*guess_all(LogSample((pretended, *others), sample.has_header), chosen),)
     return roles_of_guesses(guesses, profiles, [each.name for each in profiles])
 
 
 def roles_of_guesses(guesses: Sequence[Guess], profiles: Sequence[Profile], columns: Sequence[str]) -> Roles:
     """The roles that guesses give; columns: all that the log has."""
     by_role = {guess.role: guess for guess in guesses if guess.role not in ("field", "ignore")}
-    named = {role: guess.name for role, guess in by_role.items()}
+    named: dict[str, Any] = {role: guess.name for role, guess in by_role.items()}
     time = by_role.get("timestamp")
     roles = Roles(
-        label=named["label"],
+        **named,
         positive=by_role["label"].positive,
-        views=named.get("views"),
-        weight=named.get("weight"),
-        timestamp=named.get("timestamp"),
         time_form=_form(time.format) if time is not None else None,
-        request=named.get("request"),
-        cookie=named.get("cookie"),
-        item=named.get("item"),
         fields={guess.name: guess.kind for guess in guesses if guess.role in ("field", "item")},
         ignored=frozenset(guess.name for guess in guesses if guess.role == "ignore"),
     )

@@ -14,15 +14,12 @@ from model_store.errors import InputError
 from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log
-from trainer.formats.csv import Header
 from trainer.formats.reader import EVENTS
 from trainer.formats.streams import is_pipe
-from trainer.formats.tables import NAME, TableReader
-from trainer.inspect.events import guess_events
-from trainer.inspect.examine import without_leaks
+from trainer.formats.tables import NAME
+from trainer.inspect.examine import opened_source, without_leaks
 from trainer.inspect.guesses import Guess
-from trainer.inspect.profiles import Sample, sample_of, take_sample
-from trainer.inspect.relations import guess_log
+from trainer.inspect.profiles import SAMPLE_ROWS, LogSample
 from trainer.inspect.spec_writer import (
     Line,
     Measured,
@@ -36,11 +33,9 @@ from trainer.output import SILENT, Output
 from trainer.runs.warmup import compile_kernels
 from trainer.sources.kinds import kind_of
 from trainer.tune.candidates import as_variants, rebuilt
-from trainer.tune.choice import Choice, Doubts, Step, choose, why_not
+from trainer.tune.choice import Doubts, SpecChoice, Step, choose, why_not
 from trainer.tune.crosses import Proposal
-from trainer.tune.first_rows import FirstRows
-from trainer.tune.paired import Difference
-from trainer.tune.passes import Outcome
+from trainer.tune.passes import FirstRows, Outcome, PairedDifference
 
 ROWS, VALUES = 100_000, 2_000_000
 """How many of the first rows are measured on, and of their values: at most these, which takes about ten seconds."""
@@ -53,7 +48,7 @@ class FirstSpec:
 
     text: str
     guesses: tuple[Guess, ...]
-    choice: Choice | None
+    choice: SpecChoice | None
     why_not: str = ""
 
 
@@ -65,20 +60,20 @@ def first_spec(
     Raises InputError for a log that cannot be read, SpecError if no column can be the label.
     """
     joins = log.table is None and kind_of(log.inputs, label, log.format) == EVENTS
-    sample: Sample | None = None
-    if joins:
-        guesses = guess_events(log.inputs, on_note=log.on_note)
-    else:
-        sample = _sample(log, label)
-        guesses = guess_log(sample, label)
-    guesses = without_leaks(guesses, log, label)
+    if len(log.inputs) > 1 and not joins:
+        raise InputError(f"got {len(log.inputs)} inputs; expected one log, or impressions and their clicks")
+    once = any(map(is_pipe, log.inputs)) or (log.table is not None and log.table.rows is None)
+    with opened_source(log, None, label) as source:
+        guesses, sample = source.guesses(), source.sample
+        if not once:
+            guesses = without_leaks(guesses, source.examine(most_rows=SAMPLE_ROWS))
     for guess in guesses:
         if guess.warning:
             output.warn(guess.warning)
     writer = _Writer(name or (log.inputs[0] if log.inputs else NAME), guesses, sample, joins)
     text, choice, reason = writer.text(), None, ""
     spec = parse_spec(text, "the guessed spec")
-    if measures and (any(map(is_pipe, log.inputs)) or (log.table is not None and log.table.rows is None)):
+    if measures and once:
         reason = "it can be read only once"
     elif measures:
         choice, reason = _measured(log, writer, spec, output)
@@ -88,18 +83,7 @@ def first_spec(
     return FirstSpec(text, guesses, choice, reason)
 
 
-def _sample(log: Log, label: str | None) -> Sample:
-    if log.table is not None:
-        with TableReader(log.table, on_note=log.on_note) as reader:
-            return sample_of(reader, NAME)
-    if len(log.inputs) > 1:
-        raise InputError(f"got {len(log.inputs)} inputs; expected one log, or impressions and their clicks")
-    known = frozenset(filter(None, [label]))
-    header = Header(is_absent=log.no_header, known=known, any_label=True, dialect=log.dialect)
-    return take_sample(log.inputs[0], log.format, header=header, on_note=log.on_note)
-
-
-def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tuple[Choice | None, str]:
+def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tuple[SpecChoice | None, str]:
     if not writer.wide:
         return None, "no column can be a field"
     wide = rebuilt(spec, {"fields": {line.name: dict(line.members) for line in writer.wide}})
@@ -119,7 +103,7 @@ def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tup
 class _Writer:
     """Writes the spec, without and with a choice."""
 
-    def __init__(self, name: str, guesses: tuple[Guess, ...], sample: Sample | None, joins: bool) -> None:
+    def __init__(self, name: str, guesses: tuple[Guess, ...], sample: LogSample, joins: bool) -> None:
         self._name, self._guesses, self._sample, self._joins = name, guesses, sample, joins
         self._lines = [*field_lines(guesses, joins), *bucket_lines(guesses)]
         self._ways = ways_of_numbers(guesses)
@@ -137,23 +121,23 @@ class _Writer:
             tuple(names[g.name] for g in guesses if g.role == "field" and g.optional),
         )
 
-    def text(self, choice: Choice | None = None) -> str:
+    def text(self, choice: SpecChoice | None = None) -> str:
         """The spec as TOML."""
-        sample, lines, measured = self._sample, self._lines, None
+        lines, measured = self._lines, None
         if choice is not None:
             lines, names = self._chosen_lines(choice)
             measured = self._measured(choice, names)
         return spec_text(
             self._name,
             self._guesses,
-            sample is None or sample.has_header,
+            self._sample.has_header,
             joins=self._joins,
-            dialect=sample.dialect if sample is not None else None,
+            dialect=self._sample.dialect,
             lines=lines,
             measured=measured,
         )
 
-    def _chosen_lines(self, choice: Choice) -> tuple[list[Line], dict[str, str]]:
+    def _chosen_lines(self, choice: SpecChoice) -> tuple[list[Line], dict[str, str]]:
         """The lines, those of numbers in the way that was chosen; and the names of fields that took a number's."""
         ways, found, names = self._ways.get(choice.numbers, []), list[Line](), dict[str, str]()
         for line in self._lines:
@@ -173,7 +157,7 @@ class _Writer:
             found += others
         return found, names
 
-    def _measured(self, choice: Choice, names: Mapping[str, str]) -> Measured:
+    def _measured(self, choice: SpecChoice, names: Mapping[str, str]) -> Measured:
         best, base = choice.best, choice.steps[-2] if choice.doubtful else None
         fields = best.spec.fields
         kept = {each.name for each in self._lines if each.doubt and each.name in fields}
@@ -217,12 +201,12 @@ def _gains(fields: Proposal, kept: Collection[str]) -> dict[str, str]:
     return found | {each.fields[0]: saves(each.gain) for each in fields.proposed}
 
 
-def saves(gain: Difference) -> str:
+def saves(gain: PairedDifference) -> str:
     """A gain in words."""
     return f"{'saves' if gain.mean >= 0.0 else 'costs'} {abs(gain.mean):.5f} of the log-loss"
 
 
-def _section(choice: Choice) -> ChosenSection:
+def _section(choice: SpecChoice) -> ChosenSection:
     """The choice as the spec has it; figures with five digits."""
     steps = []
     for name, judged in _named_steps(choice):
@@ -232,12 +216,12 @@ def _section(choice: Choice) -> ChosenSection:
     return ChosenSection(rows=choice.rows, judged_rows=choice.judged_rows, steps=tuple(steps))
 
 
-def _named_steps(choice: Choice) -> list[tuple[str, Outcome]]:
+def _named_steps(choice: SpecChoice) -> list[tuple[str, Outcome]]:
     named = [(f"{each.name}: {_parameters(each)}", each.judged) for each in choice.steps]
     return [*named, *([choice.unknown] if choice.unknown else [])]
 
 
-def steps_table(choice: Choice) -> Iterator[list[Any]]:
+def steps_table(choice: SpecChoice) -> Iterator[list[Any]]:
     """The steps as rows of a text and numbers, a head before them."""
     yield ["", "log-loss", "AUC", *(["MRR"] if choice.has_measure else []), "weights"]
     for name, judged in _named_steps(choice):

@@ -49,7 +49,7 @@ from trainer.output import SILENT, Output, Progress
 from trainer.publish.guard import Guard
 from trainer.publish.publisher import BatchPublisher, PublishCounts, Publisher
 from trainer.runs.loop import LogLoop, Passes, PassesReport, PassOptions, open_passes, resumed_start
-from trainer.tune.rates import with_rates
+from trainer.tune.choice import with_rates
 
 if TYPE_CHECKING:
     from trainer.runs.train_distributed import DistributedRun

@@ -59,7 +59,7 @@ from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_war
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
 from trainer.settings import DistributedOptions, HeldOut
-from trainer.tune.rates import with_rates
+from trainer.tune.choice import with_rates
 
 HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
 _OVERFIT = 1e-3

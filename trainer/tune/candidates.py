@@ -48,7 +48,7 @@ TUNABLE = (
 
 
 @dataclass(frozen=True)
-class Group:
+class CandidateGroup:
     """The candidates, by their index in the list of all, that one model learns, and the model's spec.
 
     variants: the indexes of the model's variants that are these candidates, in the same order.
@@ -95,11 +95,13 @@ def learner_with(section: LearnerSection, candidate: Candidate) -> dict[str, obj
 
 def groups_of(
     spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
-) -> list[Group]:
+) -> list[CandidateGroup]:
     """The models that learn the candidates with these indexes, each as the spec's `variant`."""
     if not learns_alone(spec):
         column = list(spec.variants).index(variant)
-        return [Group(with_parameters(spec, candidates[index]), (index,), (column,)) for index in indexes]
+        return [
+            CandidateGroup(with_parameters(spec, candidates[index]), (index,), (column,)) for index in indexes
+        ]
     alike: dict[tuple[tuple[str, Value], ...], list[int]] = {}
     for index in indexes:
         common = tuple((n, v) for n, v in candidates[index].items() if n not in OF_A_VARIANT)
@@ -118,7 +120,7 @@ def learns_alone(spec: ModelSpec) -> bool:
 
 def as_variants(
     spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
-) -> Group:
+) -> CandidateGroup:
     """A model of which each candidate is a variant with values of its own; all parameters but a variant's are alike."""
     first = candidates[indexes[0]]
     common = {name: value for name, value in first.items() if name not in OF_A_VARIANT}
@@ -134,7 +136,7 @@ def as_variants(
     learner = learner_with(spec.learner, common) | {"values": "per_variant"}
     calibration = {"kind": "none"}  # the search compares learners, not curves
     model = rebuilt(spec, {"learner": learner, "variants": variants, "calibration": calibration})
-    return Group(model, tuple(indexes), tuple(range(len(indexes))))
+    return CandidateGroup(model, tuple(indexes), tuple(range(len(indexes))))
 
 
 def rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:

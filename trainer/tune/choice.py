@@ -16,23 +16,27 @@ from typing import Any
 
 import numpy as np
 
+from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
+from trainer.examples.learned import LEARNED_ROWS
+from trainer.examples.open_log import Log
+from trainer.formats.batch import STDIN
 from trainer.learn.metrics.requests import RequestMeasure
+from trainer.output import SILENT, Output
 from trainer.tune.candidates import (
     OF_A_VARIANT,
     Candidate,
-    Group,
+    CandidateGroup,
+    Value,
+    around,
     candidates_of,
     learner_with,
     rebuilt,
     with_parameters,
 )
-from trainer.tune.crosses import Proposal, pairs_of, propose, with_crosses
-from trainer.tune.first_rows import FirstRows
+from trainer.tune.crosses import Proposal, pairs_of, propose, screened, with_crosses
 from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
-from trainer.tune.paired import Difference
-from trainer.tune.passes import Outcome, Pass
-from trainer.tune.screening import screened
+from trainer.tune.passes import FirstRows, Outcome, PairedDifference, Pass
 
 JUDGED, CHOSEN_BY = 0.2, 0.5
 """The last fifth of the rows is held out; what is chosen is compared by the last half of the others."""
@@ -42,7 +46,7 @@ GOOD_ENOUGH = 1.001
 LEAST_CHANGE = 0.005
 """Of the log-loss: what another way of making keys of all numbers must save to be taken instead of the guess."""
 MOST_PAIRS = 30
-"""Of more pairs, so many are learned: those that `screened` ranks highest. Two passes, at first."""
+"""Of more pairs only these are learned, those that `screened` ranks highest. Two passes, at first."""
 MEASURE, BASE = "mrr", "base"
 
 
@@ -71,7 +75,7 @@ class Step:
     spec: ModelSpec
     parameters: Candidate
     judged: Outcome
-    difference: Difference | None = None
+    difference: PairedDifference | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -82,7 +86,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SpecChoice:
     """The result. rows: those it was chosen on; judged_rows: those after them.
 
     fields: every doubtful field as it was tried, and `fields.features` those that are in; crosses: likewise.
@@ -142,9 +146,9 @@ def why_not(rows: FirstRows) -> str:
     return ""
 
 
-def choose(rows: FirstRows, doubts: Doubts) -> Choice:
+def choose(rows: FirstRows, doubts: Doubts) -> SpecChoice:
     """Choose by the first rows, of which there are enough (`why_not`)."""
-    began, search = time.perf_counter(), _Search(rows, doubts)
+    began, search = time.perf_counter(), _SpecSearch(rows, doubts)
     way = next(iter(doubts.numbers), "")
     plain = search.with_fields(doubts.numbers.get(way, ()))
     rate = search.tuned(plain)
@@ -171,7 +175,7 @@ def choose(rows: FirstRows, doubts: Doubts) -> Choice:
         spec = search.best_of(specs, rate) if crossed else specs[0]
         steps.append(("with crosses", spec, search.tuned(spec)))
     judged, unknown = search.judged(steps), search.judged_without(doubts.unknown, steps[-1])
-    return Choice(
+    return SpecChoice(
         search.end,
         rows.learned - search.end,
         judged,
@@ -184,7 +188,7 @@ def choose(rows: FirstRows, doubts: Doubts) -> Choice:
     )
 
 
-class _Search:
+class _SpecSearch:
     """The searches of one choice, all on the same rows."""
 
     def __init__(self, rows: FirstRows, doubts: Doubts) -> None:
@@ -236,7 +240,7 @@ class _Search:
             for number, kept in enumerate(ways.values())
         }
         learner = learner_with(spec.learner, rate) | {"values": "per_variant"}
-        group = Group(
+        group = CandidateGroup(
             rebuilt(spec, {"learner": learner, "variants": variants}), *(tuple(range(len(ways))),) * 2
         )
         learned = self._rows.learn([group], **self._compared)
@@ -246,7 +250,7 @@ class _Search:
 
     def best_of(self, specs: Sequence[ModelSpec], rate: Candidate) -> ModelSpec:
         """The spec of the least log-loss."""
-        groups = [Group(with_parameters(spec, rate), (0,), (0,)) for spec in specs]
+        groups = [CandidateGroup(with_parameters(spec, rate), (0,), (0,)) for spec in specs]
         sums = [self._rows.learn([each], **self._compared).outcomes[0].sums.sum() for each in groups]
         return specs[int(np.argmin(sums))]
 
@@ -268,7 +272,7 @@ class _Search:
             learned = self._judge(self._rows, spec, parameters)
             outcome, difference = learned.outcomes[0], None
             if before is not None:
-                difference = Difference.of(outcome.sums, before, learned.weights)
+                difference = PairedDifference.of(outcome.sums, before, learned.weights)
             if self.measure is not None:
                 by_requests = self._judge(self._rows, spec, parameters, self.measure).outcomes[0]
                 outcome = replace(outcome, measure=by_requests.measure)
@@ -290,5 +294,48 @@ class _Search:
     def _judge(
         self, rows: FirstRows, spec: ModelSpec, parameters: Candidate, measure: RequestMeasure | None = None
     ) -> Pass:
-        group = Group(with_parameters(spec, parameters), (0,), (0,))
+        group = CandidateGroup(with_parameters(spec, parameters), (0,), (0,))
         return rows.learn([group], compare_from=self.end, frozen=True, measure=measure)
+
+
+# --- Parameters that are "auto" ---
+
+
+def with_rates(
+    spec: ModelSpec, log: Log, known: Sequence[ModelSpec] = (), output: Output = SILENT
+) -> list[ModelSpec]:
+    """The `known` specs of `open_log`, and before them one with the parameters chosen, if `spec` leaves any open.
+
+    Raises InputError for standard input, which is read once; otherwise as `open_log`.
+    """
+    auto = spec.with_learned_of(known).learner.auto
+    if not auto:
+        return [*known]
+    if STDIN in log.inputs or (log.table is not None and log.table.rows is None):
+        raise InputError(
+            f'learner.{auto[0]} = "auto" is chosen on the first rows, which are then learned: give a file or a table, '
+            "or a number"
+        )
+    rows = FirstRows.read(replace(log, on_note=lambda text: None), spec, LEARNED_ROWS)
+    first = next(name for name, each in spec.variants.items() if each.average is None)
+    alone = {first: {"share": 1.0, "without": list(spec.variants[first].without)}}
+    learner = spec.learner.model_dump(mode="json", exclude_unset=True)
+    del learner["auto"]
+    plain = rebuilt(rows.spec, {"variants": alone, "learner": learner, "calibration": {"kind": "none"}})
+    rows, chosen, why = replace(rows, spec=plain), dict[str, float](), ""
+    if reason := why_not(rows):
+        why = f"the default, since {reason}"
+    else:
+        grid: dict[str, list[Value]] = {
+            name: values for name, values in around(plain.learner).items() if name in auto
+        }
+        candidates = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        comparison = Comparison(CHOSEN_BY, end=rows.learned, widen=2, frozen=True)
+        with output.progress(f"choosing {', '.join(grid)}") as bar:
+            shown = replace(rows, on_progress=lambda done, total: bar.update(done, total=total))
+            best = tune(plain, candidates, shown, comparison).ranking[0].parameters
+        chosen = {name: float(best[name]) for name in grid}
+        why = f"chosen on the first {rows.learned:,} rows"
+    values = {name: chosen.get(name, getattr(plain.learner, name)) for name in auto}
+    output.note(f"{', '.join(f'{name} = {value:g}' for name, value in values.items())}: {why}")
+    return [rebuilt(rows.spec, {"learner": learner | values}), *known]

@@ -22,7 +22,7 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import OpenLog, open_log
 from trainer.examples.requests import Sample
 from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
 
 MOST_MARKS = 1 << 16
 
@@ -30,14 +30,14 @@ Times = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class LastPart:
     """The last part of a log: a share of its rows, or the rows within so many seconds of the last."""
 
     share: float = 0.0
     seconds: int = 0
 
     @classmethod
-    def of(cls, text: str) -> HeldOut:
+    def of(cls, text: str) -> LastPart:
         """Parse `0.2` or `1d`. Raises ValueError."""
         try:
             share = float(text)
@@ -79,7 +79,7 @@ class Extent:
             )
 
 
-def measure(log: Repeated, spec: ModelSpec, held_out: HeldOut) -> Extent:
+def measure(log: RepeatedLog, spec: ModelSpec, held_out: LastPart) -> Extent:
     """Read the log once and find its last part. Raises SpecError, InputError where that cannot be."""
     if held_out.seconds and spec.input.timestamp is None:
         raise SpecError(
@@ -94,12 +94,12 @@ def measure(log: Repeated, spec: ModelSpec, held_out: HeldOut) -> Extent:
     return extent
 
 
-def count_rows(log: Repeated, spec: ModelSpec) -> int:
+def count_rows(log: RepeatedLog, spec: ModelSpec) -> int:
     """The number of rows of the log that would be learned."""
-    return measure(log, spec, HeldOut()).rows
+    return measure(log, spec, LastPart()).rows
 
 
-def _measured(log: Repeated, spec: ModelSpec, held_out: HeldOut) -> Extent:
+def _measured(log: RepeatedLog, spec: ModelSpec, held_out: LastPart) -> Extent:
     rows, rejected, clock = 0, 0, _Clock()
     with _timed_examples(log, spec) as (opened, stream):
         for examples in stream:
@@ -126,7 +126,7 @@ def _measured(log: Repeated, spec: ModelSpec, held_out: HeldOut) -> Extent:
 
 
 @contextmanager
-def _timed_examples(log: Repeated, spec: ModelSpec) -> Iterator[tuple[OpenLog, Iterator[Examples]]]:
+def _timed_examples(log: RepeatedLog, spec: ModelSpec) -> Iterator[tuple[OpenLog, Iterator[Examples]]]:
     """The log's examples, with their times if the spec names a timestamp."""
     with open_log(log.log, spec) as opened:
         if spec.input.timestamp is None:

@@ -20,8 +20,7 @@ from trainer.formats.batch import STDIN
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
 from trainer.tune.extent import count_rows
-from trainer.tune.paired import Difference
-from trainer.tune.passes import Outcome, Pass, Repeated
+from trainer.tune.passes import Outcome, PairedDifference, Pass, RepeatedLog
 
 ONCE = "- (standard input) can be read only once, and this search needs several passes: use files"
 KEPT = 3
@@ -63,7 +62,7 @@ class Ranked:
     outcome: Outcome
     rows: int
     judged_rows: int
-    difference: Difference | None = None
+    difference: PairedDifference | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The JSON form."""
@@ -92,11 +91,13 @@ class Tuning:
     edges: tuple[Edge, ...]
 
 
-def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, comparison: Comparison) -> Tuning:
+def tune(
+    spec: ModelSpec, candidates: Sequence[Candidate], log: RepeatedLog, comparison: Comparison
+) -> Tuning:
     """Learn the candidates and rank them. Raises SpecError for an unknown variant or one with its own parameters."""
     variant = compared_variant(spec, comparison.variant)
     _check_rereadable(log, spec, candidates, comparison, variant)
-    began, search = time.perf_counter(), _Search(spec, log, comparison, variant)
+    began, search = time.perf_counter(), _CandidateSearch(spec, log, comparison, variant)
     indexes, dropped = search.add(candidates), list[int]()
     rows = comparison.first_rung
     while True:
@@ -125,10 +126,10 @@ def tune(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, compar
     return search.tuning(indexes + dropped, widened, time.perf_counter() - began)
 
 
-class _Search:
+class _CandidateSearch:
     """The candidates so far, and for each the last pass that it took part in."""
 
-    def __init__(self, spec: ModelSpec, log: Repeated, comparison: Comparison, variant: str) -> None:
+    def __init__(self, spec: ModelSpec, log: RepeatedLog, comparison: Comparison, variant: str) -> None:
         self.candidates: list[Candidate] = []
         self.outcomes: dict[int, tuple[Outcome, Pass]] = {}
         self._spec, self._log, self._comparison, self._variant = spec, log, comparison, variant
@@ -183,7 +184,7 @@ class _Search:
             best = learned.outcomes.get(order[0]) or self._on_the_same_rows(order[0], learned)
             difference = None
             if best is not None and index != order[0]:
-                difference = Difference.of(outcome.sums, best.sums, learned.weights)
+                difference = PairedDifference.of(outcome.sums, best.sums, learned.weights)
             ranking.append(
                 Ranked(self.candidates[index], outcome, learned.rows, learned.judged_rows, difference)
             )
@@ -215,7 +216,7 @@ def compared_variant(spec: ModelSpec, name: str | None) -> str:
 
 
 def _check_rereadable(
-    log: Repeated, spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, variant: str
+    log: RepeatedLog, spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, variant: str
 ) -> None:
     once = comparison.last == 1.0 and comparison.first_rung is None and not comparison.widen
     once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_PER_PASS

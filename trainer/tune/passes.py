@@ -1,24 +1,44 @@
 """One pass over a log for many models: each batch is read and hashed once, and learned by every model in turn.
 
-Models of one pass differ in the learner alone, so the hashed rows are the same for all of them. `Repeated.learn` takes
-a pass from the search's state file where that has it.
+Models of one pass differ in the learner alone, so the hashed rows are the same for all of them. `RepeatedLog.learn`
+takes a pass from the search's state file where that has it. That file is one JSON document: the format, what the search
+is of (log, spec, options), the passes by key, and a SHA-256 of all that. It is replaced as a whole after every pass, so
+a pass is in it or not. A key is a digest of everything that the pass depends on beside the log.
+
+All candidates predict the same rows, so the difference of two has far less noise than either loss. Rows near each other
+are not independent: a user's rows, a request's candidates and what a learner knows at the time all last for a while.
+So a block of consecutive rows counts as one observation. Blocks grow with the log: 16 rows at first; whenever 256 are
+full, neighbours are merged, so a log of more than 2,048 rows has 128 to 256.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter
 
+from model_store.bounded import json_value
+from model_store.errors import CheckpointError, InputError
 from model_store.features.features import FeaturePlan
+from model_store.files import check_writable, write_whole
+from model_store.ratios import t_quantile
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.open_log import Log, open_log
+from trainer.examples.open_log import Log, examples_of, open_log
+from trainer.formats.batch import STDIN, RowBatch
+from trainer.formats.reader import expand
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
@@ -26,9 +46,183 @@ from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.whole_requests import whole_requests
-from trainer.tune.candidates import Group
-from trainer.tune.paired import BlockSums, Floats
-from trainer.tune.state import State
+from trainer.tune.candidates import CandidateGroup
+
+# --- The state file ---
+
+
+STATE_FORMAT = "ftrie-tune"
+STATE_VERSION = 1
+
+
+class SearchState:
+    """The finished passes of one search. `kept`: how many of them were found when it was opened.
+
+    identity: what the search is of, by name; a state of something else is refused.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
+        """Open the file, or begin it. Raises OutputError, CheckpointError for a damaged file or another search's."""
+        check_writable(path)
+        self._path, self._identity = path, dict(identity)
+        self._passes: dict[str, Any] = _read(path, self._identity) if path.exists() else {}
+        self.kept = len(self._passes)
+
+    @staticmethod
+    def key(*parts: object) -> str:
+        """The key of a pass."""
+        return hashlib.sha256(_text(parts)).hexdigest()
+
+    def get(self, key: str) -> Any:
+        """The result of a pass, or None."""
+        return self._passes.get(key)
+
+    def put(self, key: str, result: Mapping[str, Any]) -> None:
+        """Keep the result of a pass; it is on disk when this returns. Raises OutputError."""
+        self._passes[key] = result
+        body = {"identity": self._identity, "passes": self._passes}
+        document = {"format": STATE_FORMAT, "version": STATE_VERSION, "sha256": _digest(body), **body}
+        write_whole(self._path, _text(document) + b"\n")
+
+
+def log_identity(log: Log) -> str:
+    """A digest of the log's bytes, those of its side tables, and its format. Raises InputError."""
+    digest = hashlib.sha256()
+    for name in expand(log.inputs):
+        if name == STDIN:
+            raise InputError(
+                "- (standard input) cannot be read again by a search that goes on: use files, or no --state"
+            )
+        try:
+            with Path(name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from None
+    tables = [(table.name, table.sha256, table.key) for table in log.tables]
+    digest.update(_text([log.format, tables]))
+    return digest.hexdigest()
+
+
+def _read(path: Path, identity: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        found = json_value(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read the state {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("format") != STATE_FORMAT:
+        raise CheckpointError(f"{path} is not a state of `ftrie tune`; name another file")
+    if found.get("version") != STATE_VERSION:
+        raise CheckpointError(
+            f"{path} is a state of version {found.get('version')}; this ftrie reads version {STATE_VERSION}: delete it"
+        )
+    body: dict[str, Any] = {name: found.get(name) for name in ("identity", "passes")}
+    if found.get("sha256") != _digest(body):
+        raise CheckpointError(f"{path} is damaged: its checksum does not match; delete it")
+    for name, value in identity.items():
+        if body["identity"].get(name) != value:
+            raise CheckpointError(
+                f"{path} is the state of a search with another {name}; go on with that {name}, or name another file"
+            )
+    passes: dict[str, Any] = body["passes"]
+    return passes
+
+
+def _digest(document: object) -> str:
+    return hashlib.sha256(_text(document)).hexdigest()
+
+
+def _text(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":"), sort_keys=True, allow_nan=False).encode()
+
+
+# --- Paired differences ---
+
+
+FIRST_BLOCK_ROWS = 16
+MOST_BLOCKS = 256
+LEAST_BLOCKS = 8
+
+Floats = npt.NDArray[np.float64]
+
+
+class BlockSums:
+    """Sums of columns of numbers by blocks of consecutive rows. Memory: 256 numbers a column."""
+
+    def __init__(self, columns: int) -> None:
+        self.block_rows = FIRST_BLOCK_ROWS
+        self._rows = 0
+        self._sums = np.zeros((MOST_BLOCKS, columns))
+
+    def add(self, numbers: Floats) -> None:
+        """Add the next rows: float64[rows, columns]."""
+        first, end = self._rows, self._rows + numbers.shape[0]
+        if first == end:
+            return
+        while end > self.block_rows * MOST_BLOCKS:
+            half = MOST_BLOCKS // 2
+            self._sums[:half] = self._sums[::2] + self._sums[1::2]
+            self._sums[half:] = 0.0
+            self.block_rows *= 2
+        blocks = np.arange(first // self.block_rows, (end - 1) // self.block_rows + 1)
+        starts = np.maximum(blocks * self.block_rows - first, 0)
+        self._sums[blocks] += np.add.reduceat(numbers, starts, axis=0)
+        self._rows = end
+
+    def sums(self) -> Floats:
+        """The sums of the blocks so far: float64[blocks, columns]."""
+        return self._sums[: -(-self._rows // self.block_rows)].copy()
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of a paired difference by row, and its standard error over `blocks` blocks; None where too few."""
+
+    mean: float
+    error: float | None
+    blocks: int
+
+    @classmethod
+    def of(cls, one: Floats, other: Floats, weights: Floats) -> PairedDifference:
+        """`one` minus `other`, each a sum by block; weights: the sum of each block's weights.
+
+        The error is that of a ratio of sums over clusters, linearised (Cochran 1977, section 6.3).
+        """
+        total, blocks = float(weights.sum()), int(np.count_nonzero(weights))
+        mean = float((one - other).sum()) / total if total else 0.0
+        if blocks < LEAST_BLOCKS:
+            return cls(mean, None, blocks)
+        residuals = one - other - mean * weights
+        variance = float(residuals @ residuals) * blocks / (blocks - 1)
+        return cls(mean, math.sqrt(variance) / total, blocks)
+
+    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
+        """The two-sided confidence interval; None where there are too few blocks."""
+        if self.error is None:
+            return None
+        half = t_quantile(0.5 + level / 2.0, self.blocks - 1) * self.error
+        return self.mean - half, self.mean + half
+
+    def is_above_zero(self, error_rate: float) -> bool:
+        """Whether the one-sided t test at this error rate says that the mean is above 0."""
+        if not self.error:
+            return False
+        return self.mean / self.error > t_quantile(1.0 - error_rate, self.blocks - 1)
+
+    @property
+    def may_be_zero(self) -> bool:
+        """True unless the 95 % interval excludes 0."""
+        interval = self.interval()
+        return interval is None or interval[0] <= 0.0 <= interval[1]
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The mean and its 95 % interval."""
+        low, high = self.interval() or (None, None)
+        return {"mean": self.mean, "low": low, "high": high}
+
+
+# --- Passes ---
+
 
 Column = Annotated[
     Floats,
@@ -41,7 +235,7 @@ Expected = Callable[[int], int | None]
 
 
 @dataclass(frozen=True)
-class Repeated:
+class RepeatedLog:
     """A log that is learned several times. on_progress: receives the rows taken so far and the rows expected.
 
     state: keeps finished passes, so that they are not repeated.
@@ -50,7 +244,7 @@ class Repeated:
     log: Log
     threads: int | None = None
     on_progress: Callable[[int, int | None], None] = field(default=lambda rows, expected: None)
-    state: State | None = None
+    state: SearchState | None = None
 
     @contextmanager
     def examples(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, Expected, Iterator[Examples]]]:
@@ -60,7 +254,7 @@ class Repeated:
 
     def learn(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[CandidateGroup],
         *,
         rows: int | None = None,
         compare_from: int = 0,
@@ -87,7 +281,7 @@ class Repeated:
 
     def _learned(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[CandidateGroup],
         rows: int | None,
         compare_from: int,
         measure: RequestMeasure | None,
@@ -202,14 +396,14 @@ def cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
 
 
 def _model(
-    group: Group, resolved: ModelSpec, compare_from: int, measure: RequestMeasure | None
+    group: CandidateGroup, resolved: ModelSpec, compare_from: int, measure: RequestMeasure | None
 ) -> LearningModel:
     """A model of the group's spec, with fields and input resolved against the log."""
     spec = group.spec.model_copy(update={"fields": resolved.fields, "input": resolved.input})
     return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from, measure=measure))
 
 
-def _outcomes(model: LearningModel, group: Group) -> dict[int, Outcome]:
+def _outcomes(model: LearningModel, group: CandidateGroup) -> dict[int, Outcome]:
     metrics, measures = list(model.metrics.summary().values()), _late(model).measures()
     sums = _late(model).blocks.sums()
     keys = model.table.keys()
@@ -284,3 +478,61 @@ class LateMetrics(ProgressiveMetrics):
     def _add_judged(self, measures: Floats) -> None:
         assert self._measure is not None
         self.blocks.add(np.column_stack([measures[:, :, self._measure.index], np.ones(len(measures))]))
+
+
+# --- The first rows, kept in memory ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstRows(RepeatedLog):
+    """The rows of `batches`, which have the columns of `spec`; specs of passes have fields of it, or some of them.
+
+    spec: resolved. rows: how many there are, rejected ones among them.
+    """
+
+    spec: ModelSpec
+    batches: Sequence[RowBatch] = ()
+    rows: int = 0
+    _hashed: dict[str, list[Examples]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, log: Log, spec: ModelSpec, rows: int, **options: Any) -> FirstRows:
+        """Read the first `rows` rows. Raises as `open_log`."""
+        kept, left = list[RowBatch](), rows
+        with open_log(log, spec) as opened:
+            for batch in opened.rows():
+                kept.append(batch if batch.rows <= left else batch.part(0, left))
+                left -= kept[-1].rows
+                if not left:
+                    break
+            return cls(log=log, spec=opened.spec, batches=kept, rows=rows - left, **options)
+
+    @cached_property
+    def learned(self) -> int:
+        """How many rows can be learned."""
+        with self.examples(self.spec) as (*_, stream):
+            return sum(int(each.hashed.labels.size) for each in stream)
+
+    def lacking(self, columns: Sequence[str], begin: int) -> FirstRows:
+        """The same rows, but those from row `begin` on, rejected ones counted, without values in these columns."""
+        batches = list[RowBatch]()
+        for batch in self.batches:
+            left = min(max(begin, 0), batch.rows)
+            for part in (batch.part(0, left), batch.part(left, batch.rows)):
+                begin -= part.rows
+                nulls = {name: pa.nulls(part.rows, part.columns[name].type) for name in columns}
+                batches.append(part if begin >= 0 else replace(part, columns={**part.columns, **nulls}))
+        return replace(self, batches=batches, _hashed={})
+
+    @contextmanager
+    def examples(self, spec: ModelSpec) -> Iterator[tuple[ModelSpec, Expected, Iterator[Examples]]]:
+        """The kept rows hashed by the spec, which is resolved."""
+        maker = ExampleMaker(spec)
+        document = spec.model_dump(mode="json", include={"fields", "crosses", "input", "rules"})
+        used = (maker.rules.masks != 0).tolist()  # a feature that no variant uses is not hashed
+        key = json.dumps([document, used], sort_keys=True)
+        if key not in self._hashed:
+            self._hashed.clear()  # passes of the same features follow one another
+            with examples_of(self.batches, maker, self.threads) as stream:
+                self._hashed[key] = list(stream)
+        yield spec, lambda rows: self.rows, iter(self._hashed[key])

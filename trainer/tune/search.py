@@ -8,19 +8,29 @@ So candidates are ranked for one of the two uses.
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from model_store.errors import InputError
-from model_store.spec.spec import ModelSpec
+from model_store.errors import InputError, SpecError
+from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import open_log
 from trainer.formats.batch import STDIN
 from trainer.formats.rejects import MOST_REJECTED, no_usable_row
 from trainer.learn.metrics.requests import RequestMeasure
-from trainer.tune.candidates import Candidate, as_variants, groups_of, learns_alone
+from trainer.tune.candidates import (
+    Candidate,
+    Value,
+    as_variants,
+    groups_of,
+    learner_with,
+    learns_alone,
+    with_parameters,
+)
 from trainer.tune.crosses import Feature, Proposal, propose, with_crosses
-from trainer.tune.extent import Extent, HeldOut, measure
+from trainer.tune.extent import Extent, LastPart, measure
 from trainer.tune.halving import (
     ONCE,
     Comparison,
@@ -30,22 +40,21 @@ from trainer.tune.halving import (
     predicted_ahead,
     tune,
 )
-from trainer.tune.paired import Difference
-from trainer.tune.passes import Outcome, Repeated
+from trainer.tune.passes import Outcome, PairedDifference, RepeatedLog
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """What is searched beside the grid. crosses: propose crosses, of at most `keys` keys; held_out: the last part."""
 
     comparison: Comparison
-    held_out: HeldOut = field(default_factory=HeldOut)
+    held_out: LastPart = field(default_factory=LastPart)
     crosses: bool = False
     keys: int | None = None
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """The best spec on the last part of the log, beside the spec as given; difference: best minus given.
 
     frozen: both learned the rows before it alone; else they learned on, each row after it was predicted.
@@ -55,7 +64,7 @@ class Judged:
     rows: int
     best: Outcome
     given: Outcome
-    difference: Difference
+    difference: PairedDifference
 
     @property
     def how(self) -> str:
@@ -70,7 +79,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search. tuning: of the last search for parameters, with the crosses if any are proposed.
 
     by, frozen: what candidates were ranked by, see `Comparison`; judged: frozen, then learning on; empty if no part is
@@ -82,7 +91,7 @@ class Found:
     tuning: Tuning
     extent: Extent | None
     crosses: Proposal | None
-    judged: tuple[Judged, ...]
+    judged: tuple[Judgement, ...]
     passes: int
     seconds: float
 
@@ -151,12 +160,14 @@ class Found:
             )
 
 
-def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, options: Options) -> Found:
+def search(
+    spec: ModelSpec, candidates: Sequence[Candidate], log: RepeatedLog, options: SearchOptions
+) -> SearchResult:
     """Search, and judge the best once. Raises InputError if no row can be learned; see `tune` and `propose`."""
     began, extent, comparison = time.perf_counter(), None, options.comparison
-    if STDIN in log.log.inputs and (options.crosses or options.held_out != HeldOut()):
+    if STDIN in log.log.inputs and (options.crosses or options.held_out != LastPart()):
         raise InputError(ONCE)
-    if options.held_out != HeldOut():
+    if options.held_out != LastPart():
         extent = measure(log, spec, options.held_out)
         comparison = replace(comparison, end=extent.split)
     passes = 0 if extent is None else 1
@@ -178,14 +189,14 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
         better = with_crosses(spec, proposal.features)
         tuning = tune(better, candidates, log, comparison)
         passes += tuning.passes
-    judged = list[Judged]()
+    judged = list[Judgement]()
     if extent is not None and extent.split is not None:
         for frozen in (True, False):
             best = tuning.ranking[0].parameters
             each, more = _judged(spec, better, best, log, comparison, extent.split, frozen)
             judged.append(each)
             passes += more
-    return Found(
+    return SearchResult(
         comparison.by,
         comparison.frozen,
         tuning,
@@ -197,7 +208,9 @@ def search(spec: ModelSpec, candidates: Sequence[Candidate], log: Repeated, opti
     )
 
 
-def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options) -> Iterator[ModelSpec]:
+def models_of(
+    spec: ModelSpec, candidates: Sequence[Candidate], options: SearchOptions
+) -> Iterator[ModelSpec]:
     """The specs whose kernels a search needs."""
     variant = compared_variant(spec, options.comparison.variant)
     for group in groups_of(spec, candidates, range(len(candidates)), variant):
@@ -207,7 +220,7 @@ def models_of(spec: ModelSpec, candidates: Sequence[Candidate], options: Options
 
 
 def _proposal(
-    spec: ModelSpec, tuning: Tuning, log: Repeated, comparison: Comparison, budget: int | None
+    spec: ModelSpec, tuning: Tuning, log: RepeatedLog, comparison: Comparison, budget: int | None
 ) -> Proposal:
     with open_log(log.log, spec) as opened:
         resolved = opened.spec
@@ -231,11 +244,11 @@ def _judged(
     spec: ModelSpec,
     better: ModelSpec,
     best: Candidate,
-    log: Repeated,
+    log: RepeatedLog,
     comparison: Comparison,
     split: int,
     frozen: bool,
-) -> tuple[Judged, int]:
+) -> tuple[Judgement, int]:
     """Learn the log by the best spec and by the spec as given; compare them from row `split` on."""
     variant, measure = compared_variant(spec, comparison.variant), RequestMeasure.parse(comparison.by)
     if better is spec:
@@ -244,5 +257,77 @@ def _judged(
         groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
     passes = [log.learn(each, compare_from=split, measure=measure, frozen=frozen) for each in groups]
     outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
-    difference = Difference.of(outcomes[0].sums, outcomes[1].sums, passes[0].weights)
-    return Judged(frozen, passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)
+    difference = PairedDifference.of(outcomes[0].sums, outcomes[1].sums, passes[0].weights)
+    return Judgement(frozen, passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)
+
+
+# --- The best spec as text ---
+
+
+_HEADER = re.compile(r"^\s*\[\s*learner\s*\]\s*(#.*)?$")
+_ANY_HEADER = re.compile(r"^\s*\[")
+_KEY = re.compile(r"^\s*\"?([A-Za-z0-9_]+)\"?\s*=")
+_OTHER_FORM = {"rate_scale", "rate_decay"}
+
+
+def with_best(text: str, spec: ModelSpec, candidate: Candidate, pairs: Sequence[Feature] = ()) -> str:
+    """The spec's TOML `text` with a candidate's parameters and these crosses after its own.
+
+    Raises SpecError where the text cannot be edited safely.
+    """
+    wanted = with_crosses(with_parameters(spec, candidate), pairs)
+    edited = _edited(text, spec, candidate)
+    added = [f"fields = [{', '.join(map(json.dumps, pair))}]" for pair in pairs]
+    edited += "".join(f"\n[[crosses]]\n{fields}\n" for fields in added)
+    try:
+        if parse_spec(edited).to_json() == wanted.to_json():
+            return edited
+    except SpecError:
+        pass
+    raise SpecError(
+        "the spec cannot be edited line by line; set in its [learner]: "
+        + ", ".join(f"{name} = {_toml(value)}" for name, value in candidate.items())
+        + "".join(f"; add to its crosses: {{ {fields} }}" for fields in added)
+    )
+
+
+def _edited(text: str, spec: ModelSpec, candidate: Candidate) -> str:
+    lines = text.splitlines()
+    begin = next((at for at, line in enumerate(lines) if _HEADER.match(line)), None)
+    if begin is None:
+        lines += ["", "[learner]"]
+        begin = len(lines) - 1
+    end = next((at for at in range(begin + 1, len(lines)) if _ANY_HEADER.match(lines[at])), len(lines))
+    section = _section(lines[begin + 1 : end], spec, candidate)
+    return "\n".join([*lines[: begin + 1], *section, *lines[end:]]) + "\n"
+
+
+def _section(lines: list[str], spec: ModelSpec, candidate: Candidate) -> list[str]:
+    """The lines of `[learner]`: values replaced where the key is present, else inserted below the header."""
+    kept, present = [], set()
+    belongs = learner_with(spec.learner, candidate)
+    own: dict[str, Value] = {"alpha": spec.learner.alpha, "beta": spec.learner.beta}
+    rewritten: dict[str, Value] = {**own, **candidate} if _OTHER_FORM & {*map(_key, lines)} else {**candidate}
+    for line in lines:
+        name = _key(line)
+        if name in rewritten:
+            kept.append(f"{name} = {_toml(rewritten[name])}{_comment(line)}")
+            present.add(name)
+        elif name is None or name in belongs:
+            kept.append(line)
+    return [f"{name} = {_toml(value)}" for name, value in rewritten.items() if name not in present] + kept
+
+
+def _key(line: str) -> str | None:
+    found = _KEY.match(line)
+    return found.group(1) if found else None
+
+
+def _comment(line: str) -> str:
+    """The comment after a value. Values that can be tuned contain no `#`."""
+    _, mark, comment = line.partition("#")
+    return f"  #{comment}" if mark else ""
+
+
+def _toml(value: Value) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -14,12 +14,12 @@ import pytest
 
 from model_store.spec.spec import parse_spec
 from tests.trainer.formats.reading import read, write
+from tests.trainer.inspect.planted import sampled
 from trainer.examples.open_log import Log
 from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
 from trainer.formats.rejects import RejectLog
-from trainer.inspect.profiles import take_sample
-from trainer.inspect.relations import guess_log
+from trainer.inspect.guesses import guess_log
 from trainer.inspect.spec_writer import spec_text
 from trainer.runs.train import train
 
@@ -203,7 +203,7 @@ def test_numbers_as_people_write_them(cells: list[str], plain: list[bytes], tmp_
 def test_a_dialect_is_said_and_kept_in_the_guessed_spec(tmp_path: Path) -> None:
     lines = ["y;text;price\n", *(f"{n % 2};'a;{n % 3}';1.23{n % 10},5\n" for n in range(50)), "1;b;-\n"]
     path, notes = write(tmp_path / "log.csv", "".join(lines)), list[str]()
-    sample = take_sample(str(path), on_note=notes.append)
+    sample = sampled(path, on_note=notes.append)
     assert "read with separator ';', quote \"'\", nulls ('-',), decimal ',', grouping '.'" in notes[0]
     given = parse_spec(spec_text(str(path), guess_log(sample, "y"), dialect=sample.dialect)).input
     assert (given.separator, given.quote, given.escape, given.nulls) == (";", "'", None, ("-",))

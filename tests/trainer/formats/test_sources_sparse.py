@@ -16,11 +16,10 @@ from model_store.features.cells import parse_labels
 from model_store.spec.spec import parse_spec
 from tests.trainer.formats import sparse_text
 from tests.trainer.formats.reading import Everything, read, write
+from tests.trainer.inspect.planted import sampled
 from trainer.examples.open_log import Log, open_log
-from trainer.formats.csv import Header
 from trainer.formats.reader import LogReader
-from trainer.inspect.profiles import take_sample
-from trainer.inspect.relations import guess_log
+from trainer.inspect.guesses import guess_log
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "label"\n'
 
@@ -307,7 +306,7 @@ def test_positive_names_the_labels_of_sparse_text_that_are_clicks(
     assert (labels.tolist(), bad) == ([1, 0, 1, 0, 1], [])  # 2.0 spells 2
     assert [(each.line, each.category) for each in batch.rejects] == [(6, "bad label")]
     path = write(tmp_path / f"log.{suffix}", "".join(f"{1 + (row % 3 == 0)} {rest}\n" for row in range(30)))
-    sample = take_sample(str(path), header=Header(any_label=True))
+    sample = sampled(path)
     (label,) = (guess for guess in guess_log(sample) if guess.role == "label")
     assert label.positive == "2"
 

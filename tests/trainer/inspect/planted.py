@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.examples.open_log import Log
-from trainer.inspect.examine import examine
+from trainer.inspect.examine import examine, opened_source
 from trainer.inspect.findings import Diagnosis, Finding
+from trainer.inspect.profiles import LogSample
 
 ROWS = 12_000
 BEGAN_S = 1_700_006_400
@@ -116,6 +117,12 @@ def jsonl(objects: Sequence[Any], folder: Path, name: str) -> Path:
     path = folder / name
     path.write_text("".join(json.dumps(each) + "\n" for each in objects))
     return path
+
+
+def sampled(path: Path, **options: Any) -> LogSample:
+    """The first rows of a file; options: of Log."""
+    with opened_source(Log([str(path)], **options), None, None) as source:
+        return source.sample
 
 
 def diagnosed(*paths: Path, **options: Any) -> Diagnosis:

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.inspect.cells import cells_of
-from trainer.inspect.columns import ColumnCounts, Rows
-from trainer.inspect.sketches import ABSENT
+from trainer.inspect.columns import ABSENT, CheckedRows, ColumnCounts, cells_of
 
 TEXTS = st.sampled_from(
     [b"", b"a", b"1", b"-2.5", b"1e3", b"null", b"inf", b"\xff", "Ã©".encode(), "é".encode()]
@@ -91,7 +89,9 @@ def test_a_column_counts_views_and_clicks_of_each_value(parts: list[pa.Array], s
             continue
         clicked = random.integers(0, 2, len(part)).astype(float)
         other = random.integers(0, 2, len(part)).astype(bool)
-        rows = Rows(len(part), first, np.arange(first, first + len(part)), np.ones(len(part)), clicked, other)
+        rows = CheckedRows(
+            len(part), first, np.arange(first, first + len(part)), np.ones(len(part)), clicked, other
+        )
         if not first:
             counts.look(part)
         counts.add(part, rows)

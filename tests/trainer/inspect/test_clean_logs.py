@@ -13,12 +13,11 @@ import pytest
 from model_store.errors import InputError, SpecError
 from model_store.spec.spec import parse_spec
 from tests.conftest import _click_log
-from tests.trainer.inspect.planted import clean, csv, diagnosed, parquet, table
+from tests.trainer.inspect.planted import clean, csv, diagnosed, parquet, sampled, table
 from trainer.examples.open_log import Log
 from trainer.formats.tables import table_of
 from trainer.inspect.examine import examine
 from trainer.inspect.guesses import guess_all
-from trainer.inspect.profiles import take_sample
 from trainer.inspect.spec_writer import spec_text
 
 
@@ -156,7 +155,7 @@ def test_real_logs_are_clean(name: str, tmp_path: Path) -> None:
     path = _click_log(name)
     found = diagnosed(path)
     assert not found.errors and {each.check for each in found.warnings} == REAL[name]
-    text = spec_text(str(path), guess_all(take_sample(str(path))))
+    text = spec_text(str(path), guess_all(sampled(path)))
     by_spec = diagnosed(path, spec=parse_spec(text))
     assert not by_spec.errors and {each.check for each in by_spec.warnings} == REAL[name]
 

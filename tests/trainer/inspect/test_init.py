@@ -14,16 +14,17 @@ from ftrie import FtrieWarning, Spec
 from ftrie.cli import run
 from model_store.errors import FtrieError, SpecError
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
-from trainer.inspect import guesses
+from tests.trainer.inspect.planted import sampled
+from trainer.inspect import examine, guesses
 from trainer.inspect.guesses import Guess
-from trainer.inspect.profiles import Profile, Sample, take_sample
+from trainer.inspect.profiles import LogSample, Profile
 from trainer.inspect.spec_writer import model_name, spec_text
 
 ROWS = 400
 
 
 def guess_all(profiles: Sequence[Profile], label: str | None = None) -> tuple[Guess, ...]:
-    return guesses.guess_all(Sample(tuple(profiles)), label)
+    return guesses.guess_all(LogSample(tuple(profiles)), label)
 
 
 def guess(values: list[Any], name: str = "x", label: list[int] | None = None) -> Guess:
@@ -113,7 +114,7 @@ def test_without_names_the_label_is_the_first_column_of_0_and_1_or_the_last(plac
     profiles = [Profile(f"c{n}", ("0", "2", "1")) for n in range(4)]
     profiles[1] = profiles[place] = Profile("two", ("0", "1", "1"))
     profiles[1] = Profile("c1", ("0", "1", "1"))
-    assert guesses.guess_all(Sample(tuple(profiles), has_header=False))[place].role == "label"
+    assert guesses.guess_all(LogSample(tuple(profiles), has_header=False))[place].role == "label"
     with pytest.raises(SpecError, match="name it with --label"):
         guess_all(profiles)
 
@@ -279,7 +280,7 @@ def test_model_is_named_after_the_file(path: str, name: str) -> None:
 
 
 def spec_of(path: Path) -> ModelSpec:
-    return parse_spec(spec_text(str(path), guesses.guess_all(take_sample(str(path)))))
+    return parse_spec(spec_text(str(path), guesses.guess_all(sampled(path))))
 
 
 def test_awkward_names_and_values_make_a_spec_that_parses(tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_of_a_log_of_days_whose_first_rows_alone_are_read_the_spec_says_what_the
     path = tmp_path / "log.csv"
     rows = [f"{i % 2},{1_700_006_400 + i + 86_400 * (i // 10_000)},x{i % 7}" for i in range(50_000)]
     path.write_text("\n".join(["click,ts,a", *rows]))
-    text = spec_text(str(path), guesses.guess_all(take_sample(str(path))))
+    text = spec_text(str(path), guesses.guess_all(sampled(path)))
     assert "# The 10,000 rows read are of one day; where the log has more days:\n# weekday" in text
 
 
@@ -437,12 +438,14 @@ def test_flags_say_how_cells_are_written_and_the_spec_keeps_it(tmp_path: Path, c
     assert (code, json.loads(out)["rows"]) == (0, 40)
 
 
-def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, capsys) -> None:
-    assert len(take_sample(str(log), rows=7).profiles[0].texts) == 7
+def test_sample_ends_at_its_size_and_needs_a_row(log: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(examine, "SAMPLE_ROWS", 7)
+        assert len(sampled(log).profiles[0].texts) == 7
     empty = tmp_path / "empty.csv"
     empty.write_text("click,site\n")
     with pytest.raises(FtrieError, match="has no readable row"):
-        take_sample(str(empty))
+        sampled(empty)
     empty.write_text("click,site\n" + "1,a,b\n" * 3)
     for command in ("init", "doctor"):
         code, _, err = ftrie(capsys, command, str(empty))

@@ -13,9 +13,8 @@ import pytest
 from ftrie.cli import run
 from model_store.spec.spec import load_spec, parse_spec
 from trainer.events.fields import resolve_fields
-from trainer.inspect.guesses import Guess
-from trainer.inspect.profiles import Sample, profile_of
-from trainer.inspect.relations import guess_log
+from trainer.inspect.guesses import Guess, guess_log
+from trainer.inspect.profiles import LogSample, profile_of
 from trainer.inspect.spec_writer import spec_text
 
 ROWS = 400
@@ -23,7 +22,7 @@ ROWS = 400
 
 def guessed(**columns: Sequence[object]) -> dict[str, Guess]:
     profiles = [profile_of(name, list(values), "category") for name, values in columns.items()]
-    return {guess.name: guess for guess in guess_log(Sample(tuple(profiles)))}
+    return {guess.name: guess for guess in guess_log(LogSample(tuple(profiles)))}
 
 
 def labels(rows: int = ROWS) -> list[str]:

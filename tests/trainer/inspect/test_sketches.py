@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from trainer.inspect.sketches import ABSENT, DistinctSample, Repeats, mixed
+from trainer.inspect.columns import ABSENT, DistinctSample, Repeats, mixed
 
 
 def added(sample: DistinctSample, keys: np.ndarray, marks: np.ndarray, batch: int = 1000) -> DistinctSample:

@@ -10,9 +10,9 @@ from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.tune.logs import SPEC, write_log
 from trainer.examples.open_log import Log
-from trainer.tune.best_spec import with_best
 from trainer.tune.crosses import pairs_of, propose
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
+from trainer.tune.search import with_best
 
 FIELDS = """
 [model]
@@ -34,7 +34,7 @@ brand = {}
 
 
 def proposed(log, **options):
-    return propose(parse_spec(SPEC), {"alpha": 0.2}, Repeated(Log([log])), variant="base", **options)
+    return propose(parse_spec(SPEC), {"alpha": 0.2}, RepeatedLog(Log([log])), variant="base", **options)
 
 
 def test_a_planted_cross_is_proposed_and_nothing_else(tmp_path):
@@ -58,7 +58,7 @@ def test_a_log_without_an_effect_proposes_none_in_19_of_20_searches(tmp_path):
 def test_a_cross_over_the_budget_of_keys_is_named_and_left_out(tmp_path):
     log = write_log(tmp_path / "log.csv", 4000, 1, effect=1.0)
     assert proposed(log, budget=9).features == (("a", "b"),)
-    sparse = propose(parse_spec(SPEC), {"l1": 30.0}, Repeated(Log([log])), variant="base")
+    sparse = propose(parse_spec(SPEC), {"l1": 30.0}, RepeatedLog(Log([log])), variant="base")
     assert {each.keys for each in sparse.tried} == {9}  # whatever the parameters chosen later
     found = proposed(log, budget=8)
     assert (found.features, [each.fields for each in found.too_large]) == ((), [("a", "b")])
@@ -70,7 +70,7 @@ def test_a_cross_of_an_item_with_its_own_attribute_is_named_and_not_proposed(tmp
     head, *lines = log.read_text().splitlines()
     log.write_text("\n".join([f"{head},e", *(f"{line},e{'a2' in line:d}" for line in lines)]) + "\n")
     spec = parse_spec(SPEC.replace("d = {}", "d = {}\ne = {}"))
-    found = propose(spec, {"alpha": 0.01}, Repeated(Log([str(log)])), variant="base")
+    found = propose(spec, {"alpha": 0.01}, RepeatedLog(Log([str(log)])), variant="base")
     assert {each.fields: each.same_as for each in found.tried if each.same_as} == {("a", "e"): "a"}
     assert next(each for each in found.tried if each.fields == ("a", "e")).gain.mean > 0.0
     assert ("a", "b") in found.features and ("a", "e") not in found.features
@@ -99,7 +99,7 @@ def test_fields_that_a_variant_lacks_and_crosses_that_the_spec_has_are_not_tried
 
 def test_a_spec_with_nothing_to_cross_is_refused(tmp_path):
     spec = parse_spec(SPEC.replace("b = {}\nc = {}\nd = {}\n", ""))
-    log = Repeated(Log([write_log(tmp_path / "log.csv", 10, 1)]))
+    log = RepeatedLog(Log([write_log(tmp_path / "log.csv", 10, 1)]))
     with pytest.raises(SpecError, match="no two fields"):
         propose(spec, {}, log, variant="base")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.ratios import t_quantile
-from trainer.tune.paired import FIRST_BLOCK_ROWS, MOST_BLOCKS, BlockSums, Difference
+from trainer.tune.passes import FIRST_BLOCK_ROWS, MOST_BLOCKS, BlockSums, PairedDifference
 
 
 @given(st.lists(st.integers(0, 3000), max_size=8), st.integers(0, 2**32 - 1))
@@ -27,7 +27,7 @@ def test_blocks_have_the_sums_of_their_rows_whatever_the_batches(sizes, seed):
 def test_a_difference_has_the_mean_by_weight_and_the_error_of_a_ratio():
     random = np.random.default_rng(5)
     one, other, weights = random.random(40), random.random(40), random.uniform(1, 2, 40)
-    found = Difference.of(one, other, weights)
+    found = PairedDifference.of(one, other, weights)
     mean = (one.sum() - other.sum()) / weights.sum()
     residuals = [a - b - mean * w for a, b, w in zip(one, other, weights, strict=True)]
     error = np.sqrt(sum(each**2 for each in residuals) * 40 / 39) / weights.sum()
@@ -41,13 +41,13 @@ def test_a_95_percent_interval_holds_the_truth_in_95_of_100_logs_also_if_rows_de
         lasting = np.repeat(random.normal(0.3, 1.0, 400), 10)  # ten rows in a row have the same noise
         blocks.add(np.column_stack([lasting, np.ones(4000)]))
         sums, weights = blocks.sums().T
-        low, high = Difference.of(sums, np.zeros_like(sums), weights).interval()
+        low, high = PairedDifference.of(sums, np.zeros_like(sums), weights).interval()
         inside += low <= 0.3 <= high
     assert 0.92 <= inside / 400 <= 0.98
 
 
 def test_few_blocks_have_no_interval_and_are_never_distinguishable():
-    found = Difference.of(np.ones(7), np.zeros(7), np.ones(7))
+    found = PairedDifference.of(np.ones(7), np.zeros(7), np.ones(7))
     assert (found.interval(), found.may_be_zero, found.is_above_zero(0.05)) == (None, True, False)
 
 

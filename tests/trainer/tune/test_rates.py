@@ -16,7 +16,7 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.tune.logs import SPEC, write_log
 from trainer.distributed.dealing import plan_shards
 from trainer.examples.open_log import Log
-from trainer.tune.rates import with_rates
+from trainer.tune.choice import with_rates
 
 AUTO = SPEC.replace("alpha = 0.2", 'alpha = "auto"\nbeta = "auto"')
 Say = Callable[..., tuple[int, str, str]]

@@ -21,11 +21,10 @@ from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train import train
 from trainer.tune.candidates import Edge, candidates_of, with_parameters
-from trainer.tune.extent import HeldOut, measure
+from trainer.tune.extent import LastPart, measure
 from trainer.tune.halving import Comparison
-from trainer.tune.passes import Repeated
-from trainer.tune.search import Options, search
-from trainer.tune.state import State
+from trainer.tune.passes import RepeatedLog, SearchState
+from trainer.tune.search import SearchOptions, search
 
 GRID = ["alpha=0.05,0.2,0.8", "l1=0,0.5"]
 
@@ -42,8 +41,8 @@ def spec_in(folder, text=SPEC):
 
 def found_in(log, text=SPEC, tries=GRID, hold_out="0.2", crosses=False, **compare):
     spec = parse_spec(text)
-    options = Options(Comparison(**compare), HeldOut.of(hold_out), crosses)
-    return search(spec, candidates_of(spec, tries), Repeated(Log([log])), options)
+    options = SearchOptions(Comparison(**compare), LastPart.of(hold_out), crosses)
+    return search(spec, candidates_of(spec, tries), RepeatedLog(Log([log])), options)
 
 
 def test_nothing_is_chosen_on_the_last_part(log, tmp_path):
@@ -118,8 +117,10 @@ def test_by_default_candidates_are_ranked_as_models_of_the_rows_before_each_tent
         with RejectLog() as rejects:
             model = train(spec, Log([str(parts[0])]), rejects=rejects).model.artefact()
             losses.append(evaluate(model, Log([str(parts[1])]), rejects=rejects).variants["base"].logloss)
-    options = Options(Comparison(frozen=True), HeldOut.of("0.2"))
-    found = search(spec, candidates_of(spec, ["alpha=0.2"]), Repeated(Log([log], batch_bytes=batch)), options)
+    options = SearchOptions(Comparison(frozen=True), LastPart.of("0.2"))
+    found = search(
+        spec, candidates_of(spec, ["alpha=0.2"]), RepeatedLog(Log([log], batch_bytes=batch)), options
+    )
     (only,) = found.tuning.ranking
     assert only.judged_rows == 720 and only.outcome.metrics.logloss == pytest.approx(
         np.mean(losses), rel=1e-6
@@ -139,13 +140,15 @@ def test_a_best_that_is_worse_once_frozen_is_warned_of(tmp_path):
 
 
 def test_a_time_span_holds_out_the_rows_within_it(log):
-    extent = measure(Repeated(Log([log])), parse_spec(SPEC), HeldOut.of("2h"))
+    extent = measure(RepeatedLog(Log([log])), parse_spec(SPEC), LastPart.of("2h"))
     assert (extent.rows, extent.split, extent.unordered) == (1000, 880, 0)
     assert (extent.split_time, extent.end) == ("2023-11-15T12:53:20+00:00", "2023-11-15T14:52:20+00:00")
     with pytest.raises(InputError, match="hold out a smaller part"):
-        measure(Repeated(Log([log])), parse_spec(SPEC), HeldOut.of("9d"))
+        measure(RepeatedLog(Log([log])), parse_spec(SPEC), LastPart.of("9d"))
     with pytest.raises(SpecError, match=r"set input\.timestamp"):
-        measure(Repeated(Log([log])), parse_spec(SPEC.replace('timestamp = "ts"\n', "")), HeldOut.of("2h"))
+        measure(
+            RepeatedLog(Log([log])), parse_spec(SPEC.replace('timestamp = "ts"\n', "")), LastPart.of("2h")
+        )
 
 
 def test_a_log_out_of_order_is_warned_of(log, tmp_path):
@@ -244,9 +247,9 @@ def test_lists_are_predicted_whole_so_ties_are_ties_and_the_order_of_items_tells
             for i in sorted(range(5), key=lambda i: order(r, i))
         ]
         (tmp_path / "log.csv").write_text("\n".join([head, *rows]), encoding="utf-8")
-        log = Repeated(Log([str(tmp_path / "log.csv")], batch_bytes=batch_bytes))
+        log = RepeatedLog(Log([str(tmp_path / "log.csv")], batch_bytes=batch_bytes))
         spec = parse_spec(SHOWN)
-        options = Options(Comparison(by="mrr"), HeldOut.of("0.2"))
+        options = SearchOptions(Comparison(by="mrr"), LastPart.of("0.2"))
         return search(spec, candidates_of(spec, ["alpha=0.2,0.8"]), log, options)
 
     for size in (50, 1 << 20):  # bytes of a batch: a list in several, and all lists in one
@@ -315,14 +318,14 @@ def test_a_state_of_another_search_is_refused_with_the_reason(log, tmp_path, cap
 
 def test_a_damaged_state_is_refused(tmp_path):
     path = tmp_path / "state.json"
-    State(path, {"log": "a"}).put("key", {"rows": 1})
-    assert State(path, {"log": "a"}).get("key") == {"rows": 1}
+    SearchState(path, {"log": "a"}).put("key", {"rows": 1})
+    assert SearchState(path, {"log": "a"}).get("key") == {"rows": 1}
     path.write_bytes(path.read_bytes().replace(b'"rows":1', b'"rows":2'))
     with pytest.raises(CheckpointError, match="checksum"):
-        State(path, {"log": "a"})
+        SearchState(path, {"log": "a"})
     path.write_text("alpha = 1\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match="is not a state"):
-        State(path, {"log": "a"})
+        SearchState(path, {"log": "a"})
 
 
 def test_the_report_draws_candidates_parameters_and_pairs(log, tmp_path):

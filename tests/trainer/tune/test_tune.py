@@ -16,10 +16,10 @@ from tests.worlds import SPEC, shop_rows
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
 from trainer.runs.train import train
-from trainer.tune.best_spec import with_best
 from trainer.tune.candidates import candidates_of
 from trainer.tune.halving import Comparison, tune
-from trainer.tune.passes import Repeated
+from trainer.tune.passes import RepeatedLog
+from trainer.tune.search import with_best
 
 ONE_VARIANT = SPEC[: SPEC.index("[variants]")] + SPEC[SPEC.index("[learner]") :]
 NO_LEARNER = ONE_VARIANT[: ONE_VARIANT.index("[learner]")]
@@ -44,7 +44,7 @@ def trained(text, log):
 
 def tuned(text, log, tries=GRID, **judge):
     spec = parse_spec(text)
-    return tune(spec, candidates_of(spec, tries), Repeated(Log([log])), Comparison(**judge))
+    return tune(spec, candidates_of(spec, tries), RepeatedLog(Log([log])), Comparison(**judge))
 
 
 def by_parameters(found):
@@ -210,4 +210,4 @@ def test_the_command_ranks_and_writes_the_best_spec(log, tmp_path, capsys):
 def test_standard_input_serves_one_pass_only():
     spec = parse_spec(ONE_VARIANT)
     with pytest.raises(InputError, match="only once"):
-        tune(spec, candidates_of(spec, GRID), Repeated(Log(["-"])), Comparison(last=0.1))
+        tune(spec, candidates_of(spec, GRID), RepeatedLog(Log(["-"])), Comparison(last=0.1))
