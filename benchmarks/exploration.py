@@ -51,7 +51,7 @@ from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from server.ranking.select.exploration import Exploration
-from server.ranking.select.selection import SearchOptions
+from server.ranking.select.selection import Options
 from trainer.examples.hashing import ExampleMaker
 from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
@@ -108,12 +108,10 @@ class Policy:
         return with_parameters(alone, {**LEARNERS[self.learner], "alpha": self.alpha})
 
     @property
-    def options(self) -> SearchOptions | None:
+    def options(self) -> Options | None:
         """What a request sets."""
         kinds = {UCB: Exploration, THOMPSON: _Drawn}
-        return (
-            SearchOptions(None, (), (), kinds[self.kind](self.width, False)) if self.kind in kinds else None
-        )
+        return Options(None, (), (), kinds[self.kind](self.width, False)) if self.kind in kinds else None
 
 
 @cache

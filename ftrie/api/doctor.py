@@ -37,7 +37,7 @@ _TABLE = pa.schema(
 )
 
 
-class Diagnosis(Examined):
+class Diagnosis:
     """What was found, the most severe first. Iterating gives the findings.
 
     findings, errors, warnings: tuples of findings, each with `severity`, `check`, `columns`, `count`, `of`, `unit`,
@@ -45,15 +45,35 @@ class Diagnosis(Examined):
     taken for.
     """
 
+    def __init__(self, examined: Examined) -> None:
+        self._examined = examined
+        self.findings: tuple[Finding, ...] = examined.findings
+        self.rows, self.rejected, self.columns = examined.rows, examined.rejected, examined.columns
+        self.roles: Mapping[str, str] = examined.roles
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """The findings that learning should not begin with."""
+        return self._examined.errors
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that make a model worse, or may."""
+        return self._examined.warnings
+
     @cached_property
     def table(self) -> pa.Table:
         """The findings as an Arrow table, one a row; `.to_pandas()` makes a DataFrame of it."""
         rows = [{**asdict(each), "columns": list(each.columns)} for each in self.findings]
         return pa.Table.from_pylist(rows, schema=_TABLE)
 
+    def of_check(self, check: str) -> tuple[Finding, ...]:
+        """The findings of one check, such as "label-leak"; docs/doctor.md lists them."""
+        return self._examined.of_check(check)
+
     def to_dict(self) -> dict[str, Any]:
         """What `ftrie doctor --json` prints."""
-        return self.as_dict()
+        return self._examined.as_dict()
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.findings)
@@ -62,7 +82,7 @@ class Diagnosis(Examined):
         return len(self.findings)
 
     def __repr__(self) -> str:
-        return f"Diagnosis({self.rows:,} rows: {self.verdict})"
+        return f"Diagnosis({self.rows:,} rows: {self._examined.verdict})"
 
     def _repr_html_(self) -> str:
         columns = ["severity", "check", "count", "what", "example", "what to do"]
@@ -78,7 +98,7 @@ class Diagnosis(Examined):
             for each in self.findings
         ]
         table = html_table(columns, rows) if rows else ""
-        return paragraph(f"{self.rows:,} rows, {self.columns:,} columns: {self.verdict}") + table
+        return paragraph(f"{self.rows:,} rows, {self.columns:,} columns: {self._examined.verdict}") + table
 
 
 @names_arguments
@@ -102,4 +122,4 @@ def doctor(
     if given is None and (log.get("items") is not None or log.get("users") is not None):
         raise UsageError("items and users need a spec, which names the columns of their ids")
     opened = log_of(data, given.input if given is not None else None, **log)
-    return Diagnosis(**vars(examine(opened, given, label, LibraryOutput(progress))))
+    return Diagnosis(examine(opened, given, label, LibraryOutput(progress)))

@@ -23,8 +23,7 @@ from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import MetricsLines, VariantMetrics
 from trainer.runs.loop import PassOptions
 from trainer.runs.train import Report, nothing_learned
-from trainer.runs.train import train as train_engine
-from trainer.runs.warmup import compile_kernels, formats_of
+from trainer.runs.warmup import train_compiled
 
 if TYPE_CHECKING:
     import altair as alt
@@ -76,21 +75,16 @@ def train(
     """
     given, output = spec_of(spec), LibraryOutput(progress)
     opened = log_of(data, given.model_spec.input, **log)
-    # A table in memory comes as Arrow batches, as Parquet does.
-    formats = formats_of(opened.inputs, opened.format) if opened.table is None else frozenset(["parquet"])
-    several = PassOptions(passes, tolerance)
-    several.check(given.model_spec)
-    compile_kernels(given.model_spec, formats, slices=bool(slices), output=output)
     kept = MetricsLines()
     with RejectLog(strict=strict) as rejects:
-        run = train_engine(
+        run = train_compiled(
             given.model_spec,
             opened,
             rejects=rejects,
             threads=threads,
             metrics=MetricsOptions(window, tuple(slices), kept, regret),
             initial=initial.artefact if initial is not None else None,
-            passes=several,
+            passes=PassOptions(passes, tolerance),
             output=output,
         )
     if run.failure is not None:

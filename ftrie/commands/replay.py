@@ -15,6 +15,7 @@ from ftrie import terminal
 from ftrie.api.data import Data, Log, log_of
 from ftrie.command import command
 from ftrie.commands.flags import RejectsOption, SpecArgument, ThreadsOption
+from ftrie.commands.train import rejected_for
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress
 from model_store.errors import InputError
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 # A moment among the counts of a join, which no reader wants.
 _A_TIME = "through_us"
-_MOST_POSITIONS, _MOST_REASONS = 12, 5
+_MOST_POSITIONS = 12
 
 
 @dataclass(frozen=True)
@@ -238,9 +239,8 @@ def _replay_rows(
     from trainer.runs.warmup import compile_kernels, formats_of
     from trainer.sources.open_sources import files_of_rows
 
-    inputs = files_of_rows(logs)
-    compile_kernels(spec, formats_of(inputs, flags["format"]), output=terminal)
-    log = log_of(inputs, spec.input, note=note_once(), **flags)
+    log = log_of(files_of_rows(logs), spec.input, note=note_once(), **flags)
+    compile_kernels(spec, formats_of(log), output=terminal)
     with RejectLog(rejects) as reject_log:
         replayed = replay_rows(spec, log, rejects=reject_log, threads=threads, output=terminal)
     decision = estimating.decision if estimating is not None else DECISION_ROW
@@ -322,8 +322,7 @@ def _print_replay(name: str, replayed: Replayed) -> None:
         if texts:
             print(f"{kind}: {', '.join(texts)}")
     if replayed.reasons:
-        reasons = list(replayed.reasons.items())[:_MOST_REASONS]
-        print(f"rejected for: {', '.join(f'{reason} ({count:,})' for reason, count in reasons)}")
+        print(rejected_for(replayed.reasons))
 
 
 def _span(replayed: Replayed) -> str:

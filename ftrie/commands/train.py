@@ -199,8 +199,8 @@ def train(
     from trainer.formats.reader import expand
     from trainer.publish.publisher import Publisher
     from trainer.runs.loop import initial_model
-    from trainer.runs.train import finish_run, train
-    from trainer.runs.warmup import compile_kernels, formats_of
+    from trainer.runs.train import finish_run
+    from trainer.runs.warmup import train_compiled
 
     model_spec = load_spec(spec)
     publish = publish or activate or publishing.publish_every is not None
@@ -222,14 +222,7 @@ def train(
         with _files(model_spec, start, rejects, strict, watched) as (checkpoints, reject_log, metrics):
             fresh = checkpoints is None or checkpoints.earlier is None
             initial = initial_model(model_spec, start.init_from, store) if fresh else None
-            # Before `train`, whose clock would count the compiler's time as learning.
-            compile_kernels(
-                *(model_spec, formats_of(inputs, log["format"])),
-                slices=bool(watched.slices),
-                publishes=publisher is not None,
-                output=terminal,
-            )
-            run = train(
+            run = train_compiled(
                 model_spec,
                 log_of(inputs, model_spec.input, note=note_once(), batch_bytes=batch_bytes, **log),
                 rejects=reject_log,

@@ -105,7 +105,6 @@ def train_distributed(
     model_spec = load_spec(spec)
     check_distributable(model_spec)
     check_inputs([*inputs, *options.held_out.inputs], log["format"], model_spec.input.label)
-    formats = formats_of([*inputs, *options.held_out.inputs], log["format"])
     publish = publish or activate
     if save is not None and save.suffix == ".json":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
@@ -117,11 +116,10 @@ def train_distributed(
             stack.enter_context(checkpoints)
         # Raises now if the extra is missing, before minutes of compiling.
         the_ray()
-        compile_kernels(model_spec, formats, output=terminal)
+        rows = log_of(inputs, model_spec.input, note=note_once(), **log)
+        compile_kernels(model_spec, formats_of(rows, options.held_out.inputs), output=terminal)
         run = run_distributed(
-            model_spec,
-            log_of(inputs, model_spec.input, note=note_once(), **log),
-            options,
+            *(model_spec, rows, options),
             rejects=stack.enter_context(RejectLog(rejects)),
             strict=strict,
             checkpoints=checkpoints,

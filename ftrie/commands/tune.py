@@ -176,7 +176,7 @@ def tune(
     options = SearchOptions(comparison, held_out, crosses, keys)
     note(f"{len(candidates)} candidates")
     kept = _state(state, model_spec, opened, candidates, options)
-    formats = formats_of(inputs, log["format"])
+    formats = formats_of(opened)
     for each in models_of(model_spec, candidates, options):
         if not kernels_are_ready(each, formats):
             compile_kernels(each, formats, output=terminal)

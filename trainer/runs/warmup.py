@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,10 @@ from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
 from trainer.output import SILENT, Output
 from trainer.publish.delta_chain import DeltaChain
-from trainer.publish.publisher import PublishCounts
+from trainer.publish.publisher import BatchPublisher, PublishCounts
+from trainer.runs.loop import PassOptions
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
-from trainer.runs.train import train
+from trainer.runs.train import Run, train
 from trainer.settings import Every
 from trainer.sources.kinds import kind_of
 from trainer.sources.merge import Merger
@@ -81,12 +83,32 @@ def kernels_are_ready(
     return all(kernels_are_cached(part) for part in _parts(spec, formats, slices, publishes))
 
 
-def formats_of(inputs: Sequence[str], format: str | None = None) -> frozenset[str]:
-    """The formats that a run over `inputs` may meet: all if a name does not tell, as for standard input."""
+def formats_of(log: Log, more: Sequence[str] = ()) -> frozenset[str]:
+    """The formats that a run over a log and `more` files may meet; all if a name does not tell, as for stdin."""
+    inputs, format = [*log.inputs, *more], log.format
+    if log.table is not None:
+        return frozenset(["parquet"])  # a table in memory comes as Arrow batches, as Parquet does
     if kind_of(inputs, format=format) == EVENTS:
         return frozenset([EVENTS])
     formats = [format or format_by_name(name) for name in expand(inputs)]
     return frozenset(FORMATS if None in formats else filter(None, formats))
+
+
+def train_compiled(
+    spec: ModelSpec,
+    log: Log,
+    *,
+    metrics: MetricsOptions,
+    passes: PassOptions,
+    publisher: BatchPublisher | None = None,
+    output: Output,
+    **options: Any,
+) -> Run:
+    """`train` once the kernels are compiled: its clock counts learning alone. Raises SpecError for such passes."""
+    passes.check(spec)
+    compiled = {"slices": bool(metrics.slices), "publishes": publisher is not None}
+    compile_kernels(spec, formats_of(log), **compiled, output=output)
+    return train(spec, log, metrics=metrics, passes=passes, publisher=publisher, output=output, **options)
 
 
 def compile_trainer(spec: ModelSpec, output: Output = SILENT) -> None:

@@ -73,7 +73,7 @@ def made():
 
 spec, log, *slices = sys.argv[1:]
 spec = load_spec(Path(spec))
-compile_kernels(spec, formats_of([log]), slices=bool(slices))
+compile_kernels(spec, formats_of(Log([log])), slices=bool(slices))
 before = made()
 with RejectLog(strict=True) as rejects:
     run = train(spec, Log([log]), rejects=rejects, metrics=MetricsOptions(slices=tuple(slices)))
@@ -113,8 +113,8 @@ def test_neither_formats_nor_slices_nor_requests_compile_in_the_middle_of_a_run(
 def test_a_name_that_does_not_tell_its_format_may_be_of_any(tmp_path):
     (tmp_path / "a.csv.gz").touch()
     (tmp_path / "b.vw").touch()
-    assert formats_of([str(tmp_path / "*")]) == {"csv", "vw"}
-    assert formats_of(["-"]) > {"csv", "parquet", "libffm"} and formats_of(["-"], "tsv") == {"tsv"}
+    assert formats_of(Log([str(tmp_path / "*")])) == {"csv", "vw"}
+    assert formats_of(Log(["-"])) > {"csv", "parquet", "libffm"} and formats_of(Log(["-"], "tsv")) == {"tsv"}
 
 
 def test_the_warmup_of_a_trainer_joins_by_every_rule_for_late_clicks() -> None:
