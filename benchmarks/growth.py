@@ -50,7 +50,7 @@ from trainer.events.columns import Wanted
 from trainer.events.join import Join
 from trainer.events.parse import Parser
 from trainer.events.waiting_rows import Segments
-from trainer.learn.slots.layouts import layout_of
+from trainer.learn.slots_kernels import layout_of
 from trainer.learn.table import ValueTable
 from trainer.learn.table_kernels import ENTRY_HEAD
 from trainer.sources.merge import Part, merge

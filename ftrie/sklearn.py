@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from dataclasses import field as parameter
 from numbers import Integral, Real
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL
 from model_store.normal_kernels import normal_cdfs
-from model_store.spec.learner_section import LEAST_HASH_BITS, MOST_HASH_BITS, Algorithm
+from model_store.spec.learner_section import ALGORITHMS, LEAST_HASH_BITS, MOST_HASH_BITS
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import LEARNED_ROWS, with_learned
@@ -71,7 +71,7 @@ _LARGE = 1e3
 _MOST_FIELDS = 65_000  # a key's feature has 16 bits
 _MATRIX_FIELD = "features"
 _LEARNER_OPTIONS = (
-    *("rate", "precision", "warmup", "seed", "k", "theta", "shrink"),
+    *("rate", "precision", "seed", "k", "theta", "shrink"),
     *("prior_ctr", "forgetting", "prune_kl"),
 )
 
@@ -124,7 +124,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
     crosses : list of tuples of column names, or None, default=None
         Conjunctions of two to four columns.
     learner_options : dict or None, default=None
-        More of a spec's `[learner]`: rate, precision, warmup, seed, k, theta, shrink, prior_ctr, forgetting, prune_kl.
+        More of a spec's `[learner]`: rate, precision, seed, k, theta, shrink, prior_ctr, forgetting, prune_kl.
     model_name : str, default="classifier"
         The name under which `model_` is published.
 
@@ -154,7 +154,7 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
     beta: float = parameter(default=1.0, metadata=_allows(_NOT_NEGATIVE))
     l1: float = parameter(default=0.0, metadata=_allows(_NOT_NEGATIVE))
     l2: float = parameter(default=0.0, metadata=_allows(_NOT_NEGATIVE))
-    algorithm: str = parameter(default="ftrl", metadata=_allows(StrOptions(set(get_args(Algorithm)))))
+    algorithm: str = parameter(default="ftrl", metadata=_allows(StrOptions(set(ALGORITHMS))))
     max_iter: int = parameter(default=5, metadata=_allows(Interval(Integral, 1, None, closed="left")))
     tol: float | None = parameter(default=1e-3, metadata=_allows(_NOT_NEGATIVE, None))
     shuffle: bool = parameter(default=True, metadata=_allows("boolean"))

@@ -1,4 +1,4 @@
-"""Compiles and caches kernels, which live in `*_kernels.py` modules and in learner and slot files.
+"""Compiles and caches kernels, which live in `*_kernels.py` modules and in the learners' files.
 
 Numba's own cache detects a change in a kernel's file, by its time, but not in other files whose kernels it inlines or
 whose constants it freezes. Here the cache folder is named after a hash of every file with kernels, every file of this
@@ -35,7 +35,7 @@ from numba.core.registry import CPUDispatcher
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model_store", "trainer", "server")
-_KERNEL_FILES = ("*_kernels.py", "learners/*.py", "slots/*.py")
+_KERNEL_FILES = ("*_kernels.py", "learners/*.py")
 _IMPORT = re.compile(r"^from ((?:model_store|trainer|server)[.\w]*) import (\(?[^)]*?(?:\)|$))", re.MULTILINE)
 _COMPLETE = "complete"
 _FOLDERS = "kernels-"

@@ -72,10 +72,10 @@ def learned(spec: ModelSpec, rows: Sequence[Mapping[str, bytes]], size: int = 10
 
 
 def compile_learners(part: int, parts: int) -> None:
-    """Compile the loops of every `parts`-th pair from `part` on; beside FAST: a warm-up, an admission, an average."""
+    """Compile the loops of every `parts`-th pair from `part` on; beside FAST: a rule, an admission, an average."""
     specs = [spec_of(*each) for each in FAST.values()]
     specs += [
-        spec_of(FTRL | {"warmup": 9}, 1),
+        spec_of(FTRL, 1, {"brand=": Rule(alpha=0.9)}),
         spec_of(FTRL | {"inclusion": {"kind": "bloom", "count": 2}}, 1),
     ]
     average = {"base": Variant(share=0.5), "mean": Variant(share=0.5, average="base")}

@@ -5,47 +5,66 @@ docs/learners.md names the papers behind the rules; an error says what a combina
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from model_store.spec.sections import Alpha, Beta, Penalty, Section, seconds_of
 
-Algorithm = Literal["ogd", "truncation", "truncated_gradient", "fobos", "rda", "ftrl", "adpredictor"]
 RateKind = Literal["gradients", "counts", "global", "constant", "posterior"]
 Link = Literal["logit", "probit"]
 
 MAX_BLOOM_COUNT = 256
 MAX_K = 10**15
-MAX_WARMUP = 10**12
 LEAST_HASH_BITS, MOST_HASH_BITS = 8, 31
 LEAST_BUCKETS, MOST_BUCKETS = 1 << LEAST_HASH_BITS, 1 << MOST_HASH_BITS
 DEFAULT_KEYS = 1_000_000
 DEFAULT_FALSE_POSITIVES = 0.01
-_MOST_RATES = ("gradients", "counts", "global", "constant")
-_RATES = dict.fromkeys(("ogd", "truncation", "truncated_gradient", "fobos"), _MOST_RATES) | {
-    "rda": ("global", "gradients", "constant"),
-    "ftrl": ("gradients", "counts", "constant"),
-    "adpredictor": ("posterior",),
+_MOST_RATES: tuple[RateKind, ...] = ("gradients", "counts", "global", "constant")
+
+
+class Traits(NamedTuple):
+    """What a spec may say with an algorithm; servers and the command line know no more of it.
+
+    rates: those that it takes; regularizers: of l1 and l2; defaults: the members whose default is not FTRL's; shrinks:
+    the values of `shrink`; truncates: whether k and theta belong to it; link: from a score to a click rate.
+    """
+
+    rates: tuple[RateKind, ...]
+    regularizers: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {"l1": 0.0}
+    shrinks: tuple[str, ...] = ("rate",)
+    truncates: bool = False
+    link: Link = "logit"
+
+
+ALGORITHMS: dict[str, Traits] = {
+    "ogd": Traits(_MOST_RATES, ("l1", "l2"), shrinks=("rate", "touched")),
+    "truncation": Traits(_MOST_RATES, truncates=True),
+    "truncated_gradient": Traits(_MOST_RATES, ("l1",), shrinks=("rate", "fixed"), truncates=True),
+    "fobos": Traits(_MOST_RATES, ("l1", "l2"), shrinks=("rate", "fixed")),
+    "rda": Traits(("global", "gradients", "constant"), ("l1", "l2"), {"l1": 0.0, "rate": "global"}),
+    "ftrl": Traits(("gradients", "counts", "constant"), ("l1", "l2"), {}),
+    "adpredictor": Traits(
+        ("posterior",), defaults={"l1": 0.0, "rate": "posterior", "alpha": 0.03}, link="probit"
+    ),
 }
-REGULARIZERS: dict[str, tuple[str, ...]] = {
-    "ogd": ("l1", "l2"),
-    "truncation": (),
-    "truncated_gradient": ("l1",),
-    "fobos": ("l1", "l2"),
-    "rda": ("l1", "l2"),
-    "ftrl": ("l1", "l2"),
-    "adpredictor": (),
-}
-_SHRINKS = {"fixed": ("truncated_gradient", "fobos"), "touched": ("ogd",)}
+"""By the spec's `algorithm`; `trainer/learn/learners/` has a file of each name."""
+
+
+def _known(name: Any) -> Any:
+    if not isinstance(name, str) or name not in ALGORITHMS:
+        *most, last = map(repr, ALGORITHMS)
+        raise PydanticCustomError("literal_error", f"Input should be {', '.join(most)} or {last}")
+    return name
+
+
 _SCALED = (
     'precision = "q2.13" does not fit algorithm = "{algorithm}" with rate = "global", which keeps weights '
     'divided by their accumulated shrinkage, beyond the range of 16 bits; use another rate, or precision = "f64"'
 )
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "rda": {"rate": "global"},
-    "adpredictor": {"rate": "posterior", "alpha": 0.03},
-}
 CHOSEN = ("alpha", "beta", "l1")
 """The parameters that may be "auto"."""
 _OF_ADPREDICTOR = ("prior_ctr", "forgetting", "prune_kl")
@@ -87,17 +106,23 @@ class Subsample(Section):
 
 
 class Rule(Section):
-    """Overrides of `[learner]` for the keys with a prefix; the longest prefix wins.
-
-    decay: p of their rate alpha / (beta + n^p), which is 1/2 elsewhere; 0: a constant rate.
-    """
+    """Overrides of `[learner]` for the keys with a prefix; the longest prefix wins."""
 
     inclusion: Inclusion | None = None
     l1: Penalty | None = None
     alpha: Alpha | None = None
-    decay: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
 
     ALWAYS = ("inclusion", "l1")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_decay(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "decay" in data:
+            raise ValueError(
+                "decay by prefix is not supported: every rate is alpha / (beta + sqrt(n)); leave it out, and write "
+                "alpha for a prefix whose keys should learn faster or slower"
+            )
+        return data
 
 
 class LearnerSection(Section):
@@ -106,14 +131,13 @@ class LearnerSection(Section):
     `rate_scale` and `rate_decay` are another form of the rate, eta = rate_scale / (1 + rate_decay sqrt(n)): alpha is
     rate_scale / rate_decay, and beta is 1 / rate_decay. The defaults of `rate`, `alpha` and `l1` depend on the
     algorithm. For adpredictor, alpha is the prior variance of a weight, beta the standard deviation of the noise.
-    With `warmup` = N, alpha grows from alpha / N to alpha over the first N examples. `auto`: those of alpha, beta and
-    l1 that were given as "auto", to be chosen on a log's first rows; they have their defaults until then.
+    `auto`: those of alpha, beta and l1 that were given as "auto", to be chosen on a log's first rows; they have their
+    defaults until then.
     """
 
-    algorithm: Algorithm = "ftrl"
+    algorithm: Annotated[str, BeforeValidator(_known)] = "ftrl"
     alpha: Alpha = 0.1
     beta: Beta = 1.0
-    warmup: int = Field(default=0, ge=0, le=MAX_WARMUP)
     l1: Penalty = 1.0
     l2: Penalty = 0.0
     k: int = Field(default=1, ge=1, le=MAX_K)
@@ -138,10 +162,15 @@ class LearnerSection(Section):
         *("ttl", "subsample", "seed"),
     )
 
+    @property
+    def traits(self) -> Traits:
+        """Those of the algorithm."""
+        return ALGORITHMS[self.algorithm]
+
     def why_not(self, regularizer: str) -> str:
         """Why this learner does not take the regularizer, l1 or l2; "" if it does."""
-        if regularizer not in REGULARIZERS[self.algorithm]:
-            having = ", ".join(a for a, names in REGULARIZERS.items() if regularizer in names)
+        if regularizer not in self.traits.regularizers:
+            having = ", ".join(name for name, each in ALGORITHMS.items() if regularizer in each.regularizers)
             return f'{regularizer} does not belong to algorithm = "{self.algorithm}"; it belongs to {having}'
         if (self.algorithm, self.rate, self.shrink, regularizer) == ("ogd", "global", "rate", "l1"):
             return (
@@ -152,37 +181,22 @@ class LearnerSection(Section):
             )
         return ""
 
-    def why_no_rule(self, name: str) -> str:
-        """Why `[rules]` cannot set alpha or decay for this learner; "" if they can."""
+    @property
+    def why_no_alpha(self) -> str:
+        """Why `[rules]` cannot set alpha for this learner; "" if they can."""
         if self.rate == "posterior":
-            return f'{name} by prefix does not fit algorithm = "adpredictor", whose rate is a variance'
-        if self.rate == "global" or (self.rate, name) == ("constant", "decay"):
-            expected = '"gradients" or "counts"' + (', or "constant"' if name == "alpha" else "")
-            return f'{name} by prefix needs a rate of each key; got rate = "{self.rate}", expected {expected}'
-        return ""
-
-    def why_no_warmup(self, penalized: bool) -> str:
-        """Why this learner has no warm-up; "" if it can. penalized: keys that an example does not have shrink."""
-        if self.algorithm == "adpredictor":
-            return 'warmup has no meaning for algorithm = "adpredictor", whose alpha is a prior variance, not a rate'
-        if self.algorithm == "rda":
+            return 'alpha by prefix does not fit algorithm = "adpredictor", whose rate is a variance'
+        if self.rate == "global":
             return (
-                'warmup does not fit algorithm = "rda", whose weights are a function of all gradients so far: with a '
-                "growing alpha all would grow with it; take another algorithm"
-            )
-        shrinks = self.algorithm == "fobos" or (self.algorithm, self.shrink) == ("truncated_gradient", "rate")
-        if self.rate != "global" and (shrinks or (self.algorithm == "ogd" and penalized)):
-            return (
-                f'warmup does not fit algorithm = "{self.algorithm}" with rate = "{self.rate}" and a penalty: there is '
-                "no formula for the shrinkage, at a growing rate, that a key has missed until it occurs again; take "
-                'rate = "global", or algorithm = "ftrl"'
+                'alpha by prefix needs a rate of each key; got rate = "global", expected "gradients" or "counts", or '
+                '"constant"'
             )
         return ""
 
     @property
     def link(self) -> Link:
         """The link from a score to a click rate: sigmoid(score), or Φ(score / sqrt(beta^2 + its variance))."""
-        return "probit" if self.algorithm == "adpredictor" else "logit"
+        return self.traits.link
 
     def first_rate(self, alpha: float, beta: float) -> float | None:
         """The rate of a key without examples; None where all keys share the rate, or it would be infinite."""
@@ -247,16 +261,24 @@ class LearnerSection(Section):
             raise ValueError(f'got {ttl!r}; expected a whole number of rows, or a time such as "30d", "12h"')
         return ttl
 
-    # pydantic runs these three from the last to the first: what is given as "auto" has the algorithm's default.
+    # pydantic runs these from the last to the first: what is given as "auto" has the algorithm's default.
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_algorithm(cls, data: Any) -> Any:
         # The defaults of the class are those of FTRL.
-        if not isinstance(data, dict) or data.get("algorithm", "ftrl") == "ftrl":
+        if not isinstance(data, dict) or not isinstance(data.get("algorithm"), str):
             return data
-        defaults: dict[str, Any] = {"l1": 0.0, "rate": "gradients"}
-        defaults |= _DEFAULTS.get(data["algorithm"], {}) if isinstance(data["algorithm"], str) else {}
-        return defaults | data
+        return {**ALGORITHMS[data["algorithm"]].defaults, **data} if data["algorithm"] in ALGORITHMS else data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_warmup(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "warmup" in data:
+            raise ValueError(
+                "warmup is not supported: alpha is the same from the first example on; leave it out, and write a "
+                "smaller alpha, or a larger beta, if the first examples count too much"
+            )
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -292,17 +314,16 @@ class LearnerSection(Section):
                     raise ValueError(
                         f'{name} belongs to algorithm = "adpredictor", not to "{self.algorithm}"; leave it out'
                     )
-        truncates = self.algorithm in ("truncation", "truncated_gradient")
-        if truncates and self.theta is None:
+        if self.traits.truncates and self.theta is None:
             raise ValueError(
                 f'algorithm = "{self.algorithm}" needs theta, the size up to which weights are truncated'
             )
-        if not truncates and (self.k, self.theta) != (1, None):
+        if not self.traits.truncates and (self.k, self.theta) != (1, None):
             raise ValueError(
                 f'k and theta belong to truncation and truncated_gradient, not to algorithm = "{self.algorithm}"'
             )
-        having = _SHRINKS.get(self.shrink, (self.algorithm,))
-        if self.algorithm not in having:
+        if self.shrink not in self.traits.shrinks:
+            having = (name for name, each in ALGORITHMS.items() if self.shrink in each.shrinks)
             raise ValueError(
                 f'shrink = "{self.shrink}" belongs to {" and ".join(having)}, not to algorithm = "{self.algorithm}"'
             )
@@ -310,7 +331,7 @@ class LearnerSection(Section):
 
     @model_validator(mode="after")
     def _rate_fits(self) -> Self:
-        allowed = _RATES[self.algorithm]
+        allowed = self.traits.rates
         if self.rate not in allowed:
             raise ValueError(
                 f'rate = "{self.rate}" has no meaning for algorithm = "{self.algorithm}"; it takes {", ".join(allowed)}'

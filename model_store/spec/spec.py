@@ -162,9 +162,8 @@ class ModelSpec(Section):
         for prefix, rule in self.rules.items():
             if rule.l1 is not None and (why_not := self.learner.why_not("l1")):
                 raise ValueError(f'rules."{prefix}".l1: {why_not}')
-            for name in ("alpha", "decay"):
-                if getattr(rule, name) is not None and (why_not := self.learner.why_no_rule(name)):
-                    raise ValueError(f'rules."{prefix}".{name}: {why_not}')
+            if rule.alpha is not None and (why_not := self.learner.why_no_alpha):
+                raise ValueError(f'rules."{prefix}".alpha: {why_not}')
             own = {"alpha": rule.alpha} if rule.alpha is not None else {}
             for variant in self.variants.values() if own else ():
                 self._check_first_rate(f'rules."{prefix}".alpha', variant.own_parameters | own)
@@ -174,12 +173,6 @@ class ModelSpec(Section):
                     f'rules."{prefix}".inclusion does not go with learner.{self.learner.hashing}: every '
                     "key has a bucket from its first occurrence; leave one of them out"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> Self:
-        if self.learner.warmup and (why_not := self.learner.why_no_warmup(self.shrinks_untouched)):
-            raise ValueError(f"learner.warmup: {why_not}")
         return self
 
     @model_validator(mode="after")

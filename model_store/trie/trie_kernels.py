@@ -1,6 +1,6 @@
 """Kernels of the flat trie: check keys, build nodes, walk.
 
-A node is a row of uint32[nodes, 4] (16 bytes; docs/trie.md has the table):
+A node is a row of uint32[nodes, 4] (16 bytes; docs/formats/served_model.md has the table):
 
     CHILD  number of its first child; its children are CHILD … CHILD + children - 1, sorted by first byte
     LABEL  where its label begins in `labels`

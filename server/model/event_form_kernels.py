@@ -51,7 +51,7 @@ def write_items(
 ) -> Any:  # fmt: skip
     """Write the items, commas between them. Returns how many bytes were written.
 
-    Row r ≥ 0 is an item of the catalogue: the first seven arguments, `Columns.event_arrays`, have its id and its
+    Row r ≥ 0 is an item of the catalogue: the first seven arguments, `Fragments._arrays`, have its id and its
     features. -n is the n-th text of `more`, from 1 on, more[more_offsets[n - 1] : more_offsets[n]]; SKIPPED is left
     out, and its position not given to another. more uint8; more_offsets int64; rows int32[k]; ctrs float64[k]; chances
     float64[k], or empty where no propensity is known; out uint8 with `room_for` them.

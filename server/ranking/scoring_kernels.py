@@ -7,9 +7,9 @@ Arrays travel in groups, each a tuple:
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/model/items.py`
     items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/model/items.py`
 
-A model has two layers (docs/layers.md): `trie` and `slots` are the base; fresh_trie and fresh_slots (with `at` i32[n]
-as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by term, so that
-sums are added up in the same order, to the same bits, however the keys are divided.
+A model has two layers (docs/formats/served_model.md): `trie` and `slots` are the base; fresh_trie and fresh_slots (with
+`at` i32[n] as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by
+term, so that sums are added up in the same order, to the same bits, however the keys are divided.
 
 `terms` is int64[terms, TERM_COLUMNS], a row a term; `server/model/items_kernels.py` names its columns and makes keys
 of it.

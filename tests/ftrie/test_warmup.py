@@ -64,13 +64,13 @@ def test_after_it_training_and_serving_compile_nothing() -> None:
 @pytest.mark.slow
 def test_it_tells_what_it_compiled_and_compiles_it_once(tmp_path: Path) -> None:
     """Of all kernels two, which the cache lacks: compiling all takes minutes."""
-    lacks = shutil.ignore_patterns("*.complete", "scoring_kernels.rank-*", "loops.learn_shared-*")
+    lacks = shutil.ignore_patterns("*.complete", "scoring_kernels.rank-*", "loops_kernels.learn_shared-*")
     shutil.copytree(CACHE_FOLDER, tmp_path / CACHE_FOLDER.name, ignore=lacks)
     done = python(tmp_path, "-m", "ftrie", "warmup", "--json", "--processes", "3")
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert len(answer["parts"]) == 5
     names = [kernel["kernel"] for kernel in answer["kernels"]]
-    assert {"server.ranking.scoring_kernels.rank", "trainer.learn.learners.loops.learn_shared"} <= set(names)
+    assert {"server.ranking.scoring_kernels.rank", "trainer.learn.loops_kernels.learn_shared"} <= set(names)
     again = json.loads(python(tmp_path, "-m", "ftrie", "warmup", "--json").stdout)
     assert (again["parts"], again["kernels"]) == ([], [])

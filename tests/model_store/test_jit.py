@@ -18,7 +18,7 @@ from model_store.jit import CACHE_FOLDER
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("model_store", "trainer", "server")
 
-MODULES = ("trainer.learn.learners.loops", "trainer.learn.table_kernels", "server.ranking.scoring_kernels")
+MODULES = ("trainer.learn.loops_kernels", "trainer.learn.table_kernels", "server.ranking.scoring_kernels")
 SHOW = """
 import importlib, sys
 for name in sys.argv[1:]:

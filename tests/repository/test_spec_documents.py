@@ -14,7 +14,7 @@ from model_store.spec import learner_section, sections, spec
 from model_store.spec.sections import GuardSection, JoinSection
 from tests.model_store.features.documented_hash import whole_key
 from tests.repository.pages import tables
-from trainer.learn.slots import layouts
+from trainer.learn import slots_kernels as layouts
 
 SECTIONS = {
     "[model]": sections.ModelSection,

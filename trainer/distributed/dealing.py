@@ -125,10 +125,6 @@ def check_distributable(spec: ModelSpec) -> None:
             section.ttl is not None,
             "every row counts the same, whenever it was; leave it out, and leave old files out of the inputs",
         ),
-        f"learner.warmup = {section.warmup}": (
-            section.warmup != 0,
-            "the minimum does not depend on how fast it was approached; leave it out",
-        ),
         f'calibration.kind = "{spec.calibration.kind}"': (
             spec.calibration.kind != "none",
             "curves are fitted to predictions made while learning row by row; leave it out, as the minimum of "
@@ -150,12 +146,11 @@ def check_distributable(spec: ModelSpec) -> None:
         for name, field in spec.fields.items()
     }
     refused |= {
-        f'rules."{prefix}".{name}': (
-            getattr(rule, name) is not None,
+        f'rules."{prefix}".alpha': (
+            rule.alpha is not None,
             "the minimum does not depend on a key's rate; leave it out",
         )
         for prefix, rule in spec.rules.items()
-        for name in ("alpha", "decay")
     }
     refused |= {
         f"variants.{name}.average": (

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
-from trainer.learn.slots.search import EMPTY, find_slot
+from trainer.learn.slots_kernels import EMPTY, find_slot
 
 _AHEAD = 16
 _FREE = np.uint64(0)

@@ -40,8 +40,8 @@ class FeatureRules:
     """The settings of each feature.
 
     owner: int64[features], the bias, field or cross it belongs to; inclusions, and where in the spec each is set; l1,
-    alpha, decay: float64[features], NaN where no rule sets it, None if no rule sets it at all; value_rules: of an
-    owner, the longest `start` first.
+    alpha: float64[features], NaN where no rule sets it, None if no rule sets it at all; value_rules: of an owner, the
+    longest `start` first.
     """
 
     owner: npt.NDArray[np.int64]
@@ -50,7 +50,6 @@ class FeatureRules:
     l1: npt.NDArray[np.float64] | None
     value_rules: tuple[ValueRule, ...]
     alpha: npt.NDArray[np.float64] | None = None
-    decay: npt.NDArray[np.float64] | None = None
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: FeaturePlan) -> FeatureRules:
@@ -69,7 +68,6 @@ class FeatureRules:
             l1=_numbers("l1", rules, chains),
             value_rules=tuple(value_rules),
             alpha=_numbers("alpha", rules, chains),
-            decay=_numbers("decay", rules, chains),
         )
 
 

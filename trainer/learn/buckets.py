@@ -85,13 +85,13 @@ class Buckets:
         added = np.empty(end - first, np.int64)
         position, count = first, 0
         while position < end:
-            room = int(_FULL * self._held.size) - self.keys - count
-            if room <= 0:
+            free = int(_FULL * self._held.size) - self.keys - count
+            if free <= 0:
                 larger = np.zeros(2 * self._held.size, np.uint64)
                 move_hashes(self._held, larger)
                 self._held = larger
                 continue
-            position, count = enter_hashes(self._held, room, hashes, position, end, added, count)
+            position, count = enter_hashes(self._held, free, hashes, position, end, added, count)
         groups = self._group_of[features[added[:count]]]
         self._keys_of_group += np.bincount(groups, minlength=self.groups)
         return added[:count]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.hash_kernels import prefetch
-from model_store.jit import bare_kernel, implements, stub
+from model_store.jit import bare_inline, bare_kernel, implements, stub
 from trainer.examples.examples_kernels import x_of
 
 _FREE = np.uint64(0)
@@ -37,9 +37,7 @@ def slot_key(space: Any, key: Any, feature: Any) -> Any:
     """What a slot of the value table holds for a key: its hash, or the number that stands for its bucket; never 0."""
 
 
-@implements(slot_key, Exact)
-def _hash_itself(space: Any, key: Any, feature: Any) -> Any:
-    return key
+implements(slot_key, Exact)(lambda space, key, feature: key)
 
 
 @implements(slot_key, BucketSpace)
@@ -57,7 +55,7 @@ def _bucket_twice(space: Any, key: Any, feature: Any) -> Any:
 
 @bare_kernel
 def fold_rows(space: Any, rows: Any, begin: Any, end: Any, written: Any, out: Any) -> Any:
-    """Write rows begin to end with a bucket in place of each key, once each, its x the sum of its keys' x.
+    """Write rows begin to end with a bucket instead of each key, once each, its x the sum of its keys' x.
 
     out: `HashedRows` with room for as many features; rows from `end` on have none. written: int64[2^k], -1 everywhere,
     at least twice the features of a row: an open-addressing set of where this row's buckets are in `out`.
@@ -70,36 +68,42 @@ def fold_rows(space: Any, rows: Any, begin: Any, end: Any, written: Any, out: An
         for position in range(rows.starts[row], rows.starts[row + 1]):
             key = slot_key(space, rows.hashes[position], rows.features[position])
             x = x_of(rows, position)
-            place = np.int64(key & last)
-            while written[place] >= first and out.hashes[written[place]] != key:
-                place = np.int64(np.uint64(place + 1) & last)
-            if written[place] >= first:  # entries of earlier rows are below
-                out.x[written[place]] += x
+            slot = np.int64(key & last)
+            while written[slot] >= first and out.hashes[written[slot]] != key:
+                slot = np.int64(np.uint64(slot + 1) & last)
+            if written[slot] >= first:  # entries of earlier rows are below
+                out.x[written[slot]] += x
                 continue
-            written[place] = at
+            written[slot] = at
             out.hashes[at], out.features[at], out.x[at] = key, rows.features[position], x
             at += 1
     for row in range(end, out.starts.size):
         out.starts[row] = at
 
 
-@bare_kernel
-def enter_hashes(held: Any, room: Any, hashes: Any, position: Any, end: Any, added: Any, count: Any) -> Any:
-    """Add hashes to a set until it has `room` more; return (next position, count).
-
-    held: uint64[2^k], open addressing, 0 where free; added: int64 out, from `count` on, the positions of the hashes
-    that were not in it.
-    """
+@bare_inline
+def slot_in(held: Any, key: Any) -> Any:
+    """Where a set holds `key`, or the free slot for it; held: uint64[2^k], open addressing, 0 where free."""
     last = np.uint64(held.size - 1)
-    full = count + room
+    slot = np.int64(key & last)
+    while held[slot] != _FREE and held[slot] != key:
+        slot = np.int64(np.uint64(slot + 1) & last)
+    return slot
+
+
+@bare_kernel
+def enter_hashes(held: Any, free: Any, hashes: Any, position: Any, end: Any, added: Any, count: Any) -> Any:
+    """Add hashes to a set until it has `free` more; return (next position, count).
+
+    added: int64 out, from `count` on, the positions of the hashes that were not in it.
+    """
+    full = count + free
     while position < end and count < full:
         ahead = min(position + _KEYS_AHEAD, end - 1)
-        prefetch(held.ctypes.data + np.int64(hashes[ahead] & last) * 8)
-        place = np.int64(hashes[position] & last)
-        while held[place] != _FREE and held[place] != hashes[position]:
-            place = np.int64(np.uint64(place + 1) & last)
-        if held[place] == _FREE:
-            held[place] = hashes[position]
+        prefetch(held.ctypes.data + np.int64(hashes[ahead] & np.uint64(held.size - 1)) * 8)
+        slot = slot_in(held, hashes[position])
+        if held[slot] == _FREE:
+            held[slot] = hashes[position]
             added[count] = position
             count += 1
         position += 1
@@ -109,10 +113,6 @@ def enter_hashes(held: Any, room: Any, hashes: Any, position: Any, end: Any, add
 @bare_kernel
 def move_hashes(held: Any, larger: Any) -> None:
     """Copy a set to a larger, empty one."""
-    last = np.uint64(larger.size - 1)
     for index in range(held.size):
         if held[index] != _FREE:
-            place = np.int64(held[index] & last)
-            while larger[place] != _FREE:
-                place = np.int64(np.uint64(place + 1) & last)
-            larger[place] = held[index]
+            larger[slot_in(larger, held[index])] = held[index]

@@ -15,26 +15,34 @@ from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.rules import FeatureRules
+from trainer.learn import loops_kernels as loops
 from trainer.learn.admission import Admission
+from trainer.learn.averages_kernels import Averages, keep_of
 from trainer.learn.buckets import Buckets
-from trainer.learn.learners import loops
-from trainer.learn.learners.averages import Averages, NoAverages
-from trainer.learn.learners.coordinate import catch_up, rates_of, reset_all, save_each, weights_of
-from trainer.learn.learners.lanes import LANES
+from trainer.learn.coordinates_kernels import (
+    Alphas,
+    Learning,
+    OneAlpha,
+    Variants,
+    catch_up,
+    rates_of,
+    reset_all,
+    save_each,
+    weights_of,
+)
 from trainer.learn.learners.operations import LAZY_SIZE
-from trainer.learn.learners.rates import SQUARE_ROOT, powers_of
 from trainer.learn.learners.registry import (
     RateParameters,
+    algorithm,
     learner_of,
     n_of_rate,
     needs_seen,
-    prior_mean,
     state_of_weight,
-    tunes_rates,
     weight_of_state,
 )
 from trainer.learn.margin import Margin
-from trainer.learn.slots.layouts import layout_of
+from trainer.learn.simd_kernels import LANES
+from trainer.learn.slots_kernels import layout_of
 from trainer.learn.table import TableKeys, ValueTable, part_of
 from trainer.learn.table_kernels import has_repeats
 
@@ -56,23 +64,29 @@ class Coordinates:
 
         keep_seen: slots store the last example that touched them, even if the learner does not need it.
         """
-        section = spec.learner
-        self._section = section
+        section = self._section = spec.learner
         self._masks = masks
-        self._margin = Margin.of(spec, masks, rules)
-        masks = self._margin.learned(masks)
+        self.margin = Margin.of(spec, masks, rules)
+        """The keys whose weight is given: none of them is in the table."""
+        masks = self.margin.learned(masks)
         several = len(spec.variants)
         self.own = several if section.values == "per_variant" else 1
         layout = layout_of("per_variant" if self.own > 1 else "single", section.precision, section.rate)
         self.admission = Admission.of(rules, section.seed)
         self.variants = _variants(spec, masks, rules, self.own)
         alpha, beta, _, l2 = self.variants.parameters[0]
-        self.learner = learner_of(spec, alpha, beta, l2)
-        self._of = averaged_by(spec) if self.own > 1 else np.full(1, -1)
-        if section.link == "probit":
-            self._l1 = _prior_means(section, self.variants.parameters[: self.own], masks, rules)
+        own = self.variants.parameters[: self.own]
+        if algorithm(section.algorithm).prior_mean is not None:
+            l1 = _prior_means(section, own, masks, rules)
         else:
-            self._l1 = _l1(self.variants.parameters[: self.own, 2], rules.l1)
+            l1 = _by_feature(own[:, 2], rules.l1)
+        lazy = np.zeros((self.own, LAZY_SIZE))
+        self._of = Learning(learner_of(spec, alpha, beta, l2), l1, lazy, self.variants)
+        self._averaged = averaged_by(spec) if self.own > 1 else np.full(1, -1)
+        # What a bucket's keys have in common beside the variants: l1, and alpha where rules set it.
+        settings = l1
+        if rules.alpha is not None:
+            settings = np.vstack([np.broadcast_to(l1, (self.own, masks.size)), self.variants.alphas.of])
         self.table = ValueTable(
             layout,
             variants=self.own,
@@ -80,27 +94,22 @@ class Coordinates:
             seed=section.seed,
             buckets=None
             if section.buckets is None
-            else Buckets.of(section.buckets, section.hashing, masks, _settings(self._l1, self.variants)),
+            else Buckets.of(section.buckets, section.hashing, masks, settings),
         )
         self._may_repeat = section.buckets is not None or any(
             field.kind in _REPEATING for field in spec.fields.values()
         )
-        self._lazy = np.zeros((self.own, LAZY_SIZE))
-        self._reset_lazy()
+        reset_all(self._of.learner, lazy)
         self._loop = (
             loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
         )
         self.examples = 0
 
-    @property
-    def lanes(self) -> int:
-        """Columns of `predicted`: the variants, rounded up to SIMD lanes where there are several."""
-        return int(self.variants.uses.shape[1])
-
     def predicted(self, rows: int) -> loops.Predicted:
         """Output arrays for `learn`: each row's score and probability before it is learned."""
-        shape = (rows, self.lanes)
-        return loops.Predicted(np.empty(shape), np.empty(shape), self._margin.room(rows, self.lanes))
+        columns = int(self.variants.uses.shape[1])
+        shape = rows, columns
+        return loops.Predicted(np.empty(shape), np.empty(shape), self.margin.room(*shape))
 
     def learn(
         self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
@@ -112,23 +121,22 @@ class Coordinates:
         """
         if begin == end:
             return np.empty(0, np.int64), end
-        rows, places = self._margin.split(rows, begin, end, predicted.margins)
+        rows, positions = self.margin.split(rows, begin, end, predicted.margins)
         keys, buckets = rows, self.table.buckets
         if buckets is not None:
             rows = buckets.fold(rows, begin, end)
         first = int(rows.starts[begin])
         added = np.empty(int(rows.starts[end]) - first, np.int64)
         longest = int(np.diff(rows.starts[begin : end + 1]).max(initial=0))
-        classes, lanes = self.variants.uses.shape
-        work = loops.Work.room(longest, lanes, classes, self.own)
+        classes, columns = self.variants.uses.shape
+        work = loops.Work.of(longest, columns, classes, self.own)
         repeats = self._may_repeat and _has_repeats(rows, begin, end, longest)
         row, count = begin, 0
         while row < end:
-            stream = loops.Stream(self.examples + 1, end, repeats)
+            limits = loops.Limits(row, self.examples + 1, end, count, count + self.table.room, repeats)
             row, following, total = self._loop(
-                self.table.layout, self.table.room, row, rows, stream, self.admission.parameters, self.learner,
-                self._l1, self._lazy, self.variants, predicted, added, count, work,
-            )  # fmt: skip
+                self.table.layout, rows, limits, self.admission.parameters, self._of, predicted, added, work
+            )
             self.table.used += total - count
             self.examples, count = following - 1, total
             if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
@@ -136,7 +144,7 @@ class Coordinates:
         new = added[:count]
         if buckets is not None:
             new = buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
-        return (new if places is None else places[new]), row
+        return (new if positions is None else positions[new]), row
 
     def predict(self, rows: HashedRows) -> loops.Predicted:
         """Predict rows and learn none of them."""
@@ -148,17 +156,13 @@ class Coordinates:
     def weights(self, keys: TableKeys) -> Numbers:
         """The weight of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        weights_of(
-            self.table.layout, keys.slots, keys.features, self.learner, self._l1, self._lazy, self.variants,
-            self.examples + 1, out,
-        )  # fmt: skip
+        weights_of(self.table.layout, keys.slots, keys.features, self._of, self.examples + 1, out)
         return out
 
     def rates(self, keys: TableKeys) -> Numbers:
-        """The present learning rate of every key: float64[keys, own]; of a rate of its own, as after the warm-up."""
+        """The present learning rate of every key: float64[keys, own]."""
         out = np.empty((keys.slots.size, self.own))
-        t = 0 if self._section.warmup and self._section.rate != "global" else max(self.examples, 1)
-        rates_of(self.table.layout, keys.slots, keys.features, self.learner, self.variants, t, out)
+        rates_of(self.table.layout, keys.slots, keys.features, self._of, max(self.examples, 1), out)
         return out
 
     def divergence(self, keys: TableKeys) -> Numbers:
@@ -167,7 +171,7 @@ class Coordinates:
         For adpredictor alone.
         """
         alpha = self.variants.parameters[: self.own, 0]
-        prior = self._l1[:, keys.features if self._l1.shape[1] > 1 else np.zeros_like(keys.features)].T
+        prior = np.stack([self._l1_of(v, keys.features) for v in range(self.own)], axis=1)
         learned = self.rates(keys) / alpha
         moved = np.square(self.weights(keys) - prior) / alpha
         found: Numbers = 0.5 * (learned + moved - 1.0 - np.log(learned))
@@ -176,11 +180,6 @@ class Coordinates:
     def masks_of(self, keys: TableKeys) -> npt.NDArray[np.uint32]:
         """Which variants use each key, one bit each: uint32[keys]."""
         return self._masks[keys.features]
-
-    @property
-    def margin(self) -> Margin:
-        """The keys whose weight is given: none of them is in the table."""
-        return self._margin
 
     def warm_start(
         self,
@@ -199,9 +198,8 @@ class Coordinates:
             slots, first, of_key = np.unique(slots, return_index=True, return_inverse=True)
             features = features[first]
             weight, rate = _means(weight, of_key, slots.size), _means(rate, of_key, slots.size)
-        learning = np.flatnonzero(
-            self._of < 0
-        )  # an average begins with the weights of its variant: the state is 0
+        # An average begins with the weights of its variant: the state is 0.
+        learning = np.flatnonzero(self._averaged < 0)
         n_of = {
             v: n_of_rate(self._section, rate[:, v], self._rate_of(v, features)) for v in learning.tolist()
         }
@@ -213,7 +211,7 @@ class Coordinates:
         for v, n in n_of.items():
             of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
             a = state_of_weight(self._section, weight[:, v], n, of, self._l1_of(v, features), l2)
-            save_each(self.table.layout, slots, features, v, self.learner, self.variants, a, n)
+            save_each(self.table.layout, slots, features, v, self._of, a, n)
 
     def weight_of_state(self, v: int, features: npt.NDArray[np.uint16], a: Numbers, n: Numbers) -> Numbers:
         """The weights in variant v of keys with this state: see `registry.weight_of_state`."""
@@ -225,34 +223,29 @@ class Coordinates:
     ) -> Numbers:
         """a in variant v of keys with these weights and n; within: a, where FTRL's weight is 0 and does not give it."""
         of, l2 = self._rate_of(v, features), self.variants.parameters[v, 3]
-        l1 = self._l1_of(v, features)
-        a = state_of_weight(self._section, weight, n, of, l1, l2)
-        if self._section.algorithm == "ftrl":
-            a = np.where(weight == 0.0, np.clip(within, -l1, l1), a)
-        return a
+        return state_of_weight(self._section, weight, n, of, self._l1_of(v, features), l2, within)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything that later rows depend on, as arrays."""
         state = {f"table.{name}": array for name, array in self.table.state().items()}
         state |= {f"admission.{name}": array for name, array in self.admission.state().items()}
-        return state | {"marks": self._lazy, "examples": np.array([self.examples], np.int64)}
+        return state | {"marks": self._of.lazy, "examples": np.array([self.examples], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state` of the same spec."""
         self.table.restore(part_of(state, "table."))
         self.admission.restore(part_of(state, "admission."))
-        self._lazy[:] = state["marks"]
+        self._of.lazy[:] = state["marks"]
         self.examples = int(state["examples"][0])
 
     def _l1_of(self, v: int, features: npt.NDArray[np.uint16]) -> Numbers:
-        l1: Numbers = self._l1[v, features if self._l1.shape[1] > 1 else np.zeros_like(features)]
+        l1: Numbers = self._of.l1[v, features if self._of.l1.shape[1] > 1 else np.zeros_like(features)]
         return l1
 
     def _rate_of(self, v: int, features: npt.NDArray[np.uint16]) -> RateParameters:
         alpha, beta = self.variants.parameters[v, :2].tolist()
-        if not self.variants.decay.size:
-            return RateParameters(alpha, beta)
-        return RateParameters(self.variants.alpha[v, features], beta, self.variants.decay[features])
+        alphas = self.variants.alphas
+        return RateParameters(alphas.of[v, features] if isinstance(alphas, Alphas) else alpha, beta)
 
     def _make_room(self, keys: int, added: int) -> bool:
         """Resolve what stopped the loop: no room for a row of `keys` keys, or a lazy state that needs a rebase.
@@ -262,20 +255,11 @@ class Coordinates:
         if self.table.room >= keys:
             if added:
                 return False
-            self._catch_up()
+            catch_up(self.table.layout, *self.table.used_slots(), self._of, self.examples + 1)
+            reset_all(self._of.learner, self._of.lazy)
         while self.table.room < keys:
             self.table.grow()
         return True
-
-    def _catch_up(self) -> None:
-        catch_up(
-            self.table.layout, *self.table.used_slots(), self.learner, self._l1, self._lazy, self.variants,
-            self.examples + 1,
-        )  # fmt: skip
-        self._reset_lazy()
-
-    def _reset_lazy(self) -> None:
-        reset_all(self.learner, self._lazy)
 
 
 def _has_repeats(rows: HashedRows, begin: int, end: int, longest: int) -> bool:
@@ -291,16 +275,13 @@ def _means(numbers: Numbers, of_row: npt.NDArray[np.int64], size: int) -> Number
     return sums / np.bincount(of_row, minlength=size).reshape(-1, 1)
 
 
-def _variants(
-    spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, own: int
-) -> loops.Variants:
-    """Which variants learn which features, each variant's parameters, and those of tuned rates."""
+def _variants(spec: ModelSpec, masks: npt.NDArray[np.uint32], rules: FeatureRules, own: int) -> Variants:
+    """Which variants learn which features, and each variant's parameters."""
     several = len(spec.variants)
     of = averaged_by(spec)
     learning = np.uint32(sum(1 << bit for bit in range(several) if of[bit] < 0))
     distinct, class_of = np.unique(masks & learning, return_inverse=True)
-    lanes = 1 if several == 1 else -(-several // LANES) * LANES
-    uses = np.zeros((distinct.size, lanes))
+    uses = np.zeros((distinct.size, 1 if several == 1 else -(-several // LANES) * LANES))
     for row, mask in zip(uses, distinct, strict=True):
         row[:several] = [(int(mask) >> bit) & 1 for bit in range(several)]
     names = ("alpha", "beta", "l1", "l2")
@@ -310,28 +291,17 @@ def _variants(
             for variant in spec.variants.values()
         ]
     )
-    features = (
-        masks.size if tunes_rates(spec) or (spec.learner.warmup and spec.learner.rate != "global") else 0
-    )
-    alpha = np.repeat(parameters[:own, :1], features, axis=1)
-    decay = np.full(features, SQUARE_ROOT)
-    if features and rules.alpha is not None:
-        alpha = np.where(np.isnan(rules.alpha), alpha, rules.alpha)
-    if features and rules.decay is not None:
-        decay = np.where(np.isnan(rules.decay), decay, rules.decay)
-    averages: NoAverages | Averages = NoAverages()
+    alphas = OneAlpha() if rules.alpha is None else Alphas(_by_feature(parameters[:own, 0], rules.alpha))
+    averages = Averages(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
     if (of >= 0).any():
         lives = np.array([variant.half_life or np.nan for variant in spec.variants.values()])
-        keep = np.zeros(several)
-        powers_of(np.full(several, 0.5), np.where(np.isnan(lives), 1.0, 1.0 / lives), keep)
-        first = (1.0 / (1.0 - keep)).astype(np.int64)
-        averages = Averages(of, np.where(np.isnan(lives), 0.0, keep), first)
+        keep = np.empty(several)
+        keep_of(lives, keep)
+        averages = Averages(of, keep, (1.0 / (1.0 - keep)).astype(np.int64))
     using = uses.sum(axis=1)
     classes = class_of.reshape(-1).astype(np.int64)
     inverse = 1.0 / np.maximum(using, 1.0)
-    return loops.Variants(
-        classes, uses, using, inverse, *_shorter(uses[:, :several]), parameters, alpha, decay, averages
-    )
+    return Variants(classes, uses, using, inverse, *_shorter(uses[:, :several]), parameters, alphas, averages)
 
 
 def _shorter(uses: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -350,13 +320,6 @@ def averaged_by(spec: ModelSpec) -> npt.NDArray[np.int64]:
     return np.array([-1 if name is None else names.index(name) for name in of], np.int64)
 
 
-def _settings(l1: Numbers, variants: loops.Variants) -> Numbers:
-    """What a bucket's keys have in common: l1 and, with tuned rates, alpha and decay; float64[n, features or 1]."""
-    if not variants.decay.size:
-        return l1
-    return np.vstack([np.broadcast_to(l1, variants.alpha.shape), variants.alpha, variants.decay])
-
-
 def _prior_means(
     section: LearnerSection, parameters: Numbers, masks: npt.NDArray[np.uint32], rules: FeatureRules
 ) -> Numbers:
@@ -364,6 +327,7 @@ def _prior_means(
 
     The bias is such that an example with one value in every field and cross of the variant has the rate prior_ctr.
     """
+    prior_mean: Any = algorithm(section.algorithm).prior_mean
     means = np.zeros((len(parameters), masks.size))
     for v, (alpha, beta) in enumerate(parameters[:, :2]):
         keys = np.unique(rules.owner[masks >> np.uint32(v) & np.uint32(1) != 0]).size
@@ -371,8 +335,8 @@ def _prior_means(
     return means
 
 
-def _l1(of_variants: Numbers, of_features: Numbers | None) -> Numbers:
-    """l1 by variant and feature, float64[own, features], or [own, 1] where no rule sets it."""
+def _by_feature(of_variants: Numbers, of_features: Numbers | None) -> Numbers:
+    """A number by variant and feature, float64[own, features], or [own, 1] where no rule sets it."""
     if of_features is None:
         return of_variants.reshape(-1, 1).copy()
     return np.where(np.isnan(of_features), of_variants.reshape(-1, 1), of_features)

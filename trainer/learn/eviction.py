@@ -7,7 +7,6 @@ returns, it starts from zero. `ValueTable.evict` does the sweep.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +23,23 @@ _RECORDS_PER_TTL = 64
 Arrays = dict[str, npt.NDArray[np.int64]]
 
 
-class Eviction(Protocol):
-    """A policy. The model learns up to `next_row`, then calls `add_times` and `due`."""
+class Eviction:
+    """A policy; this one keeps keys forever. The model learns up to `next_row`, then calls `add_times` and `due`."""
 
     def next_row(self, rows: int) -> int:
         """The row number, above `rows`, after which `due` must be called before another row is learned."""
+        return rows + FOREVER
 
     def add_times(self, times: npt.NDArray[np.int64]) -> None:
         """Add the times of rows just learned: int64, microseconds since 1970, NO_TIME where a row has none."""
 
     def due(self, rows: int) -> int | None:
         """After `rows` rows: the example (from 1) such that keys last seen before it are to be swept, or None."""
+        return None
 
     def state(self) -> Arrays:
-        """Everything that later rows depend on."""
+        """Everything that later rows depend on, beside the row number."""
+        return {}
 
     def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
         """Restore a `state`."""
@@ -49,32 +51,10 @@ def eviction_of(spec: ModelSpec) -> Eviction:
         return RowsToLive(spec.learner.ttl_rows)
     if spec.learner.ttl_seconds is not None:
         return TimeToLive(spec.learner.ttl_seconds * MICROSECONDS)
-    return Never()
+    return Eviction()
 
 
-class Never:
-    """Keys never expire."""
-
-    def next_row(self, rows: int) -> int:
-        """A row that no log reaches."""
-        return rows + FOREVER
-
-    def add_times(self, times: npt.NDArray[np.int64]) -> None:
-        """Not needed."""
-
-    def due(self, rows: int) -> int | None:
-        """None."""
-        return None
-
-    def state(self) -> Arrays:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Nothing to restore."""
-
-
-class RowsToLive:
+class RowsToLive(Eviction):
     """A key is swept at the first sweep after `ttl` rows without it: four sweeps per ttl, 4,096 rows apart or more."""
 
     def __init__(self, ttl: int) -> None:
@@ -85,23 +65,13 @@ class RowsToLive:
         """The next multiple of the sweep's interval."""
         return (rows // self._every + 1) * self._every
 
-    def add_times(self, times: npt.NDArray[np.int64]) -> None:
-        """Not needed: the model counts rows."""
-
     def due(self, rows: int) -> int | None:
         """The first example within `ttl` rows."""
         first = rows - self.ttl + 1
         return first if rows % self._every == 0 and first > 1 else None
 
-    def state(self) -> Arrays:
-        """Nothing: sweeps depend on the row number alone."""
-        return {}
 
-    def restore(self, state: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Nothing to restore."""
-
-
-class TimeToLive:
+class TimeToLive(Eviction):
     """A key is swept at the first sweep after `ttl` microseconds of the log's time without it.
 
     The log's time is computed every 4,096 rows: the median of those rows' times, or the previous value if that is

@@ -23,7 +23,7 @@ from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of
-from trainer.learn.learners.loops import Predicted
+from trainer.learn.loops_kernels import Predicted
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.recent import Recent
 from trainer.learn.metrics.regret import RegretRecorder
@@ -39,7 +39,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
-class Memory:
+class ModelMemory:
     """Bytes that a learning model holds: the table's slots, the keys' bytes, the admission filters.
 
     keys: with hash_bits, the set of the keys' hashes too.
@@ -194,11 +194,11 @@ class LearningModel:
         """Take over the weights of a published model; return how many keys. See `warm_start.py`."""
         return warm_start(self.coordinates, self.maker, artefact)
 
-    def memory(self) -> Memory:
+    def memory(self) -> ModelMemory:
         """The model's memory now."""
         table = self.table
         keys = table.arena_bytes + (table.buckets.nbytes if table.buckets is not None else 0)
-        return Memory(table.table_bytes, keys, self.coordinates.admission.nbytes)
+        return ModelMemory(table.table_bytes, keys, self.coordinates.admission.nbytes)
 
     def nonzero(self) -> int:
         """The number of keys with a non-zero weight in any variant."""
@@ -251,26 +251,27 @@ class LearningModel:
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything that later rows depend on, as arrays, for a checkpoint."""
-        state = {f"coordinates.{name}": array for name, array in self.coordinates.state().items()}
-        state |= {f"eviction.{name}": array for name, array in self._eviction.state().items()}
-        state |= {f"metrics.{name}": array for name, array in self.metrics.state().items()}
-        if self.calibrator is not None:
-            state |= {f"calibrator.{name}": array for name, array in self.calibrator.state().items()}
-        if self.recent is not None:
-            state |= {f"recent.{name}": array for name, array in self.recent.state().items()}
+        parts = self._parts().items()
+        state = {f"{name}.{each}": array for name, part in parts for each, array in part.state().items()}
         return state | {"evicted": np.array([self.evicted], np.int64)}
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state` of the same spec."""
-        self.coordinates.restore(part_of(state, "coordinates."))
-        self._eviction.restore(part_of(state, "eviction."))
-        self.metrics.restore(part_of(state, "metrics."))
-        if self.calibrator is not None:
-            self.calibrator.restore(part_of(state, "calibrator."))
-        if self.recent is not None:
-            self.recent.restore(part_of(state, "recent."))
+        for name, part in self._parts().items():
+            part.restore(part_of(state, f"{name}."))
         self.evicted = int(state["evicted"][0])
         self.warnings.restart()
+
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own, by the name in a checkpoint."""
+        parts = {
+            "coordinates": self.coordinates,
+            "eviction": self._eviction,
+            "metrics": self.metrics,
+            "calibrator": self.calibrator,
+            "recent": self.recent,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _weights(self, keys: TableKeys) -> npt.NDArray[np.float32]:
         """Every key's weights as published: float32[keys, own]; with q2.13, rounded to the nearest step."""

@@ -17,13 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
-from trainer.learn.arena import Arena, Write
+from trainer.learn.arena import Arena, Write, allow_huge_pages, mapped, resized, touch
 from trainer.learn.buckets import Buckets
 from trainer.learn.buckets_kernels import Exact
 from trainer.learn.collisions import Collisions
-from trainer.learn.fresh_memory import allow_huge_pages, mapped, resized, touch
-from trainer.learn.slots.layouts import COMPACT, Full, Own, OwnCompact, OwnCompactCounts, OwnCounts, slot_type
-from trainer.learn.slots.search import move, spread
+from trainer.learn.slots_kernels import COMPACT, OWN_ARRAYS, Full, Own, move, slot_type, spread
 from trainer.learn.table_kernels import (
     ENTRY_HEAD,
     append_keys,
@@ -38,12 +36,6 @@ SMALLEST_TABLE = 1 << 16
 SMALLEST_COMPACT_TABLE = 1 << 10
 _CACHE_LINE = 64
 _BOUNDLESS = 1 << 62
-_OWN_ARRAYS: dict[type, tuple[tuple[str, Any], ...]] = {
-    Own: (("z", np.float64), ("n", np.float64)),
-    OwnCounts: (("z", np.float64),),
-    OwnCompact: (("words", np.uint64),),
-    OwnCompactCounts: (("q", np.int16),),
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class TableKeys:
 
 
 class ValueTable:
-    """A growing table. `layout` is the kernels' view: a NamedTuple of `slots.layouts` over the table's arrays.
+    """A growing table. `layout` is the kernels' view: a NamedTuple of `slots_kernels` over the table's arrays.
 
     Slots are aligned to cache lines, so that a slot of 32 or 16 bytes never spans two.
     """
@@ -289,13 +281,13 @@ class ValueTable:
 
     def _sizes(self, capacity: int) -> list[int]:
         """The bytes of the slots and of each per-variant array."""
-        own = [self._variants * np.dtype(kind).itemsize for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        own = [self._variants * np.dtype(kind).itemsize for _, kind in OWN_ARRAYS.get(self._kind, ())]
         return [capacity * size for size in (self._slot.itemsize, *own)]
 
     def _view(self, capacity: int) -> Any:
         """The layout of so many slots over the memory."""
         slots, *memory = self._memory
-        kinds = [kind for _, kind in _OWN_ARRAYS.get(self._kind, ())]
+        kinds = [kind for _, kind in OWN_ARRAYS.get(self._kind, ())]
         own = [
             np.frombuffer(each, kind, capacity * self._variants).reshape(capacity, self._variants)
             for each, kind in zip(memory, kinds, strict=True)
@@ -304,12 +296,18 @@ class ValueTable:
         return self._kind(np.frombuffer(slots, self._slot, capacity), *own, *seed)
 
     def _own_names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in _OWN_ARRAYS.get(self._kind, ()))
+        return tuple(name for name, _ in OWN_ARRAYS.get(self._kind, ()))
+
+    def _own_bytes(self) -> Any:
+        """The bytes of the arrays beside the slots, as `move` and `spread` take them."""
+        slots, nothing = self.slots.size, np.empty((self.slots.size, 0), np.uint8)
+        own = [np.frombuffer(memory, np.uint8).reshape(slots, -1) for memory in self._memory[1:]]
+        return (*own, nothing, nothing)[:2]
 
     def _move_to(self, capacity: int, before: int) -> None:
-        old = self.layout
+        old, old_bytes = self.layout, self._own_bytes()
         self.layout = self._empty(capacity)
-        self.used = int(move(old, self.layout, before))
+        self.used = int(move(old, self.layout, before, old_bytes, self._own_bytes()))
         for memory in self._memory:
             allow_huge_pages(memory)
         self.moves += 1
@@ -325,10 +323,8 @@ class ValueTable:
         self.layout = self._view(2 * half)
         for memory, size in zip(self._memory, sizes, strict=True):
             touch(memory, size // 2)
-        nothing = np.empty((2 * half, 0), np.uint8)
         words = self.slots.view(np.uint64).reshape(2 * half, -1)
-        own = [np.frombuffer(memory, np.uint8).reshape(2 * half, -1) for memory in self._memory[1:]]
-        spread(self.layout, half, words, *[*own, nothing, nothing][:2])
+        spread(self.layout, half, words, self._own_bytes())
         for memory in self._memory:
             allow_huge_pages(memory)
         self.moves += 1

@@ -10,7 +10,7 @@ from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of
 from trainer.learn.admission_kernels import admits
 from trainer.learn.buckets_kernels import slot_key
-from trainer.learn.slots.search import EMPTY, find_slot, home, prefetch_slot, search_from
+from trainer.learn.slots_kernels import EMPTY, find_slot, home, prefetch_slot, search_from
 
 ENTRY_HEAD = 4  # bytes before each key in the arena: its length and its feature's number, uint16 each
 _ROWS_AHEAD = 2
@@ -72,12 +72,12 @@ def has_repeats(rows: Any, begin: Any, end: Any, last: Any) -> Any:
         first = rows.starts[row]
         for position in range(first, rows.starts[row + 1]):
             key = rows.hashes[position]
-            place = np.int64(key & mask)
-            if last[place] >= first:
+            low = np.int64(key & mask)
+            if last[low] >= first:
                 for before in range(first, position):
                     if rows.hashes[before] == key:
                         return True
-            last[place] = position
+            last[low] = position
     return False
 
 

@@ -53,22 +53,15 @@ def features_of_keys(artefact: Artefact, maker: ExampleMaker) -> npt.NDArray[np.
     Keys are sorted, so each prefix is a range of rows; where prefixes nest, the longest is written last and wins. A
     rule may split raw keys, which can have any prefix; so the keys of fields and crosses are assigned after them.
     """
-    rows = SortedKeys(artefact)
+    rows, prefixes = SortedKeys(artefact), key_prefixes(maker.plan)
+    known = [(prefix, len(prefix), feature) for feature, prefix in enumerate(prefixes) if feature > 0]
+    for rule in maker.feature_rules.value_rules:
+        known.append((prefixes[rule.owner] + rule.start, len(prefixes[rule.owner]), rule.feature))
     found = np.full(artefact.rows, NO_FEATURE, np.int64)
-    for prefix, _, feature in sorted(_prefixes(maker)):
+    for prefix, _, feature in sorted(known):
         found[rows.at_least(prefix) : rows.beyond(prefix)] = feature
     found[rows.at_least(BIAS) : rows.at_least(BIAS + b"\0")] = 0
     return found
-
-
-def _prefixes(maker: ExampleMaker) -> list[tuple[bytes, int, int]]:
-    """Each feature's prefix, the length of its field's or cross's own part, and the feature."""
-    prefixes = key_prefixes(maker.plan)
-    known = [(prefix, len(prefix), feature) for feature, prefix in enumerate(prefixes) if feature > 0]
-    return known + [
-        (prefixes[rule.owner] + rule.start, len(prefixes[rule.owner]), rule.feature)
-        for rule in maker.feature_rules.value_rules
-    ]
 
 
 def _used(own: int, maker: ExampleMaker, features: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -80,24 +73,19 @@ def _used(own: int, maker: ExampleMaker, features: npt.NDArray[np.int64]) -> npt
 
 def _columns(own: int, variants: tuple[str, ...], artefact: Artefact) -> tuple[Numbers, Numbers]:
     """Weights and rates of the artefact for each variant with values of its own: float64[rows, own]."""
-    if artefact.weight.ndim == 1 or artefact.weight.shape[1] == 1:
-        return _repeated(artefact.weight, own), _repeated(artefact.rate, own)
+    weight, rate = artefact.weight.astype(np.float64), artefact.rate.astype(np.float64)
+    if weight.ndim == 1 or weight.shape[1] == 1:
+        return np.repeat(weight.reshape(-1, 1), own, axis=1), np.repeat(rate.reshape(-1, 1), own, axis=1)
     if own < len(variants):
         raise SpecError(
             "the initial model has a weight for each variant, and this spec's variants share them; "
             'set learner.values = "per_variant", or start from a model with shared values'
         )
-    columns = [_column(name, tuple(artefact.spec.variants)) for name in variants]
-    return artefact.weight[:, columns].astype(np.float64), artefact.rate[:, columns].astype(np.float64)
-
-
-def _repeated(column: npt.NDArray[np.float32], times: int) -> Numbers:
-    return np.repeat(column.astype(np.float64).reshape(-1, 1), times, axis=1)
-
-
-def _column(name: str, names: tuple[str, ...]) -> int:
-    if name not in names:
-        raise SpecError(
-            f"variants.{name}: the initial model has no such variant; it has {listed(names, name)}"
-        )
-    return names.index(name)
+    names = list(artefact.spec.variants)
+    for name in variants:
+        if name not in names:
+            raise SpecError(
+                f"variants.{name}: the initial model has no such variant; it has {listed(names, name)}"
+            )
+    columns = [names.index(name) for name in variants]
+    return weight[:, columns], rate[:, columns]

@@ -9,8 +9,7 @@ import numpy as np
 from model_store.hash_kernels import hash_bytes
 from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.buckets_kernels import slot_key
-from trainer.learn.slots.search import EMPTY, find_slot
-from trainer.learn.slots.state import seen_at
+from trainer.learn.slots_kernels import EMPTY, find_slot, seen_at
 from trainer.learn.table_kernels import ENTRY_HEAD, entry_feature, entry_length
 
 NONE = np.int64(-1)

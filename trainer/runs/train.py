@@ -44,7 +44,7 @@ from trainer.learn.metrics.records import (
     leak_warnings,
     one_class_warnings,
 )
-from trainer.learn.model import LearningModel, Memory
+from trainer.learn.model import LearningModel, ModelMemory
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.guard import Guard
 from trainer.publish.publisher import BatchPublisher, PublishCounts, Publisher
@@ -77,7 +77,7 @@ class Report:
     variants: dict[str, VariantMetrics]
     slices: dict[str, list[SliceMetrics]] = field(default_factory=dict)
     calibration: dict[str, CalibrationReport] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: ModelMemory | None = None
     collisions: Collisions | None = None
     version: int | None = None
     published: PublishCounts = field(default_factory=PublishCounts)

@@ -39,7 +39,6 @@ TUNABLE = (
         "shrink",
         "prior_ctr",
         "forgetting",
-        "warmup",
         "ttl",
         "hash_bits",
         "hash_buckets",

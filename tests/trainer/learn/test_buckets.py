@@ -30,7 +30,7 @@ from trainer.learn.buckets import Buckets
 from trainer.learn.collisions import any_collision, expected_rate
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, scoring_spec
-from trainer.learn.slots.layouts import CompactCounts, Full, Own, OwnCompact
+from trainer.learn.slots_kernels import CompactCounts, Full, Own, OwnCompact
 from trainer.learn.table import ValueTable
 
 HASHED = FTRL | {"l1": 0.05, "hash_bits": 8}

@@ -52,18 +52,14 @@ def averages(
         (LEARNER + "forgetting = 0.1", 'forgetting belongs to algorithm = "adpredictor"'),
         (OGD + "prune_kl = 0.1", 'prune_kl belongs to algorithm = "adpredictor"'),
         (LEARNER + 'rate = "posterior"', "has no meaning"),
-        # Rates by prefix, and a warm-up.
+        # Rates by prefix, and what is not supported any more.
         (ADPREDICTOR + BRAND + "alpha = 0.1", "whose rate is a variance"),
         (LEARNER + 'algorithm = "rda"' + BRAND + "alpha = 0.1", 'got rate = "global"'),
-        (LEARNER + 'rate = "constant"' + BRAND + "decay = 0.3", 'expected "gradients" or "counts"'),
-        (LEARNER + BRAND + "decay = 1.5", "less than or equal to 1"),
+        (LEARNER + BRAND + "decay = 0.3", r"rules\.brand=: decay by prefix is not supported: .* write alpha"),
         (OGD + "l2 = 0.5" + BRAND + "alpha = 3.0", "eta l2 must be below 1"),
-        (ADPREDICTOR + "warmup = 5", "prior variance"),
-        (LEARNER + 'algorithm = "rda"\nwarmup = 5', "all gradients so far"),
-        (LEARNER + 'algorithm = "fobos"\nwarmup = 5', 'take rate = "global"'),
-        (OGD + "l1 = 0.1\nwarmup = 5", 'take rate = "global"'),
-        (OGD + "warmup = 5" + BRAND + "l1 = 0.1", 'take rate = "global"'),
-        (LEARNER + "warmup = -1", "greater than or equal to 0"),
+        (LEARNER + "warmup = 5", "warmup is not supported: .* leave it out, and write a smaller alpha"),
+        (LEARNER + 'algorithm = "ftlr"', "got 'ftlr'; input should be 'ogd', .* or 'adpredictor'"),
+        (LEARNER + "algorithm = []", r"got \[\]; input should be 'ogd'"),
         # Averaged variants.
         (averages(values="single"), 'values = "per_variant"'),
         (averages(learner='precision = "q2.13"'), "cannot hold an average"),
@@ -125,8 +121,9 @@ def test_learners_that_keep_no_weight_refuse_16_bits(section: dict[str, object])
 
 def test_what_a_spec_does_not_set_is_not_in_its_json() -> None:
     plain = parse_spec(LEARNER + BRAND + "l1 = 0.5").to_json()
-    for word in ("warmup", "decay", "average", "half_life", "hash_bits"):
+    for word in ("average", "half_life", "hash_bits"):
         assert word not in plain
-    tuned = parse_spec(LEARNER + "warmup = 9\nhash_bits = 22" + BRAND + "alpha = 0.5\ndecay = 0.2").to_json()
-    assert '"warmup":9' in tuned and '"hash_bits":22' in tuned
-    assert '"alpha":0.5,"decay":0.2' in tuned and LearnerSection(warmup=0) == LearnerSection()
+    tuned = parse_spec(LEARNER + "hash_bits = 22" + BRAND + "alpha = 0.5").to_json()
+    assert (
+        '"hash_bits":22' in tuned and '"rules":{"brand=":{"inclusion":null,"l1":null,"alpha":0.5}}' in tuned
+    )

@@ -8,7 +8,7 @@ import pytest
 from model_store.spec.spec import parse_spec
 from tests.worlds import learn, model_of
 from trainer.learn import table_kernels as kernels
-from trainer.learn.slots.layouts import (
+from trainer.learn.slots_kernels import (
     Compact,
     CompactCounts,
     Full,

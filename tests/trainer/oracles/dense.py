@@ -15,7 +15,7 @@ Keys = Sequence[tuple[bytes, float, int]]
 
 
 class Parameters(NamedTuple):
-    """A learner's parameters, named as in the spec; decay: the power of n in the rate."""
+    """A learner's parameters, named as in the spec."""
 
     alpha: float
     beta: float
@@ -24,16 +24,10 @@ class Parameters(NamedTuple):
     k: int = 1
     theta: float = 0.0
     shrink: str = "rate"
-    decay: float = 0.5
-    warmup: int = 0
 
-    def alpha_at(self, t: int) -> float:
-        """alpha at example t (from 1)."""
-        return self.alpha * t / self.warmup if t < self.warmup else self.alpha
-
-    def inverse_rate(self, n: float, t: int) -> float:
-        """1 / eta of a coordinate with this n at example t."""
-        return (self.beta + n**self.decay) / self.alpha_at(max(t, 1))
+    def inverse_rate(self, n: float) -> float:
+        """1 / eta of a coordinate with this n."""
+        return (self.beta + math.sqrt(n)) / self.alpha
 
 
 class Moment(NamedTuple):
@@ -189,10 +183,10 @@ class Oracle:
 
     def _eta(self, n: float, p: Parameters) -> float:
         if self.rate == "global":
-            return p.alpha_at(self.t) / math.sqrt(self.t)
+            return p.alpha / math.sqrt(self.t)
         if self.rate == "constant":
-            return p.alpha_at(self.t) / p.beta
-        return p.alpha_at(self.t) / (p.beta + n**p.decay) if p.beta or n else math.inf
+            return p.alpha / p.beta
+        return p.alpha / (p.beta + math.sqrt(n)) if p.beta or n else math.inf
 
     def _round(self, key: bytes, known: Coordinate) -> None:
         """q2.13 (the paper, section 4.5): the weight, or FTRL's eta z, rounded at random so that the mean is kept."""

@@ -24,7 +24,7 @@ def weight(value: float, n: float, t: int, p: Parameters) -> float:
 def weight_of_gradients(value: float, n: float, t: int, p: Parameters) -> float:
     if abs(value) <= t * p.l1:
         return 0.0
-    return -(value - math.copysign(t * p.l1, value)) / (t * p.l2 + p.inverse_rate(n, t))
+    return -(value - math.copysign(t * p.l1, value)) / (t * p.l2 + p.inverse_rate(n))
 
 
 def step(value: float, w: float, g: float, at: Moment, p: Parameters) -> float:

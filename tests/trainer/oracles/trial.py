@@ -116,7 +116,7 @@ def priors_of(spec: ModelSpec, plan: FeaturePlan) -> list[Prior]:
 def parameters_of(learner: LearnerSection, own: Mapping[str, float]) -> Parameters:
     """The spec's parameters, those of the variant before those of the learner."""
     theta = learner.theta if learner.theta is not None else 0.0
-    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink", "warmup")}
+    every = {name: getattr(learner, name) for name in ("alpha", "beta", "l1", "l2", "k", "shrink")}
     return Parameters(**(every | {"theta": theta} | dict(own)))
 
 

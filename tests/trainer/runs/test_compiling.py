@@ -14,7 +14,7 @@ import pytest
 from model_store.spec.spec import parse_spec
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
-from trainer.learn.learners import loops
+from trainer.learn import loops_kernels as loops
 from trainer.runs import warmup
 from trainer.runs.train import train
 from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready

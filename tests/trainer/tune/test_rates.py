@@ -129,7 +129,7 @@ def test_what_cannot_choose_says_so(log: str, auto: Path, say: Say) -> None:
         ftrie.Learner(ftrie.Spec(AUTO))
 
 
-@pytest.mark.parametrize("line", ['l2 = "auto"', 'alpha = "automatic"', 'warmup = "auto"'])
+@pytest.mark.parametrize("line", ['l2 = "auto"', 'alpha = "automatic"', 'theta = "auto"'])
 def test_only_alpha_beta_and_l1_may_be_auto(line: str) -> None:
     with pytest.raises(SpecError, match=f"learner.{line.split()[0]}"):
         parse_spec(SPEC.replace("alpha = 0.2", line))

@@ -31,24 +31,31 @@ Oracle: `tests/trainer/oracles/adpredictor.py`.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from model_store.jit import bare_inline, implements
 from model_store.normal_kernels import normal_cdf, truncated_mean, truncated_shrinkage
+from model_store.spec.learner_section import LearnerSection
 from trainer.learn.learners.operations import (
+    Algorithm,
+    Numbers,
     derivatives,
     has_no_lazy_state,
     latent_of,
+    mean_step,
     part_of,
     probability_of,
     repeats,
     stores_weights,
+    take_roots,
     update,
     variance,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import Rate, r_of, with_parameters
+from trainer.learn.learners.rates import Rate, r_of
 
 MOST_WHOLE = 1000
 _GROWTH = 1.1
@@ -62,24 +69,12 @@ class AdPredictor(NamedTuple):
     forgetting: float
 
 
-@implements(weight, AdPredictor)
-def _mean(learner: Any, mu0: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return mu0 + a
-
-
-@implements(variance, AdPredictor)
-def _variance(learner: Any, r: Any, x: Any) -> Any:
-    return x * x * r
-
-
-@implements(latent_of, AdPredictor)
-def _deviations(learner: Any, score: Any, variance: Any) -> Any:
-    return score / math.sqrt(learner.rate.beta * learner.rate.beta + variance)
-
-
-@implements(probability_of, AdPredictor)
-def _probit(learner: Any, latent: Any) -> Any:
-    return normal_cdf(latent)
+implements(weight, AdPredictor)(lambda learner, mu0, a, r, seen, t, lazy, v: mu0 + a)
+implements(variance, AdPredictor)(lambda learner, r, x: x * x * r)
+implements(latent_of, AdPredictor)(
+    lambda learner, score, variance: score / math.sqrt(learner.rate.beta * learner.rate.beta + variance)
+)
+implements(probability_of, AdPredictor)(lambda learner, latent: normal_cdf(latent))
 
 
 @implements(repeats, AdPredictor)
@@ -131,10 +126,33 @@ def _update(
     return a, n, r_of(learner.rate, n)
 
 
-@implements(with_own_parameters, AdPredictor)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return AdPredictor(with_parameters(learner.rate, alpha, beta, decay), learner.forgetting)
+@implements(mean_step, AdPredictor)
+def _mean_of_posteriors(
+    learner: Any, mu0: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
+) -> Any:  # fmt: skip
+    """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
+    return posterior(learner, a, n, r, x, work.columns[0, i], middle + reach * work.columns[1, i])
 
 
+implements(take_roots, AdPredictor)(lambda learner, begin, end, middle, reach, variants, work: None)
 stores_weights(AdPredictor)
 has_no_lazy_state(AdPredictor)
+
+
+def _prior_mean(section: LearnerSection, alpha: float, beta: float, keys: int) -> float:
+    """The mean of the bias with which an example of `keys` new keys, each with x = 1, has the click rate prior_ctr."""
+    return NormalDist().inv_cdf(section.prior_ctr) * math.sqrt(beta * beta + keys * alpha)
+
+
+def _n_of_rate(rate: Numbers, alpha: Numbers | float, beta: float) -> Numbers:
+    return np.maximum(np.where(rate > 0.0, 1.0 / rate, 0.0) - 1.0 / alpha, 0.0)
+
+
+ALGORITHM = Algorithm(
+    make=lambda spec, rate, l2: AdPredictor(rate, spec.learner.forgetting),
+    n_of_rate=_n_of_rate,
+    state_of_weight=lambda weight, mu0, l2, inverse, within: weight - mu0,
+    weight_of_state=lambda a, mu0, l2, inverse: a + mu0,
+    prior_mean=_prior_mean,
+)

@@ -31,6 +31,7 @@ import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
 from trainer.learn.learners.operations import (
+    Algorithm,
     advance,
     learns_by_gradient,
     needs_rebase,
@@ -39,9 +40,8 @@ from trainer.learn.learners.operations import (
     step,
     stores_weights,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
+from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 _SMALLEST_A = 1e-100
 _SMALL = 1.0 / 1024.0
@@ -119,7 +119,7 @@ def _at_own_rate(
     return math.copysign(max(0.0, abs(a) * power - own * l1 * total), a)
 
 
-@implements(caught_up, *GLOBAL)
+@implements(caught_up, Global)
 def _at_global_rates(
     rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
@@ -131,19 +131,13 @@ def stored(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
     """a, as it is stored, of a weight."""
 
 
-@implements(stored, *OWN_RATES)
-def _store_weight(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
-    return w
+implements(stored, *OWN_RATES)(lambda rate, w, lazy, v: w)
+implements(stored, Global)(lambda rate, w, lazy, v: w / lazy[v, 1])
 
 
-@implements(stored, *GLOBAL)
-def _store_scaled(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
-    return w / lazy[v, 1]
-
-
-@implements(weight, Fobos)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return caught_up(learner.rate, learner, l1, a, r, seen, t, lazy, v)
+implements(weight, Fobos)(
+    lambda learner, l1, a, r, seen, t, lazy, v: caught_up(learner.rate, learner, l1, a, r, seen, t, lazy, v)
+)
 
 
 @implements(step, Fobos)
@@ -159,32 +153,24 @@ def _advance_of(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     """Advance the running totals by example t."""
 
 
-@implements(_advance_of, *OWN_RATES)
-def _advance_own(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
-    pass
+implements(_advance_of, *OWN_RATES)(lambda rate, learner, t, lazy, v: None)
 
 
-@implements(_advance_of, *GLOBAL)
+@implements(_advance_of, Global)
 def _advance_global(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     now = eta(rate, 0.0, t)
     lazy[v, 0] += now / lazy[v, 1]
     lazy[v, 1] /= 1.0 + l2_at(learner, now)
 
 
-@implements(advance, Fobos)
-def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
-    _advance_of(learner.rate, learner, t, lazy, v)
+implements(advance, Fobos)(lambda learner, t, lazy, v: _advance_of(learner.rate, learner, t, lazy, v))
 
 
 def keeps_scaled_weights(*learners: type) -> None:
     """Declare learners whose a is w / A where the rate is global, with lazy[v] = (B, A)."""
-    implements(running_total, *learners)(_running_total)
+    implements(running_total, *learners)(lambda learner, lazy, v: lazy[v, 0])
     implements(needs_rebase, *learners)(_needs_rebase)
     implements(reset_lazy, *learners)(_reset_lazy)
-
-
-def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
-    return lazy[v, 0]
 
 
 def _needs_rebase(learner: Any, lazy: Any) -> Any:
@@ -199,11 +185,10 @@ def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 1] = 1.0
 
 
-@implements(with_own_parameters, Fobos)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return Fobos(with_parameters(learner.rate, alpha, beta, decay), l2, learner.fixed)
-
-
 stores_weights(Fobos)
 keeps_scaled_weights(Fobos)
 learns_by_gradient(Fobos)
+
+ALGORITHM = Algorithm(
+    make=lambda spec, rate, l2: Fobos(rate, l2, spec.learner.shrink == "fixed"), catches_up=lambda spec: True
+)

@@ -34,17 +34,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
+from model_store.spec.spec import ModelSpec
 from trainer.learn.learners.fobos import keeps_scaled_weights, shrinkage, stored
 from trainer.learn.learners.operations import (
+    Algorithm,
     advance,
     has_no_lazy_state,
     learns_by_gradient,
     step,
     stores_weights,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
+from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 _NEGLIGIBLE = 1e-20
 
@@ -69,9 +70,7 @@ class TouchedOgd(NamedTuple):
     l2: float
 
 
-@implements(weight, Ogd, TouchedOgd)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return a
+implements(weight, Ogd, TouchedOgd)(lambda learner, l1, a, r, seen, t, lazy, v: a)
 
 
 @implements(step, Ogd)
@@ -79,11 +78,6 @@ def _step(
     learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
 ) -> Any:
     return w - eta(learner.rate, new_r, t) * g
-
-
-@implements(with_own_parameters, Ogd)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return Ogd(with_parameters(learner.rate, alpha, beta, decay))
 
 
 @bare_inline
@@ -147,16 +141,12 @@ def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any,
     return math.copysign(u, a) if u > 0.0 or c == 0.0 else crossed(a, missed, y, c)
 
 
-@implements(caught_up, *GLOBAL)
-def _at_global_rates(
-    rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
-) -> Any:
-    return a * lazy[v, 1]
-
-
-@implements(weight, PenalizedOgd)
-def _penalized_weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return caught_up(learner.rate, l1, learner.l2, a, r, seen, t, lazy, v)
+implements(caught_up, Global)(lambda rate, l1, l2, a, r, seen, t, lazy, v: a * lazy[v, 1])
+implements(weight, PenalizedOgd)(
+    lambda learner, l1, a, r, seen, t, lazy, v: caught_up(
+        learner.rate, l1, learner.l2, a, r, seen, t, lazy, v
+    )
+)
 
 
 @implements(step, PenalizedOgd)
@@ -178,32 +168,29 @@ def _advance_of(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     """Advance the running product by example t."""
 
 
-@implements(_advance_of, *OWN_RATES)
-def _advance_own(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
-    pass
+implements(_advance_of, *OWN_RATES)(lambda rate, l2, t, lazy, v: None)
 
 
-@implements(_advance_of, *GLOBAL)
+@implements(_advance_of, Global)
 def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 1] *= 1.0 - eta(rate, 0.0, t) * l2
 
 
-@implements(advance, PenalizedOgd)
-def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
-    _advance_of(learner.rate, learner.l2, t, lazy, v)
-
-
-@implements(with_own_parameters, PenalizedOgd)
-def _with_own_penalties(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return PenalizedOgd(with_parameters(learner.rate, alpha, beta, decay), l2)
-
-
-@implements(with_own_parameters, TouchedOgd)
-def _with_own_touched(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return TouchedOgd(with_parameters(learner.rate, alpha, beta, decay), l2)
+implements(advance, PenalizedOgd)(
+    lambda learner, t, lazy, v: _advance_of(learner.rate, learner.l2, t, lazy, v)
+)
 
 
 stores_weights(Ogd, PenalizedOgd, TouchedOgd)
 has_no_lazy_state(Ogd, TouchedOgd)
 keeps_scaled_weights(PenalizedOgd)
 learns_by_gradient(Ogd, PenalizedOgd, TouchedOgd)
+
+
+def _of(spec: ModelSpec, rate: Rate, l2: float) -> Ogd | PenalizedOgd | TouchedOgd:
+    if not spec.has_penalties:
+        return Ogd(rate)
+    return TouchedOgd(rate, l2) if spec.learner.shrink == "touched" else PenalizedOgd(rate, l2)
+
+
+ALGORITHM = Algorithm(make=_of, catches_up=lambda spec: spec.shrinks_untouched)

@@ -1,7 +1,8 @@
-"""The operations of a learner, called by the loops; each algorithm's own file implements them.
+"""The operations of a learner, called by the loops, and what else an algorithm declares; each has a file of its own.
 
-A learner is a NamedTuple of parameters, `rate` among them. The state of a coordinate is (a, n): a is w for gradient
-descent and its kin, z for FTRL, G for RDA; n determines the learning rate (`rates.py`).
+A learner is a NamedTuple of parameters: `rate` first, then `l2` if it has one, then those of its own. The state of a
+coordinate is (a, n): a is w for gradient descent and its kin, z for FTRL, G for RDA; n determines the learning rate
+(`rates.py`).
 
 A textbook learner changes every coordinate at every example. These change a coordinate when an example touches it, and
 apply then what it missed (lazy regularization): from `seen`, the last example that touched it, where the rate is per
@@ -19,13 +20,45 @@ gives them the link, the derivatives and the update that follow. AdPredictor has
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from model_store.hash_kernels import sigmoid
-from model_store.jit import implements, stub
-from trainer.learn.learners.rates import n_after, r_of
+from model_store.jit import bare_overload, implements, stub
+from model_store.spec.learner_section import LearnerSection
+from model_store.spec.spec import ModelSpec
+from trainer.learn.learners.rates import Rate, n_after, r_of, with_parameters
 
 LAZY_SIZE = 2
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """What is asked of an algorithm when a model is made, started from another, or published.
+
+    make: the parameters, of a spec, a rate and l2. catches_up: whether a spec's weights shrink while no example touches
+    them, so that slots store `seen`. averages: a weight is an average over all examples of a run.
+
+    n_of_rate: n from the rates, alpha and beta, if not as `registry.n_of_rate`. state_of_weight: a from the weights,
+    each coordinate's l1, l2 and 1 / eta; the last argument is a where the weight is 0 and does not determine it, None
+    where that is not known. weight_of_state: its inverse. prior_mean: that of the bias, from the section, alpha, beta
+    and the number of keys of an example, for a learner that gets prior means instead of l1.
+    """
+
+    make: Callable[[ModelSpec, Rate, float], Any]
+    catches_up: Callable[[ModelSpec], bool] = lambda spec: False
+    averages: bool = False
+    n_of_rate: Callable[[Numbers, Numbers | float, float], Numbers] | None = None
+    state_of_weight: Callable[[Numbers, Numbers, float, Numbers, Numbers | None], Numbers] = (
+        lambda weight, l1, l2, inverse, within: weight
+    )
+    weight_of_state: Callable[[Numbers, Numbers, float, Numbers], Numbers] = lambda a, l1, l2, inverse: a
+    prior_mean: Callable[[LearnerSection, float, float, int], float] | None = None
 
 
 @stub
@@ -77,6 +110,19 @@ def update(
 
 
 @stub
+def mean_step(
+    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
+) -> Any:  # fmt: skip
+    """The mean (a, n) over the variants that use the row's i-th key; middle, reach: of `sharing_kernels.take_means`."""
+
+
+@stub
+def take_roots(learner: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+    """Prepare `mean_step` for some of a row's keys, all at once; of FTRL, see `sharing_kernels.py`."""
+
+
+@stub
 def advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
     """Advance variant v's running totals by example t; called before the example's steps."""
 
@@ -107,53 +153,49 @@ def reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
 
 
 @stub
-def with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    """The same learner with the parameters of a variant, or of a variant's coordinate; decay: of a tuned rate."""
+def with_own_parameters(learner: Any, alpha: Any, beta: Any, l2: Any) -> Any:
+    """The same learner with the parameters of a variant, or of a variant's coordinate."""
+
+
+@bare_overload(with_own_parameters)
+def _of_its_kind(learner: Any, alpha: Any, beta: Any, l2: Any) -> Any:
+    kind = learner.instance_class
+    if "l2" in kind._fields:
+        return lambda learner, alpha, beta, l2: kind(
+            with_parameters(learner.rate, alpha, beta), l2, *learner[2:]
+        )
+    return lambda learner, alpha, beta, l2: kind(with_parameters(learner.rate, alpha, beta), *learner[1:])
 
 
 def stores_weights(*learners: type) -> None:
     """Declare learners whose a is a weight, and is rounded to q2.13 as it is."""
-    implements(pack, *learners)(_pack_weight)
-    implements(unpack, *learners)(_unpack_weight)
+    implements(pack, *learners)(lambda learner, a, r: a)
+    implements(unpack, *learners)(lambda learner, value, r: value)
 
 
 def has_no_lazy_state(*learners: type) -> None:
     """Declare learners whose untouched coordinates do not change."""
-    implements(advance, *learners)(_advance_nothing)
-    implements(running_total, *learners)(_no_total)
-    implements(needs_rebase, *learners)(_never)
-    implements(reset_lazy, *learners)(_reset_nothing)
+    implements(advance, *learners)(lambda learner, t, lazy, v: None)
+    implements(running_total, *learners)(lambda learner, lazy, v: 0.0)
+    implements(needs_rebase, *learners)(lambda learner, lazy: False)
+    implements(reset_lazy, *learners)(lambda learner, lazy, v: None)
 
 
-def learns_by_gradient(*learners: type) -> None:
-    """Declare learners that descend the gradient of the log-loss of p = sigmoid(score), by their `step`."""
-    implements(variance, *learners)(_no_variance)
-    implements(latent_of, *learners)(_score)
-    implements(probability_of, *learners)(_sigmoid)
-    implements(repeats, *learners)(_once)
-    implements(part_of, *learners)(_whole)
+def learns_by_gradient(*learners: type, has_own_mean: bool = False) -> None:
+    """Declare learners that descend the gradient of the log-loss of p = sigmoid(score), by their `step`.
+
+    has_own_mean: `mean_step` and `take_roots` are implemented elsewhere.
+    """
+    implements(variance, *learners)(lambda learner, r, x: 0.0)
+    implements(latent_of, *learners)(lambda learner, score, variance: score)
+    implements(probability_of, *learners)(lambda learner, latent: sigmoid(latent))
+    implements(repeats, *learners)(lambda learner, importance: 1)
+    implements(part_of, *learners)(lambda learner, importance, again: importance)
     implements(derivatives, *learners)(_error)
     implements(update, *learners)(_step_along)
-
-
-def _no_variance(learner: Any, r: Any, x: Any) -> Any:
-    return 0.0
-
-
-def _score(learner: Any, score: Any, variance: Any) -> Any:
-    return score
-
-
-def _sigmoid(learner: Any, latent: Any) -> Any:
-    return sigmoid(latent)
-
-
-def _once(learner: Any, importance: Any) -> Any:
-    return 1
-
-
-def _whole(learner: Any, importance: Any, again: Any) -> Any:
-    return importance
+    if not has_own_mean:
+        implements(mean_step, *learners)(_mean_of_each)
+        implements(take_roots, *learners)(lambda learner, begin, end, middle, reach, variants, work: None)
 
 
 def _error(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
@@ -171,25 +213,17 @@ def _step_along(
     return step(learner, l1, a, w, g, r, new_r, t, lazy, v), n, new_r
 
 
-def _pack_weight(learner: Any, a: Any, r: Any) -> Any:
-    return a
-
-
-def _unpack_weight(learner: Any, value: Any, r: Any) -> Any:
-    return value
-
-
-def _advance_nothing(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
-    pass
-
-
-def _no_total(learner: Any, lazy: Any, v: Any) -> Any:
-    return 0.0
-
-
-def _never(learner: Any, lazy: Any) -> Any:
-    return False
-
-
-def _reset_nothing(learner: Any, lazy: Any, v: Any) -> Any:
-    pass
+def _mean_of_each(
+    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
+    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
+) -> Any:  # fmt: skip
+    """By definition: one variant after the other."""
+    total, c = running_total(learner, lazy, 0), work.classes[i]
+    sum_a, sum_n = 0.0, 0.0
+    for v in range(variants.parameters.shape[0]):
+        if variants.uses[c, v] != 0.0:
+            g = work.error[v] * x
+            new_n = n_after(learner.rate, n, counted, g, total)
+            sum_a += step(learner, l1, a, w, g, r, r_of(learner.rate, new_n), t, lazy, 0)
+            sum_n += new_n
+    return sum_a / variants.using[c], sum_n / variants.using[c]

@@ -21,14 +21,14 @@ import numpy as np
 
 from model_store.jit import implements, stub
 from trainer.learn.learners.operations import (
+    Algorithm,
     has_no_lazy_state,
     learns_by_gradient,
     step,
     stores_weights,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, inverse, with_parameters
+from trainer.learn.learners.rates import OWN_RATES, Global, Rate, inverse
 
 
 class Rda(NamedTuple):
@@ -43,14 +43,8 @@ def proximity(rate: Any, r: Any, t: Any) -> Any:
     """gamma sqrt(t), or (beta + sqrt(n)) / alpha where the rate is per coordinate."""
 
 
-@implements(proximity, *OWN_RATES)
-def _own_proximity(rate: Any, r: Any, t: Any) -> Any:
-    return inverse(rate, r)
-
-
-@implements(proximity, *GLOBAL)
-def _global_proximity(rate: Any, r: Any, t: Any) -> Any:
-    return math.sqrt(t) / rate.alpha
+implements(proximity, *OWN_RATES)(lambda rate, r, t: inverse(rate, r))
+implements(proximity, Global)(lambda rate, r, t: math.sqrt(t) / rate.alpha)
 
 
 @implements(weight, Rda)
@@ -70,11 +64,8 @@ def _step(
     return a + g
 
 
-@implements(with_own_parameters, Rda)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return Rda(with_parameters(learner.rate, alpha, beta, decay), l2)
-
-
 stores_weights(Rda)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected
 has_no_lazy_state(Rda)
 learns_by_gradient(Rda)
+
+ALGORITHM = Algorithm(make=lambda spec, rate, l2: Rda(rate, l2), averages=True)

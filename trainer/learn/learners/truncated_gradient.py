@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
+from model_store.spec.spec import ModelSpec
 from trainer.learn.learners.operations import (
+    Algorithm,
     advance,
     learns_by_gradient,
     needs_rebase,
@@ -33,9 +35,8 @@ from trainer.learn.learners.operations import (
     step,
     stores_weights,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import GLOBAL, OWN_RATES, Rate, eta, with_parameters
+from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 
 class TruncatedGradient(NamedTuple):
@@ -74,14 +75,10 @@ def missed(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> A
     """The sum of k eta over the k-th examples after `seen` and before t."""
 
 
-@implements(missed, *OWN_RATES)
-def _missed_at_own_rate(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return missed_rows(k, seen, lazy, v) * eta(rate, r, t)
-
-
-@implements(missed, *GLOBAL)
-def _missed_at_global_rates(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    return lazy[v, 0] - r
+implements(missed, *OWN_RATES)(
+    lambda rate, k, r, seen, t, lazy, v: missed_rows(k, seen, lazy, v) * eta(rate, r, t)
+)
+implements(missed, Global)(lambda rate, k, r, seen, t, lazy, v: lazy[v, 0] - r)
 
 
 @implements(weight, FixedTruncatedGradient)
@@ -101,14 +98,8 @@ def pull(learner: Any, rate: Any) -> Any:
     """a / l1 of a k-th example with this rate."""
 
 
-@implements(pull, TruncatedGradient)
-def _pull(learner: Any, rate: Any) -> Any:
-    return learner.k * rate
-
-
-@implements(pull, FixedTruncatedGradient)
-def _fixed_pull(learner: Any, rate: Any) -> Any:
-    return 1.0
+implements(pull, TruncatedGradient)(lambda learner, rate: learner.k * rate)
+implements(pull, FixedTruncatedGradient)(lambda learner, rate: 1.0)
 
 
 @implements(step, *_BOTH)
@@ -127,12 +118,10 @@ def _add_shrinkage(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
     """Add k eta of example t, a k-th one, to the running total."""
 
 
-@implements(_add_shrinkage, *OWN_RATES)
-def _add_nothing(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
-    pass
+implements(_add_shrinkage, *OWN_RATES)(lambda rate, k, t, lazy, v: None)
 
 
-@implements(_add_shrinkage, *GLOBAL)
+@implements(_add_shrinkage, Global)
 def _add_global(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] += k * eta(rate, 0.0, t)
 
@@ -144,31 +133,21 @@ def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
         _add_shrinkage(learner.rate, learner.k, t, lazy, v)
 
 
-@implements(running_total, *_BOTH)
-def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
-    return lazy[v, 0]
-
-
-@implements(needs_rebase, *_BOTH)
-def _needs_rebase(learner: Any, lazy: Any) -> Any:
-    return False
-
-
 @implements(reset_lazy, *_BOTH)
 def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] = 0.0
     lazy[v, 1] = 0.0
 
 
-@implements(with_own_parameters, TruncatedGradient)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return TruncatedGradient(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
-
-
-@implements(with_own_parameters, FixedTruncatedGradient)
-def _with_own_fixed(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return FixedTruncatedGradient(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
-
-
+implements(running_total, *_BOTH)(lambda learner, lazy, v: lazy[v, 0])
+implements(needs_rebase, *_BOTH)(lambda learner, lazy: False)
 stores_weights(*_BOTH)
 learns_by_gradient(*_BOTH)
+
+
+def _of(spec: ModelSpec, rate: Rate, l2: float) -> TruncatedGradient | FixedTruncatedGradient:
+    kind = FixedTruncatedGradient if spec.learner.shrink == "fixed" else TruncatedGradient
+    return kind(rate, spec.learner.k, spec.learner.theta or 0.0)
+
+
+ALGORITHM = Algorithm(make=_of, catches_up=lambda spec: True)

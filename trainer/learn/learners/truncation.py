@@ -18,6 +18,7 @@ import numpy as np
 
 from model_store.jit import bare_inline, implements
 from trainer.learn.learners.operations import (
+    Algorithm,
     advance,
     learns_by_gradient,
     needs_rebase,
@@ -26,9 +27,8 @@ from trainer.learn.learners.operations import (
     step,
     stores_weights,
     weight,
-    with_own_parameters,
 )
-from trainer.learn.learners.rates import Rate, eta, with_parameters
+from trainer.learn.learners.rates import Rate, eta
 
 
 class Truncation(NamedTuple):
@@ -63,25 +63,17 @@ def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
         lazy[v, 0] = t
 
 
-@implements(running_total, Truncation)
-def _running_total(learner: Any, lazy: Any, v: Any) -> Any:
-    return 0.0
-
-
-@implements(needs_rebase, Truncation)
-def _needs_rebase(learner: Any, lazy: Any) -> Any:
-    return False
-
-
 @implements(reset_lazy, Truncation)
 def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
     lazy[v, 0] = 0.0
 
 
-@implements(with_own_parameters, Truncation)
-def _with_own_parameters(learner: Any, alpha: Any, beta: Any, decay: Any, l2: Any) -> Any:
-    return Truncation(with_parameters(learner.rate, alpha, beta, decay), learner.k, learner.theta)
-
-
+implements(running_total, Truncation)(lambda learner, lazy, v: 0.0)
+implements(needs_rebase, Truncation)(lambda learner, lazy: False)
 stores_weights(Truncation)
 learns_by_gradient(Truncation)
+
+ALGORITHM = Algorithm(
+    make=lambda spec, rate, l2: Truncation(rate, spec.learner.k, spec.learner.theta or 0.0),
+    catches_up=lambda spec: True,
+)

@@ -1,6 +1,6 @@
 """Several variants that share each key's value (KDD 2013, section 4.4): their sums, and the mean of their steps.
 
-uses: float64[classes, lanes], see `Variants`; c: a class of features that the same variants use.
+uses: float64[classes, columns], see `Variants`; c: a class of features that the same variants use.
 
 A key's new r in variant v is sqrt(n + x^2 e_v), e_v the square of the error, and its mean over the variants is needed.
 One square root for each key and variant is the most costly part of a row. But with the middle of the squares m and
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
-from trainer.learn.learners.adpredictor import AdPredictor, posterior
-from trainer.learn.learners.fobos import Fobos
-from trainer.learn.learners.ftrl import Ftrl, state_of_z, z_now
-from trainer.learn.learners.lanes import (
+from trainer.learn.learners.ftrl import Ftrl
+from trainer.learn.learners.operations import mean_step, take_roots
+from trainer.learn.learners.rates import ClickCounts, Constant, Gradients, r_of
+from trainer.learn.simd_kernels import (
     LANES,
     add_scaled,
     add_scaled_to_32,
@@ -34,23 +34,6 @@ from trainer.learn.learners.lanes import (
     store_mean_roots,
     store_powers,
 )
-from trainer.learn.learners.ogd import Ogd, PenalizedOgd, TouchedOgd
-from trainer.learn.learners.operations import running_total, step
-from trainer.learn.learners.rates import (
-    TUNED,
-    Constant,
-    Counts,
-    Gradients,
-    TunedConstant,
-    TunedCounts,
-    TunedGradients,
-    alpha_at,
-    n_after,
-    r_of,
-)
-from trainer.learn.learners.rda import Rda
-from trainer.learn.learners.truncated_gradient import FixedTruncatedGradient, TruncatedGradient
-from trainer.learn.learners.truncation import Truncation
 
 MEANS = LANES
 LARGEST_PART = 1.0 / 64.0
@@ -118,99 +101,45 @@ def sum_of_roots(n: Any, factor: Any, squared: Any, uses: Any, c: Any) -> Any:
     return total
 
 
-@stub
-def mean_step(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """The mean (a, n) over the variants that use the row's i-th key; middle, reach: of `take_means`."""
-
-
-@implements(
-    mean_step, Ogd, PenalizedOgd, TouchedOgd, Truncation, TruncatedGradient, FixedTruncatedGradient, Fobos, Rda
-)  # fmt: skip
-def _mean_of_each(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """By definition: one variant after the other."""
-    total, c = running_total(learner, lazy, 0), work.classes[i]
-    sum_a, sum_n = 0.0, 0.0
-    for v in range(variants.parameters.shape[0]):
-        if variants.uses[c, v] != 0.0:
-            g = work.error[v] * x
-            new_n = n_after(rate, n, counted, g, total)
-            sum_a += step(learner, l1, a, w, g, r, r_of(rate, new_n), t, lazy, 0)
-            sum_n += new_n
-    return sum_a / variants.using[c], sum_n / variants.using[c]
-
-
 @implements(mean_step, Ftrl)
 def _mean_of_ftrl(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
+    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
     middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
 ) -> Any:  # fmt: skip
     """All variants start from the same (z, n), so the mean of their new z and n is
 
     z + mean g - w (mean new r - r) / alpha    and    n + mean g^2.
     """
-    pull = 0.0
-    if w != 0.0:
-        pull = w * (mean_r(rate, n, counted, x, i, variants, work) - r) / alpha_at(rate, t)
-    new_n = mean_n(rate, n, counted, x, i, middle, reach, work)
-    z = z_now(rate, l1, learner.l2, a, w, r, t) + (x * work.columns[0, i] - pull)
-    return state_of_z(rate, l1, learner.l2, z, r_of(rate, new_n), t), new_n
-
-
-@implements(mean_step, AdPredictor)
-def _mean_of_posteriors(
-    learner: Any, rate: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
-    """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
-    return posterior(learner, a, n, r, x, work.columns[0, i], middle + reach * work.columns[1, i])
-
-
-@stub
-def take_roots(
-    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
-) -> Any:
-    """Compute `work.root` of some of a row's keys: FTRL's mean new r, where it follows from gradients."""
-
-
-@implements(
-    take_roots,
-    Ogd,
-    PenalizedOgd,
-    TouchedOgd,
-    Truncation,
-    TruncatedGradient,
-    FixedTruncatedGradient,
-    Fobos,
-    Rda,
-    AdPredictor,
-)
-def _no_roots(
-    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
-) -> Any:
-    pass
+    mean_r, mean_n = means_of(learner.rate, n, counted, x, i, middle, reach, work)
+    pull = w * (mean_r - r) / learner.rate.alpha if w != 0.0 else 0.0  # of a new key no root is taken
+    return a + (x * work.columns[0, i] - pull), mean_n
 
 
 @implements(take_roots, Ftrl)
-def _roots_of_rate(
-    learner: Any, rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any
-) -> Any:
-    roots_of(rate, begin, end, middle, reach, variants, work)
+def _take_roots(learner: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+    roots_of(learner.rate, begin, end, middle, reach, variants, work)
 
 
 @stub
 def roots_of(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
-    """`take_roots` for FTRL."""
+    """Compute `work.root` of some of a row's keys: FTRL's mean new r, where it follows from gradients."""
 
 
-@implements(roots_of, Counts, Constant, *TUNED)
-def _not_by_roots(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
-    pass
+@stub
+def means_of(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
+    """The means of the variants' new r and n."""
+
+
+implements(roots_of, ClickCounts, Constant)(lambda rate, begin, end, middle, reach, variants, work: None)
+implements(means_of, ClickCounts, Constant)(
+    lambda rate, n, counted, x, i, middle, reach, work: (r_of(rate, counted), counted)
+)
+implements(means_of, Gradients)(
+    lambda rate, n, counted, x, i, middle, reach, work: (
+        work.root[i],
+        n + x * x * (middle + reach * work.columns[1, i]),
+    )
+)
 
 
 @implements(roots_of, Gradients)
@@ -227,42 +156,3 @@ def _by_series(rate: Any, begin: Any, end: Any, middle: Any, reach: Any, variant
             c = work.classes[i]
             roots = sum_of_roots(work.n[i], work.x[i] * work.x[i], work.squared, variants.uses, c)
             work.root[i] = roots / variants.using[c]
-
-
-@stub
-def mean_r(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
-    """The mean of the variants' new r."""
-
-
-@implements(mean_r, Gradients)
-def _mean_root(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
-    return work.root[i]
-
-
-@implements(mean_r, TunedGradients)
-def _mean_power(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
-    total, c = 0.0, work.classes[i]
-    for v in range(variants.parameters.shape[0]):
-        if variants.uses[c, v] != 0.0:
-            total += r_of(rate, n + x * x * work.squared[v])
-    return total / variants.using[c]
-
-
-@implements(mean_r, Counts, Constant, TunedCounts, TunedConstant)
-def _common_r(rate: Any, n: Any, counted: Any, x: Any, i: Any, variants: Any, work: Any) -> Any:
-    return r_of(rate, counted)
-
-
-@stub
-def mean_n(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
-    """The mean of the variants' new n."""
-
-
-@implements(mean_n, Gradients, TunedGradients)
-def _mean_squares(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
-    return n + x * x * (middle + reach * work.columns[1, i])
-
-
-@implements(mean_n, Counts, Constant, TunedCounts, TunedConstant)
-def _common_n(rate: Any, n: Any, counted: Any, x: Any, i: Any, middle: Any, reach: Any, work: Any) -> Any:
-    return counted

@@ -1,11 +1,11 @@
-"""The vector operations of `lanes.py` against the same arithmetic, one number after the other."""
+"""The vector operations of `simd_kernels.py` against the same arithmetic, one number after the other."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from model_store.jit import bare_kernel
-from trainer.learn.learners.lanes import (
+from trainer.learn.simd_kernels import (
     LANES,
     address,
     bounds_of,

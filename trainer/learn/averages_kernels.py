@@ -19,23 +19,25 @@ Oracle: `tests/trainer/oracles/dense.py`, which averages all weights at every ex
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.jit import bare_inline, implements, stub
+from model_store.hash_kernels import exponential
+from model_store.jit import bare_inline, bare_kernel
 from trainer.learn.learners.fobos import powers
-from trainer.learn.slots.state import put, seen_at, value_of
+from trainer.learn.predictions_kernels import log
+from trainer.learn.slots_kernels import put, seen_at, value_of
 
-
-class NoAverages(NamedTuple):
-    """No variant is an average."""
+_POWER = 9
 
 
 class Averages(NamedTuple):
-    """of: int64[variants], the variant that each averages, -1 if it learns.
+    """All arrays are empty where no variant is an average.
 
-    keep: float64[variants], 2^(-1/H), 0 for the default; first: int64[variants], the last t whose share is 1 / t.
+    of: int64[variants], the variant that each averages, -1 if it learns; keep: float64[variants], 2^(-1/H), 0 for the
+    default; first: int64[variants], the last t whose share is 1 / t.
     """
 
     of: Any
@@ -43,7 +45,17 @@ class Averages(NamedTuple):
     first: Any
 
 
-POWER = 9
+@bare_kernel
+def keep_of(half_lives: Any, keep: Any) -> None:
+    """2^(-1/H) of each half-life, the same bits on every machine; 0 where it is NaN."""
+    for v in range(keep.size):
+        power = 1.0 / half_lives[v]
+        if np.isnan(power):
+            keep[v] = 0.0
+        elif power == 1.0:
+            keep[v] = 0.5
+        else:
+            keep[v] = math.sqrt(0.5) if power == 0.5 else exponential(-abs(power * log(0.5)))
 
 
 @bare_inline
@@ -54,7 +66,7 @@ def gap(averages: Any, v: Any, last: Any, seen: Any, t: Any) -> Any:
     now, first = t - 1, averages.first[v]
     if averages.keep[v] == 0.0:
         before, after = 1.0, 1.0
-        for j in range(POWER + 1):
+        for j in range(_POWER + 1):
             before *= seen + j
             after *= now + j
         return last * (before / after)
@@ -68,77 +80,15 @@ def gap(averages: Any, v: Any, last: Any, seen: Any, t: Any) -> Any:
 def left_at(averages: Any, v: Any, t: Any) -> Any:
     """1 - share of example t."""
     if averages.keep[v] == 0.0:
-        return np.float64(t - 1) / (t + POWER)
+        return np.float64(t - 1) / (t + _POWER)
     return 1.0 - 1.0 / t if t <= averages.first[v] else averages.keep[v]
 
 
-@stub
-def has_averages(averages: Any) -> Any:
-    """True if a variant is an average."""
-
-
-@stub
+@bare_inline
 def add_averages(
     averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
-) -> Any:
+) -> None:
     """Add a key of class c to the scores of averages; w[v, i]: variant v's own weight before example t."""
-
-
-@stub
-def update_averages(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
-) -> Any:
-    """Follow the weights of a key of class c, w before and new after example t; to be called before `seen` is set."""
-
-
-@stub
-def put_averages(averages: Any, table: Any, slot: Any, t: Any, out: Any, index: Any) -> Any:
-    """Replace the weights in out[index], one per variant, of averages, with those before example t."""
-
-
-@stub
-def copy_to_averages(averages: Any, out: Any, index: Any) -> Any:
-    """Give averages in out[index] what the variants have that they average."""
-
-
-@implements(has_averages, NoAverages)
-def _no(averages: Any) -> Any:
-    return False
-
-
-@implements(add_averages, NoAverages)
-def _add_nothing(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
-) -> Any:
-    pass
-
-
-@implements(update_averages, NoAverages)
-def _update_nothing(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
-) -> Any:
-    pass
-
-
-@implements(put_averages, NoAverages)
-def _put_nothing(averages: Any, table: Any, slot: Any, t: Any, out: Any, index: Any) -> Any:
-    pass
-
-
-@implements(copy_to_averages, NoAverages)
-def _copy_nothing(averages: Any, out: Any, index: Any) -> Any:
-    pass
-
-
-@implements(has_averages, Averages)
-def _yes(averages: Any) -> Any:
-    return True
-
-
-@implements(add_averages, Averages)
-def _add(
-    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, i: Any, x: Any, scores: Any, t: Any
-) -> Any:
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:
@@ -146,8 +96,11 @@ def _add(
             scores[v] += (w[of, i] - behind) * x
 
 
-@implements(update_averages, Averages)
-def _update(averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any) -> Any:
+@bare_inline
+def update_averages(
+    averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new: Any, i: Any, t: Any
+) -> None:
+    """Follow the weights of a key of class c, w before and new after example t; to be called before `seen` is set."""
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0 and uses[c, of] != 0.0:
@@ -156,8 +109,9 @@ def _update(averages: Any, table: Any, slot: Any, uses: Any, c: Any, w: Any, new
             put(table, slot, v, left_at(averages, v, t) * behind, 0.0, t)
 
 
-@implements(put_averages, Averages)
-def _put(averages: Any, table: Any, slot: Any, t: Any, out: Any, index: Any) -> Any:
+@bare_inline
+def put_averages(averages: Any, table: Any, slot: Any, t: Any, out: Any, index: Any) -> None:
+    """Replace the weights in out[index], one per variant, of averages, with those before example t."""
     for v in range(averages.of.size):
         of = averages.of[v]
         if of >= 0:
@@ -165,8 +119,9 @@ def _put(averages: Any, table: Any, slot: Any, t: Any, out: Any, index: Any) -> 
             out[index, v] = out[index, of] - behind
 
 
-@implements(copy_to_averages, Averages)
-def _copy(averages: Any, out: Any, index: Any) -> Any:
+@bare_inline
+def copy_to_averages(averages: Any, out: Any, index: Any) -> None:
+    """Give averages in out[index] what the variants have that they average."""
     for v in range(averages.of.size):
         if averages.of[v] >= 0:
             out[index, v] = out[index, averages.of[v]]

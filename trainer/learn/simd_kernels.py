@@ -44,7 +44,7 @@ def _indices(lanes: Iterable[int], of: int | None = None) -> Any:
     return ir.Constant(ir.VectorType(_INDEX, len(numbers)), numbers)
 
 
-def _halved(builder: Any, vector: Any, merge: Callable[[Any, Any], Any]) -> Any:
+def _reduced(builder: Any, vector: Any, merge: Callable[[Any, Any], Any]) -> Any:
     """All lanes merged into one: the upper half into the lower until one is left."""
     width = LANES
     while width > 1:
@@ -112,7 +112,7 @@ def dot_of_roots(typing_context: Any, base: Any, factor: Any, numbers: Any, uses
         base, factor, numbers, uses = arguments
         scaled = builder.fmul(_spread(builder, factor), _load(builder, numbers))
         roots = _called(builder, "sqrt", builder.fadd(_spread(builder, base), scaled))
-        return _halved(builder, builder.fmul(roots, _load(builder, uses)), builder.fadd)
+        return _reduced(builder, builder.fmul(roots, _load(builder, uses)), builder.fadd)
 
     return _signature(types.float64, types.float64, types.float64, types.int64, types.int64), codegen
 
@@ -226,11 +226,11 @@ def bounds_of(typing_context: Any, numbers: Any, count: Any) -> Any:
         held = [cgutils.alloca_once_value(builder, _load(builder, numbers)) for _ in "<>"]
         with cgutils.for_range_slice(builder, count.type(LANES), count, count.type(LANES)) as (index, _):
             more = _load(builder, builder.add(numbers, builder.shl(index, index.type(3))))
-            for order, place in zip("<>", held, strict=True):
-                builder.store(_chosen(builder, order, more, builder.load(place)), place)
+            for order, bound in zip("<>", held, strict=True):
+                builder.store(_chosen(builder, order, more, builder.load(bound)), bound)
         bounds = [
-            _halved(builder, builder.load(place), partial(_chosen, builder, order))
-            for order, place in zip("<>", held, strict=True)
+            _reduced(builder, builder.load(bound), partial(_chosen, builder, order))
+            for order, bound in zip("<>", held, strict=True)
         ]
         return context.make_tuple(builder, signature.return_type, bounds)
 
@@ -261,8 +261,8 @@ def store_mean(
         builder.store(builder.fmul(_spread(builder, share), _load(builder, begin)), held)
         signs = _spread(builder, sign)
         with cgutils.for_range(builder, count) as loop:
-            place = builder.add(members, builder.shl(loop.index, loop.index.type(3)))
-            row = builder.shl(_load(builder, place, ir.IntType(64)), loop.index.type(6))
+            number = builder.add(members, builder.shl(loop.index, loop.index.type(3)))
+            row = builder.shl(_load(builder, number, ir.IntType(64)), loop.index.type(6))
             added = builder.fmul(signs, _load(builder, builder.add(rows, row)))
             builder.store(builder.fadd(builder.load(held), added), held)
         _store(builder, _quotient(builder, builder.load(held), by, inverse), out)
