@@ -14,7 +14,7 @@ from xml.etree.ElementTree import Element
 
 from pydantic import TypeAdapter, ValidationError
 
-from ftrie.draw.charts import Row, Spec, curve, dots, drawn, point, reliability, value_name
+from ftrie.draw.charts import Row, Spec, curve, dots, drawn, point, reliability, reliability_rows, value_name
 from ftrie.draw.pages import document, element, figure, note, quiet, save_page, stacked_svg, table
 from model_store.bounded import json_value
 from model_store.errors import InputError, counted, shown
@@ -286,14 +286,11 @@ def _row(series: str, x: float, figure: tuple[float | None, float | None, float 
 
 def _reliability(runs: Sequence[RunMetrics]) -> list[Row]:
     """Click rate by prediction of every variant, with the 95 % interval of a rate."""
-    rows: list[Row] = []
-    for name, run, variant in _series(runs):
-        for each in run.detail.reliability.get(variant, []) if run.detail else []:
-            rate = each.clicks / each.weight
-            half = 1.96 * math.sqrt(max(rate * (1 - rate), 0.0) / each.weight)
-            ends = {"low": max(rate - half, 0.0), "high": rate + half}
-            rows.append({"series": name, "predicted": each.predicted / each.weight, "observed": rate} | ends)
-    return rows
+    return [
+        row
+        for name, run, variant in _series(runs)
+        for row in reliability_rows(name, run.detail.reliability.get(variant, []) if run.detail else [])
+    ]
 
 
 # -- the page

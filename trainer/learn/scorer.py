@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,14 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn import scorer_kernels as kernels
 from trainer.learn.predictions_kernels import probabilities
 from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
+from trainer.learn.table import TableKeys
+
+if TYPE_CHECKING:
+    from trainer.learn.model import LearningModel
 
 _CLOSEST = 1e-15
+_NO_BYTES = np.empty(0, np.uint8)
+_NO_OFFSETS = np.zeros(1, np.int64)
 Array = npt.NDArray[np.float64]
 
 
@@ -214,3 +220,35 @@ def log_odds(ctr: Array) -> Array:
     """ln(ctr / (1 - ctr))."""
     inside = np.clip(ctr, _CLOSEST, 1.0 - _CLOSEST)
     return np.asarray(np.log(inside) - np.log1p(-inside))
+
+
+def live_scores(model: LearningModel, maker: ExampleMaker, examples: Examples) -> Scores:
+    """The scores of examples that `maker` made with the model's spec, bit for bit those of `model.artefact()`.
+
+    With hash_bits it makes the artefact, O(keys): which keys share a bucket is known there alone.
+    """
+    if model.table.buckets is not None:
+        return Scorer(model.artefact()).score(maker, examples)
+    rows = examples.hashed
+    hashes, first = np.unique(rows.hashes, return_index=True)
+    features = rows.features[first]
+    slots = model.table.find(hashes, features)
+    known = slots >= 0
+    keys = TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features[known])
+    weight, rate = model.published(keys)
+    kept = weight.any(axis=1)
+    columns = [hashes[known][kept], features[known][kept], weight[kept], rate[kept]]
+    margin = model.coordinates.margin
+    if margin.exists and (given := margin.given[features] & (margin.masks[features] != 0)).any():
+        fixed = np.repeat(margin.weights[features[given], None], weight.shape[1], axis=1).astype(np.float32)
+        more = (hashes[given], features[given], fixed, np.zeros_like(fixed))
+        columns = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
+    found, owners, weights, rates = columns
+    table = KeyColumns(
+        model.coordinates.masks_of(TableKeys(_NO_BYTES, _NO_OFFSETS, _NO_OFFSETS, owners)),
+        np.ascontiguousarray(weights if model.spec.learner.values == "per_variant" else weights[:, :1]),
+        np.ascontiguousarray(rates if model.spec.learner.values == "per_variant" else rates[:, :1]),
+        first_rates(model.spec, lambda: model.published(model.table.keys())[1]),
+    )
+    calibration = model.calibrator.calibration() if model.calibrator is not None else None
+    return KeyScorer(model.spec, index_of(found), table, calibration, True).score(maker, examples)

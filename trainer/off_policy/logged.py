@@ -167,12 +167,12 @@ class RowCollector:
         propensity = self._propensities(columns)
         good = np.concatenate(self._good)
         good[[row for row, _ in (*odd_labels, *odd_weights)]] = False
-        request, keys = _numbers(np.concatenate(self._ids)), np.concatenate(self._keys)
+        request, keys = numbered(np.concatenate(self._ids))[0], np.concatenate(self._keys)
         usable = np.ones(self._rows, bool) if propensity is None else ~np.isnan(propensity)
         kept = _whole_lists(good & usable, request) if kind == DECISION_LIST else good & usable
         order = np.flatnonzero(kept & _last_of(keys))
         order = order[np.argsort(keys[order], kind="stable")]
-        order = order[np.argsort(_numbers(request[order]), kind="stable")]
+        order = order[np.argsort(numbered(request[order])[0], kind="stable")]
         position = columns.get(self.layout.position) if self.layout.position else None
         taken = {name: column.take(pa.array(order)) for name, column in columns.items()}
         return LoggedRows(
@@ -182,8 +182,8 @@ class RowCollector:
             propensity=np.full(order.size, np.nan) if propensity is None else propensity[order],
             item=self._items(taken, order.size),
             position=None if position is None else column_text(position.take(pa.array(order))),
-            request=_numbers(request[order]),
-            cluster=_numbers(self._clusters(taken, request[order])),
+            request=numbered(request[order])[0],
+            cluster=numbered(self._clusters(taken, request[order]))[0],
             unusable=int((good & ~kept).sum()),
             rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
             has_propensity=propensity is not None,
@@ -272,14 +272,15 @@ def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
 def _columns(batches: Sequence[RowBatch]) -> dict[str, Any]:
     """The batches concatenated. A column with text in one batch and numbers in another is text."""
     names = dict.fromkeys(name for batch in batches for name in batch.columns)
-    return {name: _concatenated([_column(batch, name) for batch in batches]) for name in names}
+    return {name: concatenated([_column(batch, name) for batch in batches]) for name in names}
 
 
 def _column(batch: RowBatch, name: str) -> Any:
     return plain(batch.columns[name]) if name in batch.columns else pa.nulls(batch.rows)
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Plain arrays one after the other; text where their types differ."""
     tables = [pa.table({"": part}) for part in parts]
     try:
         return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
@@ -287,12 +288,13 @@ def _concatenated(parts: Sequence[Any]) -> Any:
         return pa.concat_arrays([column_text(part) for part in parts])
 
 
-def _numbers(ids: Array) -> Array:
-    """Each row's request, numbered in the order of their first rows: int64[rows]."""
+def numbered(ids: Array) -> tuple[Array, Array]:
+    """Each row's number, of ids numbered in the order of their first rows, and those first rows: int64 each."""
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
     rank = np.empty(first.size, np.int64)
-    rank[np.argsort(first, kind="stable")] = np.arange(first.size)
-    return rank[inverse.reshape(-1)]
+    rank[order] = np.arange(first.size)
+    return rank[inverse.reshape(-1)], first[order]
 
 
 def _last_of(keys: Array) -> Array:

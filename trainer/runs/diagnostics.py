@@ -21,13 +21,14 @@ from model_store.features.numbers import log_buckets
 from model_store.features.values import Value
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import RowBatch
-from trainer.formats.times import MICROSECONDS, NO_TIME
+from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format
 from trainer.learn.metrics.reliability import GroupReliability, ReliabilitySums
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer
 from trainer.output import SILENT, Output
 from trainer.runs.audit import RowAudit, RowAuditor, example_of
-from trainer.runs.importance import FieldTokens, Importance, ImportanceSample
+from trainer.runs.importance import Importance, ImportanceSample
+from trainer.runs.predict import ScoredExamples
 
 VALUES = 256
 """Values of a field that are counted each; later ones are counted together."""
@@ -151,13 +152,15 @@ class Diagnostics:
         self._periods = _Periods(maker.spec.input.timestamp is not None, len(names), len(self._fields))
         self._rows = 0
 
-    def add(self, examples: Examples, predictions: Predictions, batch: RowBatch) -> None:
-        """Add a batch. examples: whose `times` are set if the spec has a timestamp; predictions: of all variants."""
-        chosen = self._chosen(predictions)
+    def add(self, examples: ScoredExamples, predictions: Predictions) -> None:
+        """Add a batch. predictions: of all variants."""
+        chosen, batch = self._chosen(predictions), examples.batch
         rows = np.arange(chosen.labels.size)
         self._total.add(chosen, rows, np.zeros_like(rows))
         keys = self._importance.add(examples)
-        times = examples.times if self._periods.timed else None
+        times, timestamp = None, self._maker.spec.input.timestamp
+        if timestamp is not None:
+            times = parse_times(batch.columns[timestamp], time_format(self._maker.spec))[0][examples.rows]
         periods = self._periods.add(chosen, keys, times, self._rows)
         for number, field in enumerate(self._fields):
             counted, values = field.add(examples, chosen)
@@ -203,14 +206,15 @@ class _Field:
 
     def add(self, examples: Examples, predictions: Predictions) -> tuple[Numbers, Numbers]:
         """Add a batch; returns its rows, each as often as it has values, and the number of each value."""
-        tokens = FieldTokens.of(examples, self.plan.index)
-        rows = np.repeat(np.arange(tokens.lengths.size), tokens.lengths)
-        numbers = self._numbered(tokens, examples)
+        rows, places, digests, x = _tokens(examples, self.plan.index)
+        # The digest of all real numbers is the same; they are counted by the buckets of `bucket = "log"`.
+        identities = log_buckets(x).view(np.uint64) if self.plan.spec.is_number else digests
+        numbers = self._numbered(identities, places, examples)
         if self.sums is not None:
             self.sums.add(predictions, rows, numbers)
             if self.limit < VALUES and len(self._texts) > self.limit:
                 self.sums = None
-        absent = np.flatnonzero(tokens.lengths == 0)
+        absent = np.flatnonzero(np.bincount(rows, minlength=examples.rows.size) == 0)
         return np.concatenate([rows, absent]), np.concatenate([numbers, np.full(absent.size, _ABSENT)])
 
     @property
@@ -228,31 +232,40 @@ class _Field:
         values.sort(key=lambda each: (-each.group.worst, -each.group.rows))
         return SliceReport(self.plan.name, tuple(values), len(there) - len(enough))
 
-    def _numbered(self, tokens: FieldTokens, examples: Examples) -> Numbers:
+    def _numbered(self, identities: npt.NDArray[np.uint64], places: Numbers, examples: Examples) -> Numbers:
         """The number of each token's value; _OTHERS for values after the first VALUES."""
-        identities = tokens.digests
-        if (
-            self.plan.spec.is_number
-        ):  # its digest is the same for all numbers; by the buckets of `bucket = "log"`
-            x = tokens.x if tokens.x.size else np.ones(identities.size)
-            identities = log_buckets(x).view(np.uint64)
         if len(self._texts) < VALUES and identities.size:
             distinct, firsts = np.unique(identities, return_index=True)
             for at in np.argsort(firsts).tolist():
                 identity = int(distinct[at])
                 if identity not in self._numbers and len(self._texts) < VALUES:
-                    self._texts.append(self._text(tokens, int(firsts[at]), examples))
+                    text: bytes = examples.texts[self.plan.index][int(places[firsts[at]])].as_py()
+                    self._texts.append(text.decode(errors="replace"))
                     self._numbers[identity] = len(self._texts)
             self._sorted = np.array(sorted(self._numbers), np.uint64)
             self._number_of = np.array([self._numbers[each] for each in self._sorted.tolist()], np.int64)
         if not self._sorted.size:
             return np.full(identities.size, _OTHERS)
-        places = np.minimum(np.searchsorted(self._sorted, identities), self._sorted.size - 1)
-        return np.where(self._sorted[places] == identities, self._number_of[places], _OTHERS)
+        found = np.minimum(np.searchsorted(self._sorted, identities), self._sorted.size - 1)
+        return np.where(self._sorted[found] == identities, self._number_of[found], _OTHERS)
 
-    def _text(self, tokens: FieldTokens, token: int, examples: Examples) -> str:
-        text: bytes = examples.texts[self.plan.index][int(tokens.places[token])].as_py()
-        return text.decode(errors="replace")
+
+def _tokens(examples: Examples, field: int) -> tuple[Numbers, Numbers, npt.NDArray[np.uint64], Floats]:
+    """Each token of a field: its example, where its text is among the field's, its digest and its x."""
+    tokens, rows = examples.tokens, examples.rows.astype(np.int64)
+    base, number = int(tokens.base[field]), int(tokens.list_of[field])
+    if number < 0:
+        own = np.flatnonzero(tokens.of_rows(field, rows))
+        places = rows[own]
+        chosen = base + places * tokens.step
+    else:
+        starts = tokens.starts[number].astype(np.int64)[rows]
+        lengths = tokens.starts[number][rows + 1] - starts
+        own = np.repeat(np.arange(rows.size), lengths)
+        places = np.arange(own.size) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        chosen = base + places
+    x = tokens.values[chosen] if tokens.values.size else np.ones(chosen.size)
+    return own, places, tokens.digests[chosen], x
 
 
 class _Worst:

@@ -22,22 +22,19 @@ from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, OutputError, SpecError, listed
 from model_store.features.cells import column_text, number_column, parse_counts, plain
 from model_store.spec.sections import InputSection
-from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION
-from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import Log, open_log
-from trainer.formats.batch import RowBatch
 from trainer.formats.rejects import RejectLog, no_usable_row
-from trainer.formats.times import parse_times, time_format
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
 from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer import Scorer, Scores, log_odds, scoring_spec
+from trainer.learn.scorer import Scorer, log_odds, scoring_spec
 from trainer.learn.scorer_kernels import add_rows
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
+from trainer.runs.predict import ScoredExamples, ScoringMaker
 from trainer.runs.warmup import compiling_scorer
 
 Array = npt.NDArray[Any]
@@ -113,11 +110,11 @@ def evaluate(
             )
         if position is not None and position not in opened.columns:
             raise SpecError(f"no column {position!r} in the log; it has: {listed(opened.columns, position)}")
-        ids = tuple(predictions.ids.values()) if predictions is not None else ()
-        maker = _ScoringMaker(scorer, opened.spec, position, diagnostics is not None, ids)
+        maker = ScoringMaker(opened.spec, scorer)
         diagnosing = Diagnostics(scorer, maker, diagnostics) if diagnostics is not None else None
         slices = [Slice.of(name, maker.plan) for name in dict.fromkeys(sliced)]
-        totals = _Totals(scorer, maker, k, position is not None, diagnosing, slices)
+        totals = _Totals(scorer, k if opened.spec.input.request is not None else None, position, slices)
+        ids = predictions.ids.values() if predictions is not None else ()
         timestamp = opened.spec.input.timestamp if diagnostics is not None else None
         batches = opened.batches([name for name in (position, timestamp, *ids) if name is not None])
         with (
@@ -127,7 +124,9 @@ def evaluate(
             for examples in stream:
                 assert isinstance(examples, ScoredExamples)
                 rejects.add_all(examples.rejects)
-                totals.add(examples)
+                final = totals.add(examples)
+                if diagnosing is not None:
+                    diagnosing.add(examples, final)
                 if predictions is not None:
                     predictions.add(examples)
                 logloss = totals.metrics.logloss()
@@ -165,7 +164,7 @@ class PredictionFile:
         self._schema = pa.schema(
             [*fields[:2], *(pa.field(role, pa.utf8()) for role in self.ids), *fields[2:]]
         )
-        self._path, self._variant = path, variant
+        self._path, self._variant, self._given = path, variant, given
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             self._writer = csv.CSVWriter(self._temporary, self._schema)
@@ -174,34 +173,26 @@ class PredictionFile:
 
     def add(self, examples: ScoredExamples) -> None:
         """Write a batch's rows. Raises OutputError."""
-        scores, first = examples.scores, examples.first
-        lines = examples.lines[first]
+        scores, first, columns = examples.scores, examples.first, examples.batch.columns
+        rows = examples.rows[first]
         numbers = (each[first, self._variant] for each in (scores.score, scores.ctr, scores.uncertainty))
-        outcomes = examples.views[:, first] if examples.views.size else [examples.hashed.labels]
-        columns = [
-            pa.array([examples.file] * lines.size, pa.utf8()),
-            pa.array(lines.astype(np.int64)),
-            *(self._texts(examples, column, first) for column in self.ids.values()),
+        outcomes = [examples.hashed.labels]
+        if self._given.views is not None:
+            outcomes = [
+                each[rows]
+                for each in parse_counts(columns[self._given.label], columns[self._given.views])[:2]
+            ]
+        written = [
+            pa.array([examples.batch.file] * rows.size, pa.utf8()),
+            pa.array(examples.batch.lines[rows].astype(np.int64)),
+            *(_texts(columns.get(column), rows) for column in self.ids.values()),
             *(pa.array(each.astype(np.int64)) for each in outcomes),
             *(pa.array(each, from_pandas=True) for each in numbers),
         ]
         try:
-            self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._writer.write_batch(pa.RecordBatch.from_arrays(written, schema=self._schema))
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
-
-    def _texts(self, examples: ScoredExamples, column: str, first: Any) -> pa.Array:
-        """The ids of the examples' rows; bytes that are not UTF-8 are escaped."""
-        rows = examples.rows[first]
-        if column not in examples.ids:
-            return pa.nulls(rows.size, pa.utf8())
-        found = column_text(examples.ids[column]).take(pa.array(rows))
-        try:
-            return found.cast(pa.utf8())
-        except pa.ArrowInvalid:
-            return pa.array(
-                [each.decode("utf-8", "backslashreplace") for each in found.to_pylist()], pa.utf8()
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -219,98 +210,32 @@ class PredictionFile:
             self._temporary.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoredExamples(Examples):
-    """Examples with their scores. lines: int64[m], lines in the file; positions: float64[m] as shown, or empty.
-
-    views: float64[2, m], the clicks and views of each example's row, or empty; batch: the rows themselves, kept only
-    for diagnostics, which also need `times`; ids: columns of the batch that a PredictionFile writes.
-    """
-
-    scores: Scores
-    file: str
-    lines: Array
-    positions: Array
-    views: Array
-    batch: RowBatch | None
-    ids: dict[str, pa.Array]
-
-    @property
-    def first(self) -> Any:
-        """The first example of each row, the click where it has one: bool[m], or a slice of all."""
-        if not self.counts.doubled:
-            return slice(None)
-        return np.concatenate([[True], self.rows[1:] != self.rows[:-1]])
-
-
-class _ScoringMaker(ExampleMaker):
-    """Makes and scores examples, in the hashing threads. Stateless."""
-
-    def __init__(
-        self,
-        scorer: Scorer,
-        spec: ModelSpec,
-        position: str | None,
-        keeps_rows: bool,
-        ids: Sequence[str] = (),
-    ) -> None:
-        super().__init__(spec)
-        self._ids = tuple(ids)
-        self._scorer = scorer
-        self._position = position
-        self._keeps_rows = keeps_rows
-
-    def make(self, batch: RowBatch) -> ScoredExamples:
-        """Hash and score a batch."""
-        examples = super().make(batch)
-        positions = np.empty(0)
-        if self._position is not None:
-            positions = number_column(plain(batch.columns[self._position]))[0][examples.rows]
-        given, both = self.spec.input, np.empty(0)
-        if given.views is not None:
-            clicks, views, *_ = parse_counts(batch.columns[given.label], batch.columns[given.views])
-            both = np.stack([clicks, views])[:, examples.rows]
-        scores = self._scorer.score(self, examples)
-        timestamp = self.spec.input.timestamp
-        if self._keeps_rows and timestamp is not None:
-            times, _ = parse_times(batch.columns[timestamp], time_format(self.spec))
-            examples = replace(examples, times=times[examples.rows])
-        return ScoredExamples(
-            **vars(examples),
-            scores=scores,
-            batch=batch if self._keeps_rows else None,
-            file=batch.file,
-            lines=batch.lines[examples.rows],
-            positions=positions,
-            views=both,
-            ids={name: batch.columns[name] for name in self._ids if name in batch.columns},
-        )
+def _texts(column: pa.Array | None, rows: Array) -> pa.Array:
+    """The ids of rows; bytes that are not UTF-8 are escaped."""
+    if column is None:
+        return pa.nulls(rows.size, pa.utf8())
+    texts = column_text(column).take(pa.array(rows))
+    try:
+        return texts.cast(pa.utf8())
+    except pa.ArrowInvalid:
+        return pa.array([each.decode("utf-8", "backslashreplace") for each in texts.to_pylist()], pa.utf8())
 
 
 class _Totals:
-    """The metrics of the rows scored so far."""
+    """The metrics of the rows scored so far. positions: how many rows have one."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        maker: ExampleMaker,
-        k: int,
-        judges_shown: bool,
-        diagnostics: Diagnostics | None,
-        slices: Sequence[Slice],
-    ) -> None:
-        self._diagnostics = diagnostics
+    def __init__(self, scorer: Scorer, k: int | None, position: str | None, slices: Sequence[Slice]) -> None:
+        """k: NDCG's, None where rows have no requests; position: the column of the order shown."""
         self.metrics = ProgressiveMetrics(scorer.variants, slices=slices)
         self._scorer = scorer
         self._raw = ProgressiveMetrics(scorer.variants) if scorer.artefact.calibration is not None else None
         self._uncertainty = np.zeros(len(scorer.variants))
-        self._judges_shown = judges_shown
-        self.positions = 0
-        orders = [*scorer.variants, SHOWN] if judges_shown else scorer.variants
-        self._doubled = 0
-        self._requests = RequestMetrics(orders, k) if maker.spec.input.request is not None else None
+        self._position, self.positions, self._doubled = position, 0, 0
+        orders = [*scorer.variants, SHOWN] if position is not None else scorer.variants
+        self._requests = RequestMetrics(orders, k) if k is not None else None
 
-    def add(self, examples: ScoredExamples) -> None:
+    def add(self, examples: ScoredExamples) -> Predictions:
+        """Add a batch; returns its calibrated predictions."""
         scores, rows, requests = examples.scores, examples.hashed, examples.requests
         variants = len(self._scorer.variants)
         raw = Predictions.of(scores.latent, scores.predicted, rows, requests, variants)
@@ -319,16 +244,13 @@ class _Totals:
             final = Predictions.of_scores(log_odds(scores.ctr), rows, requests, variants)
             self._raw.update(raw, examples)
         self.metrics.update(final, examples)
-        if self._diagnostics is not None:
-            assert examples.batch is not None
-            self._diagnostics.add(examples, final, examples.batch)
         add_rows(scores.uncertainty, self._uncertainty)
         self._doubled += examples.counts.doubled
         if self._requests is not None:
             first = examples.first
-            self._requests.update(
-                requests[first], self._orders(examples)[first], rows.labels[first], examples.stop.number
-            )
+            of_rows = requests[first], self._orders(examples)[first], rows.labels[first]
+            self._requests.update(*of_rows, examples.stop.number)
+        return final
 
     def evaluation(self, rejected: int, *, without_shown: bool = False) -> Evaluation:
         """The metrics of all rows; `without_shown` leaves out the order shown, which no row has."""
@@ -354,8 +276,8 @@ class _Totals:
         )
 
     def _orders(self, examples: ScoredExamples) -> Array:
-        if not self._judges_shown:
+        if self._position is None:
             return examples.scores.latent
-        self.positions += int(np.count_nonzero(~np.isnan(examples.positions)))
-        shown = -np.where(np.isnan(examples.positions), np.inf, examples.positions)
-        return np.column_stack([examples.scores.latent, shown])
+        positions = number_column(plain(examples.batch.columns[self._position]))[0][examples.rows]
+        self.positions += int(np.count_nonzero(~np.isnan(positions)))
+        return np.column_stack([examples.scores.latent, -np.where(np.isnan(positions), np.inf, positions)])

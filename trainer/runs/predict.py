@@ -53,24 +53,43 @@ def predict(
     scorer = Scorer(artefact)
     spec = scoring_spec(artefact.spec, tuple(without))
     with compiling_scorer(output), open_log(replace(log, unlabelled=True), spec) as opened:
-        maker = _ScoringMaker(scorer, opened.spec, counts_unreadable=not opened.is_of_events)
+        maker = _UnlabelledMaker(opened.spec, scorer)
         first = 0
         with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
             for examples in stream:
-                assert isinstance(examples, _Scored)
-                scores = of_all_rows(examples.scores, examples.places, examples.size)
-                yield BatchScores(first, examples.size, scores, examples.rejects)
-                first += examples.size
+                assert isinstance(examples, ScoredExamples)
+                places, size = _places(examples, counts_unreadable=not opened.is_of_events)
+                yield BatchScores(first, size, of_all_rows(examples.scores, places, size), examples.rejects)
+                first += size
                 bar.update(first, total=opened.expected_rows(first))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scored(Examples):
-    """size: the rows of the batch, with the unreadable ones; places: int[m], where each example is among them."""
+class ScoredExamples(Examples):
+    """Examples with their scores, and the batch that they were made of."""
 
     scores: Scores
-    size: int
-    places: Any
+    batch: RowBatch
+
+    @property
+    def first(self) -> Any:
+        """The first example of each row, the click where it has one: bool[m], or a slice of all."""
+        if not self.counts.doubled:
+            return slice(None)
+        return np.concatenate([[True], self.rows[1:] != self.rows[:-1]])
+
+
+class ScoringMaker(ExampleMaker):
+    """Makes and scores examples, in the hashing threads. Stateless."""
+
+    def __init__(self, spec: ModelSpec, scorer: Scorer) -> None:
+        super().__init__(spec)
+        self._scorer = scorer
+
+    def make(self, batch: RowBatch) -> ScoredExamples:
+        """Hash and score a batch."""
+        examples = super().make(batch)
+        return ScoredExamples(**vars(examples), scores=self._scorer.score(self, examples), batch=batch)
 
 
 class PredictingMaker(ExampleMaker):
@@ -83,23 +102,17 @@ class PredictingMaker(ExampleMaker):
         return good, labels[good], weights
 
 
-class _ScoringMaker(PredictingMaker):
-    """Makes and scores examples, in the hashing threads. Stateless."""
+class _UnlabelledMaker(ScoringMaker, PredictingMaker):
+    """Makes and scores an example of each row, whatever its label."""
 
-    def __init__(self, scorer: Scorer, spec: ModelSpec, *, counts_unreadable: bool) -> None:
-        super().__init__(spec)
-        self._scorer = scorer
-        self._counts_unreadable = counts_unreadable
 
-    def make(self, batch: RowBatch) -> _Scored:
-        """Hash and score a batch."""
-        examples = super().make(batch)
-        size, places = batch.rows, np.asarray(examples.rows, np.int64)
-        if self._counts_unreadable and batch.rejects:
-            lines = np.union1d(batch.lines, [reject.line for reject in batch.rejects])  # each row has its own
-            size, places = lines.size, np.searchsorted(lines, batch.lines[examples.rows])
-        scores = self._scorer.score(self, examples)
-        return _Scored(**vars(examples), scores=scores, size=size, places=places)
+def _places(examples: ScoredExamples, counts_unreadable: bool) -> tuple[Any, int]:
+    """Where each example is among the rows of its batch, and how many they are; with the unreadable ones or without."""
+    batch, rows = examples.batch, np.asarray(examples.rows, np.int64)
+    if not (counts_unreadable and batch.rejects):
+        return rows, batch.rows
+    lines = np.union1d(batch.lines, [reject.line for reject in batch.rejects])  # each row has its own
+    return np.searchsorted(lines, batch.lines[rows]), lines.size
 
 
 def of_all_rows(scores: Scores, at: Any, rows: int) -> Scores:
