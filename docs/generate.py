@@ -24,6 +24,7 @@ from ftrie.cli import build
 from model_store.keys import ROLES, TABLE
 from model_store.metrics import Family
 from server.telemetry import meter
+from trainer.learn.metrics.figures import METRICS
 from trainer.runs import metrics as trainer_metrics
 
 PAGE = Path(__file__).with_name("commands.md")
@@ -92,10 +93,24 @@ def classifier_parameters() -> str:
     return "\n".join(rows)
 
 
+def run_metrics() -> str:
+    """The metrics of a run, with their formulas."""
+    rows = [f"| {each.label} | {each.formula} | {each.better or '—'} |" for each in METRICS.values()]
+    return "\n".join(["| metric | formula | better |", "|---|---|---|", *rows])
+
+
+def figures() -> str:
+    """The members of a variant's figures in a metrics file."""
+    rows = [f"| `{name}` | {each.label} |" for name, each in METRICS.items()]
+    return "\n".join(["| field | holds |", "|---|---|", *rows, "| `difference` | null for the base |"])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "classifier parameters": classifier_parameters,
+    "figures of a variant": figures,
     "keys": keys,
     "rules": rules,
+    "run metrics": run_metrics,
     "server metrics": server_metrics,
     "trainer metrics": lambda: metrics_table(trainer_metrics.FAMILIES, without="model"),
 }

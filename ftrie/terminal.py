@@ -144,12 +144,14 @@ def print_json(answer: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON lacks: of a dataclass an object of its fields, of a time ISO 8601, of bytes the text.
+    """What JSON lacks: of a dataclass or a pydantic model its fields, of a time ISO 8601, of bytes the text.
 
     Raises TypeError for anything else.
     """
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
+    if hasattr(value, "model_fields"):
+        return {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bytes):

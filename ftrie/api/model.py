@@ -26,6 +26,7 @@ from model_store.flags import DEFAULT_STORE
 from model_store.model_files import write_model
 from model_store.store import Store as StoreEngine
 from trainer.formats.rejects import RejectLog
+from trainer.learn.metrics.figures import METRICS
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.runs.audit import RowAudit, audit
 from trainer.runs.diagnostics import DiagnosticsOptions, ModelReport
@@ -382,13 +383,10 @@ class Evaluation:
 
 def variants_table(variants: Mapping[str, VariantMetrics]) -> str:
     """The metrics of every variant as an HTML table."""
-    names = ("logloss", "auc", "calibration", "normalized_entropy", "mean_prediction")
-    rows = [[variant, *(getattr(figures, name) for name in names)] for variant, figures in variants.items()]
-    return html_table(
-        ["variant", "log-loss", "AUC", "calibration", "normalized entropy", "mean prediction"], rows
-    )
+    rows = [[variant, *(getattr(figures, name) for name in METRICS)] for variant, figures in variants.items()]
+    return html_table(["variant", *(each.label for each in METRICS.values())], rows)
 
 
 def _complete(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Stored metrics with None for those that are not defined."""
-    return {name: metrics.get(name) for name in VariantMetrics.model_fields if name != "difference"}
+    return {name: metrics.get(name) for name in METRICS}

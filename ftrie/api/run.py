@@ -19,6 +19,7 @@ from ftrie.draw.runs import RunMetrics, run_of
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError
 from trainer.formats.rejects import Reject, RejectLog
+from trainer.learn.metrics.figures import METRICS
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.metrics.records import MetricsLines, VariantMetrics
 from trainer.runs.loop import PassOptions
@@ -36,11 +37,7 @@ _METRICS = pa.schema(
         pa.field("variant", pa.string()),
         pa.field("window_rows", pa.int64()),
         pa.field("click_rate", pa.float64()),
-        *(
-            pa.field(f"{part}{name}", pa.float64())
-            for part in ("", "total_")
-            for name in ("logloss", "auc", "calibration", "normalized_entropy", "mean_prediction")
-        ),
+        *(pa.field(f"{part}{name}", pa.float64()) for part in ("", "total_") for name in METRICS),
     ]
 )
 

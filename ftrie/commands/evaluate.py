@@ -147,12 +147,15 @@ def _print_tables(name: str, found: Evaluation) -> None:
         f"{name}: {found.rows:,} rows, {found.rejected:,} rejected; "
         f"weight {found.weight:,.6g}, of which clicked {found.clicks:,.6g}"
     )
-    columns = ["variant", "log-loss", "AUC", "calibration", "normalized entropy", "uncertainty"]
+    from trainer.learn.metrics.figures import IN_TABLES
+    from trainer.learn.metrics.requests import BY_REQUEST
+
+    columns = ["variant", *IN_TABLES.values(), "uncertainty"]
     sets = [("", found.variants), (" uncalibrated", found.predicted or {})]
     rows = [
         [
             variant + suffix,
-            *(m.logloss, m.auc, m.calibration, m.normalized_entropy),
+            *(getattr(m, name) for name in IN_TABLES),
             found.uncertainty.get(variant),
         ]
         for suffix, variants in sets
@@ -165,9 +168,11 @@ def _print_tables(name: str, found: Evaluation) -> None:
             f"{requests.judged:,} of them"
         )
         orders = [
-            [order, m.mrr, m.ndcg, m.hit_1, m.hit_3, m.hit_10, m.auc] for order, m in requests.orders.items()
+            [order, *(getattr(found, each.member) for each in BY_REQUEST.values())]
+            for order, found in requests.orders.items()
         ]
-        print_table(["order", "MRR", f"NDCG@{requests.k}", "hit@1", "hit@3", "hit@10", "AUC"], orders)
+        heads = [each.label.format(k=requests.k) for each in BY_REQUEST.values()]
+        print_table(["order", *heads], orders)
 
 
 def _warn_of_requests(requests: RequestReport, column: str) -> None:

@@ -152,6 +152,7 @@ def replay(
     from trainer.formats.batch import STDIN
     from trainer.formats.reader import EVENTS
     from trainer.formats.streams import is_pipe
+    from trainer.learn.metrics.figures import IN_TABLES
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
     from trainer.sources.kinds import kind_of
@@ -203,10 +204,10 @@ def replay(
     published = f", version {version}" if version is not None else ""
     print(f"model: {replayed.model.table.count:,} keys, SHA-256 {sha256}{published}")
     print_table(
-        ["variant", "log-loss", "AUC", "calibration", "normalized entropy"],
+        ["variant", *IN_TABLES.values()],
         [
-            [name, m.logloss, m.auc, m.calibration, m.normalized_entropy]
-            for name, m in replayed.model.metrics.summary().items()
+            [name, *(getattr(figures, each) for each in IN_TABLES)]
+            for name, figures in replayed.model.metrics.summary().items()
         ],
     )
     if estimates is not None:
@@ -374,7 +375,7 @@ def _interval(low: float | None, high: float | None) -> str:
 def _with_error(estimate: Estimate, sign: str = "") -> str:
     if estimate.value is None:
         return "—"
-    from trainer.off_policy.estimators import Z
+    from trainer.learn.metrics.figures import NORMAL_95
 
-    error = f" ± {Z * estimate.error:.5f}" if estimate.error is not None else ""
+    error = f" ± {NORMAL_95 * estimate.error:.5f}" if estimate.error is not None else ""
     return f"{estimate.value:{sign}.5f}{error}"

@@ -333,14 +333,15 @@ def print_report(report: Report, as_json: bool) -> None:
 
 def print_variants(variants: Mapping[str, VariantMetrics], judged: str = "all rows") -> None:
     """Print the metrics of every variant as a table; `judged` names the rows."""
-    change = ["difference"] if len(variants) > 1 else []
-    print_table(
-        ["variant", f"log-loss, {judged}", *change, "AUC", "calibration", "normalized entropy"],
-        [
-            [name, m.logloss, *(_change(m) for _ in change), m.auc, m.calibration, m.normalized_entropy]
-            for name, m in variants.items()
-        ],
-    )
+    from trainer.learn.metrics.figures import IN_TABLES
+
+    change = ["difference"] if len(variants) > 1 else []  # of the log-loss, the first metric
+    loss, *others = IN_TABLES.values()
+    rows = []
+    for name, figures in variants.items():
+        first, *rest = (getattr(figures, each) for each in IN_TABLES)
+        rows.append([name, first, *(_change(figures) for _ in change), *rest])
+    print_table(["variant", f"{loss}, {judged}", *change, *others], rows)
 
 
 def _print_calibration(report: Report) -> None:

@@ -141,6 +141,7 @@ def tune(
     from model_store.files import write_whole
     from model_store.spec.spec import load_spec
     from trainer.formats.batch import STDIN
+    from trainer.learn.metrics.figures import RANKED
     from trainer.learn.metrics.requests import BY_REQUEST, RequestMeasure
     from trainer.runs.warmup import compile_kernels, formats_of, kernels_are_ready
     from trainer.tune.candidates import candidates_of
@@ -150,8 +151,8 @@ def tune(
     from trainer.tune.search import SearchOptions, models_of, search, with_best
 
     by = by.replace("log-loss", "logloss")  # as texts write it
-    if by not in ("logloss", "auc") and RequestMeasure.parse(by) is None:
-        raise typer.BadParameter(f"--by {by}: expected logloss, auc, {', '.join(BY_REQUEST)} or ndcg@K")
+    if by not in RANKED and RequestMeasure.parse(by) is None:
+        raise typer.BadParameter(f"--by {by}: expected {', '.join((*RANKED, *BY_REQUEST))} or ndcg@K")
     if judge_last == 0.0:
         raise typer.BadParameter("--judge-last 0: expected a part of the log above 0")
     if keys is not None and not crosses:

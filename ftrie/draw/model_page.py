@@ -5,7 +5,6 @@ In: a `ModelReport`. Out: one HTML or SVG document that needs neither a network 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -22,6 +21,7 @@ from ftrie.draw.charts import (
 )
 from ftrie.draw.pages import document, element, figure, folded, quiet, save_page, stacked_svg, table
 from model_store.errors import counted, shown
+from trainer.learn.metrics.figures import DRAWN, METRICS
 from trainer.learn.metrics.reliability import ENOUGH, GroupReliability, Reliability
 from trainer.runs.diagnostics import Drift, ModelReport, SliceReport, WrongRow
 from trainer.runs.importance import Importance
@@ -65,7 +65,7 @@ def svg_page(report: ModelReport) -> str:
 # --- Where it is wrong ---
 
 
-_HEADS = ("log-loss", "AUC", "calibration", "normalized entropy", "mean p", "ECE", "by chance")
+_HEADS = (*(each.short or each.label for each in METRICS.values()), "ECE", "by chance")
 
 
 def _totals(report: ModelReport) -> list[Element]:
@@ -79,8 +79,7 @@ def _totals(report: ModelReport) -> list[Element]:
 
 
 def _cells(found: Reliability) -> list[str]:
-    figures = (found.logloss, found.auc, found.calibration, found.normalized_entropy, found.mean_prediction)
-    return [shown(each) for each in (*figures, found.ece, found.by_chance)]
+    return [shown(getattr(found, name)) for name in (*METRICS, "ece", "by_chance")]
 
 
 def _rate(group: GroupReliability) -> str:
@@ -330,33 +329,15 @@ def _drift_pictures(report: ModelReport) -> list[Picture]:
     kinds: list[tuple[str, list[Row], dict[str, int], float | None, str]] = [
         (
             "Click rate and mean prediction",
-            [*rate, *_by_period(report, lambda own: own.mean_prediction, "mean prediction, ")],
+            [*rate, *_by_period(report, "mean_prediction", "mean prediction, ")],
             {"click rate": 0} | {name: 1 + number for name, number in series.items()},
             None,
             "Band: 95 % interval of the click rate.",
         ),
-        (
-            "Calibration by period",
-            _by_period(report, lambda own: own.calibration),
-            names,
-            1.0,
-            "Above 1: too high.",
+        *(
+            (f"{each.title} by period", _by_period(report, name), names, each.reference, each.caption)
+            for name, each in DRAWN.items()
         ),
-        (
-            "Log-loss by period",
-            _by_period(report, lambda own: own.logloss),
-            names,
-            None,
-            "Follows the click rate.",
-        ),
-        (
-            "Normalized entropy by period",
-            _by_period(report, lambda own: own.normalized_entropy),
-            names,
-            1.0,
-            "Log-loss / entropy of the period's click rate; 1: no better than that rate for every row.",
-        ),
-        ("AUC by period", _by_period(report, lambda own: own.auc), names, None, "Within each period."),
         (
             "Keys that the model lacks",
             lacking,
@@ -380,13 +361,11 @@ def _drift_pictures(report: ModelReport) -> list[Picture]:
     ]
 
 
-def _by_period(
-    report: ModelReport, figure_of: Callable[[Reliability], float | None], prefix: str = ""
-) -> list[Row]:
+def _by_period(report: ModelReport, figure: str, prefix: str = "") -> list[Row]:
     """A figure of every variant by period."""
     return [
         point(f"{prefix}{name}", at, value)
         for name in report.variants
         for at, each in enumerate(report.drift.periods, start=1)
-        if (value := figure_of(each.group.variants[name])) is not None
+        if (value := getattr(each.group.variants[name], figure)) is not None
     ]

@@ -102,12 +102,14 @@ def plot_learning(metrics: pa.Table, figure: str = "logloss") -> alt.LayerChart:
 
     metrics: as in `Run.metrics`. Raises UsageError for a figure that it lacks.
     """
+    from trainer.learn.metrics.figures import METRICS
+
     known = [name.removeprefix("total_") for name in metrics.column_names if name.startswith("total_")]
     if figure not in known:
         raise UsageError(f"no figure {figure!r} in the metrics; expected one of {listed(known, figure)}")
     columns = metrics.select(["variant", "rows", figure, f"total_{figure}"])
     rows = thinned(columns.rename_columns(["series", "rows", "value", "mean"]).to_pylist())
-    words = figure.replace("_", " ").replace("logloss", "log-loss")
+    words = METRICS[figure].label
     variants = metrics["variant"].unique().to_pylist()
     chart = lines(rows, x="rows", x_title="rows", y_title=words, series=variants, mean="mean")
     return for_notebook(chart, f"Progressive {words}; thick: all rows so far")

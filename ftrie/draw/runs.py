@@ -19,13 +19,14 @@ from ftrie.draw.pages import document, element, figure, note, quiet, save_page, 
 from model_store.bounded import json_value
 from model_store.errors import InputError, counted, shown
 from trainer.learn.collisions import Collisions
+from trainer.learn.metrics.figures import DRAWN, METRICS
 from trainer.learn.metrics.records import (
     FORMAT,
     FORMAT_VERSION,
     Detail,
     End,
-    Header,
     Line,
+    MetricsHeader,
     Regret,
     SliceMetrics,
     VariantMetrics,
@@ -47,7 +48,7 @@ class RunMetrics:
     """The metrics of one run. `notes` are remarks about the file itself."""
 
     name: str
-    header: Header
+    header: MetricsHeader
     windows: list[Window] = field(default_factory=list)
     detail: Detail | None = None
     regret: Regret | None = None
@@ -71,7 +72,7 @@ class RunMetrics:
                 self.regret = line
             case End():
                 self.ended, self.collisions = True, line.collisions
-            case Header():
+            case MetricsHeader():
                 self.notes.append("the file has a second header: two runs wrote to it")
 
     def closed(self) -> RunMetrics:
@@ -92,7 +93,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunMetrics]:
 def run_of(lines: Sequence[Line]) -> RunMetrics:
     """The metrics of a run from the lines that it kept in memory."""
     header, *others = lines
-    assert isinstance(header, Header)
+    assert isinstance(header, MetricsHeader)
     run = RunMetrics("metrics", header)
     for line in others:
         run.add(line)
@@ -118,7 +119,7 @@ def _read(path: Path) -> RunMetrics:
     return run.closed()
 
 
-def _header(path: Path, line: bytes) -> Header:
+def _header(path: Path, line: bytes) -> MetricsHeader:
     try:
         found = json_value(line)
     except ValueError:
@@ -134,7 +135,7 @@ def _header(path: Path, line: bytes) -> Header:
             f"{path} has metrics of version {found.get('version')}; this ftrie reads version {FORMAT_VERSION}"
         )
     try:
-        return Header.model_validate(found)
+        return MetricsHeader.model_validate(found)
     except ValidationError as error:
         raise InputError(f"{path}, line 1: {_first(error)}") from None
 
@@ -161,11 +162,9 @@ Figure = Callable[[VariantMetrics], tuple[float | None, float | None, float | No
 """A figure of a variant, with the ends of its interval where it has one."""
 
 
-def _figure(name: str) -> Figure:
+def figure_called(name: str) -> Figure:
+    """The metric of this name."""
     return lambda metrics: (getattr(metrics, name), None, None)
-
-
-logloss, auc, calibration = map(_figure, ("logloss", "auc", "calibration"))
 
 
 def difference(metrics: VariantMetrics) -> tuple[float | None, float | None, float | None]:
@@ -344,15 +343,15 @@ _DIFFERENCES = (
     " Differences are to the first variant on the same rows, with 95 % intervals; AUC loss is the relative change of "
     "1 − AUC."
 )
+_AGAINST_BASE = {"logloss": "difference", "auc": "AUC loss"}
+"""Columns that compare a variant with the first one, by the metric that they follow."""
 _HEADS = (
     "variant",
-    "log-loss",
-    "difference",
-    "AUC",
-    "AUC loss",
-    "calibration",
-    "normalized entropy",
-    "mean p",
+    *(
+        head
+        for name, each in METRICS.items()
+        for head in (each.short or each.label, *([_AGAINST_BASE[name]] if name in _AGAINST_BASE else []))
+    ),
 )
 
 
@@ -365,8 +364,8 @@ def _cells(metrics: VariantMetrics) -> list[str]:
             change += f" [{found.low:+.5f}, {found.high:+.5f}]"
     if found is not None and found.auc_loss_percent is not None:
         percent = f"{found.auc_loss_percent:+.2f} %"
-    own = (metrics.calibration, metrics.normalized_entropy, metrics.mean_prediction)
-    return [shown(metrics.logloss), change, shown(metrics.auc), percent, *map(shown, own)]
+    against = {"logloss": [change], "auc": [percent]}
+    return [cell for name in METRICS for cell in (shown(getattr(metrics, name)), *against.get(name, []))]
 
 
 def _chosen(runs: Sequence[RunMetrics]) -> list[Element]:
@@ -405,17 +404,19 @@ def _sections(runs: Sequence[RunMetrics]) -> list[Element]:
 
 def _pictures(runs: Sequence[RunMetrics]) -> list[tuple[str, Spec, str]]:
     """The charts over all rows: heading ("" within a section), chart, caption."""
-    kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
-        ("Log-loss", logloss, None, "Mean log-loss: thin of each window, thick the running mean."),
+    kinds: list[tuple[str, Figure, float | None, str]] = [
         (
-            "Log-loss minus the first variant's",
-            difference,
-            0.0,
-            "Mean over each window of the difference on the same rows; below 0 is better. Bands: 95 % intervals.",
-        ),
-        ("AUC", auc, None, "Area under the ROC curve: thin of each window, thick the running mean."),
-        ("Calibration", calibration, 1.0, "Σ p / Σ y of each window; above 1 predictions are too high."),
+            each.title,
+            figure_called(name),
+            each.reference,
+            f"{each.caption} Thin: of each window; thick: the running mean.",
+        )
+        for name, each in DRAWN.items()
+    ]
+    change = (
+        "Mean over each window of the difference on the same rows; below 0 is better. Bands: 95 % intervals."
     )
+    kinds.insert(1, (f"{kinds[0][0]} minus the first variant's", difference, 0.0, change))
     made, names = [], colours(runs)
     for name, of, reference, caption in kinds:
         if rows := curves(runs, of):
@@ -470,11 +471,15 @@ def _slice(runs: Sequence[RunMetrics], name: str) -> list[Element]:
 
 def _slice_pictures(runs: Sequence[RunMetrics], name: str) -> list[tuple[Spec, str]]:
     values, names = slice_values(runs, name)[:DRAWN_VALUES], colours(runs)
-    kinds: tuple[tuple[str, Figure, float | None, str], ...] = (
+    # A loss follows the click rate of the rows with a value: its difference alone can be compared.
+    kinds: list[tuple[str, Figure, float | None, str]] = [
         ("log-loss minus the first variant's", difference, 0.0, "Bars: 95 % intervals."),
-        ("calibration", calibration, 1.0, "Σ p / Σ y of the rows with each value."),
-        ("AUC", auc, None, "Within the rows with each value."),
-    )
+        *(
+            (each.label, figure_called(name), each.reference, f"{each.caption} Of the rows with each value.")
+            for name, each in DRAWN.items()
+            if each.better != "lower"
+        ),
+    ]
     made = []
     for what, of, reference, caption in kinds:
         if rows := _of_slice(runs, name, values, of):

@@ -24,7 +24,7 @@ from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.learn import collisions
 from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
-from trainer.learn.metrics import figures, metrics, records, regret
+from trainer.learn.metrics import metrics, records, regret, tally
 from trainer.learn.metrics import slices as watcher
 from trainer.sources import file_tracker, kinds, open_files
 from trainer.sources import kafka as kafka_client
@@ -66,7 +66,7 @@ def test_protocol_has_a_row_for_every_answer() -> None:
 
 
 RECORDS = {
-    "header": records.Header,
+    "header": records.MetricsHeader,
     "window": records.Window,
     "detail": records.Detail,
     "regret": records.Regret,
@@ -74,7 +74,7 @@ RECORDS = {
     "collisions": collisions.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
-    "difference": records.Difference,
+    "difference": records.DifferenceFromBase,
     "bin": records.Bin,
     "point": records.RegretPoint,
 }
@@ -95,7 +95,7 @@ def test_a_record_of_training_metrics_is_documented_with_exactly_its_fields() ->
         f"up to {regret.MOST_KEYS:,} keys of examples",
         f"at most {regret.TOLERANCE:g} times",
         f"the first {watcher.SLICE_VALUES} values",
-        f"up to {figures.RELIABILITY_BINS} bins",
+        f"up to {tally.RELIABILITY_BINS} bins",
         f"{metrics.AUC_BUCKETS * 2 * 8 // 1024} KiB a variant",
         f"{watcher.SLICE_BUCKETS * 2 * 8 // 1024} KiB for each variant and value",
     ):

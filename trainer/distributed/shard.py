@@ -37,7 +37,7 @@ from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
 from trainer.formats.batch import RowBatch
 from trainer.formats.rejects import Reject, RejectLog, RowCounts
-from trainer.learn.metrics.figures import Group
+from trainer.learn.metrics.tally import GroupSums
 from trainer.learn.model import LearningModel
 
 MOST = 2**31 - 1
@@ -148,7 +148,7 @@ class ShardSummary:
     seconds: float
     log: Counts
     held_files: Counts
-    progressive: Group
+    progressive: GroupSums
     notes: tuple[str, ...]
 
 
@@ -167,7 +167,7 @@ class Shard:
     first: Array
     log: Counts
     held_files: Counts
-    progressive: Group
+    progressive: GroupSums
     notes: tuple[str, ...]
     disk_bytes: int
 

@@ -112,12 +112,12 @@ class Coordinates:
         return loops.Predicted(np.empty(shape), np.empty(shape), self.margin.room(*shape))
 
     def learn(
-        self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted
+        self, rows: HashedRows, begin: int, end: int, predicted: loops.Predicted, *, enters: bool = True
     ) -> tuple[npt.NDArray[np.int64], int]:
         """Predict and learn rows begin to end in turn; return the new keys' positions, int64[k], and the next row.
 
         It stops before `end` if coordinates must catch up before the new keys are in the arena. Rows of weight 0 are
-        predicted alone, and are no examples.
+        predicted alone, and are no examples. enters: whether keys that share buckets are known from now on.
         """
         if begin == end:
             return np.empty(0, np.int64), end
@@ -142,7 +142,7 @@ class Coordinates:
             if row < end and not self._make_room(int(rows.starts[row + 1] - rows.starts[row]), count):
                 break
         new = added[:count]
-        if buckets is not None:
+        if buckets is not None and enters:
             new = buckets.enter(keys.hashes, keys.features, int(keys.starts[begin]), int(keys.starts[row]))
         return (new if positions is None else positions[new]), row
 
@@ -150,7 +150,8 @@ class Coordinates:
         """Predict rows and learn none of them."""
         size = int(rows.labels.size)
         predicted = self.predicted(size)
-        self.learn(rows._replace(weights=np.zeros(size)), 0, size, predicted)
+        # The bytes of a key are written where it is new, so a key that is only looked at must stay new.
+        self.learn(rows._replace(weights=np.zeros(size)), 0, size, predicted, enters=False)
         return predicted
 
     def weights(self, keys: TableKeys) -> Numbers:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.learn.metrics.figures import NORMAL_95
+
 Array = npt.NDArray[Any]
-Z = 1.959963984540054
-"""A standard normal variable is within ± Z with probability 95 %."""
 
 SHOWN, REWARD, WEIGHT, WEIGHTED, CLIPPED = range(5)
 """Columns of the sums of a cluster."""
@@ -91,7 +91,7 @@ def ratio(numerator: Array, denominator: Array) -> Estimate:
     error = error_of(residuals(numerator, denominator))
     if error is None:
         return Estimate(value)
-    return Estimate(value, error, max(0.0, value - Z * error), min(1.0, value + Z * error))
+    return Estimate(value, error, max(0.0, value - NORMAL_95 * error), min(1.0, value + NORMAL_95 * error))
 
 
 def residuals(numerator: Array, denominator: Array) -> Array:

@@ -6,6 +6,7 @@ with DECISION_ROW each row, one item for one position; with DECISION_LIST each r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -280,12 +281,30 @@ def _column(batch: RowBatch, name: str) -> Any:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Plain arrays one after the other; text where their types differ."""
+    """Plain arrays one after the other; text where their types differ, as those of JSON lines may."""
     tables = [pa.table({"": part}) for part in parts]
     try:
         return pa.concat_tables(tables, promote_options="permissive").column(0).combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.concat_arrays([column_text(part) for part in parts])
+        return pa.concat_arrays([_texts_of(part) for part in parts])
+
+
+def _texts_of(part: Any) -> Any:
+    """The texts of values; of a set its JSON, from which a field reads the same members."""
+    if not pa.types.is_nested(part.type):
+        return column_text(part)
+    values = part.to_pylist()
+    if pa.types.is_map(part.type):
+        values = [None if each is None else _summed(each) for each in values]
+    return pa.array([None if each is None else json.dumps(each).encode() for each in values], pa.binary())
+
+
+def _summed(members: Sequence[tuple[Any, float | None]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for member, x in members:
+        name = member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
+        found[name] = found.get(name, 0.0) + (x or 0.0)
+    return found
 
 
 def numbered(ids: Array) -> tuple[Array, Array]:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from model_store.errors import InputError
+from trainer.learn.metrics.figures import NORMAL_95
 from trainer.off_policy.estimators import (
     RATIOS,
     REWARD,
     SHOWN,
     Estimate,
     Support,
-    Z,
     error_of,
     interval,
     ratio,
@@ -303,7 +303,11 @@ def _difference(sums: Array) -> Estimate:
     value = policy.value - logged.value
     effects = residuals(sums[:, top], sums[:, below]) - residuals(sums[:, REWARD], sums[:, SHOWN])
     error = error_of(effects)
-    return Estimate(value) if error is None else Estimate(value, error, value - Z * error, value + Z * error)
+    return (
+        Estimate(value)
+        if error is None
+        else Estimate(value, error, value - NORMAL_95 * error, value + NORMAL_95 * error)
+    )
 
 
 def _by_position(rows: LoggedRows, policy: PolicyWeights, limit: float) -> dict[str, dict[str, Estimate]]:

@@ -17,18 +17,14 @@ import pyarrow.compute as pc
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError, listed
-from model_store.normal_kernels import normal_cdfs
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, log_odds
-from trainer.learn.table import TableKeys
 from trainer.off_policy.logged import Decisions, LoggedRows
 
 Array = npt.NDArray[Any]
-_NO_BYTES = np.empty(0, np.uint8)
-_NO_OFFSETS = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -187,41 +183,14 @@ class LearningScores:
             borders[:-1], borders[1:], starts, [*starts[1:], len(chosen)], strict=True
         ):
             size = len(candidates)
-            scores[start:stop] = self._scores(pairs, start * size, stop * size).reshape(
-                stop - start, size, -1
-            )
+            own = self._scores(pairs.part(start * size, stop * size))
+            scores[start:stop] = own.reshape(stop - start, size, -1)
             self.model.learn(shown.part(*np.searchsorted(shown.rows, [begin, end]).tolist()))
         return scores
 
-    def _scores(self, pairs: Examples, begin: int, end: int) -> Array:
-        """The scores of pairs begin to end: float64[pairs, names]."""
-        hashed = pairs.hashed
-        first, last = int(hashed.starts[begin]), int(hashed.starts[end])
-        coordinates = self.model.coordinates
-        slots = coordinates.table.find(hashed.hashes[first:last], hashed.features[first:last])
-        known = np.flatnonzero(slots >= 0)
-        features = hashed.features[first:last][known]
-        keys = TableKeys(_NO_BYTES, _NO_OFFSETS, slots[known], features)
-        given = coordinates.margin.weights[hashed.features[first:last]]
-        weights = np.repeat(given[:, None], coordinates.own, axis=1)
-        weights[known] = coordinates.weights(keys)
-        x = hashed.x[first:last] if hashed.x.size else np.ones(last - first)
-        pair = np.repeat(np.arange(end - begin), np.diff(hashed.starts[begin : end + 1]))
-        uses = self._maker.rules.masks[hashed.features[first:last]]
-        probit = self._maker.spec.learner.link == "probit"
-        rates = coordinates.rates(keys) if probit else None
-        out = np.empty((end - begin, len(self._columns)))
-        for column, bit in enumerate(self._columns):
-            own, used = bit if coordinates.own > 1 else 0, uses >> np.uint32(bit) & np.uint32(1)
-            out[:, column] = np.bincount(pair, weights[:, own] * x * used, end - begin)
-            if rates is not None:
-                alpha, beta = coordinates.variants.parameters[own, :2]
-                variances = np.full(last - first, alpha)
-                variances[known] = rates[:, own]
-                variances[given != 0.0] = 0.0
-                variance = np.bincount(pair, variances * x * x * used, end - begin)
-                normal_cdfs(
-                    out[:, column] / np.sqrt(beta * beta + variance), predicted := np.empty(end - begin)
-                )
-                out[:, column] = log_odds(predicted)
-        return out
+    def _scores(self, pairs: Examples) -> Array:
+        """The scores of pairs: float64[pairs, names]."""
+        predicted = self.model.coordinates.predict(pairs.hashed)
+        is_probit = self._maker.spec.learner.link == "probit"
+        scores = log_odds(predicted.probabilities) if is_probit else predicted.scores
+        return scores[:, self._columns]

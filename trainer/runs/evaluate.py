@@ -139,7 +139,10 @@ def evaluate(
     found = replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
     if found.report is not None:  # one AUC of all rows, that of the finer histogram
         total = found.report.total
-        own = {name: replace(each, auc=found.variants[name].auc) for name, each in total.variants.items()}
+        own = {
+            name: each.model_copy(update={"auc": found.variants[name].auc})
+            for name, each in total.variants.items()
+        }
         found = replace(found, report=replace(found.report, total=replace(total, variants=own)))
     judged = found.variants, found.clicks, found.weight - found.clicks
     for warning in (*leak_warnings(*judged), *gain_warnings(*judged)):

@@ -53,9 +53,9 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, default_threads
 from trainer.formats.reader import expand
 from trainer.formats.rejects import RejectLog, too_many_rejected
-from trainer.learn.metrics.figures import Group
 from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
+from trainer.learn.metrics.tally import GroupSums
 from trainer.output import SILENT, Output
 from trainer.output import Progress as Bar
 from trainer.settings import DistributedOptions, HeldOut
@@ -255,7 +255,7 @@ class DistributedModel:
 class Judged:
     """The held-out rows' predictions by the final model: metrics, and the sums that the guard takes."""
 
-    group: Group
+    group: GroupSums
     sums: Numbers
     variants: tuple[str, ...]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.formats.batch import STDIN
+from trainer.learn.metrics.figures import METRICS
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
 from trainer.tune.extent import count_rows
@@ -171,7 +172,8 @@ class _CandidateSearch:
         def order(index: int) -> tuple[float, int, int]:
             outcome = self.outcomes[index][0]
             value = outcome.measure if self.measure else getattr(outcome.metrics, by)
-            worst_last = math.inf if value is None else (value if by == "logloss" else -value)
+            lower_first = by in METRICS and METRICS[by].better == "lower"
+            worst_last = math.inf if value is None else (value if lower_first else -value)
             return worst_last, outcome.nonzero, index
 
         return sorted((index for index in indexes if index in self.outcomes), key=order)

@@ -42,7 +42,7 @@ from trainer.formats.reader import expand
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
-from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure
+from trainer.learn.metrics.requests import RequestMeasure, RequestMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.whole_requests import whole_requests
@@ -452,7 +452,7 @@ class LateMetrics(ProgressiveMetrics):
         self._to_skip = begin
         self.blocks = BlockSums(len(variants) + 1)
         self._measure = measure
-        self._requests = ProgressiveRequests(variants, measure.k, self._add_judged) if measure else None
+        self._requests = RequestMetrics(variants, measure.k, self._add_judged) if measure else None
 
     def update(self, predictions: Predictions, examples: Examples) -> None:
         """Add the rows of a batch after the skipped ones."""
@@ -463,7 +463,7 @@ class LateMetrics(ProgressiveMetrics):
             late = predictions.after(skipped)
             super().update(late, examples.part(skipped))
             if self._requests is not None:
-                self._requests.update(late, examples.stop.number)
+                self._requests.update_before(late, examples.stop.number)
                 return
             weights = late.weights if late.weights.size else np.ones(late.labels.size)
             self.blocks.add(np.column_stack([late.losses * weights[:, None], weights]))

@@ -47,15 +47,11 @@ from model_store.spec.keys import escape
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
+from trainer.learn.metrics.figures import IN_TABLES
+from trainer.learn.metrics.figures import METRICS as FIGURES
 from trainer.learn.metrics.records import Bin, SliceMetrics
 from trainer.runs.evaluate import Evaluation, evaluate
 
-COURSES = {
-    "logloss": "log-loss",
-    "normalized_entropy": "normalized entropy",
-    "auc": "AUC",
-    "calibration": "calibration",
-}
 MOST_POINTS = 1_500
 LEAST_SETTLED = 10
 RENEWED_S = 20.0
@@ -63,13 +59,7 @@ RENEWED_S = 20.0
 ANY = ""
 DRAWN_CELLS, MOST_CELLS = 120, 600
 LEAST_ROWS = 100
-METRICS: dict[str, str] = {
-    "logloss": "log-loss, change against the base",
-    "normalized_entropy": "normalized entropy",
-    "auc": "AUC",
-    "calibration": "calibration: predicted / observed clicks",
-    "click_rate": "click rate",
-}
+METRICS = {**IN_TABLES, "logloss": "log-loss, change against the base", "click_rate": "click rate"}
 
 
 class _Learning:
@@ -89,7 +79,7 @@ class _Learning:
             "of the later versions: what the first ones had beyond it is at its edge.",
         ).classes("two-thirds"):
             with fields():
-                self._course_of = choose("Metric", COURSES, "logloss")
+                self._course_of = choose("Metric", IN_TABLES, "logloss")
             self._course = Picture("No version has training metrics.")
         with card(
             "Calibration", "Observed against predicted click rates of the same rows, in twenty groups."
@@ -121,7 +111,7 @@ class _Learning:
         self._course.show(
             over_time(
                 rows,
-                COURSES[metric],
+                IN_TABLES[metric],
                 self._view.colours or sorted({row["series"] for row in rows}),
                 points=len(rows) < 100,
                 within=settled_range([row["value"] for row in rows]),
@@ -194,11 +184,11 @@ def _metrics(
 ) -> tuple[list[str], list[list[Any]]]:
     """The active version's metrics, a line a variant."""
     rows = [
-        [name, *("—" if (value := metrics[name].get(each)) is None else f"{value:.5f}" for each in COURSES)]
+        [name, *("—" if (value := metrics[name].get(each)) is None else f"{value:.5f}" for each in IN_TABLES)]
         for name in dict.fromkeys((*state.variants, *metrics))
         if name in metrics
     ]
-    return ["variant", *COURSES.values()], rows
+    return ["variant", *IN_TABLES.values()], rows
 
 
 # -- what it shows
@@ -375,14 +365,12 @@ def _value(each: SliceMetrics, variant: str, number: int, metric: str) -> tuple[
     value: float | None = getattr(own, metric)
     if value is None:
         return None, 0.0
-    if metric == "calibration":
-        # Full colour at twice or half as many predicted clicks as observed ones.
+    shown = FIGURES[metric]
+    if shown.better == "near 1":
+        # Full colour at twice or half, as of predicted clicks for each observed one.
         return value, min(1.0, abs(math.log(value)) / math.log(2.0)) if value > 0.0 else 1.0
-    if metric == "auc":
-        # Neutral at 0.6, full colour at 0.4 and 0.8.
-        return value, max(-1.0, min(1.0, (0.6 - value) / 0.2))
-    # Neutral at 0.95, full colour at 0.85 and 1.05: 1 is no better than the click rate alone.
-    return value, max(-1.0, min(1.0, (value - 0.95) / 0.1))
+    neutral, worst = shown.colours or (value, math.inf)
+    return value, max(-1.0, min(1.0, (value - neutral) / (worst - neutral)))
 
 
 def _text(value: float, metric: str, number: int) -> str:

@@ -31,8 +31,8 @@ from model_store.errors import FtrieError
 from model_store.versions.audit import By
 from model_store.versions.manifest import RecentFigures, chain_of, parents_of
 from model_store.versions.model_versions import ModelVersions
+from trainer.learn.metrics.figures import IN_TABLES
 
-METRICS = {"logloss": "log-loss", "auc": "AUC", "calibration": "calibration"}
 CHOICES_EVERY = 10
 """Refreshes from one renewal of the versions to choose from to the next."""
 MOST_LISTED = 100
@@ -74,7 +74,7 @@ def build(view: View) -> Refresh:
         summary.show(_tiles(view, nonzero.get(active or 0, "")))
         chain.show(paragraph(chain_text(state, active)) if active is not None else "")
         table.show(
-            ["version", "age", "kind", "keys", "size", *METRICS.values(), "served by", "refused"],
+            ["version", "age", "kind", "keys", "size", *IN_TABLES.values(), "served by", "refused"],
             version_lines(view.feed, state),
         )
         kept = state.guard
@@ -238,7 +238,7 @@ def version_lines(feed: Feed, state: ModelState) -> list[list[Any]]:
                 info.kind,
                 f"{info.rows:,}",
                 size(info.size),
-                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in METRICS),
+                *(f"{metrics[name]:.5f}" if name in metrics else "—" for name in IN_TABLES),
                 ", ".join(served.get(info.version, ())),
                 info.refused,
             ]

@@ -14,8 +14,8 @@ from ftrie.draw.runs import (
     colours,
     curves,
     difference,
+    figure_called,
     html_page,
-    logloss,
     read_runs,
     slice_values,
     svg_page,
@@ -82,7 +82,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(page: str) -> None:
     assert not [name for name in names if name in ("src", "href", "srcset") or name.startswith("on")]
     assert not re.search(r"https?:|url\(|@import", page)
     pictures = re.findall(r"<svg [^>]*>", page)  # with words for those who hear them
-    assert len(pictures) == 4 + 1 + 3
+    assert len(pictures) == 5 + 1 + 3
     assert all('role="img"' in each and re.search(r'aria-label="[^"]{20,}"', each) for each in pictures)
     assert len(re.findall(r"<desc>[^<]+</desc>", page)) == len(pictures)
 
@@ -125,7 +125,7 @@ def test_several_runs_are_overlaid_and_told_apart(tmp_path):
     runs = read_runs(paths)
     assert [run.name for run in runs] == ["monday/m.jsonl", "tuesday/m.jsonl"]
     names = [f"{run.name} · {name}" for run in runs for name in NAMES]
-    assert list(dict.fromkeys(row["series"] for row in curves(runs, logloss))) == names
+    assert list(dict.fromkeys(row["series"] for row in curves(runs, figure_called("logloss")))) == names
     assert colours(runs) == {name: number for number, name in enumerate(names)}
     drawn = dict.fromkeys(row["series"] for row in curves(runs, difference))
     assert [colours(runs)[name] for name in drawn] == [1, 2, 4, 5]
@@ -147,7 +147,7 @@ def test_a_run_without_slices_or_rows_is_a_page_too(tmp_path):
 def test_a_long_run_is_drawn_by_means_of_windows(tmp_path: Path) -> None:
     windows_of(made_up(2 * MOST_POINTS), 1, tmp_path / "m.jsonl")
     (run_read,) = read_runs([tmp_path / "m.jsonl"])
-    rows = [row for row in curves([run_read], logloss) if row["series"] == "base"]
+    rows = [row for row in curves([run_read], figure_called("logloss")) if row["series"] == "base"]
     assert len(rows) == MOST_POINTS
     first = [line.window for line in run_read.windows[:2]]
     weighed = sum(each.weight * each.variants["base"].logloss for each in first)
@@ -158,7 +158,12 @@ def test_a_long_run_is_drawn_by_means_of_windows(tmp_path: Path) -> None:
 def test_what_is_mostly_chance_is_not_drawn_but_told(tmp_path):
     windows_of(made_up(440), 100, tmp_path / "m.jsonl")
     runs = read_runs([tmp_path / "m.jsonl"])
-    assert [row["x"] for row in curves(runs, logloss) if row["series"] == "base"] == [100, 200, 300, 400]
+    assert [row["x"] for row in curves(runs, figure_called("logloss")) if row["series"] == "base"] == [
+        100,
+        200,
+        300,
+        400,
+    ]
     clicks = {each.value: each.clicks for each in runs[0].detail.slices["brand"]}
     assert set(slice_values(runs, "brand")) == {value for value, count in clicks.items() if count >= 20}
     said = Page(html_page(runs)).said

@@ -140,6 +140,17 @@ def test_batches_and_a_resume_change_no_bit_of_a_hashed_model():
         assert other.table.collisions() == whole.table.collisions()
 
 
+def test_keys_that_were_only_predicted_are_still_new_when_they_are_learned():
+    rows, spec = many_keys(60, 11), spec_of(HASHED, 1)
+    model = model_of(spec, list(rows[0]))
+    examples = model.maker.make(batch_of(rows))
+    model.judge(examples)
+    assert model.table.count == 0
+    model.learn_judged(examples)
+    model.table._check()
+    assert model.table.keys().data.tobytes() == learned(spec, rows).table.keys().data.tobytes()
+
+
 def test_fobos_settles_each_bucket_once_when_its_lazy_state_is_rebased():
     section = {"algorithm": "fobos", "rate": "global", "alpha": 1000.0, "l1": 1e-5, "l2": 10.0}
     assert_same(spec_of(section | {"hash_bits": 8}, 1), many_keys(100, 8))

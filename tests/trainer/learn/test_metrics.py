@@ -14,10 +14,11 @@ from tests.trainer.learn.metrics_rows import add_log, add_rows, made_up
 from tests.worlds import batch_of
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics import metrics_kernels as kernels
-from trainer.learn.metrics.figures import Group, auc, new_tally, reliability
+from trainer.learn.metrics.figures import auc
 from trainer.learn.metrics.metrics import AUC_BUCKETS, ProgressiveMetrics
 from trainer.learn.metrics.records import MetricsFile, Window
 from trainer.learn.metrics.slices import SLICE_BUCKETS
+from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
 from trainer.learn.predictions_kernels import Predictions, logarithms
 
 NAMES = ("base", "plain", "lean")
@@ -75,7 +76,7 @@ def test_all_rows_are_as_the_oracle_says():
     log = made_up(400)
     metrics = ProgressiveMetrics(NAMES)
     add_log(metrics, log, 64)
-    total = Group.of(metrics._tally).metrics(NAMES)
+    total = GroupSums.of(metrics._tally).metrics(NAMES)
     assert_metrics_are(total, log.rows, auc_within=2e-4)
     assert_differences_are(total, log.rows)
     assert metrics.summary() == total.variants
@@ -86,7 +87,7 @@ def test_rows_without_a_request_are_each_their_own_cluster_and_rows_of_one_are_n
     alone = [oracle.Row(row.scores, row.label, row.weight, number) for number, row in enumerate(log.rows)]
     metrics = ProgressiveMetrics(NAMES)
     add_log(metrics, log, 70, requests=False)
-    assert_differences_are(Group.of(metrics._tally).metrics(NAMES), alone)
+    assert_differences_are(GroupSums.of(metrics._tally).metrics(NAMES), alone)
     fourfold = log._replace(
         rows=[row for row in log.rows for _ in range(4)], cells=[cell for cell in log.cells for _ in range(4)]
     )
@@ -176,7 +177,7 @@ def test_one_variant_has_no_difference_and_the_same_figures():
     log = made_up(200, variants=1)
     metrics = ProgressiveMetrics(["base"])
     add_log(metrics, log, 31)
-    assert_metrics_are(Group.of(metrics._tally).metrics(["base"]), log.rows, auc_within=1e-3)
+    assert_metrics_are(GroupSums.of(metrics._tally).metrics(["base"]), log.rows, auc_within=1e-3)
     (nothing,) = ProgressiveMetrics(["base"]).summary().values()
     assert set(nothing.numbers()) == set()
 
@@ -225,11 +226,11 @@ def test_a_window_behind_a_billion_rows_keeps_its_precision():
     for loss_before in (0.0, 2.5e8):
         tally = new_tally(1, 2, AUC_BUCKETS)
         tally.sums[0, kernels.LOSS], tally.counts[0, kernels.ROWS] = loss_before * 1.01, 4.0 * loss_before
-        before = Group.of(tally)
+        before = GroupSums.of(tally)
         rows = HashedRows(*[np.empty(0)] * 4, labels, np.empty(0))
         predictions = Predictions.of_scores(scores, rows, np.empty(0, np.uint64), 2)
         kernels.add_all(predictions, 0, labels.size, tally)
-        windows.append((Group.of(tally) - before).metrics(["a", "b"]))
+        windows.append((GroupSums.of(tally) - before).metrics(["a", "b"]))
     alone, behind = windows
     assert behind.rows == alone.rows and behind.variants["a"].auc == alone.variants["a"].auc
     for name in ("a", "b"):

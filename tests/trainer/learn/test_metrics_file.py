@@ -10,7 +10,7 @@ from model_store.errors import OutputError
 from tests.trainer.learn.metrics_rows import add_rows, made_up
 from tests.trainer.learn.test_metrics import NAMES, lines_of, windows_of
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import End, Header, MetricsFile
+from trainer.learn.metrics.records import End, MetricsFile, MetricsHeader
 
 
 def test_every_line_is_on_disk_when_its_window_ends(tmp_path):
@@ -33,7 +33,7 @@ def test_the_first_line_says_what_is_watched_and_the_last_hold_the_open_window_a
     log = made_up(50)
     windows_of(log, 40, tmp_path / "m.jsonl")
     first, *_, window, detail, end = lines_of(tmp_path / "m.jsonl")
-    header = Header.model_validate(first)
+    header = MetricsHeader.model_validate(first)
     assert (header.format, header.version, header.model) == ("ftrie-metrics", 1, "shop")
     assert (header.variants, header.window, header.slices) == (list(NAMES), 40, ["brand"])
     assert header.spec_sha256 == log.maker.spec.sha256

@@ -15,7 +15,7 @@ from tests.trainer.learn.pairs import assert_same_bits
 from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import Examples
 from trainer.examples.requests import MOST_ROWS
-from trainer.learn.metrics.requests import ProgressiveRequests, RequestMeasure, RequestMetrics
+from trainer.learn.metrics.requests import RequestMeasure, RequestMetrics
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.whole_requests import whole_requests
 
@@ -116,13 +116,13 @@ def test_a_measure_is_told_by_its_name_and_needs_requests() -> None:
 
 def test_progressive_measures_are_those_of_the_variants_wherever_batches_end() -> None:
     ids, scores, labels = rows_of([[(2, False), (1, True), (0, False)], [(1, True), (0, False)]])
-    whole, cut = ProgressiveRequests(["a", "b"]), ProgressiveRequests(["a", "b"])
+    whole, cut = RequestMetrics(["a", "b"]), RequestMetrics(["a", "b"])
     none = np.empty(0)
-    whole.update(Predictions(scores, scores, scores, labels, none, ids, scores))
+    whole.update_before(Predictions(scores, scores, scores, labels, none, ids, scores))
     for row in range(ids.size):
         part = slice(row, row + 1)
         wide = np.column_stack([scores[part], [[9.0]]])  # a column beyond the variants
-        cut.update(Predictions(wide, wide, wide, labels[part], none, ids[part], wide))
+        cut.update_before(Predictions(wide, wide, wide, labels[part], none, ids[part], wide))
     report = cut.report()
     assert report == whole.report()
     assert report.orders["a"].mrr == (1 / 2 + 1) / 2 and report.orders["a"].hit_1 == 0.5

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ftrie.draw.runs import MOST_POINTS, curves, logloss, read_runs
+from ftrie.draw.runs import MOST_POINTS, curves, figure_called, read_runs
 from tests.trainer.learn.metrics_rows import add_log, made_up
 from trainer.learn.metrics.metrics import ProgressiveMetrics, Windows
 from trainer.learn.metrics.records import MetricsFile
@@ -45,7 +45,7 @@ def test_a_short_log_has_a_curve_without_a_flag(tmp_path):
         metrics.finish()
     (run,) = read_runs([tmp_path / "m.jsonl"])
     assert [line.rows for line in run.windows] == [1000, 2000, 3000, 3500]
-    assert [row["x"] for row in curves([run], logloss)] == [1000, 2000, 3000, 3500]
+    assert [row["x"] for row in curves([run], figure_called("logloss"))] == [1000, 2000, 3000, 3500]
     assert len(run.windows) < MOST_POINTS
 
 

@@ -13,6 +13,7 @@ import pytest
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
 from model_store.model_files import NamedModel
+from model_store.spec.keys import BIAS
 from model_store.spec.spec import parse_spec
 from tests.trainer.off_policy.rows import CHANCES, ITEMS, SPEC, Row, rows_of, write_items, write_rows
 from tests.worlds import model_of
@@ -61,7 +62,15 @@ class Slow:
         weights = artefact.weights_of(variant).tolist()
         rates = artefact.rates_of(variant).tolist()
         self._known = {artefact.key(row): (weights[row], rates[row]) for row in range(artefact.rows)}
-        self._learner = artefact.spec.learner
+        learner = self._learner = artefact.spec.learner
+        plans = [*self._plan.fields, *self._plan.crosses]
+        given = [each for each in self._plan.fields if each.spec.fixed_weight is not None]
+        keys = 1 + sum(each.mask >> variant & 1 for each in plans if each not in given)
+        # Before the first example the bias is such that an example of new keys has the rate prior_ctr.
+        spread = math.sqrt(learner.beta**2 + keys * learner.alpha)
+        prior = NormalDist().inv_cdf(learner.prior_ctr) * spread
+        if learner.algorithm == "adpredictor":
+            self._known.setdefault(BIAS, (prior, learner.alpha))
 
     def scores(self, row: Mapping[str, object]) -> dict[str, float]:
         """The score of every item in the row's place; with AdPredictor the log-odds of its click rate."""

@@ -315,6 +315,17 @@ def test_a_long_log_is_permuted_on_a_sample_of_whole_requests(timed, judge, monk
     assert len(found["fields"]) == len(FIELDS)
 
 
+def test_a_column_whose_type_changes_from_file_to_file_is_permuted_as_one(timed, judge):
+    rows, model = log_rows(200, seed=16), judge.model(timed)
+    whole = judge.reported(model, judge.log(rows, names=COLUMNS), "--repeats", 1)
+    as_list, as_text = judge.folder / "lists.jsonl", judge.folder / "texts.jsonl"
+    lists = [row | {"likes": row["likes"].split("|") if row["likes"] else []} for row in rows[:100]]
+    for path, part in ((as_list, lists), (as_text, rows[100:])):
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in part))
+    found = judge.reported(model, as_list, as_text, "--repeats", 1)
+    assert flat(found["importance"]) == pytest.approx(flat(whole["importance"]))
+
+
 def test_a_log_of_one_class_or_without_rows_is_reported_as_far_as_it_goes(timed, judge):
     model, page = judge.model(timed), judge.folder / "page.html"
     log = judge.log([row | {"click": "0"} for row in log_rows(100, seed=10)], names=COLUMNS)

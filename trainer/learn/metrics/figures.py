@@ -1,159 +1,75 @@
-"""From the sums of a group of rows to its figures: log-loss, AUC, calibration, paired differences, reliability."""
+"""The metrics of a variant over some rows: each is one entry of `Figures`, which every report, table and chart reads.
+
+An entry is a field with its `Metric`: how it is computed from the rows' sums, what it is called, which way is better.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
-from trainer.learn.metrics.metrics_kernels import (
-    CLICKED,
-    CLICKS,
-    CLUSTERS,
-    COUNTS,
-    LOSS,
-    OPEN,
-    OPEN_WEIGHT,
-    PREDICTED,
-    PRODUCTS,
-    ROWS,
-    SCORE_RANGE,
-    SQUARED_WEIGHT,
-    SQUARES,
-    SUMS,
-    WEIGHT,
-    Tally,
-)
-from trainer.learn.metrics.records import Bin, Difference, GroupMetrics, VariantMetrics
-from trainer.learn.predictions_kernels import logarithms, probabilities
+from trainer.learn.predictions_kernels import logarithms
 
 NORMAL_95 = 1.959963984540054
-RELIABILITY_BINS = 20
 
 Floats = npt.NDArray[np.float64]
 
 
-def new_tally(groups: int, variants: int, buckets: int) -> Tally:
-    """The sums of `groups` groups, all 0; `buckets` divide the scores from -16 to 16."""
-    return Tally(
-        counts=np.zeros((groups, COUNTS)),
-        sums=np.zeros((groups, SUMS, variants)),
-        positives=np.zeros((groups, variants, buckets)),
-        negatives=np.zeros((groups, variants, buckets)),
-        requests=np.zeros(groups, np.uint64),
-    )
+class VariantSums(NamedTuple):
+    """What is known of a variant's predictions of some rows.
 
-
-@dataclass(frozen=True)
-class Group:
-    """A copy of the sums of one group of rows; a later copy minus an earlier one has the sums of the rows between.
-
-    squares, products, squared_weight are over clusters, as in `Tally`. loss, predicted, squares, products:
-    float64[variants]; positives, negatives: float64[variants, buckets].
+    weight, clicks: Σ ω and Σ ω y of the rows; loss, predicted: Σ ω ℓ and Σ ω p; positives, negatives: float64[buckets],
+    ω of the clicked and of the other rows by score.
     """
 
-    rows: float
-    clicked: float
     weight: float
     clicks: float
-    clusters: float
-    squared_weight: float
-    loss: Floats
-    predicted: Floats
-    squares: Floats
-    products: Floats
+    loss: float
+    predicted: float
     positives: Floats
     negatives: Floats
 
-    @classmethod
-    def of(cls, tally: Tally, group: int = 0) -> Self:
-        """Copy a group's sums, its open cluster included."""
-        counts, sums = tally.counts[group], tally.sums[group]
-        pending, weight = sums[OPEN], counts[OPEN_WEIGHT]
-        return cls(
-            rows=float(counts[ROWS]),
-            clicked=float(counts[CLICKED]),
-            weight=float(counts[WEIGHT]),
-            clicks=float(counts[CLICKS]),
-            clusters=float(counts[CLUSTERS]),
-            squared_weight=float(counts[SQUARED_WEIGHT] + weight * weight),
-            loss=sums[LOSS].copy(),
-            predicted=sums[PREDICTED].copy(),
-            squares=sums[SQUARES] + pending * pending,
-            products=sums[PRODUCTS] + pending * weight,
-            positives=tally.positives[group].copy(),
-            negatives=tally.negatives[group].copy(),
-        )
 
-    def __add__(self, other: Group) -> Group:
-        """The sums of both groups' rows."""
-        return Group(
-            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
-        )
+@dataclass(frozen=True)
+class Metric:
+    """What is said of a figure beside its value.
 
-    def __sub__(self, earlier: Group) -> Group:
-        """The sums of the rows after `earlier`.
+    of: computes it, None where the rows do not define it; label: its name in texts; formula: that in docs/metrics.md,
+    in the letters of that page; better: which way is; in_tables: whether the commands' tables have it; short: its label
+    in the tables of pages; caption: of its charts, without one it is not drawn; reference: the line in them; colours:
+    the values at which a grid of slices is neutral, and at which it has the full colour of a bad one.
+    """
 
-        Differences of weights have rounding errors where no row was added; the numbers of rows are exact.
-        """
-        sums = {each.name: getattr(self, each.name) - getattr(earlier, each.name) for each in fields(self)}
-        if sums["clicked"] == 0.0:
-            sums |= {"clicks": 0.0, "positives": np.zeros_like(self.positives)}
-        elif sums["clicked"] == sums["rows"]:
-            sums |= {"clicks": sums["weight"], "negatives": np.zeros_like(self.negatives)}
-        return Group(**sums)
+    label: str
+    of: Callable[[VariantSums], float | None]
+    formula: str
+    better: Literal["lower", "higher", "near 1", ""]
+    in_tables: bool = True
+    short: str = ""
+    caption: str = ""
+    reference: float | None = None
+    colours: tuple[float, float] | None = None
 
-    def metrics(self, variants: Sequence[str]) -> GroupMetrics:
-        """All figures of the group; `variants` are names, the base first."""
-        aucs = [auc(p, n) for p, n in zip(self.positives, self.negatives, strict=True)]
-        return GroupMetrics(
-            rows=round(self.rows),
-            weight=self.weight,
-            clicks=self.clicks,
-            click_rate=_ratio(self.clicks, self.weight),
-            variants={name: self._variant(index, aucs) for index, name in enumerate(variants)},
-        )
+    @property
+    def title(self) -> str:
+        """Its name at the beginning of a text."""
+        return self.label[0].upper() + self.label[1:]
 
-    def logloss(self, variant: int = 0) -> float | None:
-        """Mean log-loss of the variant with this index."""
-        return _ratio(float(self.loss[variant]), self.weight)
 
-    def _variant(self, index: int, aucs: Sequence[float | None]) -> VariantMetrics:
-        logloss = self.logloss(index)
-        predicted = float(self.predicted[index])
-        return VariantMetrics(
-            logloss=logloss,
-            auc=aucs[index],
-            calibration=_ratio(predicted, self.clicks),
-            normalized_entropy=_ratio(logloss, entropy(_ratio(self.clicks, self.weight))),
-            mean_prediction=_ratio(predicted, self.weight),
-            difference=self._difference(index, aucs) if index else None,
-        )
+class Record(BaseModel):
+    """Frozen; numbers are finite. Unknown fields, of later versions, are ignored."""
 
-    def _difference(self, index: int, aucs: Sequence[float | None]) -> Difference:
-        mean = _ratio(float(self.loss[index] - self.loss[0]), self.weight)
-        half = None if mean is None else self._half_interval(index, mean)
-        return Difference(
-            logloss=mean,
-            low=None if mean is None or half is None else mean - half,
-            high=None if mean is None or half is None else mean + half,
-            auc_loss_percent=_percent(aucs[index], aucs[0]),
-        )
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
-    def _half_interval(self, index: int, mean: float) -> float | None:
-        """Half the 95 % interval of a ratio of sums over clusters, linearised (Cochran 1977, section 6.3).
 
-        The residual of cluster c is D_c - mean W_c; its expanded square needs only sums that do not depend on the mean.
-        """
-        if self.clusters < 2:
-            return None
-        squares = self.squares[index] - 2.0 * mean * self.products[index] + mean * mean * self.squared_weight
-        variance = max(float(squares), 0.0) * self.clusters / (self.clusters - 1.0)
-        return NORMAL_95 * math.sqrt(variance) / self.weight
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """part / whole; None where one is unknown, or the whole is 0."""
+    return float(part / whole) if part is not None and whole else None
 
 
 def auc(positives: Floats, negatives: Floats) -> float | None:
@@ -170,40 +86,102 @@ def entropy(rate: float | None) -> float | None:
     if rate is None or not 0.0 < rate < 1.0:
         return None
     # Our own logarithm: artefacts contain this figure, and must have the same bytes on every machine.
-    log_rate, log_rest = _computed(logarithms, np.array([rate, 1.0 - rate]))
+    log_rate, log_rest = computed(logarithms, np.array([rate, 1.0 - rate]))
     return -float(rate * log_rate + (1.0 - rate) * log_rest)
 
 
-def reliability(positives: Floats, negatives: Floats) -> list[Bin]:
-    """Up to 20 bins of equal weight by prediction, each with its weight, sum of p and clicks.
-
-    A row's p is taken at the middle of its score's bucket: within a factor exp(half a bucket) of its own, 0.2 % with
-    the 8192 buckets of all rows.
-    """
-    weight = positives + negatives
-    total = float(weight.sum())
-    if total <= 0.0:
-        return []
-    bucket = 2.0 * SCORE_RANGE / weight.size
-    middles: npt.NDArray[Any] = (np.arange(weight.size) + 0.5) * bucket - SCORE_RANGE
-    predicted = weight * _computed(probabilities, middles)
-    before = np.cumsum(weight) - weight
-    bins = np.minimum((before + 0.5 * weight) / total * RELIABILITY_BINS, RELIABILITY_BINS - 1).astype(int)
-    columns = [np.bincount(bins, each, RELIABILITY_BINS) for each in (weight, predicted, positives)]
-    return [Bin(weight=w, predicted=p, clicks=y) for w, p, y in zip(*columns, strict=True) if w > 0.0]
+def logloss(sums: VariantSums) -> float | None:
+    """The mean log-loss."""
+    return ratio(sums.loss, sums.weight)
 
 
-def _computed(kernel: Callable[[Any, Any], None], numbers: Floats) -> Floats:
+def normalized_entropy(sums: VariantSums) -> float | None:
+    """The log-loss by that of the click rate, predicted for every row."""
+    return ratio(logloss(sums), entropy(ratio(sums.clicks, sums.weight)))
+
+
+class Figures(Record):
+    """The metrics of one variant; None where they are undefined (no clicks, or only clicks)."""
+
+    logloss: Annotated[
+        float | None,
+        Metric(
+            "log-loss",
+            logloss,
+            "Σ ω ℓ / Σ ω, ℓ = −[y ln p + (1 − y) ln(1 − p)], the probability of the observed outcome clipped at 1e-15 "
+            "from below",
+            "lower",
+            caption="Mean log-loss.",
+        ),
+    ]
+    auc: Annotated[
+        float | None,
+        Metric(
+            "AUC",
+            lambda sums: auc(sums.positives, sums.negatives),
+            "the share of pairs of a clicked and an unclicked row, weighted by ω ω′, in which the clicked row has the "
+            "higher score; ties count half (Hanley and McNeil 1982)",
+            "higher",
+            caption="Area under the ROC curve.",
+            colours=(0.6, 0.4),
+        ),
+    ]
+    calibration: Annotated[
+        float | None,
+        Metric(
+            "calibration",
+            lambda sums: ratio(sums.predicted, sums.clicks),
+            "Σ ω p / Σ ω y; above 1 the model predicts too many clicks",
+            "near 1",
+            caption="Σ p / Σ y; above 1 predictions are too high.",
+            reference=1.0,
+        ),
+    ]
+    normalized_entropy: Annotated[
+        float | None,
+        Metric(
+            "normalized entropy",
+            normalized_entropy,
+            "log-loss / entropy of the click rate (He et al., ADKDD 2014); 1 is no better than the click rate alone",
+            "lower",
+            caption="Log-loss / entropy of the click rate of the same rows; 1: no better than that rate for every row.",
+            reference=1.0,
+            colours=(0.95, 1.05),
+        ),
+    ]
+    mean_prediction: Annotated[
+        float | None,
+        Metric(
+            "mean prediction",
+            lambda sums: ratio(sums.predicted, sums.weight),
+            "Σ ω p / Σ ω",
+            "",
+            in_tables=False,
+            short="mean p",
+        ),
+    ]
+
+
+METRICS: dict[str, Metric] = {
+    name: each
+    for name, field in Figures.model_fields.items()
+    for each in field.metadata
+    if isinstance(each, Metric)
+}
+IN_TABLES = {name: each.label for name, each in METRICS.items() if each.in_tables}
+"""The metrics of the commands' tables by name, with their labels."""
+RANKED = tuple(name for name, each in METRICS.items() if each.better in ("lower", "higher"))
+"""Those by which models can be ranked."""
+DRAWN = {name: each for name, each in METRICS.items() if each.caption}
+
+
+def figures_of(sums: VariantSums) -> dict[str, float | None]:
+    """Every metric by name."""
+    return {name: each.of(sums) for name, each in METRICS.items()}
+
+
+def computed(kernel: Callable[[Any, Any], None], numbers: Floats) -> Floats:
+    """What a kernel makes of each number."""
     out = np.empty(numbers.size)
     kernel(numbers, out)
     return out
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _percent(own: float | None, base: float | None) -> float | None:
-    if own is None or base is None or base >= 1.0:
-        return None
-    return 100.0 * ((1.0 - own) / (1.0 - base) - 1.0)

@@ -21,7 +21,6 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
 from trainer.formats.times import NO_TIME
 from trainer.learn.collisions import Collisions
-from trainer.learn.metrics.figures import Group, new_tally, reliability
 from trainer.learn.metrics.metrics_kernels import (
     CLICKED,
     CLICKS,
@@ -37,8 +36,8 @@ from trainer.learn.metrics.records import (
     Detail,
     End,
     GroupMetrics,
-    Header,
     MetricsFile,
+    MetricsHeader,
     MetricsLines,
     Regret,
     SliceMetrics,
@@ -46,6 +45,7 @@ from trainer.learn.metrics.records import (
     Window,
 )
 from trainer.learn.metrics.slices import Slice, SlicedMetrics
+from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
 from trainer.learn.predictions_kernels import Predictions
 
 AUC_BUCKETS = 8192
@@ -139,7 +139,7 @@ class ProgressiveMetrics:
         self.file = file
         self._tally = new_tally(1, len(variants), AUC_BUCKETS)
         self._slices = SlicedMetrics(slices, variants) if slices else None
-        self._before = Group.of(self._tally)
+        self._before = GroupSums.of(self._tally)
         self._opened = np.zeros(3)  # rows, weight and the base's loss when the open window began
         self._recent_loss = np.full(1, np.nan)
         self._last_time_us = np.full(1, NO_TIME)
@@ -169,7 +169,7 @@ class ProgressiveMetrics:
         if self.file is None:
             return
         if self.rows > self._before.rows:
-            self.file.write(self._window_line(Group.of(self._tally)), keep=False)
+            self.file.write(self._window_line(GroupSums.of(self._tally)), keep=False)
         self.file.write(self._detail(), keep=False)
         if regret is not None:
             self.file.write(regret, keep=False)
@@ -226,9 +226,9 @@ class ProgressiveMetrics:
         """All rows so far: how many, their weight and clicks, the metrics of every variant."""
         return self.group().metrics(self.variants)
 
-    def group(self) -> Group:
+    def group(self) -> GroupSums:
         """The sums of all rows so far, to be added to those of other rows."""
-        return Group.of(self._tally)
+        return GroupSums.of(self._tally)
 
     def reliability(self) -> dict[str, list[Bin]]:
         """Of each variant, rows with similar predictions, the lowest first."""
@@ -242,7 +242,9 @@ class ProgressiveMetrics:
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Everything as arrays, the open window included, for a checkpoint."""
         state = {f"tally.{name}": array.copy() for name, array in self._tally._asdict().items()}
-        state |= {f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(Group)}
+        state |= {
+            f"before.{each.name}": np.array(getattr(self._before, each.name)) for each in fields(GroupSums)
+        }
         state |= {"opened": self._opened.copy(), "recent": self._recent_loss.copy()}
         state |= {"last_time_us": self._last_time_us.copy()}
         state["watched"] = np.frombuffer(self._flags().encode(), np.uint8).copy()
@@ -255,10 +257,10 @@ class ProgressiveMetrics:
         self._check(state["watched"].tobytes().decode())
         for name, array in self._tally._asdict().items():
             array[...] = state[f"tally.{name}"]
-        before: dict[str, Any] = {each.name: state[f"before.{each.name}"] for each in fields(Group)}
+        before: dict[str, Any] = {each.name: state[f"before.{each.name}"] for each in fields(GroupSums)}
         for name, array in before.items():
             before[name] = array.copy() if array.ndim else float(array)
-        self._before = Group(**before)
+        self._before = GroupSums(**before)
         self._opened[...] = state["opened"]
         self._recent_loss[...] = state["recent"]
         self._last_time_us[...] = state["last_time_us"]
@@ -291,14 +293,14 @@ class ProgressiveMetrics:
 
     def _write_window(self, file: MetricsFile | MetricsLines) -> None:
         """Write the window's line. Copies histograms, which are large where there are many variants."""
-        total = Group.of(self._tally)
+        total = GroupSums.of(self._tally)
         file.write(self._window_line(total))
         if self._windows.doubles(self.rows):
             file.write(self._detail())
         self._before = total
 
-    def _header(self, spec: ModelSpec) -> Header:
-        return Header(
+    def _header(self, spec: ModelSpec) -> MetricsHeader:
+        return MetricsHeader(
             model=spec.model.name,
             spec_sha256=spec.sha256,
             variants=list(self.variants),
@@ -309,7 +311,7 @@ class ProgressiveMetrics:
             chosen=spec.chosen,
         )
 
-    def _window_line(self, total: Group) -> Window:
+    def _window_line(self, total: GroupSums) -> Window:
         return Window(
             rows=round(total.rows),
             time=_iso_time(int(self._last_time_us[0])),
@@ -321,11 +323,11 @@ class ProgressiveMetrics:
         return Detail(rows=self.rows, reliability=self.reliability(), slices=self.slices())
 
 
-def group_of(predictions: Predictions, variants: int) -> Group:
+def group_of(predictions: Predictions, variants: int) -> GroupSums:
     """The sums of a batch of predictions by some variants."""
     tally = new_tally(1, variants, AUC_BUCKETS)
     add_all(predictions, 0, int(predictions.labels.size), tally)
-    return Group.of(tally)
+    return GroupSums.of(tally)
 
 
 def _iso_time(time_us: int) -> str | None:

@@ -11,23 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from model_store.errors import OutputError
 from model_store.spec.sections import ChosenSection
 from trainer.learn.collisions import Collisions
+from trainer.learn.metrics.figures import Figures, Record
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
 FORMAT_VERSION = 1
 
 
-class Record(BaseModel):
-    """Frozen; numbers are finite. Unknown fields, of later versions, are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Difference(Record):
+class DifferenceFromBase(Record):
     """A variant's difference from the base, the first variant. None where undefined.
 
     logloss: mean over the rows of the variant's loss minus the base's; low, high: the 95 % interval of that mean;
@@ -40,20 +35,10 @@ class Difference(Record):
     auc_loss_percent: float | None
 
 
-class VariantMetrics(Record):
-    """One variant's metrics; None where they are undefined (no clicks, or only clicks).
+class VariantMetrics(Figures):
+    """One variant's metrics; difference: None for the base."""
 
-    logloss: mean of -ln p(label), p clipped at 1e-15; auc; calibration: sum of p / sum of y; normalized_entropy:
-    logloss divided by the entropy of the click rate (He et al., ADKDD 2014); mean_prediction: mean of p; difference:
-    None for the base.
-    """
-
-    logloss: float | None
-    auc: float | None
-    calibration: float | None
-    normalized_entropy: float | None
-    mean_prediction: float | None
-    difference: Difference | None = None
+    difference: DifferenceFromBase | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The metrics by name; the base has no difference."""
@@ -143,7 +128,7 @@ class Bin(Record):
     clicks: float
 
 
-class Header(Record):
+class MetricsHeader(Record):
     """The first line: the model and the options of the metrics. chosen: of the spec, absent without that section."""
 
     kind: Literal["header"] = "header"
@@ -219,7 +204,7 @@ class End(Record):
     collisions: Collisions | None = None
 
 
-Line = Annotated[Header | Window | Detail | Regret | End, Field(discriminator="kind")]
+Line = Annotated[MetricsHeader | Window | Detail | Regret | End, Field(discriminator="kind")]
 
 
 class MetricsLines:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.ratios import wilson
-from trainer.learn.metrics.figures import auc, entropy
+from trainer.learn.metrics.figures import Figures, Record, VariantSums, figures_of, ratio
 from trainer.learn.metrics.reliability_kernels import (
     CLICKS,
     COLUMNS,
@@ -26,6 +25,7 @@ from trainer.learn.metrics.reliability_kernels import (
     WEIGHT,
     add_grouped,
 )
+from trainer.learn.metrics.tally import equal_weights
 from trainer.learn.predictions_kernels import Predictions
 
 BINS, ROWS_OF_BIN = 10, 10
@@ -37,8 +37,7 @@ ENOUGH = 20
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ReliabilityBin:
+class ReliabilityBin(Record):
     """Rows with similar predictions: their mean prediction, and their click rate with its 95 % interval (Wilson).
 
     With importance weights the interval takes the effective number of rows, (Σ ω)² / Σ ω² (Kish 1965).
@@ -52,8 +51,7 @@ class ReliabilityBin:
     high: float
 
 
-@dataclass(frozen=True)
-class Reliability:
+class Reliability(Figures):
     """One variant's figures over the rows of a group; None where undefined.
 
     ece: the expected calibration error, the mean over the bins of |mean prediction - click rate| by weight; by_chance:
@@ -61,11 +59,6 @@ class Reliability:
     Σ_b √(2/π Σ ω² p (1 - p)) / Σ ω, with p the bin's mean prediction.
     """
 
-    logloss: float | None
-    auc: float | None
-    calibration: float | None
-    normalized_entropy: float | None
-    mean_prediction: float | None
     ece: float | None
     by_chance: float | None
     bins: tuple[ReliabilityBin, ...]
@@ -138,7 +131,7 @@ class ReliabilitySums:
             clicked=clicked,
             weight=float(total[WEIGHT]),
             clicks=float(total[CLICKS]),
-            click_rate=_ratio(total[CLICKS], total[WEIGHT]),
+            click_rate=ratio(total[CLICKS], total[WEIGHT]),
             low=own.low if own else None,
             high=own.high if own else None,
             variants={name: _reliability(self._sums[group, bit], count) for bit, name in enumerate(variants)},
@@ -149,30 +142,24 @@ def _reliability(buckets: Floats, count: int) -> Reliability:
     """The figures of one group and variant: float64[BUCKETS, COLUMNS]."""
     total = buckets.sum(axis=0)
     weight, clicks = float(total[WEIGHT]), float(total[CLICKS])
-    logloss = _ratio(total[LOSS], weight)
     bins = _bins(buckets, count) if weight > 0.0 else np.empty((0, COLUMNS))
     gap = np.abs(bins[:, PREDICTED] - bins[:, CLICKS])
     mean = bins[:, PREDICTED] / bins[:, WEIGHT]
     noise = np.sqrt(2.0 / math.pi * bins[:, SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
+    outcomes = buckets[:, CLICKS], buckets[:, WEIGHT] - buckets[:, CLICKS]
+    sums = VariantSums(weight, clicks, float(total[LOSS]), float(total[PREDICTED]), *outcomes)
     return Reliability(
-        logloss=logloss,
-        auc=auc(buckets[:, CLICKS], buckets[:, WEIGHT] - buckets[:, CLICKS]),
-        calibration=_ratio(total[PREDICTED], clicks),
-        normalized_entropy=_ratio(logloss, entropy(_ratio(clicks, weight))),
-        mean_prediction=_ratio(total[PREDICTED], weight),
-        ece=_ratio(gap.sum(), weight),
-        by_chance=_ratio(noise.sum(), weight),
+        **figures_of(sums),
+        ece=ratio(gap.sum(), weight),
+        by_chance=ratio(noise.sum(), weight),
         bins=tuple(_bin(each) for each in bins),
     )
 
 
 def _bins(buckets: Floats, count: int) -> Floats:
     """Up to `count` bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
-    weight = buckets[:, WEIGHT]
-    before = np.cumsum(weight) - weight
-    number = np.minimum((before + 0.5 * weight) / weight.sum() * count, count - 1).astype(np.int64)
     bins = np.zeros((count, COLUMNS))
-    np.add.at(bins, number, buckets)
+    np.add.at(bins, equal_weights(buckets[:, WEIGHT], count), buckets)
     filled: Floats = bins[bins[:, WEIGHT] > 0.0]
     return filled
 
@@ -181,8 +168,7 @@ def _bin(sums: Floats) -> ReliabilityBin:
     weight = float(sums[WEIGHT])
     rate = min(float(sums[CLICKS]) / weight, 1.0)
     low, high = wilson(rate, weight * weight / float(sums[SQUARED_WEIGHT]))
-    return ReliabilityBin(int(sums[ROWS]), weight, float(sums[PREDICTED]) / weight, rate, low, high)
-
-
-def _ratio(part: Any, whole: float | None) -> float | None:
-    return float(part / whole) if part is not None and whole else None
+    predicted = float(sums[PREDICTED]) / weight
+    return ReliabilityBin(
+        rows=int(sums[ROWS]), weight=weight, predicted=predicted, click_rate=rate, low=low, high=high
+    )

@@ -3,15 +3,16 @@
 In: scores, labels and requests of rows, whole logs in batches. Out: a `RequestReport`, the means of every measure over
 the judged requests: those with both a clicked and an unclicked row, since in the others all orders are equally good.
 
-`RequestMetrics` takes any orders, such as those of a model's variants and the one shown. `ProgressiveRequests` takes
-the predictions of a model that learns, before it learns from any row of the request.
+The orders are any, such as those of a model's variants and the one shown. Of a model that learns they are those of the
+scores from before it learns from any row of the request: of rows learned between those of one list, the later scores
+are lower after each click and say nothing of the order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +107,14 @@ class RequestMetrics:
         tail = slice(int(starts[-1]), int(starts[-1]) + MOST_ROWS + 1)  # one more shows that it is too long
         self._open = (rows[0][tail].copy(), rows[1][tail].copy(), rows[2][tail].copy())
 
+    def update_before(self, predictions: Predictions, file: int = 0) -> None:
+        """Add a batch of one file, of a model that learns: `LearningModel.learn_requests` makes its `before`.
+
+        Rows left out at the front may cut a request: its rest is judged as a request of its own.
+        """
+        scores = predictions.before[:, : len(self.orders)]
+        self.update(predictions.requests, scores, predictions.labels, file)
+
     def report(self) -> RequestReport:
         """The metrics of all requests. Ends the open request."""
         self._end()
@@ -151,39 +160,22 @@ class RequestMetrics:
         add_rows(out.reshape(len(out), self._sums.size), self._sums.reshape(-1))
 
 
-BY_REQUEST = ("mrr", "ndcg", "hit@1", "hit@3", "hit@10", "request_auc")
-"""The names by which a command may compare by a request's measure; `ndcg` may have a K of its own, as in `ndcg@5`."""
-_MEMBERS = {"hit@1": "hit_1", "hit@3": "hit_3", "hit@10": "hit_10", "request_auc": "auc"}
+class RequestFigure(NamedTuple):
+    """A measure of `RankingMetrics`: the name of its member, and what tables call it, with NDCG's k in {k}."""
+
+    member: str
+    label: str
 
 
-class ProgressiveRequests:
-    """The measures of every variant of a model that learns: update it with predictions made before learning.
-
-    The contract for `ftrie tune --by mrr`:
-
-    - `RequestMeasure.parse("ndcg@5")` is the measure and its k, None for a name that is none of requests, such as
-      logloss; `check(resolved.input.request)` raises SpecError where the log has no requests (an event log has).
-    - `ProgressiveRequests(variants, measure.k)`; then for each batch `update(predictions, examples.stop.number)`, with
-      the predictions of `LearningModel.learn_requests`: of rows learned between those of one list, the later scores are
-      lower after each click and say nothing of the order; at the end `report()`, whose orders are the variants, in
-      order; `measure.of(report.orders[name])` is the number, None if no request could be judged. More is better.
-    - Rows left out at the front (those not judged) may cut a request: its rest is judged as a request of its own.
-    """
-
-    def __init__(
-        self, variants: Sequence[str], k: int = DEFAULT_K, on_judged: Callable[[Array], None] | None = None
-    ) -> None:
-        """on_judged: see `RequestMetrics`."""
-        self._metrics = RequestMetrics(variants, k, on_judged)
-
-    def update(self, predictions: Predictions, file: int = 0) -> None:
-        """Add a batch of one file, whose `requests` must not be empty if it has rows."""
-        scores = predictions.before[:, : len(self._metrics.orders)]
-        self._metrics.update(predictions.requests, scores, predictions.labels, file)
-
-    def report(self) -> RequestReport:
-        """The measures so far. Ends the open request."""
-        return self._metrics.report()
+BY_REQUEST = {
+    "mrr": RequestFigure("mrr", "MRR"),
+    "ndcg": RequestFigure("ndcg", "NDCG@{k}"),
+    "hit@1": RequestFigure("hit_1", "hit@1"),
+    "hit@3": RequestFigure("hit_3", "hit@3"),
+    "hit@10": RequestFigure("hit_10", "hit@10"),
+    "request_auc": RequestFigure("auc", "AUC"),
+}
+"""Every measure by the name by which a command may compare by it; `ndcg` may have a K of its own, as in `ndcg@5`."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +208,9 @@ class RequestMeasure:
     @property
     def index(self) -> int:
         """Its place among MEASURES."""
-        return [each.name for each in fields(RankingMetrics)].index(_MEMBERS.get(self.name, self.name))
+        return list(BY_REQUEST).index(self.name)
 
     def of(self, metrics: RankingMetrics) -> float | None:
         """The measure's value."""
-        value: float | None = getattr(metrics, _MEMBERS.get(self.name, self.name))
+        value: float | None = getattr(metrics, BY_REQUEST[self.name].member)
         return value

@@ -18,9 +18,9 @@ from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples
-from trainer.learn.metrics.figures import Group, new_tally
 from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
+from trainer.learn.metrics.tally import GroupSums, new_tally
 from trainer.learn.predictions_kernels import Predictions
 
 SLICE_VALUES = 256
@@ -142,7 +142,7 @@ class SlicedMetrics:
         return [*values, other] if other.rows else values
 
     def _of_group(self, group: int, value: str | None) -> SliceMetrics:
-        metrics = Group.of(self._tally, group).metrics(self._variants)
+        metrics = GroupSums.of(self._tally, group).metrics(self._variants)
         return SliceMetrics(value=value, **dict(metrics))
 
 
