@@ -27,10 +27,10 @@ from trainer.learn.metrics.records import (
     End,
     Line,
     MetricsHeader,
+    MetricsWindow,
     Regret,
     SliceMetrics,
     VariantMetrics,
-    Window,
 )
 
 MOST_POINTS = 300
@@ -49,7 +49,7 @@ class RunMetrics:
 
     name: str
     header: MetricsHeader
-    windows: list[Window] = field(default_factory=list)
+    windows: list[MetricsWindow] = field(default_factory=list)
     detail: Detail | None = None
     regret: Regret | None = None
     ended: bool = False
@@ -64,7 +64,7 @@ class RunMetrics:
     def add(self, line: Line) -> None:
         """Add a line after the header."""
         match line:
-            case Window():
+            case MetricsWindow():
                 self.windows.append(line)
             case Detail():
                 self.detail = line
@@ -243,9 +243,9 @@ def _of_slice(
     ]
 
 
-def _joined(windows: Sequence[Window]) -> list[list[Window]]:
+def _joined(windows: Sequence[MetricsWindow]) -> list[list[MetricsWindow]]:
     """Neighbouring windows in groups of about equal rows: as many as the largest window, at least 1/300 of all."""
-    joined: list[list[Window]] = []
+    joined: list[list[MetricsWindow]] = []
     rows, largest = 0, max((window.window.rows for window in windows), default=0)
     for window in windows:
         if rows == 0:

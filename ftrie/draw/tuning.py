@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element
 from ftrie.draw.charts import Row, Spec, dots, point
 from ftrie.draw.pages import document, element, figure, note, save_page, stacked_svg, table
 from model_store.errors import shown
+from trainer.learn.metrics.figures import METRICS
 from trainer.tune.candidates import Candidate
 from trainer.tune.crosses import Trial
 from trainer.tune.passes import Outcome, PairedDifference
@@ -59,15 +60,20 @@ def difference_text(difference: PairedDifference | None) -> str:
     return f"{text} [{interval[0]:+.5f}, {interval[1]:+.5f}]" if interval else text
 
 
+def _metrics(found: SearchResult) -> list[str]:
+    """The metrics of rows that tables have; what candidates were ranked by is one."""
+    return list(dict.fromkeys(["logloss", "auc", *([] if found.has_measure else [found.by])]))
+
+
 def metrics_head(found: SearchResult) -> list[str]:
     """The heads of `metrics_of`: the measure of requests is one if candidates were ranked by it."""
-    return ["log-loss", "AUC", *([found.by] if found.has_measure else [])]
+    return [*(METRICS[name].label for name in _metrics(found)), *([found.by] if found.has_measure else [])]
 
 
 def metrics_of(found: SearchResult, outcome: Outcome) -> list[Any]:
     """The metrics of an outcome, as cells of a table."""
     measure = [outcome.measure] if found.has_measure else []
-    return [outcome.metrics.logloss, outcome.metrics.auc, *measure]
+    return [*(getattr(outcome.metrics, name) for name in _metrics(found)), *measure]
 
 
 def ranking_table(found: SearchResult) -> tuple[list[str], list[tuple[Candidate, list[Any]]]]:

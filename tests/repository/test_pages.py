@@ -67,7 +67,7 @@ def test_protocol_has_a_row_for_every_answer() -> None:
 
 RECORDS = {
     "header": records.MetricsHeader,
-    "window": records.Window,
+    "window": records.MetricsWindow,
     "detail": records.Detail,
     "regret": records.Regret,
     "end": records.End,

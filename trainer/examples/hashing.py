@@ -25,7 +25,7 @@ from model_store.features.cells import (
 )
 from model_store.features.cells_kernels import digest_texts
 from model_store.features.columns import TokenColumn, takes_cells, token_columns
-from model_store.features.features import FeaturePlan
+from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.hash_kernels import hash_keys, prefix_state
 from model_store.spec.keys import BIAS, MAX_KEY_BYTES
 from model_store.spec.sections import MAX_CROSS_FIELDS
@@ -108,7 +108,7 @@ class ExampleMaker:
         self.feature_rules = FeatureRules.of(spec, self.plan)
         self.rules = key_rules(self.plan, self.feature_rules.owner)
         self._value_rules = value_rules(self.feature_rules, len(self.prefixes))
-        self.crosses = cross_fields(self.plan)
+        self.crosses = cross_fields([cross.fields for cross in self.plan.crosses])
         self._sources = [(plan.column, takes_cells(plan)) for plan in self.plan.fields]
         self._sampling = Sampling.of(spec)
         self._time_format = time_format(spec)
@@ -324,12 +324,12 @@ def value_rules(rules: FeatureRules, owners: int) -> ValueRules | None:
     )
 
 
-def cross_fields(plan: FeaturePlan) -> npt.NDArray[np.int64]:
-    """The fields of every cross: int64[crosses, 4], padded with -1."""
-    fields = np.full((len(plan.crosses), MAX_CROSS_FIELDS), -1, np.int64)
-    for row, cross in zip(fields, plan.crosses, strict=True):
-        row[: len(cross.fields)] = [field.index for field in cross.fields]
-    return fields
+def cross_fields(crosses: Sequence[Sequence[FieldPlan]]) -> npt.NDArray[np.int64]:
+    """The numbers of the fields of every cross: int64[crosses, 4], padded with -1."""
+    numbers = np.full((len(crosses), MAX_CROSS_FIELDS), -1, np.int64)
+    for row, fields in zip(numbers, crosses, strict=True):
+        row[: len(fields)] = [field.index for field in fields]
+    return numbers
 
 
 def prefix_table(prefixes: Sequence[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:

@@ -148,7 +148,10 @@ def scoring_spec(spec: ModelSpec, without: Sequence[str] = ()) -> ModelSpec:
         name: field.model_copy(update={"optional": True}) if name in without else field
         for name, field in spec.fields.items()
     }
-    variants = {name: _without(variant, without) for name, variant in spec.variants.items()}
+    variants = {
+        name: variant.model_copy(update={"without": (*variant.without, *without)})
+        for name, variant in spec.variants.items()
+    }
     learner = spec.learner.model_copy(update={"subsample": None, "ttl": None})
     return spec.model_copy(update={"fields": fields, "variants": variants, "learner": learner, "rules": {}})
 
@@ -179,10 +182,6 @@ def _first_rate(spec: ModelSpec, variant: Variant) -> float | None:
     beta = spec.learner.beta if learning.beta is None else learning.beta
     largest = max([alpha, *(rule.alpha for rule in spec.rules.values() if rule.alpha is not None)])
     return spec.learner.first_rate(largest, beta)
-
-
-def _without(variant: Variant, names: Sequence[str]) -> Variant:
-    return variant.model_copy(update={"without": (*variant.without, *names)})
 
 
 def two_axes(numbers: Any) -> Any:

@@ -18,8 +18,8 @@ from trainer.off_policy.policies import (
     LEARNING,
     LOGGED,
     UNIFORM,
-    Choice,
     EstimatorOptions,
+    ItemChoice,
     PolicyName,
     PolicyValue,
     PolicyWeights,
@@ -73,7 +73,7 @@ class EstimationRun:
     spec: ModelSpec
     policies: Sequence[PolicyName]
     models: dict[str, NamedModel]
-    choices: Sequence[Choice]
+    choices: Sequence[ItemChoice]
     items: SideTable | None
     without: tuple[str, ...]
     decision: str
@@ -114,8 +114,9 @@ class EstimationRun:
     def _weigh(
         self, rows: LoggedRows, resolved: dict[str, ModelSpec], on_progress: Progress
     ) -> tuple[list[PolicyWeights], Candidates | None]:
+        as_logged = PolicyWeights(LOGGED, np.ones(len(rows)))
         if all(policy.name == LOGGED for policy in self.policies):
-            return [_as_logged(rows)], None
+            return [as_logged], None
         item = self.spec.input.item
         if item is None:
             raise SpecError("input.item is missing: name the column with the id of a row's item")
@@ -125,7 +126,7 @@ class EstimationRun:
         decisions, weighed = rows.decisions(self.decision), list[PolicyWeights]()
         for policy in dict.fromkeys(self.policies):
             if policy.name == LOGGED:
-                weighed.append(_as_logged(rows))
+                weighed.append(as_logged)
             elif policy.name == UNIFORM:
                 weighed.append(uniform(rows, decisions, candidates))
             else:
@@ -139,6 +140,10 @@ class EstimationRun:
             return LearningScores(resolved, LEARNING, policy.variant)
         named = self.models[policy.name]
         return PublishedScores(named.artefact, resolved, named.name, policy.variant)
+
+
+def _scored(on_progress: Progress, name: str, total: int, done: int) -> None:
+    on_progress(name, done, total)
 
 
 def _check_support(rows: LoggedRows, candidates: int) -> None:
@@ -157,14 +162,6 @@ def _check_support(rows: LoggedRows, candidates: int) -> None:
             "every propensity is 1: the logged policy is deterministic, so no other policy can be estimated; log with "
             "exploration (Thompson sampling, or a share of random requests), or estimate `logged` alone"
         )
-
-
-def _scored(on_progress: Progress, name: str, total: int, done: int) -> None:
-    on_progress(name, done, total)
-
-
-def _as_logged(rows: LoggedRows) -> PolicyWeights:
-    return PolicyWeights(LOGGED, np.ones(len(rows)))
 
 
 def _notes(rows: LoggedRows, candidates: Candidates | None) -> tuple[str, ...]:

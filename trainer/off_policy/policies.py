@@ -68,7 +68,7 @@ class PolicyName:
         return cls(name, variant or None)
 
 
-class Choice(Protocol):
+class ItemChoice(Protocol):
     """A way to choose."""
 
     @property
@@ -145,7 +145,7 @@ def at_random(candidates: int, size: Array) -> Array:
     return np.minimum(size / candidates, 1.0)[:, None]
 
 
-def parse_choice(text: str) -> Choice:
+def parse_choice(text: str) -> ItemChoice:
     """greedy, softmax:T or epsilon:E. Raises InputError."""
     kind, _, number = text.partition(":")
     try:
@@ -213,7 +213,7 @@ def weigh(
     decisions: Decisions,
     candidates: Candidates,
     scores: CandidateScores,
-    choices: Sequence[Choice],
+    choices: Sequence[ItemChoice],
     on_progress: Callable[[int], None] = lambda pairs_so_far: None,
 ) -> list[PolicyWeights]:
     """The weights of every policy that makes one of the choices by the scores of one of the variants."""

@@ -86,7 +86,7 @@ class WrongRow:
 
 
 @dataclass(frozen=True)
-class Period:
+class DriftPeriod:
     """The rows of one period. begin: its first time, ISO 8601 in UTC, or its first row, from 1.
 
     lacking: the share of the rows' keys that the model lacks: keys never seen, or of weight 0.
@@ -115,7 +115,7 @@ class Drift:
 
     by: str
     length: int
-    periods: tuple[Period, ...]
+    periods: tuple[DriftPeriod, ...]
     fields: tuple[FieldDrift, ...]
     untimed: int
 
@@ -148,7 +148,7 @@ class Diagnostics:
             field.limit = VALUES if options.slices else FEW_VALUES
         _check_slices(options.slices, maker.plan.fields)
         self._importance = ImportanceSample(scorer, maker, self._bits, options.repeats)
-        self._worst = [_Worst(options.worst) for _ in names]
+        self._worst = [_WorstRows(options.worst) for _ in names]
         self._periods = _Periods(maker.spec.input.timestamp is not None, len(names), len(self._fields))
         self._rows = 0
 
@@ -268,7 +268,7 @@ def _tokens(examples: Examples, field: int) -> tuple[Numbers, Numbers, npt.NDArr
     return own, places, tokens.digests[chosen], x
 
 
-class _Worst:
+class _WorstRows:
     """The `most` rows with the largest log-loss; of equal ones the earlier."""
 
     def __init__(self, most: int) -> None:
@@ -347,7 +347,7 @@ class _Periods:
         order = sorted(self._numbers)
         numbers = [self._numbers[key] for key in order]
         periods = [
-            Period(self._begin(key), self._sums.group(number, names), self._lacking(number))
+            DriftPeriod(self._begin(key), self._sums.group(number, names), self._lacking(number))
             for key, number in zip(order, numbers, strict=True)
         ]
         drifts = []

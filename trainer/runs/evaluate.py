@@ -96,8 +96,7 @@ def evaluate(
     k: NDCG's; position: the column with a row's position in its request, to judge the order shown, which events have
     (`items[].position`); predictions: where to write each row's scores; diagnostics: what to report besides; without:
     fields and crosses to score without, whose columns may be missing; sliced: slices, as in training, whose values get
-    all metrics. Raises SpecError if the model's spec does not fit
-    the log, InputError if the log cannot be read to its end.
+    all metrics. Raises SpecError if the spec does not fit the log, InputError if that cannot be read to its end.
     """
     scorer = Scorer(artefact)
     with compiling_scorer(output), open_log(log, scoring_spec(artefact.spec, tuple(without))) as opened:

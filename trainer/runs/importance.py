@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import key_ranges
 from model_store.features.cells import plain
 from model_store.features.features import FieldPlan
@@ -183,14 +182,15 @@ class ImportanceSample:
             logloss = dict(zip(self._names, permutations.logloss(), strict=True))
             requests = permutations.requests if self._has_requests else None
             fields = self._permuted(permutations, output)
+        weights, keys = self._by_weight()
         return Importance(
             rows=int(rows.labels.size) if rows is not None else 0,
             requests=requests,
             repeats=self._repeats,
             logloss=logloss,
             fields=tuple(fields),
-            weights=self._by_weight(),
-            keys={name: self._top_keys(bit, name) for bit, name in zip(self._bits, self._names, strict=True)},
+            weights=tuple(weights),
+            keys=keys,
         )
 
     def _permuted(self, permutations: _Permutations, output: Output) -> list[FieldImportance]:
@@ -221,43 +221,30 @@ class ImportanceSample:
         draw(requests, np.zeros(requests.size, np.bool_), np.uint64(self._seed), threshold, drawn)
         return np.flatnonzero(drawn)
 
-    def _by_weight(self) -> tuple[WeightImportance, ...]:
-        """Of every field and cross that some key of the rows belongs to, without the bias."""
-        artefact, masks = self._scorer.artefact, self._masks()
+    def _by_weight(self) -> tuple[list[WeightImportance], dict[str, tuple[WeightImportance, ...]]]:
+        """Every field and cross that some key of the rows belongs to, and the top keys by variant, without the bias."""
+        artefact, plan = self._scorer.artefact, self._maker.plan
+        masks = {field.name: field.mask for field in plan.fields}
+        masks |= {cross.name: cross.mask for cross in plan.crosses}
         means: dict[str, dict[str, float]] = {}
+        keys = {}
         for bit, name in zip(self._bits, self._names, strict=True):
-            sizes = self._sizes(artefact, bit)
+            # Each key's mean |weight · x| over the rows.
+            sizes = np.abs(artefact.weights_of(bit).astype(np.float64)) * self._used / (self._weight or 1.0)
             for owner, begin, end in key_ranges(artefact):
-                if masks.get(owner, ~0) >> bit & 1:
-                    own = means.setdefault(owner, dict.fromkeys(self._names, 0.0))
-                    own[name] += float(sizes[begin:end].sum())
-        found = [WeightImportance(owner, own) for owner, own in means.items() if owner != "bias"]
-        return tuple(sorted(found, key=lambda each: -max(each.means.values())))
-
-    def _top_keys(self, bit: int, name: str) -> tuple[WeightImportance, ...]:
-        artefact, masks = self._scorer.artefact, self._masks()
-        sizes = self._sizes(artefact, bit)
-        for owner, begin, end in key_ranges(artefact):
-            if owner == "bias" or not masks.get(owner, ~0) >> bit & 1:
-                sizes[begin:end] = 0.0
-        top = np.argsort(-sizes, kind="stable")[:TOP_KEYS]
-        return tuple(
-            WeightImportance(
-                artefact.key(int(row)).decode("utf-8", "backslashreplace"), {name: float(sizes[row])}
+                if owner == "bias" or not masks.get(owner, ~0) >> bit & 1:
+                    sizes[begin:end] = 0.0
+                    continue
+                own = means.setdefault(owner, dict.fromkeys(self._names, 0.0))
+                own[name] += float(sizes[begin:end].sum())
+            top = [row for row in np.argsort(-sizes, kind="stable")[:TOP_KEYS].tolist() if sizes[row] > 0.0]
+            texts = [artefact.key(row).decode("utf-8", "backslashreplace") for row in top]
+            keys[name] = tuple(
+                WeightImportance(text, {name: float(sizes[row])})
+                for row, text in zip(top, texts, strict=True)
             )
-            for row in top
-            if sizes[row] > 0.0
-        )
-
-    def _sizes(self, artefact: Artefact, bit: int) -> Floats:
-        """Each key's mean |weight · x| over the rows."""
-        return np.abs(artefact.weights_of(bit).astype(np.float64)) * self._used / (self._weight or 1.0)
-
-    def _masks(self) -> dict[str, int]:
-        """The variants that use each field and cross."""
-        plan = self._maker.plan
-        fields = {field.name: field.mask for field in plan.fields}
-        return fields | {cross.name: cross.mask for cross in plan.crosses}
+        weights = [WeightImportance(owner, own) for owner, own in means.items()]
+        return sorted(weights, key=lambda each: -max(each.means.values())), keys
 
 
 class _Permutations:

@@ -21,7 +21,7 @@ FAMILIES: dict[Family, Callable[[Status], Value]] = {}
 
 
 def _declare(name: str, labels: tuple[str, ...], help: str, read: Callable[[Status], Value]) -> None:
-    FAMILIES[Family(name, ("model", *labels), help)] = read
+    FAMILIES[Family(f"ftrie_trainer_{name}", ("model", *labels), help)] = read
 
 
 def _by_variant(name: str, help: str, read: Callable[[VariantOutcome], float | None]) -> None:
@@ -35,140 +35,95 @@ _SKEWS = ("behind", "ahead", "ids_ahead", "clock_ahead")
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
 
 _declare(
-    "ftrie_trainer_events_total",
+    "events_total",
     ("kind",),
     "events taken, by kind",
     lambda s: {kind: s.counts[name] for name, kind in _EVENTS.items()},
 )
 _declare(
-    "ftrie_trainer_join_total",
+    "join_total",
     ("what",),
     "events by outcome in the join",
     lambda s: {name: count for name, count in s.join.items() if name not in _NOT_COUNTERS},
 )
-_declare("ftrie_trainer_pending", (), "requests whose window is open", lambda s: s.join.get("pending", 0))
-_declare("ftrie_trainer_examples_total", (), "examples learned from", lambda s: s.examples)
+_declare("pending", (), "requests whose window is open", lambda s: s.join.get("pending", 0))
+_declare("examples_total", (), "examples learned from", lambda s: s.examples)
+_declare("dead_letters_total", (), "events and rows that could not be learned from", lambda s: s.dead_letters)
+_declare("lost_total", ("source",), "events deleted from a source before they were read", lambda s: s.lost)
+_declare("lag_events", ("source",), "unread events", lambda s: {n: lag.events for n, lag in s.lags.items()})
 _declare(
-    "ftrie_trainer_dead_letters_total",
-    (),
-    "events and rows that could not be learned from",
-    lambda s: s.dead_letters,
-)
-_declare(
-    "ftrie_trainer_lost_total",
-    ("source",),
-    "events deleted from a source before they were read",
-    lambda s: s.lost,
-)
-_declare(
-    "ftrie_trainer_lag_events",
-    ("source",),
-    "unread events",
-    lambda s: {n: lag.events for n, lag in s.lags.items()},
-)
-_declare(
-    "ftrie_trainer_lag_seconds",
+    "lag_seconds",
     ("source",),
     "age of the oldest unread event",
     lambda s: {name: lag.seconds for name, lag in s.lags.items()},
 )
 _declare(
-    "ftrie_trainer_clock_skew_seconds",
+    "clock_skew_seconds",
     ("source", "of"),
     "by how much clocks differ: of events behind, ahead of their arrival; of the store ids_ahead, clock_ahead",
     lambda s: {(name, of): getattr(lag, of) for name, lag in s.lags.items() for of in _SKEWS},
 )
 _declare(
-    "ftrie_trainer_versions_total",
+    "versions_total",
     ("kind",),
     "versions published, and publications that failed; of those published: refused, held by the guard",
     lambda s: s.published,
 )
-_declare("ftrie_trainer_rollbacks_total", (), "automatic rollbacks by the guard", lambda s: s.rolled_back)
-_declare("ftrie_trainer_version", (), "the last version published", lambda s: s.version)
-_declare("ftrie_trainer_active_version", (), "the version that is served", lambda s: s.active)
+_declare("rollbacks_total", (), "automatic rollbacks by the guard", lambda s: s.rolled_back)
+_declare("version", (), "the last version published", lambda s: s.version)
+_declare("active_version", (), "the version that is served", lambda s: s.active)
 _declare(
-    "ftrie_trainer_inactive",
-    (),
-    "1 while an operator's pin keeps published versions inactive",
-    lambda s: bool(s.inactive),
+    "inactive", (), "1 while an operator's pin keeps published versions inactive", lambda s: bool(s.inactive)
 )
+_declare("store_away", (), "1 while the store does not answer or rejects writes", lambda s: s.store_away)
 _declare(
-    "ftrie_trainer_store_away",
-    (),
-    "1 while the store does not answer or rejects writes",
-    lambda s: s.store_away,
-)
-_declare(
-    "ftrie_trainer_store_losses_total",
+    "store_losses_total",
     (),
     "how often the store was found without the trainer's lease, so without its data",
     lambda s: s.store_losses,
 )
 _declare(
-    "ftrie_trainer_unknown_items_total",
+    "unknown_items_total",
     (),
     "rows skipped because the server did not know the item",
     lambda s: s.counts["unknown_items"],
 )
 _declare(
-    "ftrie_trainer_users_dropped_total",
-    (),
-    "users whose histories were dropped for others",
-    lambda s: s.users_dropped,
+    "users_dropped_total", (), "users whose histories were dropped for others", lambda s: s.users_dropped
 )
 _declare(
-    "ftrie_trainer_failed_checkpoints_total",
-    (),
-    "checkpoints that could not be written",
-    lambda s: s.failed_checkpoints,
+    "failed_checkpoints_total", (), "checkpoints that could not be written", lambda s: s.failed_checkpoints
 )
-_declare("ftrie_trainer_keys", (), "keys in the value table", lambda s: s.keys)
+_declare("keys", (), "keys in the value table", lambda s: s.keys)
+_declare("logloss", (), "progressive log-loss of the first variant's last window", lambda s: s.logloss)
 _declare(
-    "ftrie_trainer_logloss",
-    (),
-    "progressive log-loss of the first variant's last window",
-    lambda s: s.logloss,
-)
-_declare(
-    "ftrie_trainer_normalized_entropy",
+    "normalized_entropy",
     (),
     "of the worst variant in the last 1,000 rows or more; above 1.5 the model diverges",
     lambda s: s.normalized_entropy,
 )
 _declare(
-    "ftrie_trainer_withheld",
-    (),
-    "1 while nothing is published: too many rows were rejected",
-    lambda s: bool(s.withheld),
+    "withheld", (), "1 while nothing is published: too many rows were rejected", lambda s: bool(s.withheld)
 )
 _declare(
-    "ftrie_trainer_waiting_seconds",
+    "waiting_seconds",
     ("partition",),
     "how long a partition has waited for the others at the end of its round; 0 while it learns",
     lambda s: {s.partition: s.waiting_s} if s.partition else {},
 )
+_by_variant("requests_total", "requests whose join window has closed, by variant", lambda each: each.requests)
+_by_variant("impressions_total", "items that they showed", lambda each: each.impressions)
+_by_variant("clicks_total", "items that were clicked", lambda each: each.clicks)
+_by_variant("conversions_total", "items that were converted", lambda each: each.conversions)
+_by_variant("ctr", "clicks an impression, over the last 120 minutes", lambda each: each.ctr)
+_by_variant("ctr_error", "its standard error, between groups of cookies", lambda each: each.ctr_error)
 _by_variant(
-    "ftrie_trainer_requests_total",
-    "requests whose join window has closed, by variant",
-    lambda each: each.requests,
-)
-_by_variant("ftrie_trainer_impressions_total", "items that they showed", lambda each: each.impressions)
-_by_variant("ftrie_trainer_clicks_total", "items that were clicked", lambda each: each.clicks)
-_by_variant("ftrie_trainer_conversions_total", "items that were converted", lambda each: each.conversions)
-_by_variant("ftrie_trainer_ctr", "clicks an impression, over the last 120 minutes", lambda each: each.ctr)
-_by_variant(
-    "ftrie_trainer_ctr_error", "its standard error, between groups of cookies", lambda each: each.ctr_error
-)
-_by_variant(
-    "ftrie_trainer_calibration",
+    "calibration",
     "predicted clicks a click (conversions with join.positive), over the same minutes; 1 is right",
     lambda each: each.calibration,
 )
 _by_variant(
-    "ftrie_trainer_calibration_error",
-    "its standard error, between groups of cookies",
-    lambda each: each.calibration_error,
+    "calibration_error", "its standard error, between groups of cookies", lambda each: each.calibration_error
 )
 
 

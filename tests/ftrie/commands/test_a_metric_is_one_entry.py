@@ -67,7 +67,8 @@ def test_it_is_in_reports_tables_charts_files_choices_and_docs(changed: Path, tm
     assert "Information gain by period" in (tmp_path / "page.html").read_text()
     ftrie("report", "run.jsonl", "-o", "run.html")
     assert "The share of the entropy of clicks" in (tmp_path / "run.html").read_text()
-    ftrie("tune", "spec.toml", "log.csv", "--try", "alpha=0.1,0.3", "--by", "information_gain")
+    tuned = ftrie("tune", "spec.toml", "log.csv", "--try", "alpha=0.1,0.3", "--by", "information_gain")
+    assert "information gain" in tuned
     said(str(changed / "docs/generate.py"))
     assert (
         "| information gain | 1 − normalized entropy | higher |" in (changed / "docs/metrics.md").read_text()

@@ -16,7 +16,7 @@ from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics import metrics_kernels as kernels
 from trainer.learn.metrics.figures import auc
 from trainer.learn.metrics.metrics import AUC_BUCKETS, ProgressiveMetrics
-from trainer.learn.metrics.records import MetricsFile, Window
+from trainer.learn.metrics.records import MetricsFile, MetricsWindow
 from trainer.learn.metrics.slices import SLICE_BUCKETS
 from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
 from trainer.learn.predictions_kernels import Predictions, logarithms
@@ -103,7 +103,7 @@ def test_each_window_is_as_the_oracle_says(window, tmp_path):
     windows_of(log, window, tmp_path / "m.jsonl", sizes=(33, 90))
     lines = [line for line in lines_of(tmp_path / "m.jsonl") if line["kind"] == "window"]
     assert [line["rows"] for line in lines] == [*range(window, 300, window), 300]
-    for first, line in zip(range(0, 300, window), map(Window.model_validate, lines), strict=True):
+    for first, line in zip(range(0, 300, window), map(MetricsWindow.model_validate, lines), strict=True):
         rows = log.rows[first : first + window]
         # In a handful of rows one pair that shares a bucket of scores is much.
         assert_metrics_are(line.window, rows, auc_within=1e-2 if window >= 100 else 0.5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from model_store.errors import InputError
-from trainer.off_policy.policies import Choice, EpsilonGreedy, Greedy, Softmax, at_random, parse_choice
+from trainer.off_policy.policies import EpsilonGreedy, Greedy, ItemChoice, Softmax, at_random, parse_choice
 
 
 @pytest.mark.parametrize("choice", [Greedy(), EpsilonGreedy(0.3), Softmax(0.5)])
-def test_the_chances_of_a_list_add_up_to_its_length(choice: Choice) -> None:
+def test_the_chances_of_a_list_add_up_to_its_length(choice: ItemChoice) -> None:
     random = np.random.default_rng(2)
     values, size = random.integers(0, 4, (60, 7)).astype(float), random.integers(1, 10, 60)
     size = np.ones(60, np.int64) if isinstance(choice, Softmax) else size

@@ -22,7 +22,14 @@ from trainer.examples.side_tables import SideTable
 from trainer.formats.rejects import RejectLog
 from trainer.off_policy.estimating import Estimates, EstimationRun
 from trainer.off_policy.logged import DECISION_ROW, LogOfRows
-from trainer.off_policy.policies import Choice, EpsilonGreedy, EstimatorOptions, Greedy, PolicyName, Softmax
+from trainer.off_policy.policies import (
+    EpsilonGreedy,
+    EstimatorOptions,
+    Greedy,
+    ItemChoice,
+    PolicyName,
+    Softmax,
+)
 from trainer.runs.train import train
 
 LOG = rows_of(300, seed=3, per_request=2)
@@ -37,7 +44,7 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
 def estimated(
     folder: Path,
     policies: list[str],
-    choices: list[Choice],
+    choices: list[ItemChoice],
     model: Artefact | None = None,
     rows: list[Row] = LOG,
     text: str = SPEC,
@@ -89,7 +96,7 @@ class Slow:
         return math.log(ctr / (1.0 - ctr))
 
 
-def slow_chance(choice: Choice, scores: dict[str, float], item: str) -> float:
+def slow_chance(choice: ItemChoice, scores: dict[str, float], item: str) -> float:
     if isinstance(choice, Softmax):
         raised = {name: np.exp(score / choice.temperature) for name, score in scores.items()}
         return float(raised[item] / sum(raised.values()))

@@ -61,7 +61,7 @@ class Metric:
         return self.label[0].upper() + self.label[1:]
 
 
-class Record(BaseModel):
+class MetricsRecord(BaseModel):
     """Frozen; numbers are finite. Unknown fields, of later versions, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -100,7 +100,7 @@ def normalized_entropy(sums: VariantSums) -> float | None:
     return ratio(logloss(sums), entropy(ratio(sums.clicks, sums.weight)))
 
 
-class Figures(Record):
+class Figures(MetricsRecord):
     """The metrics of one variant; None where they are undefined (no clicks, or only clicks)."""
 
     logloss: Annotated[

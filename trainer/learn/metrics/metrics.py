@@ -39,10 +39,10 @@ from trainer.learn.metrics.records import (
     MetricsFile,
     MetricsHeader,
     MetricsLines,
+    MetricsWindow,
     Regret,
     SliceMetrics,
     VariantMetrics,
-    Window,
 )
 from trainer.learn.metrics.slices import Slice, SlicedMetrics
 from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
@@ -109,13 +109,8 @@ class Sums(NamedTuple):
     loss: npt.NDArray[np.float64]
 
     def __sub__(self, earlier: Sums) -> Sums:
-        return Sums(
-            self.rows - earlier.rows,
-            self.clicked - earlier.clicked,
-            self.weight - earlier.weight,
-            self.clicks - earlier.clicks,
-            self.loss - earlier.loss,
-        )
+        pairs: Any = zip(self, earlier, strict=True)
+        return Sums(*(now - before for now, before in pairs))
 
 
 class ProgressiveMetrics:
@@ -311,8 +306,8 @@ class ProgressiveMetrics:
             chosen=spec.chosen,
         )
 
-    def _window_line(self, total: GroupSums) -> Window:
-        return Window(
+    def _window_line(self, total: GroupSums) -> MetricsWindow:
+        return MetricsWindow(
             rows=round(total.rows),
             time=_iso_time(int(self._last_time_us[0])),
             window=(total - self._before).metrics(self.variants),

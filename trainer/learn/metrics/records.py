@@ -16,13 +16,13 @@ from pydantic import Field
 from model_store.errors import OutputError
 from model_store.spec.sections import ChosenSection
 from trainer.learn.collisions import Collisions
-from trainer.learn.metrics.figures import Figures, Record
+from trainer.learn.metrics.figures import Figures, MetricsRecord
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
 FORMAT_VERSION = 1
 
 
-class DifferenceFromBase(Record):
+class DifferenceFromBase(MetricsRecord):
     """A variant's difference from the base, the first variant. None where undefined.
 
     logloss: mean over the rows of the variant's loss minus the base's; low, high: the 95 % interval of that mean;
@@ -99,7 +99,7 @@ def gain_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others
     return (f"against the log-loss of the click rate alone, predicted for every row, {'; '.join(found)}",)
 
 
-class GroupMetrics(Record):
+class GroupMetrics(MetricsRecord):
     """The metrics of a group of rows; weight, clicks: sums of the weights of all rows and of the clicked ones."""
 
     rows: int
@@ -120,7 +120,7 @@ class SliceMetrics(GroupMetrics):
     value: str | None
 
 
-class Bin(Record):
+class Bin(MetricsRecord):
     """Rows with similar predictions: weighted sums of the rows, predictions and clicks."""
 
     weight: float
@@ -128,7 +128,7 @@ class Bin(Record):
     clicks: float
 
 
-class MetricsHeader(Record):
+class MetricsHeader(MetricsRecord):
     """The first line: the model and the options of the metrics. chosen: of the spec, absent without that section."""
 
     kind: Literal["header"] = "header"
@@ -144,7 +144,7 @@ class MetricsHeader(Record):
     chosen: ChosenSection | None = None
 
 
-class Window(Record):
+class MetricsWindow(MetricsRecord):
     """A line at the end of each window: the figures of the window, and of all rows so far."""
 
     kind: Literal["window"] = "window"
@@ -154,7 +154,7 @@ class Window(Record):
     total: GroupMetrics
 
 
-class Detail(Record):
+class Detail(MetricsRecord):
     """A line whenever the rows have doubled and at the end: the longer figures of all rows so far."""
 
     kind: Literal["detail"] = "detail"
@@ -163,7 +163,7 @@ class Detail(Record):
     slices: dict[str, list[SliceMetrics]]
 
 
-class RegretPoint(Record):
+class RegretPoint(MetricsRecord):
     """After so many rows: the summed loss of the learner, and the least that fixed weights reach; `regret.py`.
 
     regret: their difference; mean: the same by the rows' weight; gradient: the 1-norm of the gradient at the least
@@ -179,7 +179,7 @@ class RegretPoint(Record):
     steps: int
 
 
-class Regret(Record):
+class Regret(MetricsRecord):
     """A line at the end of a run with --regret: every variant's curve.
 
     tolerance: a minimum is found when its gradient is at most this share of the learner's loss.
@@ -196,7 +196,7 @@ class Regret(Record):
         return sum(each.gradient > self.tolerance * each.loss for curve in curves for each in curve)
 
 
-class End(Record):
+class End(MetricsRecord):
     """The last line of a run that reached the end of its inputs. collisions: None in a file of an earlier version."""
 
     kind: Literal["end"] = "end"
@@ -204,7 +204,7 @@ class End(Record):
     collisions: Collisions | None = None
 
 
-Line = Annotated[MetricsHeader | Window | Detail | Regret | End, Field(discriminator="kind")]
+Line = Annotated[MetricsHeader | MetricsWindow | Detail | Regret | End, Field(discriminator="kind")]
 
 
 class MetricsLines:

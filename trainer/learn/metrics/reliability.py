@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.ratios import wilson
-from trainer.learn.metrics.figures import Figures, Record, VariantSums, figures_of, ratio
+from trainer.learn.metrics.figures import Figures, MetricsRecord, VariantSums, figures_of, ratio
 from trainer.learn.metrics.reliability_kernels import (
     CLICKS,
     COLUMNS,
@@ -37,7 +37,7 @@ ENOUGH = 20
 Floats = npt.NDArray[np.float64]
 
 
-class ReliabilityBin(Record):
+class ReliabilityBin(MetricsRecord):
     """Rows with similar predictions: their mean prediction, and their click rate with its 95 % interval (Wilson).
 
     With importance weights the interval takes the effective number of rows, (Σ ω)² / Σ ω² (Kish 1965).

@@ -17,7 +17,7 @@ from model_store.features.cells import text_places
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
-from trainer.examples.hashing import Examples
+from trainer.examples.hashing import Examples, cross_fields
 from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
 from trainer.learn.metrics.tally import GroupSums, new_tally
@@ -68,7 +68,7 @@ class SlicedMetrics:
         self.slices = tuple(slices)
         self.limit = limit
         self._variants = tuple(variants)
-        self._fields = _field_table(slices)
+        self._fields = cross_fields([each.fields for each in slices])
         self._conditions = _conditions_of(slices)
         size = 1 << (2 * limit - 1).bit_length()
         shape = (len(slices), size)
@@ -167,14 +167,6 @@ def _checked(name: str, fields: Sequence[FieldPlan]) -> tuple[FieldPlan, ...]:
                 'slice by a field of the same column with bucket = "log"'
             )
     return tuple(fields)
-
-
-def _field_table(slices: Sequence[Slice]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """The fields of each slice as a token layout's crosses: int64[slices, 4], padded with -1."""
-    table = np.full((len(slices), MAX_CROSS_FIELDS), -1, np.int64)
-    for row, each in zip(table, slices, strict=True):
-        row[: len(each.fields)] = [field.index for field in each.fields]
-    return table
 
 
 def _conditions_of(slices: Sequence[Slice]) -> Conditions:

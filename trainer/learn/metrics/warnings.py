@@ -30,7 +30,7 @@ DIVERGING, SAME_VARIANTS, COLLISIONS = "diverging", "same variants", "collisions
 
 
 @dataclass(frozen=True)
-class _Worst:
+class _WorstVariant:
     """The variant with the largest normalized entropy over some rows."""
 
     variant: int
@@ -94,7 +94,7 @@ class ModelWarnings:
         else:
             self.texts.pop(kind, None)
 
-    def _diverging(self, worst: _Worst) -> str:
+    def _diverging(self, worst: _WorstVariant) -> str:
         spec, name = self._maker.spec, self._metrics.variants[worst.variant]
         alpha = spec.variants[name].own_parameters.get("alpha", spec.learner.alpha)
         return (
@@ -183,9 +183,9 @@ class ModelWarnings:
         )
 
 
-def _worst(sums: Sums) -> _Worst:
+def _worst(sums: Sums) -> _WorstVariant:
     logloss = sums.loss / sums.weight
     variant = int(logloss.argmax())
     rate = entropy(sums.clicks / sums.weight)
     worst = float(logloss[variant])
-    return _Worst(variant, int(sums.rows), worst, worst / rate if rate else 0.0)
+    return _WorstVariant(variant, int(sums.rows), worst, worst / rate if rate else 0.0)
