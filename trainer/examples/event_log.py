@@ -146,7 +146,7 @@ class EventLog:
                     yield from self._rows(requests.of(joined), segments, wanted)
                     self.join = join.counts
                     self.join.check_order(", ".join(self.names))
-                    segments.relieve(join.segments)
+                    segments.free_memory(join.segments)
             yield from self._rows(requests.of(join.finish()), segments, wanted)
             self.join = join.counts
         self._note_outcomes()

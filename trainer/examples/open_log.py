@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
-from trainer.examples.blocks import Blocks
 from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -34,6 +33,7 @@ from trainer.formats.csv import Header
 from trainer.formats.dialect import UNKNOWN, Dialect
 from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.formats.rejects import RowCounts
+from trainer.formats.stored_rows import Blocks
 from trainer.formats.streams import ReadTwice, Share, is_pipe, open_input
 from trainer.formats.tables import Table, TableReader
 from trainer.formats.times import Period

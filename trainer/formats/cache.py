@@ -4,8 +4,8 @@
 the log's files are the same, it reads that instead. Rows, lines, rejects and positions are the same, so a
 run learns the same bits and says the same of it. The cache knows columns, not features: specs may differ.
 
-The file is MAGIC; a sequence of pieces (`trainer.formats.pieces`), one for some batches of a file; the index, as JSON;
-the length and CRC-32 of the index, and MAGIC again. It takes its name when it is complete. Every part is verified
+The file is MAGIC; a sequence of pieces (`trainer.formats.stored_rows`), one for some batches of a file; the index, as
+JSON; the length and CRC-32 of the index, and MAGIC again. It takes its name when it is complete. Every part is verified
 before it is used. A file that does not begin with MAGIC is never replaced.
 """
 
@@ -26,9 +26,9 @@ import pyarrow as pa
 from model_store.errors import InputError
 from model_store.files import whole_file
 from trainer.formats.batch import HEAD_BYTES, STDIN, LazyColumns, Position, RowBatch, sha256_of
-from trainer.formats.pieces import joined, of_bytes, to_bytes
 from trainer.formats.reader import LogReader, path_of
 from trainer.formats.rejects import Reject
+from trainer.formats.stored_rows import joined, of_bytes, read_piece, record_of, to_bytes
 
 MAGIC = b"FTRIELOG"
 PIECE_ROWS = 8_192
@@ -92,20 +92,15 @@ class CachedLog(LogReader):
 
     def _identity(self) -> dict[str, Any]:
         """What the rows depend on, as JSON."""
-        files = [_file_identity(name) for name in self.files]
-        header = list(self.columns_without_header or ())
-        identity: dict[str, Any] = json.loads(
-            json.dumps(
-                {
-                    "version": _VERSION,
-                    "files": files,
-                    "header": header,
-                    "rows of a piece": self._piece_rows,
-                    **self._what,
-                }
-            )
-        )
-        return identity
+        identity = {
+            "version": _VERSION,
+            "files": [_file_identity(name) for name in self.files],
+            "header": list(self.columns_without_header or ()),
+            "rows of a piece": self._piece_rows,
+            **self._what,
+        }
+        written: dict[str, Any] = json.loads(json.dumps(identity))
+        return written
 
     def _kept(self, identity: Mapping[str, Any], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The log's rows, each batch written before it passes."""
@@ -150,37 +145,33 @@ class _Writer:
     def __init__(self, path: Path, piece_rows: int, on_note: Callable[[str], None]) -> None:
         self._path, self._piece_rows, self._on_note = path, piece_rows, on_note
         self._index: list[dict[str, Any]] = []
-        self._waiting: list[RowBatch] = []
+        self._waiting: list[tuple[RowBatch, pa.RecordBatch | None]] = []
+        self._rows = 0  # that wait
         self._whole = whole_file(path.absolute())
         self._file: BinaryIO | None = None
         try:
             self._file = self._whole.__enter__()
         except OSError as error:
             self._note(error)
-        self._try(lambda file: file.write(MAGIC))
+        self._write(MAGIC)
 
     def add(self, batch: RowBatch) -> None:
         """Write a batch, with those before it once they have enough rows together."""
-        if self._waiting and not self._goes_on(batch):
-            self._try(self._write_waiting)
-        self._waiting.append(batch)
-        if sum(each.rows for each in self._waiting) >= self._piece_rows:
-            self._try(self._write_waiting)
-
-    def _goes_on(self, batch: RowBatch) -> bool:
-        """Whether the rows that wait and this batch's first one are on lines of one file that follow one another.
-
-        A row's line is then that of the first one and its number, whether they come as one batch or as several.
-        """
-        first, rows = self._waiting[0], sum(each.rows for each in self._waiting)
-        return bool(
-            batch.file == first.file and rows and batch.rows and batch.lines[0] == first.lines[0] + rows
-        )
+        if self._file is None:
+            return
+        record = record_of(batch.columns) if batch.rows else None
+        if self._waiting and not self._follows(batch, record):
+            self._write_waiting()
+        self._waiting.append((batch, record))
+        self._rows += batch.rows
+        if self._rows >= self._piece_rows:
+            self._write_waiting()
 
     def finish(self, index: Mapping[str, Any]) -> None:
         """Write what is left, and the index; the file takes its name."""
-        self._try(self._write_waiting)
-        self._try(lambda file: _finish(file, {**index, "batches": self._index}))
+        self._write_waiting()
+        data = json.dumps({**index, "batches": self._index}).encode()
+        self._write(data + _END.pack(len(data), zlib.crc32(data), MAGIC))
         if self._file is not None:
             self._file = None
             try:
@@ -188,31 +179,50 @@ class _Writer:
             except OSError as error:
                 self._note(error)
 
-    def _write_waiting(self, file: BinaryIO) -> None:
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        columns = joined([each.columns for each in waiting if each.rows])
-        if columns is not None:
-            _write(file, self._index, waiting, columns)
-        else:
-            for each in waiting:
-                _write(file, self._index, [each], each.columns)
+    def _follows(self, batch: RowBatch, record: pa.RecordBatch | None) -> bool:
+        """Whether the rows that wait and this batch's are of the same types, on lines of one file without a gap.
 
-    def _try(self, write: Callable[[BinaryIO], object]) -> None:
+        A row's line is then that of the first one and its number, whether they come as one batch or as several.
+        """
+        first, before = self._waiting[0]
+        if record is None or before is None or batch.file != first.file:
+            return False
+        return bool(batch.lines[0] == first.lines[0] + self._rows and record.schema.equals(before.schema))
+
+    def _write_waiting(self) -> None:
+        """Write the piece of the batches that wait, and add its entry to the index."""
+        waiting, rows = self._waiting, self._rows
+        self._waiting, self._rows = [], 0
+        if not waiting or self._file is None:
+            return
+        batches = [batch for batch, _ in waiting]
+        assert batches[0].start is not None
+        records = [record for _, record in waiting if record is not None]
+        data = to_bytes(joined(records, records[0].schema)) if records else b""
+        lines = np.concatenate([each.lines for each in batches])
+        steps = np.diff(lines)
+        entry = _Batch(
+            at=self._file.tell(),
+            size=len(data),
+            crc=zlib.crc32(data),
+            rows=rows,
+            file=batches[0].file,
+            lines=lines[:1].tolist() + (steps.tolist() if (steps != 1).any() else []),
+            rejects=[[reject.line, reject.reason] for each in batches for reject in each.rejects],
+            start=asdict(batches[0].start),
+            stop=asdict(batches[-1].stop),
+        )
+        self._index.append(asdict(entry))
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
         """Write, unless the cache was given up; give it up if that fails."""
-        if self._file is None:
-            return
         try:
-            write(self._file)
+            if self._file is not None:
+                self._file.write(data)
         except OSError as error:
-            self._give_up(error)
+            self.__exit__()
             self._note(error)
-
-    def _give_up(self, error: BaseException) -> None:
-        """Delete what was written."""
-        self._file = None
-        self._whole.__exit__(type(error), error, None)
 
     def _note(self, error: OSError) -> None:
         self._on_note(f"the rows are not kept: {self._path} cannot be written: {error.strerror}")
@@ -221,12 +231,10 @@ class _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Delete what was written if it is not finished."""
         if self._file is not None:
-            self._give_up(_Unfinished())
-
-
-class _Unfinished(Exception):
-    """The rows were not read to their end."""
+            self._file = None
+            self._whole.__exit__(EOFError, EOFError(), None)
 
 
 class _Unfit(Exception):
@@ -241,30 +249,6 @@ def _file_identity(name: str) -> list[Any]:
             return [path_of(name), status.st_size, status.st_mtime_ns, sha256_of(file.read(HEAD_BYTES))]
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from error
-
-
-def _write(
-    file: BinaryIO, index: list[dict[str, Any]], batches: Sequence[RowBatch], columns: Mapping[str, Any]
-) -> None:
-    """Write the piece of batches that follow one another, and add its entry to the index."""
-    rows = sum(each.rows for each in batches)
-    data = to_bytes(columns, 0, rows) if rows else b""
-    at = file.tell()
-    file.write(data)
-    lines = np.concatenate([each.lines for each in batches])
-    steps = np.diff(lines)
-    places = lines[:1].tolist() + (steps.tolist() if (steps != 1).any() else [])
-    first, last = batches[0], batches[-1]
-    assert first.start is not None
-    rejects = [[reject.line, reject.reason] for each in batches for reject in each.rejects]
-    positions = asdict(first.start), asdict(last.stop)
-    entry = _Batch(at, len(data), zlib.crc32(data), rows, first.file, places, rejects, *positions)
-    index.append(asdict(entry))
-
-
-def _finish(file: BinaryIO, index: Mapping[str, Any]) -> None:
-    data = json.dumps(index).encode()
-    file.write(data + _END.pack(len(data), zlib.crc32(data), MAGIC))
 
 
 def _index_of(path: Path, identity: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
@@ -297,22 +281,16 @@ _NAMES = {"files": "files, or they have changed since", "version": "versions of 
 
 
 def _batch(file: BinaryIO, path: Path, entry: _Batch, wanted: Sequence[str]) -> RowBatch:
-    where = f"{path}: the piece of {entry.size:,} bytes from {entry.at:,} on"
-    try:
-        file.seek(entry.at)
-        data = file.read(entry.size)
-    except OSError as error:
-        raise InputError(f"{where} cannot be read: {error.strerror}") from error
-    if len(data) != entry.size or zlib.crc32(data) != entry.crc:
-        raise InputError(f"{where} is damaged; delete the file, and the log is read again")
-    columns = (
-        of_bytes(memoryview(data), where) if entry.rows else LazyColumns(dict.fromkeys(wanted, pa.nulls(0)))
-    )
+    columns: Mapping[str, Any] = dict.fromkeys(wanted, pa.nulls(0))
     lines = np.ones(entry.rows, np.int64)
     if entry.rows:
+        remedy = "delete the file, and the log is read again"
+        data = read_piece(file, entry.at, entry.size, entry.crc, str(path), remedy)
+        stored = of_bytes(data, str(path))
+        columns = {name: stored.as_it_is(name) for name in wanted}
         lines[0], lines[1:] = entry.lines[0], entry.lines[1:] or 1
     return RowBatch(
-        columns=LazyColumns({name: columns.as_it_is(name) for name in wanted}),
+        columns=LazyColumns(columns),
         lines=np.cumsum(lines),
         file=entry.file,
         rejects=tuple(Reject(entry.file, line, reason) for line, reason in entry.rejects),

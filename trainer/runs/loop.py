@@ -34,11 +34,11 @@ from model_store.versions.manifest import now
 from model_store.waiting import StopRequest
 from trainer.checkpoint import Checkpoint, Checkpoints, Description
 from trainer.checkpoint.description import Written
-from trainer.examples.blocks import Blocks, shuffled
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, OpenLog, RunStart
 from trainer.formats.batch import Position, ReadFile, RowBatch
 from trainer.formats.rejects import RejectLog, RowCounts, too_many_rejected
+from trainer.formats.stored_rows import Blocks, shuffled
 from trainer.learn.learners.registry import check_start
 from trainer.learn.metrics.label_order import LabelOrder
 from trainer.learn.metrics.metrics import ProgressiveMetrics

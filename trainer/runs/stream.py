@@ -248,7 +248,7 @@ class EventLoop(StreamLoop):
             self.dead_letters.add(bad.source, bad.where, bad.reason, bad.line)
         self._learn(joined)
         self._on_disk(
-            lambda: self.segments.relieve(self.join.segments),
+            lambda: self.segments.free_memory(self.join.segments),
             "rows waiting for their clicks stay in memory",
         )
         return True

@@ -138,10 +138,10 @@ def test_what_is_not_needed_is_never_written(tmp_path):
 def test_over_memory_rows_are_dropped_and_only_then_go_to_the_disk_and_come_back(tmp_path):
     bound = filled(tmp_path).memory_used // 2
     segments = filled(tmp_path, 4, bound)
-    segments.relieve(lambda: numbers(3))
+    segments.free_memory(lambda: numbers(3))
     assert 0 < segments.memory_used <= bound and files(tmp_path) == []
     segments = filled(tmp_path, memory_bytes=1)
-    segments.relieve(lambda: numbers(0, 1, 2, 3))
+    segments.free_memory(lambda: numbers(0, 1, 2, 3))
     assert segments.memory_used == 0 and places(segments, *ROWS) == PLACES
 
 
@@ -152,7 +152,7 @@ def test_random_adding_and_dropping_stays_within_memory_and_loses_nothing(tmp_pa
         alive.add(segments.add(table(number, int(random.integers(1, 60)))))
         alive = {each for each in alive if random.random() < 0.97}
         needed = numbers(*sorted(alive))
-        segments.relieve(lambda needed=needed: needed)
+        segments.free_memory(lambda needed=needed: needed)
         assert segments.memory_used <= bound
         wanted = [(each, 0) for each in sorted(alive)]
         random.shuffle(wanted)
@@ -208,7 +208,7 @@ def test_a_full_disk_loses_nothing_and_can_be_tried_again(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        for attempt in (segments.flush, lambda: segments.relieve(lambda: numbers(0, 1, 2, 3))):
+        for attempt in (segments.flush, lambda: segments.free_memory(lambda: numbers(0, 1, 2, 3))):
             with pytest.raises(OutputError, match="nothing is lost") as raised:
                 attempt()
             assert raised.value.__cause__.errno == errno.EFBIG and files(tmp_path) == []

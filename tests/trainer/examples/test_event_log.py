@@ -368,8 +368,10 @@ def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: p
     (tmp_path / "folder").mkdir()
     monkeypatch.setattr("trainer.examples.event_log.MEMORY_BYTES", 1)
     written_packs: list[int] = []
-    flush = Segments._write_pack
-    monkeypatch.setattr(Segments, "_write_pack", lambda self: written_packs.append(1) or flush(self))
+    write = Segments._write
+    monkeypatch.setattr(
+        Segments, "_write", lambda self: (written_packs.append(1) or each for each in write(self))
+    )
     assert rows(read(logs), "request_id", "brand", "click") == expected
     assert written_packs and not list((tmp_path / "folder").iterdir())
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from ftrie.cli import run
 from tests.worlds import SPEC, shop_rows
-from trainer.examples import blocks
+from trainer.formats import stored_rows
 
 TEXT_COLUMNS = [*shop_rows(1, seed=0)[0], "ts", "request"]
 Rows = Sequence[dict[str, bytes]]
@@ -166,7 +166,7 @@ class Shared:
         return path if path.exists() else write_log(path, rows(count, seed))
 
     def outcome(self, learner: str, logs: Sequence[Path], *flags: str) -> Outcome:
-        key = (learner, *logs, *flags, blocks.BLOCK_ROWS)
+        key = (learner, *logs, *flags, stored_rows.BLOCK_ROWS)
         if key not in self._outcomes:
             folder = self.folder / str(len(self._outcomes))
             spec = write_spec(self.folder / "shop.toml", learner)

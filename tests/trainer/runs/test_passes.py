@@ -22,10 +22,10 @@ from tests.matrix import slow_except
 from tests.trainer.runs.runs import Shop, rows
 from tests.worlds import batch_of
 from trainer.checkpoint.folder import checkpoints_in
-from trainer.examples import blocks
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.examples.requests import WholeRequests
+from trainer.formats import stored_rows
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.model import LearningModel
@@ -37,7 +37,7 @@ BLOCK = 200
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(stored_rows, "BLOCK_ROWS", BLOCK)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_run_is_resumed_with_passes_only_if_it_was_started_with_them_and_has_i
 def test_no_temporary_file_is_left_at_any_end(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = shop.folder / "temporary"
     temporary.mkdir()
-    monkeypatch.setattr(blocks.tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(stored_rows.tempfile, "tempdir", str(temporary))
     log, training = shop.log(900), shop.training()
     learn, seen = LearningModel.learn, []
 

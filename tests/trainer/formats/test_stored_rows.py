@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from model_store.errors import CheckpointError, InputError, OutputError
 from tests.matrix import examples
-from trainer.examples import blocks as module
-from trainer.examples.blocks import BLOCK_ROWS, Blocks, shuffled
+from trainer.formats import stored_rows as module
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.stored_rows import BLOCK_ROWS, Blocks, shuffled
 
 
 def batches_of(columns: Sequence[pa.Array], *, clicked: bool = False) -> list[RowBatch]:

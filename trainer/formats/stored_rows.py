@@ -1,0 +1,291 @@
+"""Stored rows: rows as bytes that are small, verified before use, and quick to read and hash again.
+
+A piece is the columns of consecutive rows of one batch as an Arrow IPC stream of one record batch, compressed as a
+whole. A column whose texts repeat is an array of codes and a dictionary, in the order of first appearance: whoever
+reads it hashes each distinct text once. Values and their types are those of the batch.
+
+A cache (`trainer.formats.cache`) and the rows of later passes (`Blocks`) are files of pieces. The rows that wait for
+clicks (`trainer.events.waiting_rows`) are Arrow batches without compression, which are read through a mapping; `runs`
+gathers rows of several batches, and `joined` puts batches together.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from model_store.errors import CheckpointError, InputError, OutputError
+from model_store.features.cells import CellSets, CellText
+from trainer.formats.batch import LazyColumns, Position, RowBatch
+
+BLOCK_ROWS = 4096
+MOST_ROWS = 1 << 17
+"""The most rows in a run, so that its text stays far below Arrow's limit of 2 GiB."""
+_CODEC = pa.Codec("lz4")
+_MOST_CODES = 1 << 15
+_SIZE = 8  # of the number before the compressed bytes: how many there are without compression
+_CLICKS = 4  # of the number before the clicks of a block's rows: how many there are
+
+Int64s = npt.NDArray[np.int64]
+Columns = dict[str, pa.Array]
+
+
+def record_of(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """The columns of a batch, at least one, as Arrow arrays of the types that they have."""
+    as_it_is = columns.as_it_is if isinstance(columns, LazyColumns) else columns.__getitem__
+    found = {name: as_it_is(name) for name in columns}
+    arrays = [each.values() if isinstance(each, CellText | CellSets) else each for each in found.values()]
+    return pa.RecordBatch.from_arrays(arrays, list(found))
+
+
+def to_bytes(record: pa.RecordBatch) -> bytes:
+    """The piece of these rows."""
+    record = pa.RecordBatch.from_arrays([_coded(column) for column in record.columns], record.schema.names)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, record.schema) as writer:
+        writer.write_batch(record)
+    data = sink.getvalue()
+    compressed: bytes = _CODEC.compress(data, asbytes=True)
+    return int(data.size).to_bytes(_SIZE, "little") + compressed
+
+
+def _coded(array: pa.Array) -> pa.Array:
+    """The array, coded if its texts repeat."""
+    if array.type not in (pa.binary(), pa.string()) or array.null_count:
+        return array
+    coded = array.dictionary_encode()
+    distinct = len(coded.dictionary)
+    if distinct > _MOST_CODES or 2 * distinct > len(array):
+        return array
+    return pa.DictionaryArray.from_arrays(coded.indices.cast(pa.int16()), coded.dictionary)
+
+
+def of_bytes(piece: bytes | memoryview, where: str) -> LazyColumns:
+    """The columns of a piece whose checksum was verified. Raises InputError, with `where`, if it is none."""
+    try:
+        size = int.from_bytes(piece[:_SIZE], "little")
+        data = _CODEC.decompress(pa.py_buffer(piece[_SIZE:]), size)
+        record = pa.ipc.open_stream(data).read_next_batch()
+    except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
+        raise InputError(f"{where} holds no rows of this version: {error}") from error
+    return LazyColumns(dict(zip(record.schema.names, record.columns, strict=True)))
+
+
+def read_piece(file: BinaryIO, at: int, size: int, crc: int, where: str, remedy: str) -> memoryview:
+    """The bytes of a piece, if they are those that were written. Raises InputError, with `where` and `remedy`."""
+    try:
+        data = os.pread(file.fileno(), size, at)
+    except OSError as error:
+        raise InputError(f"{where} cannot be read: {error.strerror}") from error
+    if len(data) != size or zlib.crc32(data) != crc:
+        raise InputError(
+            f"{where} is damaged: its bytes from {at:,} on are not those that were written; {remedy}"
+        )
+    return memoryview(data)
+
+
+class Piece(NamedTuple):
+    """A part of a block: its rows in the stream, its bytes in the file, and their CRC-32."""
+
+    first_row: int
+    rows: int
+    at: int
+    size: int
+    crc: int
+
+    @property
+    def block(self) -> int:
+        """The number of its block."""
+        return self.first_row // BLOCK_ROWS
+
+
+class Blocks:
+    """The rows of a log, kept on disk while the first pass reads them, for later passes in another order.
+
+    A block is BLOCK_ROWS rows that follow one another in the log, the last one is shorter; it keeps their order. Rows
+    are counted as read, so blocks depend neither on the size of batches nor on where a run was resumed. The file is a
+    sequence of pieces, each after the clicks of its rows' requests where requests are sampled: a byte a row. A piece
+    ends where its batch or its block ends, so every piece has the column types of its batch. Where the pieces are is
+    known in memory only, and to a checkpoint.
+
+    Without a `path` the file is temporary: it has no name, in the folder that TMPDIR names, and the system deletes it
+    with the process, however that ends. `index` says which pieces of an existing file a checkpoint names; what follows
+    them is removed. Raises CheckpointError if they are not all there, OutputError if the file cannot be opened.
+
+    `keep` may run in another thread than the rest.
+    """
+
+    def __init__(self, path: Path | None = None, index: npt.NDArray[np.int64] | None = None) -> None:
+        self._pieces = [Piece(*row) for row in index.tolist()] if index is not None else []
+        self._where = str(path) if path is not None else f"a temporary file in {tempfile.gettempdir()}"
+        self._remedy = "" if path is not None else "; TMPDIR names another folder"
+        try:
+            if path is None:
+                self._file: BinaryIO = tempfile.TemporaryFile(prefix="ftrie-", buffering=0)  # noqa: SIM115 (see __exit__)
+            else:
+                self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+            size = os.fstat(self._file.fileno()).st_size
+            if size < self._end:
+                self._file.close()
+                raise CheckpointError(
+                    f"{self._where} has {size:,} bytes, but the checkpoint names {self._end:,}: it was cut short or "
+                    "replaced; put it back, or start again with another folder"
+                )
+            self._file.truncate(self._end)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def keep(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The batches, unchanged; their rows are written before they pass. Raises OutputError."""
+        for batch in batches:
+            first, record = 0, record_of(batch.columns)
+            while first < batch.rows:
+                end = min(batch.rows, first + BLOCK_ROWS - (batch.first_row + first) % BLOCK_ROWS)
+                clicked = b"" if batch.clicked is None else batch.clicked[first:end].tobytes()
+                self._write(batch.first_row + first, record.slice(first, end - first), clicked)
+                first = end
+            yield batch
+
+    def read(self, order: Iterable[int], done: int = 0) -> Iterator[RowBatch]:
+        """The rows of the blocks in this order, without the first `done` pieces. Raises InputError."""
+        by_block = {block: list(pieces) for block, pieces in groupby(self._pieces, lambda each: each.block)}
+        pieces = [piece for block in order for piece in by_block[block]]
+        return map(self._read, pieces[done:])
+
+    def __len__(self) -> int:
+        """The number of blocks."""
+        return self._pieces[-1].block + 1 if self._pieces else 0
+
+    def index(self, rows: int) -> npt.NDArray[np.int64]:
+        """The pieces of the first `rows` rows, where a batch ended, once they are on disk: int64[pieces, 5]."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._unwritable(error) from error
+        pieces = [piece for piece in self._pieces if piece.first_row < rows]
+        return np.array(pieces, np.int64).reshape(-1, len(Piece._fields))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file; a temporary one is gone."""
+        self._file.close()
+
+    @property
+    def _end(self) -> int:
+        return self._pieces[-1].at + self._pieces[-1].size if self._pieces else 0
+
+    def _write(self, first_row: int, rows: pa.RecordBatch, clicked: bytes) -> None:
+        data = len(clicked).to_bytes(_CLICKS, "little") + clicked + to_bytes(rows)
+        piece = Piece(first_row, rows.num_rows, self._end, len(data), zlib.crc32(data))
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.pwrite(self._file.fileno(), left, piece.at + piece.size - len(left)) :]
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._pieces.append(piece)
+
+    def _read(self, piece: Piece) -> RowBatch:
+        data = read_piece(self._file, piece.at, piece.size, piece.crc, self._where, "learn the log again")
+        after = _CLICKS + int.from_bytes(data[:_CLICKS], "little")
+        return RowBatch(
+            columns=of_bytes(data[after:], self._where),
+            lines=np.arange(piece.first_row + 1, piece.first_row + piece.rows + 1),
+            file=self._where,
+            rejects=(),
+            rows=piece.rows,
+            stop=Position(self._where),
+            first_row=piece.first_row,
+            clicked=np.frombuffer(data[_CLICKS:after], np.bool_) if after > _CLICKS else None,
+        )
+
+    def _unwritable(self, error: OSError) -> OutputError:
+        return OutputError(
+            f"the rows for later passes cannot be written to {self._where}: {error.strerror}{self._remedy}"
+        )
+
+
+def shuffled(blocks: int, seed: int, number: int) -> Sequence[int]:
+    """The order of the blocks in the pass with this number: a permutation that every Python makes the same."""
+    draw = Random(f"{seed} {number}")
+    return sorted(range(blocks), key=lambda block: draw.random())
+
+
+def merged_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+    """The schema that tables with these schemas can share, or None.
+
+    They may differ only in columns without any value, which have Arrow's null type and take the others' type.
+    """
+    if any(schema.names != schemas[0].names for schema in schemas):
+        return None
+    with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.unify_schemas(schemas)
+    return None
+
+
+def joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Batches as one of this schema, which is their `merged_schema`."""
+    batches = [batch if batch.schema.equals(schema) else batch.cast(schema) for batch in batches]
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([batch.column(at) for batch in batches]) for at in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def runs(batches: Sequence[pa.RecordBatch], batch_of: Int64s, row: Int64s) -> Iterator[tuple[int, Columns]]:
+    """Rows in their order, in runs of one schema: the number of a run's first row, and its columns.
+
+    batch_of, row: int64[m], where each row is. A run has at most MOST_ROWS rows.
+    """
+    shared: list[pa.Schema] = []
+    groups = np.empty(len(batches), np.int64)
+    for number, batch in enumerate(batches):
+        for group, schema in enumerate(shared):
+            if (merged := merged_schema([schema, batch.schema])) is not None:
+                shared[group] = merged
+                break
+        else:
+            group = len(shared)
+            shared.append(batch.schema)
+        groups[number] = group
+    group_of = groups[batch_of]
+    edges = np.flatnonzero(np.diff(group_of)) + 1
+    for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), row.size], strict=True):
+        schema = shared[int(group_of[begin])]
+        for first in range(begin, end, MOST_ROWS):
+            mine = slice(first, min(first + MOST_ROWS, end))
+            run = _taken(batches, schema, batch_of[mine], row[mine])
+            yield first, dict(zip(schema.names, run.columns, strict=True))
+
+
+def _taken(
+    batches: Sequence[pa.RecordBatch], schema: pa.Schema, batch_of: Int64s, row: Int64s
+) -> pa.RecordBatch:
+    """One take in each batch, then one that brings what was taken into order, where it is not."""
+    order = np.argsort(batch_of, kind="stable")
+    numbers, starts = np.unique(batch_of[order], return_index=True)
+    parts = []
+    for number, rows in zip(numbers.tolist(), np.split(row[order], starts[1:]), strict=True):
+        batch, first = batches[number], int(rows[0])
+        # Rows that follow one another are not copied.
+        follow = int(rows[-1]) - first == rows.size - 1 and bool((np.diff(rows) == 1).all())
+        parts.append(batch.slice(first, rows.size) if follow else batch.take(pa.array(rows)))
+    together = joined(parts, schema)
+    if np.array_equal(order, np.arange(order.size)):
+        return together
+    back = np.empty(order.size, np.int64)
+    back[order] = np.arange(order.size)
+    return together.take(pa.array(back))
