@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from model_store.spec.sections import JoinSection
-from trainer.events.join import Join, JoinCounts
-from trainer.events.join_state import COUNTED, DUE, EARLY, ENTRY
+from trainer.events.join import Join
+from trainer.events.join_state import COUNTED, DUE, EARLY, ENTRY, JoinCounts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "join.md").read_text("utf-8")
 
 
 def test_every_count_is_documented_and_no_other() -> None:
     documented = re.findall(r"^\| `(\w+)` \| (?:impressions|requests|rows|feedback) \|", PAGE, re.MULTILINE)
-    assert documented == list(JoinCounts.__dataclass_fields__) == list(COUNTED)
+    assert documented == list(COUNTED)
 
 
 def test_the_documented_balance_is_the_one_that_the_counts_promise() -> None:

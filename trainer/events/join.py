@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import InputError
 from model_store.spec.sections import JoinSection
 from trainer.events import join_kernels, join_state
 from trainer.events.events import IMPRESSION, Merged
 from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
-from trainer.events.join_state import CLOSING, COUNTED, Arrays, Arriving, Room, Rules
+from trainer.events.join_state import CLOSING, COUNTED, Arrays, Arriving, JoinCounts, Room, Rules
 
 _LEAST_ROOM = 4096
-_FEWEST_LOST, _MOST_LOST = 100, 0.01
-"""So many events, and this share of them, may come behind their window."""
 
 
 @dataclass
@@ -49,54 +46,6 @@ class EventCounts:
     def events(self) -> int:
         """All events and labelled rows taken."""
         return self.impressions + self.feedback + self.rows + self.bad_events
-
-
-@dataclass(frozen=True)
-class JoinCounts:
-    """The outcomes of all events so far; docs/join.md defines each count.
-
-    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
-    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
-    """
-
-    impressions: int = 0
-    duplicate_impressions: int = 0
-    late_impressions: int = 0
-    closed: int = 0
-    closed_early: int = 0
-    pending: int = 0
-    remembered: int = 0
-    forgotten_early: int = 0
-    rows: int = 0
-    positives: int = 0
-    negatives: int = 0
-    pending_rows: int = 0
-    corrections: int = 0
-    clicks: int = 0
-    conversions: int = 0
-    joined: int = 0
-    early: int = 0
-    waiting: int = 0
-    orphans: int = 0
-    out_of_order: int = 0
-    late: int = 0
-    duplicate_feedback: int = 0
-    unknown_item: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
-        return dict(vars(self))
-
-    def check_order(self, names: str) -> None:
-        """Raises InputError if so many events come behind their window that the labels are wrong."""
-        lost = self.out_of_order + self.late_impressions
-        events = self.impressions + self.clicks + self.conversions
-        if lost > max(_FEWEST_LOST, _MOST_LOST * events):
-            raise InputError(
-                f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
-                "impression and its clicks are joined, so clicks would be lost; they are more than can be sorted in "
-                "memory: sort the file by ts, or raise [join] lateness"
-            )
 
 
 @dataclass(frozen=True)

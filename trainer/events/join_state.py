@@ -9,13 +9,17 @@ times the size of its content.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import CheckpointError
+from model_store.errors import CheckpointError, InputError
 from trainer.events.join_kernels import compact
+
+_FEWEST_LOST, _MOST_LOST = 100, 0.01
+"""At most this number of events, or this share of them, may come behind their window."""
 
 # A request. first: index of its rows in `items` and `flags`; segment, row, rows: where their columns are. forget: from
 # this watermark on. next: the request that closed after it. While WAITING, first and row are the indices of its first
@@ -69,31 +73,56 @@ HEAD = np.dtype(
 )
 """The used length of each array, and the first and last of the remembered closed requests."""
 
-COUNTED = (
-    "impressions",
-    "duplicate_impressions",
-    "late_impressions",
-    "closed",
-    "closed_early",
-    "pending",
-    "remembered",
-    "forgotten_early",
-    "rows",
-    "positives",
-    "negatives",
-    "pending_rows",
-    "corrections",
-    "clicks",
-    "conversions",
-    "joined",
-    "early",
-    "waiting",
-    "orphans",
-    "out_of_order",
-    "late",
-    "duplicate_feedback",
-    "unknown_item",
-)
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """The outcomes of all events so far; docs/join.md defines each count.
+
+    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
+    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
+    """
+
+    impressions: int = 0
+    duplicate_impressions: int = 0
+    late_impressions: int = 0
+    closed: int = 0
+    closed_early: int = 0
+    pending: int = 0
+    remembered: int = 0
+    forgotten_early: int = 0
+    rows: int = 0
+    positives: int = 0
+    negatives: int = 0
+    pending_rows: int = 0
+    corrections: int = 0
+    clicks: int = 0
+    conversions: int = 0
+    joined: int = 0
+    early: int = 0
+    waiting: int = 0
+    orphans: int = 0
+    out_of_order: int = 0
+    late: int = 0
+    duplicate_feedback: int = 0
+    unknown_item: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return dict(vars(self))
+
+    def check_order(self, names: str) -> None:
+        """Raises InputError if more events come behind their window than labels can bear."""
+        lost = self.out_of_order + self.late_impressions
+        events = self.impressions + self.clicks + self.conversions
+        if lost > max(_FEWEST_LOST, _MOST_LOST * events):
+            raise InputError(
+                f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
+                "impression and its clicks are joined, so clicks would be lost; they are more than can be sorted in "
+                "memory: sort the file by ts, or raise [join] lateness"
+            )
+
+
+COUNTED = tuple(JoinCounts.__dataclass_fields__)
 COUNTS = np.dtype([(name, np.int64) for name in COUNTED], align=True)
 
 # A request whose window has closed, as emitted.

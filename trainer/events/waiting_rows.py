@@ -258,11 +258,12 @@ class _Pack:
             _, arrays = file.read(self.path)
             try:
                 with pa.ipc.open_stream(pa.py_buffer(arrays[_ROWS])) as stream:
-                    self._mapped = stream.read_next_batch()
+                    batch = stream.read_next_batch()
             except (pa.ArrowInvalid, StopIteration, KeyError) as error:
                 raise CheckpointError(f"{self.path} is not a file of segments: {error}") from None
-            if (rows := self._mapped.num_rows) != sum(self.rows):
-                raise CheckpointError(f"{self.path}: got {rows} rows, expected {sum(self.rows)}")
+            if batch.num_rows != sum(self.rows):
+                raise CheckpointError(f"{self.path}: got {batch.num_rows} rows, expected {sum(self.rows)}")
+            self._mapped = batch
         return self._mapped
 
     def remember(self, batch: pa.RecordBatch) -> None:
@@ -303,7 +304,7 @@ def _grouped(
         schema, size = next(iter(left.values())).schema, 0
         numbers: list[int] = []
         for number, batch in left.items():
-            shared = merged_schema([schema, batch.schema])
+            shared = merged_schema(schema, batch.schema)
             if shared is not None and (not numbers or size + batch.nbytes <= PACK_BYTES):
                 numbers.append(number)
                 schema, size = shared, size + batch.nbytes

@@ -19,19 +19,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import counted
-from model_store.features.cells import label_columns
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import MARK, RESERVED, Wanted
+from trainer.events.columns import MARK, RESERVED, UNKNOWN, Wanted
 from trainer.events.events import BadEvent, Chunk
 from trainer.events.fields import columns_named, columns_seen, resolve_fields
-from trainer.events.join import Join, JoinCounts, Joined
+from trainer.events.join import Join, Joined
+from trainer.events.join_state import JoinCounts
 from trainer.events.waiting_rows import Segments
-from trainer.examples.joined import EventRows, of_known_items
-from trainer.formats.batch import STDIN, Position, RowBatch
+from trainer.examples.joined import EventRows, labelled
+from trainer.formats.batch import STDIN, Position, RowBatch, mark_of, split_mark
 from trainer.formats.reader import Bookmarks, expand
 from trainer.formats.rejects import Reject
-from trainer.sources.files import LINE_BITS, LINES, EventFiles
+from trainer.sources.files import EventFiles
 from trainer.sources.merge import Merger
 
 REQUEST = "request_id"
@@ -39,7 +39,6 @@ REQUEST = "request_id"
 MEMORY_BYTES = 256 << 20
 """Of rows that wait for their feedback; the others are in a temporary folder."""
 _WAIT_S = 0.2
-_ROW_BITS = 40  # of a row's number in its key; the number of its segment is above
 _MOST_PARTS = 4  # of a batch, one for each run of rows of one file
 
 Int64s = npt.NDArray[np.int64]
@@ -137,7 +136,7 @@ class EventLog:
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
             join = Join(self._specs[0].join.model_copy(update={"late": "count"}))
-            events, requests = EventRows(merger, join, segments, *self._specs), _WholeRequests()
+            events, requests = EventRows(merger, join, segments, *self._specs), _ClosedRequests()
             while not merger.ended:
                 found = events.step(_WAIT_S)
                 if found is not None:
@@ -170,29 +169,22 @@ class EventLog:
         return self._first
 
     def _rows(self, rows: _Rows, segments: Segments, wanted: Sequence[str]) -> Iterator[RowBatch]:
-        given = self._specs[0]
-        for first, gathered in segments.gather(rows.segment, rows.row):
-            mine = slice(first, first + len(gathered[MARK]))
-            columns = {name: gathered[name] for name in wanted if name in gathered}
-            columns |= label_columns(given.input, rows.label[mine])
-            marks, clicked = gathered[MARK].to_numpy(), rows.clicked[mine]
-            known = None if given.join.unknown_items == "learn" else of_known_items(gathered)
-            if known is not None:
-                columns = {name: column.filter(pa.array(known)) for name, column in columns.items()}
-                marks, clicked = marks[known], clicked[known]
-            for part in _parts_of_files(marks >> LINE_BITS):
+        given, names = self._specs[0], tuple(dict.fromkeys([*wanted, MARK, UNKNOWN]))
+        learns_unknown, places = given.join.unknown_items == "learn", (rows.segment, rows.row, rows.label)
+        for chosen, columns in labelled(segments, places, given.input, learns_unknown, names):
+            files, lines = split_mark(columns[MARK].to_numpy())
+            for name in {MARK, UNKNOWN}.difference(wanted):
+                columns.pop(name, None)
+            for part in _parts_of_files(files):
                 yield RowBatch(
                     columns={name: column[part] for name, column in columns.items()},
-                    lines=marks[part] & LINES,
-                    file=self._name_of(marks[part] >> LINE_BITS),
+                    lines=lines[part],
+                    file=" or ".join(self.files[number] for number in np.unique(files[part]).tolist()),
                     rejects=(),
-                    rows=marks[part].size,
+                    rows=lines[part].size,
                     stop=Position(self.names[0]),
-                    clicked=clicked[part],
+                    clicked=rows.clicked[chosen[part]],
                 )
-
-    def _name_of(self, numbers: Int64s) -> str:
-        return " or ".join(self.files[number] for number in np.unique(numbers).tolist())
 
     def _rejected(self, bad: Sequence[BadEvent], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """Batches without rows, one for each file with bad lines."""
@@ -242,12 +234,12 @@ class _Rows:
         starts = np.cumsum(lengths) - lengths
         self.segment = np.repeat(closed.segment, lengths)
         self.row = np.repeat(closed.row - starts, lengths) + np.arange(int(lengths.sum()))
-        self.keys = _keys(self.segment, self.row)
+        self.keys = mark_of(self.segment.astype(np.int64), self.row)
         self.label = np.isin(self.keys, positives).astype(np.int64)
         self.clicked = np.repeat(closed.positives > 0, lengths)
 
 
-class _WholeRequests:
+class _ClosedRequests:
     """Holds back what the join says of rows until their request closes.
 
     By segment, as the requests that close in a step are of few: the clicks of all others are not looked at.
@@ -260,7 +252,7 @@ class _WholeRequests:
     def of(self, joined: Joined) -> _Rows:
         """The rows of the requests that closed, in their order and as they were shown."""
         positive = joined.label == 1
-        self._add(_keys(joined.segment[positive], joined.row[positive]))
+        self._add(mark_of(joined.segment[positive].astype(np.int64), joined.row[positive]))
         closing = np.unique(joined.closed.segment).tolist()
         known = np.concatenate([_NO_KEYS, *(self._positives.pop(each, _NO_KEYS) for each in closing)])
         rows = _Rows(joined, known)
@@ -269,15 +261,10 @@ class _WholeRequests:
 
     def _add(self, keys: Int64s) -> None:
         keys = np.sort(keys)
-        edges = np.flatnonzero(np.diff(keys >> _ROW_BITS)) + 1
+        edges = np.flatnonzero(np.diff(split_mark(keys)[0])) + 1
         for part in np.split(keys, edges) if keys.size else ():
-            segment = int(part[0] >> _ROW_BITS)
+            segment = int(split_mark(part[0])[0])
             self._positives[segment] = np.concatenate([self._positives.get(segment, _NO_KEYS), part])
-
-
-def _keys(segment: npt.NDArray[np.int32], row: Int64s) -> Int64s:
-    keys: Int64s = segment.astype(np.int64) << _ROW_BITS | row
-    return keys
 
 
 def _parts_of_files(files: Int64s) -> list[slice]:

@@ -7,7 +7,7 @@ learn from, parses labels, weights and times, digests the tokens of all fields, 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,8 +41,8 @@ from trainer.examples.examples_kernels import (
     digest_of_nothing,
 )
 from trainer.examples.requests import Sample, Sampling, request_ids
-from trainer.examples.rules import FeatureRules
-from trainer.formats.batch import LazyColumns, Position, RowBatch
+from trainer.examples.rules import FeatureRules, key_prefixes
+from trainer.formats.batch import Position, RowBatch, as_stored
 from trainer.formats.rejects import Reject, RowCounts
 from trainer.formats.times import parse_times, time_format
 
@@ -134,7 +134,7 @@ class ExampleMaker:
             hashed=hashed,
             tokens=tokens,
             texts=texts,
-            rejects=_in_order(batch.rejects + rejects),
+            rejects=tuple(sorted(batch.rejects + rejects, key=lambda reject: reject.line)),
             counts=RowCounts(
                 rows_read=batch.rows,
                 subsampled=batch.rows - drawn.rows,
@@ -165,7 +165,7 @@ class ExampleMaker:
             _note(bad, given.views, found_in_views)
             labels = np.stack([clicks, views - clicks])
         else:
-            labels, found = signed_labels(_as_it_is(columns, given.label), given.positive)
+            labels, found = signed_labels(as_stored(columns)[given.label], given.positive)
             _note(bad, given.label, found)
         weights, times = sample.factors, _NO_TIMES
         if given.weight is not None:
@@ -195,9 +195,8 @@ class ExampleMaker:
 
     def _columns(self, batch: RowBatch, bad: dict[int, str]) -> list[TokenColumn]:
         plans = self.plan.fields
-        given = batch.columns
-        as_it_is = given.as_it_is if isinstance(given, LazyColumns) else given.__getitem__
-        arrays = [as_it_is(name) if in_place else given[name] for name, in_place in self._sources]
+        given, stored = batch.columns, as_stored(batch.columns)
+        arrays = [(stored if in_place else given)[name] for name, in_place in self._sources]
         columns = token_columns(plans, arrays)
         for plan, column in zip(plans, columns, strict=True):
             if column.bad:
@@ -209,14 +208,6 @@ class ExampleMaker:
         self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout, texts: Sequence[Any]
     ) -> HashedRows:
         """Hash the features of rows whose tokens are laid out. texts: as in Examples."""
-        hashed = self._assemble(rows, labels, weights, tokens)
-        if self._value_rules is not None:
-            # Keys that match a value rule get the feature number of that rule.
-            picked = np.empty(MAX_CROSS_FIELDS, np.int64)
-            apply_value_rules(rows, hashed, tokens, text_places(texts), self._value_rules, picked)
-        return hashed
-
-    def _assemble(self, rows: Any, labels: Any, weights: Any, tokens: TokenLayout) -> HashedRows:
         size = int(rows.size) * len(self.prefixes)
         if (tokens.list_of >= 0).any():
             size = int(count_features(rows, tokens))
@@ -228,7 +219,11 @@ class ExampleMaker:
             labels=labels,
             weights=weights,
         )
-        assemble(rows, tokens, self.rules, hashed, np.empty(MAX_CROSS_FIELDS, np.int64))
+        picked = np.empty(MAX_CROSS_FIELDS, np.int64)
+        assemble(rows, tokens, self.rules, hashed, picked)
+        if self._value_rules is not None:
+            # Keys that match a value rule get the feature number of that rule.
+            apply_value_rules(rows, hashed, tokens, text_places(texts), self._value_rules, picked)
         return hashed
 
     def _note_long_crosses(self, bad: dict[int, str], columns: Sequence[TokenColumn], rows: int) -> None:
@@ -249,10 +244,6 @@ class ExampleMaker:
                         cross.name,
                         [(row, f"the key would be {size} bytes long; the limit is {MAX_KEY_BYTES}")],
                     )
-
-
-def _as_it_is(columns: Mapping[str, Any], name: str) -> Any:
-    return columns.as_it_is(name) if isinstance(columns, LazyColumns) else columns[name]
 
 
 def _row_texts(column: TokenColumn, row: int) -> list[bytes]:
@@ -288,15 +279,6 @@ def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
     good = np.ones(rows, bool)
     good[list(bad)] = False
     return np.flatnonzero(good).astype(np.int32)
-
-
-def _in_order(rejects: Sequence[Reject]) -> tuple[Reject, ...]:
-    return tuple(sorted(rejects, key=lambda reject: reject.line))
-
-
-def key_prefixes(plan: FeaturePlan) -> list[bytes]:
-    """The prefix of every owner of keys: the bias, the fields, the crosses."""
-    return [BIAS, *(field.prefix for field in plan.fields), *(cross.prefix for cross in plan.crosses)]
 
 
 def key_rules(plan: FeaturePlan, owner: npt.NDArray[np.int64]) -> KeyRules:

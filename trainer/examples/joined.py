@@ -7,7 +7,7 @@ become known, for a trainer that learns a click at once; `trainer.examples.event
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.cells import label_columns
+from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
 from trainer.events.events import Merged
@@ -97,39 +98,44 @@ class JoinedExamples:
             yield examples, [_bad(batch, reject) for reject in examples.rejects]
 
     def _batches(self, joined: Joined) -> Iterator[RowBatch]:
-        for first, gathered in self._segments.gather(joined.segment, joined.row):
-            rows = len(next(iter(gathered.values())))
-            chosen = np.arange(first, first + rows)
-            columns, known = gathered, None if self._learns_unknown else of_known_items(gathered)
-            if known is not None:
-                columns = {name: column.filter(pa.array(known)) for name, column in gathered.items()}
-                chosen = chosen[known]
-                self.unknown_items += rows - chosen.size
-                rows = chosen.size
-                if not rows:
-                    continue
-            # An event's own column of the label's name is replaced.
-            labelled = {**columns, **label_columns(self._input, joined.label[chosen])}
+        before, rows = self.rows, (joined.segment, joined.row, joined.label)
+        for chosen, columns in labelled(self._segments, rows, self._input, self._learns_unknown):
             yield RowBatch(
-                columns=labelled,
-                lines=np.arange(self.rows, self.rows + rows, dtype=np.int64),
+                columns=columns,
+                lines=np.arange(self.rows, self.rows + chosen.size, dtype=np.int64),
                 file=JOIN,
                 rejects=(),
-                rows=rows,
+                rows=chosen.size,
                 stop=Position(JOIN),
                 first_row=self.rows,
                 clicked=joined.clicked[chosen],
             )
-            self.rows += rows
+            self.rows += chosen.size
+        self.unknown_items += len(joined) - (self.rows - before)
 
 
-def of_known_items(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
-    """bool[rows]: whether the server that ranked a row had data on its item; None if it had for all."""
-    unknown = columns.get(UNKNOWN)  # missing in rows of older checkpoints
-    if unknown is None or unknown.null_count == len(unknown):
-        return None
-    known: npt.NDArray[np.bool_] = pc.fill_null(unknown, 0).to_numpy(zero_copy_only=False) == 0
-    return None if known.all() else known
+def labelled(
+    segments: Segments,
+    rows: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[Any]],
+    given: InputSection,
+    with_unknown: bool = True,
+    names: Sequence[str] | None = None,
+) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]]:
+    """Joined rows in runs of one schema: their numbers among `rows`, and their columns, or those of `names`.
+
+    rows: their segments, their indexes there and their labels, 0 or 1. The label is a column as well, in place of an
+    event's own of that name. with_unknown: also rows of items that the server that ranked them had no data on.
+    """
+    segment, row, label = rows
+    for first, columns in segments.gather(segment, row, names):
+        chosen = np.arange(first, first + len(next(iter(columns.values()))))
+        unknown = None if with_unknown else columns.get(UNKNOWN)  # missing in rows of older checkpoints
+        if unknown is not None and unknown.null_count < len(unknown):
+            known = pc.fill_null(unknown, 0).to_numpy(zero_copy_only=False) == 0
+            columns = {name: column.filter(pa.array(known)) for name, column in columns.items()}
+            chosen = chosen[known]
+        if chosen.size:
+            yield chosen, {**columns, **label_columns(given, label[chosen])}
 
 
 def _bad(batch: RowBatch, reject: Reject) -> BadRow:

@@ -39,7 +39,6 @@ from trainer.formats.tables import Table, TableReader
 from trainer.formats.times import Period
 from trainer.sources.kinds import kind_of
 
-_END = None
 _POLL_S = 0.1
 _READER_STOP_S = 2.0
 _SPARE_BATCHES = (
@@ -108,10 +107,6 @@ def open_log(
     log's first rows, which are then read again. Raises SpecError where the log lacks a column that a spec requires,
     InputError for a missing or unreadable file.
     """
-    if log.table is not None:
-        with _opened_table(log, log.table, specs, start, known) as opened:
-            yield opened
-        return
     open_file = open_input
     if start is None and any(spec.with_learned_of(known).has_to_learn for spec in specs):
         if log.format == EVENTS and (pipes := list(filter(is_pipe, log.inputs))):
@@ -119,39 +114,12 @@ def open_log(
                 f"{pipes[0]} is a pipe, which can be read only once, and fields that learn from the first events need "
                 "them a second time: give a file, or what the fields learn as `learned`"
             )
-        inputs = ReadTwice()
-        open_file = inputs.open
-        with _opened(replace(log, cache=None), specs, None, known, open_file) as opened:
+        open_file = ReadTwice().open
+        with _opened(replace(log, cache=None), specs, None, known, open_file, keep=True) as opened:
             known = opened.learned()
         log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
     with _opened(log, specs, start, known, open_file) as opened:
         yield opened
-
-
-@contextmanager
-def _opened_table(
-    log: Log,
-    table: Table,
-    specs: Sequence[ModelSpec],
-    start: RunStart | None,
-    known: Sequence[ModelSpec],
-) -> Iterator[OpenLog]:
-    """`open_log` of a table; the first rows of a stream that fields learn from are kept and come again.
-
-    With `start` the table has the rows after those that were learned.
-    """
-    if start is not None:
-        with TableReader(table, batch_bytes=log.batch_bytes, on_note=log.on_note) as reader:
-            now = _resolve(start.resolved, reader, log)
-            yield OpenLog(log, reader, [replace(start, columns=now.columns, sides=now.sides)])
-        return
-    if any(spec.with_learned_of(known).has_to_learn for spec in specs):
-        with TableReader(table, keep=True, batch_bytes=log.batch_bytes) as reader:
-            known = OpenLog(log, reader, [_resolve(spec, reader, log) for spec in specs]).learned()
-        log = replace(log, on_note=lambda text: None)  # the notes on the first rows have been given
-    with TableReader(table, batch_bytes=log.batch_bytes, on_note=log.on_note) as reader:
-        starts = [_resolve(spec, reader, log) for spec in specs]
-        yield OpenLog(log, reader, _with_learned(starts, known))
 
 
 @contextmanager
@@ -161,7 +129,31 @@ def _opened(
     start: RunStart | None,
     known: Sequence[ModelSpec],
     open_file: Callable[[str], BinaryIO],
+    keep: bool = False,
 ) -> Iterator[OpenLog]:
+    with _reader(log, specs, start, open_file, keep) as reader:
+        if start is None:
+            starts = [_resolve(spec, reader, log) for spec in specs]
+        elif isinstance(reader, TableReader):
+            # The table has the rows after those that were learned, perhaps with other columns.
+            now = _resolve(start.resolved, reader, log)
+            starts = [replace(start, columns=now.columns, sides=now.sides)]
+        else:
+            starts = [start]
+        starts = [replace(each, resolved=each.resolved.with_learned_of(known)) for each in starts]
+        yield OpenLog(log, reader, starts)
+
+
+def _reader(
+    log: Log,
+    specs: Sequence[ModelSpec],
+    start: RunStart | None,
+    open_file: Callable[[str], BinaryIO],
+    keep: bool,
+) -> LogReader | EventLog | TableReader:
+    """The reader of a log. keep: the first rows of a stream of tables are read, and come again."""
+    if log.table is not None:
+        return TableReader(log.table, keep=keep, batch_bytes=log.batch_bytes, on_note=log.on_note)
     # Rows that are scored need no label, by which they are told from feedback.
     label = None if log.unlabelled or not specs else specs[0].input.label
     if specs and kind_of(log.inputs, label, log.format) == EVENTS:
@@ -173,43 +165,28 @@ def _opened(
             )
         if log.no_header:
             raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
-        with EventLog(log.inputs, log.on_note) as events:
-            starts = [_resolve_by_events(spec, events, log) for spec in specs]
-            yield OpenLog(log, events, _with_learned(starts, known))
-        return
-    read = start.read if start is not None else ()
+        return EventLog(log.inputs, log.on_note)
+    header = _header(log, [start.resolved] if start is not None else specs)
     options: dict[str, Any] = {
         "format": log.format,
         "batch_bytes": log.batch_bytes,
-        "read": read,
+        "read": start.read if start is not None else (),
         "on_note": log.on_note,
         "share": Share(log.reader, log.readers),
         "open_file": open_file,
-        "header": _header(log, [start.resolved] if start is not None else specs),
+        "header": header,
         "unlabelled": log.unlabelled,
     }
-    with _reader(log, options) as reader:
-        starts = [start] if start else [_resolve(spec, reader, log) for spec in specs]
-        yield OpenLog(log, reader, _with_learned(starts, known))
-
-
-def _reader(log: Log, options: dict[str, Any]) -> LogReader:
-    """The reader of a log's rows. A run that is resumed reads the log, in whose middle it begins."""
-    if log.cache is None:
-        return LogReader(log.inputs, **options)
-    if options["read"]:
+    if log.cache is not None and not options["read"]:
+        what = {
+            "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
+            "label": [*sorted(header.known), *(["any"] if header.any_label else [])],
+            "dialect": repr(header.dialect),
+        }
+        return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
+    if log.cache is not None:  # a resumed run begins in the middle of the log
         log.on_note(f"the run is resumed: its rows are read from the log, not from {log.cache}")
-        return LogReader(log.inputs, **options)
-    what = {
-        "settings": [log.format, log.no_header, log.batch_bytes, log.reader, log.readers],
-        "label": [*sorted(options["header"].known), *(["any"] if options["header"].any_label else [])],
-        "dialect": repr(options["header"].dialect),
-    }
-    return CachedLog(log.inputs, log.cache, 1 if log.same_batches else PIECE_ROWS, what, **options)
-
-
-def _with_learned(starts: Sequence[RunStart], known: Sequence[ModelSpec]) -> list[RunStart]:
-    return [replace(start, resolved=start.resolved.with_learned_of(known)) for start in starts]
+    return LogReader(log.inputs, **options)
 
 
 ONLY_WHOLE = (
@@ -368,8 +345,10 @@ def _header(log: Log, specs: Sequence[ModelSpec]) -> Header:
     return Header(next(iter(named), None), log.no_header, known, any_label, Dialect.of(specs[0].input))
 
 
-def _resolve(spec: ModelSpec, reader: LogReader | TableReader, log: Log) -> RunStart:
+def _resolve(spec: ModelSpec, reader: LogReader | EventLog | TableReader, log: Log) -> RunStart:
     """Resolve the spec against the log's columns, then those that only a side table has."""
+    if isinstance(reader, EventLog):
+        return _resolve_by_events(spec, reader, log)
     in_log = (*reader.columns(), *_expected_later(spec, reader, log))
     names = dict.fromkeys(in_log)
     for table in log.tables:
@@ -462,57 +441,36 @@ def examples_of(
     threads = threads or default_threads()
     ready: queue.Queue[Future[Examples] | None] = queue.Queue(maxsize=threads + _SPARE_BATCHES)
     stop = threading.Event()
+
+    def put(item: Future[Examples] | None) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=_POLL_S)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def read() -> None:
+        try:
+            for batch in batches:
+                if not put(pool.submit(maker.make, batch)):
+                    return
+        except BaseException as error:  # passed to the learner's thread, which raises it
+            failed: Future[Examples] = Future()
+            failed.set_exception(error)
+            put(failed)
+        put(None)
+
     with ThreadPoolExecutor(threads, thread_name_prefix="hash") as pool:
-        reader = threading.Thread(
-            target=_read, args=(batches, maker, pool, ready, stop), name="read", daemon=True
-        )
+        reader = threading.Thread(target=read, name="read", daemon=True)
         reader.start()
         try:
-            yield _take(ready)
+            yield (item.result() for item in iter(ready.get, None))
         finally:
             stop.set()
-            _drain(ready)
+            while not ready.empty():
+                if (item := ready.get_nowait()) is not None:
+                    item.cancel()
             # A reader blocked on an idle pipe is abandoned: waiting for it could delay the end of the run for ever.
             reader.join(_READER_STOP_S)
-
-
-def _read(
-    batches: Iterable[RowBatch],
-    maker: ExampleMaker,
-    pool: ThreadPoolExecutor,
-    ready: queue.Queue[Future[Examples] | None],
-    stop: threading.Event,
-) -> None:
-    try:
-        for batch in batches:
-            if not _put(ready, pool.submit(maker.make, batch), stop):
-                return
-    except BaseException as error:  # passed to the learner's thread, which raises it
-        failed: Future[Examples] = Future()
-        failed.set_exception(error)
-        _put(ready, failed, stop)
-    _put(ready, _END, stop)
-
-
-def _put(
-    ready: queue.Queue[Future[Examples] | None], item: Future[Examples] | None, stop: threading.Event
-) -> bool:
-    while not stop.is_set():
-        try:
-            ready.put(item, timeout=_POLL_S)
-            return True
-        except queue.Full:
-            continue
-    return False
-
-
-def _take(ready: queue.Queue[Future[Examples] | None]) -> Iterator[Examples]:
-    while (item := ready.get()) is not _END:
-        yield item.result()
-
-
-def _drain(ready: queue.Queue[Future[Examples] | None]) -> None:
-    while not ready.empty():
-        item = ready.get_nowait()
-        if item is not None:
-            item.cancel()

@@ -79,13 +79,10 @@ class _Open:
     rows: int
     clicked: bool
 
-    def goes_on_in(self, batch: RowBatch, ids: Ids) -> bool:
+    def continues_in(self, batch: RowBatch, ids: Ids) -> bool:
         """Whether the batch's first row belongs to this request."""
-        return self.is_of(batch) and self.rows < MOST_ROWS and (not ids.size or int(ids[0]) == self.id)
-
-    def is_of(self, batch: RowBatch) -> bool:
-        """Whether the batch follows this request in the same file."""
-        return self.parts[-1].stop.number == batch.stop.number
+        is_next = self.parts[-1].stop.number == batch.stop.number and self.rows < MOST_ROWS
+        return is_next and (not ids.size or int(ids[0]) == self.id)
 
     def add(self, part: RowBatch, clicks: Flags) -> None:
         """Add a part."""
@@ -156,13 +153,16 @@ class WholeRequests:
     def _mark(self, batch: RowBatch) -> Iterator[RowBatch]:
         ids = request_ids(batch, self._request)
         clicks = clicked(batch.columns, self._input) if batch.rows else np.zeros(0, bool)
-        if self._open is not None and not self._open.goes_on_in(batch, ids):
+        if self._open is not None and not self._open.continues_in(batch, ids):
             yield from self._close()
         before = self._open.rows if self._open is not None else 0
         starts = np.flatnonzero(request_starts(ids, before))
         self.cut += starts.size - self._runs.add(ids, batch.stop.number)
-        if not starts.size:
-            yield from self._take_whole(batch, clicks)
+        if not starts.size:  # all rows, if any, are of the open request
+            if self._open is None:
+                yield replace(batch, clicked=clicks)
+            else:
+                self._open.add(batch, clicks)
             return
         cut = int(starts[-1])
         if cut:
@@ -175,13 +175,6 @@ class WholeRequests:
             yield replace(_slice(batch, 0, cut), clicked=of_request, stop=_position_of(batch, cut))
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
-
-    def _take_whole(self, batch: RowBatch, clicks: Flags) -> Iterator[RowBatch]:
-        """A batch in which no request starts."""
-        if self._open is None:
-            yield replace(batch, clicked=clicks)
-        else:
-            self._open.add(batch, clicks)
 
     def _close(self, ended: bool = True) -> Iterator[RowBatch]:
         if self._open is not None:
@@ -217,14 +210,8 @@ def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:
     """Rows of a batch, with the rejects among and before them (at its end: also after them)."""
     low = int(batch.lines[first]) if first else 0
     high = int(batch.lines[stop]) if stop < batch.rows else None
-    return replace(
-        batch,
-        columns={name: column.slice(first, stop - first) for name, column in batch.columns.items()},
-        lines=batch.lines[first:stop],
-        rejects=tuple(r for r in batch.rejects if low <= r.line and (high is None or r.line < high)),
-        rows=stop - first,
-        first_row=batch.first_row + first,
-    )
+    rejects = tuple(r for r in batch.rejects if low <= r.line and (high is None or r.line < high))
+    return replace(batch.part(first, stop), rejects=rejects)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from model_store.artefact.inspection import PrefixRules
 from model_store.errors import SpecError
-from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.features.features import FeaturePlan
 from model_store.spec.keys import BIAS
 from model_store.spec.learner_section import Inclusion, Rule
 from model_store.spec.spec import ModelSpec
@@ -54,11 +54,11 @@ class FeatureRules:
     @classmethod
     def of(cls, spec: ModelSpec, plan: FeaturePlan) -> FeatureRules:
         """Resolve a spec's rules. Raises SpecError for a rule that no key of the spec can match."""
-        prefixes = [BIAS, *(field.prefix for field in plan.fields), *(cross.prefix for cross in plan.crosses)]
+        prefixes = key_prefixes(plan)
         rules = {name.encode(): rule for name, rule in spec.rules.items()}
         value_rules = _value_rules(rules, plan, prefixes)
         _check_all_match(rules, prefixes, value_rules)
-        chains = [_bias_chain(rules), *(_chain(rules, prefix) for prefix in prefixes[1:])]
+        chains = [[BIAS] if BIAS in rules else [], *(_chain(rules, prefix) for prefix in prefixes[1:])]
         chains += [_chain(rules, prefixes[rule.owner] + rule.start) for rule in value_rules]
         resolved = [_inclusion(spec, rules, chain, index == 0) for index, chain in enumerate(chains)]
         return cls(
@@ -71,13 +71,18 @@ class FeatureRules:
         )
 
 
+def key_prefixes(plan: FeaturePlan) -> list[bytes]:
+    """The prefix of every owner of keys: the bias, the fields, the crosses."""
+    return [BIAS, *(field.prefix for field in plan.fields), *(cross.prefix for cross in plan.crosses)]
+
+
 def _value_rules(rules: dict[bytes, Rule], plan: FeaturePlan, prefixes: Sequence[bytes]) -> list[ValueRule]:
     """The pairs of an owner and a rule that splits it, the longest first within an owner."""
     found: list[ValueRule] = []
     for owner, prefix in enumerate(prefixes[1:], start=1):
         inside = [rule for rule in rules if rule.startswith(prefix) and rule != prefix]
-        if owner <= len(plan.fields) and _has_no_text(plan.fields[owner - 1]):
-            continue
+        if owner <= len(plan.fields) and plan.fields[owner - 1].spec.is_number:
+            continue  # a real number is in x; its key ends with `=`
         for rule in sorted(inside, key=lambda rule: (-len(rule), rule)):
             found.append(ValueRule(owner, len(prefixes) + len(found), rule[len(prefix) :]))
     if len(prefixes) + len(found) > MOST_FEATURES:
@@ -86,11 +91,6 @@ def _value_rules(rules: dict[bytes, Rule], plan: FeaturePlan, prefixes: Sequence
             f"with {len(prefixes) - 1} fields and crosses at most {MOST_FEATURES - len(prefixes)} are possible"
         )
     return found
-
-
-def _has_no_text(field: FieldPlan) -> bool:
-    """A real number is in x; its key ends with `=`."""
-    return field.spec.is_number
 
 
 def _check_all_match(
@@ -105,10 +105,6 @@ def _check_all_match(
             f'rules."{rule.decode()}": no key begins with it; keys begin with {known} '
             "(names and values as they stand in keys, see docs/formats/keys.md)"
         )
-
-
-def _bias_chain(rules: dict[bytes, Rule]) -> list[bytes]:
-    return [BIAS] if BIAS in rules else []
 
 
 def _chain(rules: dict[bytes, Rule], key: bytes) -> list[bytes]:

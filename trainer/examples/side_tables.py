@@ -144,7 +144,9 @@ def _load(
     ids: dict[bytes, int] = {}
     columns: dict[str, list[bytes | None]] = {}
     if isinstance(source, Path):
-        path, digest, records = source, _sha256(source), read_records(source, usual_ids, None, on_note)
+        with source.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path, records = source, read_records(source, usual_ids, None, on_note)
     else:
         path, digest, records = Path(what), "", records_of(source, what, usual_ids)
     for row, (record_id, record) in enumerate(records):
@@ -161,8 +163,3 @@ def _load(
     whole = {name: column + [None] * (len(ids) - len(column)) for name, column in columns.items()}
     arrays = {column: pa.array(values, pa.binary()) for column, values in whole.items()}
     return SideTable(what, path, digest, key, pa.array(list(ids), pa.binary()), arrays)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,39 +24,43 @@ from trainer.formats.rejects import Reject
 STDIN = "-"
 HEAD_BYTES = 64 * 1024
 _SHA256_OF_NOTHING = hashlib.sha256().hexdigest()
+_MARK_BITS = 40
+
+
+def mark_of(number: Any, line: Any) -> Any:
+    """One whole number for a line of a file, or a row of a segment, of this number. Of arrays: int64."""
+    return number << _MARK_BITS | line
+
+
+def split_mark(mark: Any) -> tuple[Any, Any]:
+    """The number and the line of a `mark_of`."""
+    return mark >> _MARK_BITS, mark & (1 << _MARK_BITS) - 1
 
 
 class LazyColumns(Mapping[str, pa.Array]):
     """Columns of a batch that become arrays of plain types when they are asked for as such.
 
-    `as_it_is` has what stands in the log, for those who can hash it in place.
+    stored: as they are in the log, for code that hashes them in place.
     """
 
     def __init__(self, columns: Mapping[str, CellText | CellSets | pa.Array]) -> None:
-        self._columns = columns
+        self.stored = columns
         self._made: dict[str, pa.Array] = {}
 
     def __getitem__(self, name: str) -> pa.Array:
         if name not in self._made:
-            self._made[name] = self._plain(name)
+            column = self.stored[name]
+            self._made[name] = column.values() if isinstance(column, CellText | CellSets) else plain(column)
         return self._made[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._columns  # without making an array, as Mapping does
+        return name in self.stored  # without making an array, as Mapping does
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter(self.stored)
 
     def __len__(self) -> int:
-        return len(self._columns)
-
-    def as_it_is(self, name: str) -> CellText | CellSets | pa.Array:
-        """The column as it stands in the log."""
-        return self._columns[name]
-
-    def _plain(self, name: str) -> pa.Array:
-        column = self._columns[name]
-        return column.values() if isinstance(column, CellText | CellSets) else plain(column)
+        return len(self.stored)
 
 
 @dataclass(frozen=True)
@@ -87,15 +91,8 @@ class RowBatch:
 
     def from_line(self, line: int) -> RowBatch:
         """The rows and rejects from this line on."""
-        first = int(np.searchsorted(self.lines, line))
-        return RowBatch(
-            columns={name: column.slice(first) for name, column in self.columns.items()},
-            lines=self.lines[first:],
-            file=self.file,
-            rejects=tuple(reject for reject in self.rejects if reject.line >= line),
-            rows=self.rows - first,
-            stop=self.stop,
-        )
+        rejects = tuple(reject for reject in self.rejects if reject.line >= line)
+        return replace(self.part(int(np.searchsorted(self.lines, line)), self.rows), rejects=rejects)
 
     def part(self, begin: int, end: int) -> RowBatch:
         """Rows begin to end. The first part has the rejects."""
@@ -121,6 +118,11 @@ class RowBatch:
             rows=int(np.count_nonzero(kept)),
             clicked=None if self.clicked is None else self.clicked[kept],
         )
+
+
+def as_stored(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The columns as they are in the log, see `LazyColumns`."""
+    return columns.stored if isinstance(columns, LazyColumns) else columns
 
 
 class NotPlain(Exception):

@@ -32,7 +32,7 @@ from trainer.formats.stored_rows import joined, of_bytes, read_piece, record_of,
 
 MAGIC = b"FTRIELOG"
 PIECE_ROWS = 8_192
-"""The rows of a piece: so many that the work for each column of a piece is small beside that for its rows."""
+"""The rows of a piece: enough that the work for each of its columns is small beside that for its rows."""
 _VERSION = 1
 _END = struct.Struct("<QI8s")
 
@@ -59,15 +59,15 @@ class _Batch:
 class CachedLog(LogReader):
     """A LogReader whose rows come from the cache at `path` if that has them, and are written there if not.
 
-    piece_rows: batches are written together until they have so many rows; 1 keeps each by itself. what: what the rows
-    depend on beside the files, as JSON; on_note: told which of the two it is. A cache that cannot
+    piece_rows: batches are written together until they have that many rows; 1 keeps each by itself. what: what the
+    rows depend on beside the files, as JSON; on_note: receives which of the two it is. A cache that cannot
     be written is given up with a note; the rows go on.
     """
 
     def __init__(
         self, inputs: Sequence[str], path: Path, piece_rows: int, what: Mapping[str, Any], **options: Any
     ) -> None:
-        """options: of LogReader. Raises InputError for standard input, by which no rows can be known again."""
+        """options: of LogReader. Raises InputError for standard input, whose rows cannot be recognised later."""
         super().__init__(inputs, **options)
         if STDIN in self.files:
             raise InputError("--cache: rows of standard input cannot be known again; give a file")
@@ -284,10 +284,10 @@ def _batch(file: BinaryIO, path: Path, entry: _Batch, wanted: Sequence[str]) -> 
     columns: Mapping[str, Any] = dict.fromkeys(wanted, pa.nulls(0))
     lines = np.ones(entry.rows, np.int64)
     if entry.rows:
-        remedy = "delete the file, and the log is read again"
-        data = read_piece(file, entry.at, entry.size, entry.crc, str(path), remedy)
-        stored = of_bytes(data, str(path))
-        columns = {name: stored.as_it_is(name) for name in wanted}
+        where = f"{path}: the piece of {entry.size:,} bytes from {entry.at:,} on"
+        damage = "; delete the file, and the log is read again"
+        stored = of_bytes(read_piece(file, entry.at, entry.size, entry.crc, where, damage), where)
+        columns = {name: stored.stored[name] for name in wanted}
         lines[0], lines[1:] = entry.lines[0], entry.lines[1:] or 1
     return RowBatch(
         columns=LazyColumns(columns),

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
-from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, begin_alike
+from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, as_stored, begin_alike
 from trainer.formats.csv import DelimitedFile, Header
 from trainer.formats.jsonl import ARRAY, JsonLinesFile
 from trainer.formats.parquet import ParquetInput
@@ -390,8 +390,8 @@ def _with(path: Mapping[str, bytes], batch: RowBatch, wanted: Sequence[str]) -> 
     if not path.keys() & set(wanted):
         return batch.columns
     rows = {name: pa.repeat(pa.scalar(value, pa.binary()), batch.rows) for name, value in path.items()}
-    as_it_is = batch.columns.as_it_is if isinstance(batch.columns, LazyColumns) else batch.columns.__getitem__
-    return LazyColumns({name: rows[name] if name in rows else as_it_is(name) for name in wanted})
+    stored = as_stored(batch.columns)
+    return LazyColumns({name: rows[name] if name in rows else stored[name] for name in wanted})
 
 
 def _from_line(batch: RowBatch, line: int) -> RowBatch:

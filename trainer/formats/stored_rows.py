@@ -1,8 +1,8 @@
 """Stored rows: rows as bytes that are small, verified before use, and quick to read and hash again.
 
 A piece is the columns of consecutive rows of one batch as an Arrow IPC stream of one record batch, compressed as a
-whole. A column whose texts repeat is an array of codes and a dictionary, in the order of first appearance: whoever
-reads it hashes each distinct text once. Values and their types are those of the batch.
+whole. A column whose texts repeat is an array of codes and a dictionary, in the order of first appearance: a
+reader hashes each distinct text once. Values and their types are those of the batch.
 
 A cache (`trainer.formats.cache`) and the rows of later passes (`Blocks`) are files of pieces. The rows that wait for
 clicks (`trainer.events.waiting_rows`) are Arrow batches without compression, which are read through a mapping; `runs`
@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from model_store.errors import CheckpointError, InputError, OutputError
 from model_store.features.cells import CellSets, CellText
-from trainer.formats.batch import LazyColumns, Position, RowBatch
+from trainer.formats.batch import LazyColumns, Position, RowBatch, as_stored
 
 BLOCK_ROWS = 4096
 MOST_ROWS = 1 << 17
@@ -43,8 +43,7 @@ Columns = dict[str, pa.Array]
 
 def record_of(columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The columns of a batch, at least one, as Arrow arrays of the types that they have."""
-    as_it_is = columns.as_it_is if isinstance(columns, LazyColumns) else columns.__getitem__
-    found = {name: as_it_is(name) for name in columns}
+    found = as_stored(columns)
     arrays = [each.values() if isinstance(each, CellText | CellSets) else each for each in found.values()]
     return pa.RecordBatch.from_arrays(arrays, list(found))
 
@@ -82,16 +81,14 @@ def of_bytes(piece: bytes | memoryview, where: str) -> LazyColumns:
     return LazyColumns(dict(zip(record.schema.names, record.columns, strict=True)))
 
 
-def read_piece(file: BinaryIO, at: int, size: int, crc: int, where: str, remedy: str) -> memoryview:
-    """The bytes of a piece, if they are those that were written. Raises InputError, with `where` and `remedy`."""
+def read_piece(file: BinaryIO, at: int, size: int, crc: int, where: str, damage: str) -> memoryview:
+    """The bytes of a piece, if they are those that were written. Raises InputError: `where`, and a text for damage."""
     try:
         data = os.pread(file.fileno(), size, at)
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror}") from error
     if len(data) != size or zlib.crc32(data) != crc:
-        raise InputError(
-            f"{where} is damaged: its bytes from {at:,} on are not those that were written; {remedy}"
-        )
+        raise InputError(f"{where} is damaged{damage}")
     return memoryview(data)
 
 
@@ -199,7 +196,8 @@ class Blocks:
         self._pieces.append(piece)
 
     def _read(self, piece: Piece) -> RowBatch:
-        data = read_piece(self._file, piece.at, piece.size, piece.crc, self._where, "learn the log again")
+        damage = f": its bytes from {piece.at:,} on are not those that were written; learn the log again"
+        data = read_piece(self._file, piece.at, piece.size, piece.crc, self._where, damage)
         after = _CLICKS + int.from_bytes(data[:_CLICKS], "little")
         return RowBatch(
             columns=of_bytes(data[after:], self._where),
@@ -224,15 +222,15 @@ def shuffled(blocks: int, seed: int, number: int) -> Sequence[int]:
     return sorted(range(blocks), key=lambda block: draw.random())
 
 
-def merged_schema(schemas: Sequence[pa.Schema]) -> pa.Schema | None:
+def merged_schema(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
     """The schema that tables with these schemas can share, or None.
 
-    They may differ only in columns without any value, which have Arrow's null type and take the others' type.
+    They may differ only in columns without any value, which have Arrow's null type and take the other's type.
     """
-    if any(schema.names != schemas[0].names for schema in schemas):
-        return None
+    if one.equals(other):
+        return one
     with suppress(pa.ArrowInvalid, pa.ArrowTypeError):
-        return pa.unify_schemas(schemas)
+        return pa.unify_schemas([one, other]) if one.names == other.names else None
     return None
 
 
@@ -254,7 +252,7 @@ def runs(batches: Sequence[pa.RecordBatch], batch_of: Int64s, row: Int64s) -> It
     groups = np.empty(len(batches), np.int64)
     for number, batch in enumerate(batches):
         for group, schema in enumerate(shared):
-            if (merged := merged_schema([schema, batch.schema])) is not None:
+            if (merged := merged_schema(schema, batch.schema)) is not None:
                 shared[group] = merged
                 break
         else:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainer.formats.batch import mark_of, split_mark
+
 Int64s = npt.NDArray[np.int64]
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -51,7 +53,6 @@ CHECKS = (
     "constant-columns",
     "empty-columns",
 )
-_LINE_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,14 @@ class Places:
         """The mark of line 0 of a file."""
         if not self.files or self.files[-1] != file:
             self.files.append(file)
-        return (len(self.files) - 1) << _LINE_BITS
+        return int(mark_of(len(self.files) - 1, 0))
 
     def where(self, mark: int) -> str:
         """`FILE:LINE`; "" for no row."""
         if mark < 0:
             return ""
-        return f"{self.files[mark >> _LINE_BITS]}:{mark & ((1 << _LINE_BITS) - 1)}"
+        file, line = split_mark(mark)
+        return f"{self.files[file]}:{line}"
 
 
 @dataclass

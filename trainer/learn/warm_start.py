@@ -13,7 +13,8 @@ from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import SortedKeys
 from model_store.errors import SpecError, listed
 from model_store.spec.keys import BIAS
-from trainer.examples.hashing import ExampleMaker, key_prefixes
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.rules import key_prefixes
 from trainer.learn.coordinates import Coordinates, Numbers
 
 NO_FEATURE = -1

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import SpecError
-from model_store.features.cells import label_columns
 from model_store.features.derived import Derivations
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
@@ -29,9 +28,10 @@ from trainer.events.waiting_rows import Segments
 from trainer.examples.derived import check_one_way
 from trainer.examples.event_log import with_request
 from trainer.examples.hashing import ExampleMaker
+from trainer.examples.joined import JOIN, labelled
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
-from trainer.formats.batch import Position, RowBatch
+from trainer.formats.batch import Position, RowBatch, mark_of
 from trainer.formats.reader import EVENTS
 from trainer.formats.rejects import RejectLog
 from trainer.formats.times import NO_TIME, parse_times, time_format
@@ -48,7 +48,6 @@ from trainer.sources.open_sources import open_sources
 
 MEMORY_BYTES = 1 << 30
 _WAIT_S = 0.2
-_ROWS_A_SEGMENT = 40  # bits of a row's number in its key; the segment's number has the bits above
 
 
 @dataclass(frozen=True)
@@ -226,21 +225,13 @@ class JoinedTap:
 
     def add(self, joined: Joined, segments: Segments) -> None:
         """Keep the rows that one step of the join emitted."""
-        keys = joined.segment.astype(np.int64) << _ROWS_A_SEGMENT | joined.row
-        for first, columns in segments.gather(joined.segment, joined.row):
-            rows = len(next(iter(columns.values())))
-            mine = slice(first, first + rows)
-            self._batches.append(
-                RowBatch(
-                    columns={**columns, **label_columns(self.spec.input, joined.label[mine])},
-                    lines=np.arange(self._rows, self._rows + rows, dtype=np.int64),
-                    file="join",
-                    rejects=(),
-                    rows=rows,
-                    stop=Position("join"),
-                )
-            )
-            self._keys.append(keys[mine])
+        given = joined.segment, joined.row, joined.label
+        keys = mark_of(joined.segment.astype(np.int64), joined.row)
+        for chosen, columns in labelled(segments, given, self.spec.input):
+            rows = chosen.size
+            lines = np.arange(self._rows, self._rows + rows, dtype=np.int64)
+            self._batches.append(RowBatch(columns, lines, JOIN, (), rows, Position(JOIN)))
+            self._keys.append(keys[chosen])
             self._rows += rows
 
     def read(

@@ -21,13 +21,10 @@ from trainer.events.events import (
     is_blank,
     whole_lines,
 )
+from trainer.formats.batch import mark_of, split_mark
 from trainer.formats.streams import ByteStream, Feed
 from trainer.sources.file_tracker import FileChain
 from trainer.sources.open_files import Opened, Record, path_of
-
-LINE_BITS = 40
-LINES = (1 << LINE_BITS) - 1
-"""A mark is a file's number, and below it in so many bits the line."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +173,8 @@ class EventFiles:
 
     def where(self, chunk: Chunk, number: int) -> str:
         """`FILE:LINE`."""
-        mark = int(chunk.marks[number, 0])
-        return f"{self._files[(mark >> LINE_BITS) - self._first_number]}:{mark & LINES}"
+        file, line = split_mark(int(chunk.marks[number, 0]))
+        return f"{self._files[file - self._first_number]}:{line}"
 
     def lag(self) -> Lag:
         """Not known: the log is read once."""
@@ -202,7 +199,7 @@ class EventFiles:
                 lacks_feed = not data.endswith(b"\n")
                 data, starts = whole_lines(data + b"\n" if lacks_feed else data)
                 marks = np.empty((starts.size - 1, 2), np.int64)
-                marks[:, 0] = number << LINE_BITS | (feed.line + np.arange(len(marks)))
+                marks[:, 0] = mark_of(number, feed.line + np.arange(len(marks)))
                 marks[:, 1] = done + stream.consumed
                 chunk = chunk_of(data, starts, marks, {"bytes": before})
                 before = done + stream.consumed

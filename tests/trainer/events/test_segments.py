@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from model_store.errors import CheckpointError, OutputError
 from trainer.checkpoint.folder import KEPT
-from trainer.events.waiting_rows import MOST_ROWS, Segments
+from trainer.events.waiting_rows import Segments
+from trainer.formats.stored_rows import MOST_ROWS
 
 MANY = 1 << 30
 

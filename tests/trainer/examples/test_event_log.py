@@ -23,7 +23,7 @@ from tests.matrix import examples
 from tests.trainer.events.oracle import Event, OracleJoin
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
-from trainer.examples.event_log import EventLog, _WholeRequests
+from trainer.examples.event_log import EventLog, _ClosedRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import RowBatch
@@ -336,8 +336,8 @@ def test_a_replay_keeps_the_rows_that_wait_for_clicks_within_its_memory(
     used: list[int] = []
 
     class Watched(Segments):
-        def relieve(self, needed: Callable[[], Any]) -> None:
-            super().relieve(needed)
+        def free_memory(self, needed: Callable[[], Any]) -> None:
+            super().free_memory(needed)
             used.append(self.memory_used)
 
     log = written(tmp_path / "log.jsonl", hours(range(0, 36000, 5)))
@@ -377,7 +377,7 @@ def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: p
 
 
 def test_a_step_looks_only_at_the_clicks_of_the_segments_whose_requests_close() -> None:
-    requests = _WholeRequests()
+    requests = _ClosedRequests()
 
     def step(segment: int, clicks: Sequence[int], closing: Sequence[int]) -> list[int]:
         """Rows clicked in a segment of requests of two rows; the labels of those that close."""

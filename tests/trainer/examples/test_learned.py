@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples import open_log as module
 from trainer.examples.learned import learn
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.tables import table_of
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 SPEC = HEAD + (
@@ -168,6 +170,8 @@ def test_what_is_given_or_known_is_kept(tmp_path):
     path.write_text("y,price,size,age\n1,5,5,50\n0,6,6,60\n")
     again, _ = resolved(Log([str(path)]), SPEC, first)
     assert again == first
-    changed, _ = resolved(Log([str(path)]), SPEC.replace("quantile:4", "quantile:2"), first)
-    assert changed.fields["price"].learned == (6.0,)
-    assert changed.fields["size"] == first.fields["size"]
+    rows = {"y": [1, 0], "price": [5, 6], "size": [5, 6], "age": [50, 60]}
+    for log in (Log([str(path)]), Log([], table=table_of(pa.table(rows)))):
+        changed, _ = resolved(log, SPEC.replace("quantile:4", "quantile:2"), first)
+        assert changed.fields["price"].learned == (6.0,)
+        assert changed.fields["size"] == first.fields["size"]
