@@ -37,7 +37,7 @@ from model_store.normal_kernels import normal_cdfs
 from model_store.spec.learner_section import ALGORITHMS, LEAST_HASH_BITS, MOST_HASH_BITS
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.examples.hashing import ExampleMaker
-from trainer.examples.learned import LEARNED_ROWS, with_learned
+from trainer.examples.learned import with_learned
 from trainer.examples.open_log import examples_of
 from trainer.formats.batch import NotPlain, Position, RowBatch, is_several, plain
 from trainer.formats.tables import arrow_table
@@ -418,8 +418,8 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
                 "fields: ratio, difference, list and history are for logs; compute the column in X"
             )
         if spec.has_to_learn:
-            start = {name: column[:LEARNED_ROWS] for name, column in _plain_columns(columns).items()}
-            spec = with_learned(spec, [(start, len(next(iter(start.values()))))], _note)
+            plain = _plain_columns(columns)
+            (spec,) = with_learned([spec], [(plain, len(next(iter(plain.values()))))], _note)
         plan = FeaturePlan.of(spec)
         if not plan.crosses and all(
             field.number is not None

@@ -7,7 +7,7 @@ rows alone, not on the size of batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,35 +35,36 @@ class Learned(NamedTuple):
     remark: str | None = None
 
 
-def beginning(
-    batches: Iterable[tuple[Columns, int]], rows: int = LEARNED_ROWS
-) -> Iterator[tuple[Columns, int]]:
-    """The first `rows` rows. In and out: the columns of each batch and how many rows it has."""
-    for columns, size in batches:
-        take = min(size, rows)
-        yield {name: column[:take] for name, column in columns.items()}, take
-        rows -= take
-        if rows <= 0:
-            return
-
-
 def with_learned(
-    spec: ModelSpec, batches: Iterable[tuple[Columns, int]], on_note: Callable[[str], None]
-) -> ModelSpec:
-    """The resolved spec, whose fields have learned from all rows of `batches`. Raises SpecError for unusable columns.
+    specs: Sequence[ModelSpec],
+    batches: Iterable[tuple[Columns, int]],
+    on_note: Callable[[str], None],
+    least: int = 0,
+) -> tuple[ModelSpec, ...]:
+    """The resolved specs, whose fields have learned from the first LEARNED_ROWS rows; none if there are not `least`.
 
-    Empty values, and values that do not fit, are left out.
+    batches: the columns of each, and how many rows it has; read as far as needed. Empty values, and values that do not
+    fit, are left out. Raises SpecError for unusable columns.
     """
-    learning = {name: field for name, field in spec.fields.items() if field.has_to_learn}
-    found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in learning}
-    rows = 0
-    for columns, size in batches:
-        rows += size
-        for name, field in learning.items():
-            found[name].append(_numbers(name, columns[field.column or name]))
+    first, rows = list[Columns](), 0
+    for columns, size in batches if any(spec.has_to_learn for spec in specs) else ():
+        take = min(size, LEARNED_ROWS - rows)
+        first.append({name: column[:take] for name, column in columns.items()})
+        rows += take
+        if rows == LEARNED_ROWS:
+            break
+    return tuple(_with_learned(spec, first, rows, on_note) for spec in specs) if rows >= least else ()
+
+
+def _with_learned(
+    spec: ModelSpec, first: Sequence[Columns], rows: int, on_note: Callable[[str], None]
+) -> ModelSpec:
     fields = dict(spec.fields)
-    for name, field in learning.items():
-        learned = learn(field, np.concatenate([np.empty(0), *found[name]]))
+    for name, field in spec.fields.items():
+        if not field.has_to_learn:
+            continue
+        found = [_numbers(name, columns[field.column or name]) for columns in first]
+        learned = learn(field, np.concatenate([np.empty(0), *found]))
         if learned.remark is not None:
             on_note(f"fields.{name}: {learned.remark} in the first {counted(rows, 'row')}")
         fields[name] = field.model_copy(update={"learned": learned.numbers})

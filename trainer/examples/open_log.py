@@ -23,7 +23,7 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.derived import DerivedColumns, check_comparable
 from trainer.examples.event_log import EventLog
 from trainer.examples.hashing import ExampleMaker, Examples
-from trainer.examples.learned import beginning, with_learned
+from trainer.examples.learned import with_learned
 from trainer.examples.requests import WholeRequests
 from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
@@ -254,8 +254,9 @@ class OpenLog:
 
     def learned(self) -> tuple[ModelSpec, ...]:
         """The specs, with what their fields learn from the first rows. Consumes rows."""
-        rows = list(beginning((batch.columns, batch.rows) for batch in self.rows()))
-        return tuple(with_learned(spec, rows, self._log.on_note) for spec in self.specs)
+        return with_learned(
+            self.specs, ((batch.columns, batch.rows) for batch in self.rows()), self._log.on_note
+        )
 
     @contextmanager
     def examples(

@@ -19,7 +19,7 @@ from trainer.events.histories import EventHistories
 from trainer.events.join import EventCounts
 from trainer.events.parse import gathered
 from trainer.examples.derived import DerivedColumns
-from trainer.examples.learned import Columns, beginning, with_learned
+from trainer.examples.learned import Columns, with_learned
 from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
@@ -60,9 +60,9 @@ def resolve_by_impressions(
                 output.warn(status.idle_reason(spec.model.name, sources, EventCounts()))
         try:
             resolved = resolve_fields(spec, data, names).with_learned_of(known)
-            rows = first_items(resolved, names, store) if resolved.has_to_learn else []
-            if once or not resolved.has_to_learn or sum(size for _, size in rows) >= LEARNED_FROM:
-                return with_learned(resolved, rows, output.warn)
+            least = 0 if once or not resolved.has_to_learn else LEARNED_FROM
+            if found := with_learned([resolved], items_shown(resolved, names, store), output.warn, least):
+                return found[0]
             missing = f"fields learn from the first items shown, at least {LEARNED_FROM:,}"
         except SpecError as error:
             if once or _is_enough(spec, data):
@@ -110,9 +110,9 @@ def resolve_by_file(
         _wait(stop, "a first file")
     resolved = spec.resolve(columns).with_columns(source.columns_without_header).with_learned_of(known)
     while resolved.has_to_learn:
-        rows = list(beginning(_rows_of_file(resolved, source.name)))
-        if once or sum(size for _, size in rows) >= LEARNED_FROM:
-            return with_learned(resolved, rows, output.warn)
+        rows, least = _rows_of_file(resolved, source.name), 0 if once else LEARNED_FROM
+        if found := with_learned([resolved], rows, output.warn, least):
+            return found[0]
         if not reported:
             output.note(
                 f"waiting for the first {LEARNED_FROM:,} rows of {source.name}, from which fields learn"
@@ -131,13 +131,11 @@ def _rows_of_file(spec: ModelSpec, name: str) -> Iterator[tuple[Columns, int]]:
                 yield filled.columns, filled.rows
 
 
-def first_items(spec: ModelSpec, names: Sequence[str], store: Store | None) -> list[tuple[Columns, int]]:
-    """The first items shown, for `with_learned`. Nothing is consumed. Raises InputError, StoreUnavailable."""
-    return list(beginning(_items_shown(spec, names, store)))
+def items_shown(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[tuple[Columns, int]]:
+    """The items of all impressions, in the order of the events, with the values of derived and history fields.
 
-
-def _items_shown(spec: ModelSpec, names: Sequence[str], store: Store | None) -> Iterator[tuple[Columns, int]]:
-    """The items of all impressions, in the order of the events, with the values of derived and history fields."""
+    Nothing is consumed. Raises InputError, StoreUnavailable.
+    """
     latest, histories = _LatestRows(), EventHistories.of(spec)
     sources = open_sources(names, spec, store, once=True)
     with closing(Merger(sources, Wanted.of(spec), latest, once=True)) as merger:

@@ -38,7 +38,7 @@ from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel
 from trainer.off_policy.logged import Layout, LoggedRows, RowCollector, bad_rows
 from trainer.output import SILENT, Output
-from trainer.runs.first_events import first_items
+from trainer.runs.first_events import items_shown
 from trainer.runs.loop import LogLoop
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import show
@@ -119,8 +119,7 @@ def replay_events(
     """
     began = time.perf_counter()
     resolved = as_events(spec)
-    if resolved.has_to_learn:
-        resolved = with_learned(resolved, first_items(resolved, logs, store), output.warn)
+    (resolved,) = with_learned([resolved], items_shown(resolved, logs, store), output.warn)
     with ExitStack() as stack:
         sources = open_sources(logs, spec, store, (), output.note, once=True)
         folder = stack.enter_context(TemporaryDirectory(prefix="ftrie-replay-"))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from model_store.features.numbers import NumberRule
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec, parse_spec
-from trainer.examples import open_log as module
+from trainer.examples import learned as module
 from trainer.examples.learned import learn
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.tables import table_of
@@ -111,7 +111,7 @@ def resolved(log: Log, spec: str = SPEC, *known: ModelSpec) -> tuple[ModelSpec, 
 
 
 def test_learning_does_not_depend_on_how_the_log_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(module.beginning, "__defaults__", (1234,))
+    monkeypatch.setattr(module, "LEARNED_ROWS", 1234)
     path = write(tmp_path / "log.csv")
     once, rows = resolved(Log([str(path)]))
     assert (once.has_to_learn, rows) == (False, 2000)
