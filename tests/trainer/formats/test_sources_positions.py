@@ -94,6 +94,9 @@ def test_reading_goes_on_from_a_line_within_a_batch(tmp_path: Path, name: str) -
             read = reader.bookmarks.until(stop.until(line))
             expected = [each for each in whole if int(str(each[1])) >= line]
             assert read_on([path], read, batch_bytes=700) == expected
+            with LogReader([str(path)], batch_bytes=700, read=read) as again:
+                start = next(again.batches(["site"])).start
+            assert start is not None and start.offset == stop.offset  # not the file's beginning
 
 
 def test_files_are_skipped_read_on_and_read_from_the_start(tmp_path: Path) -> None:
