@@ -259,7 +259,7 @@ def test_values_of_flat_objects_are_found_where_they_stand(scratch: Path, text: 
     with LogReader([str(scratch / "flat.jsonl")]) as reader:
         [batch] = reader.batches(["y", "a", "t"])
     assert isinstance(batch.columns, LazyColumns) and batch.rows == 1 + text.count("\n")
-    assert all(isinstance(batch.columns.as_it_is(name), CellText) for name in batch.columns)
+    assert all(isinstance(batch.columns.stored[name], CellText) for name in batch.columns)
 
 
 def set_aside(*lines: bytes) -> list[bool]:

@@ -216,4 +216,4 @@ def test_a_bad_line_leaves_the_others_where_they_stand(tmp_path: Path) -> None:
     with LogReader([str(path)]) as reader:
         (batch,) = reader.batches(["a", "s"])
     assert batch.columns["a"].to_pylist() == list(range(50)) and len(batch.rejects) == 8
-    assert isinstance(batch.columns, LazyColumns) and isinstance(batch.columns.as_it_is("s"), CellText)
+    assert isinstance(batch.columns, LazyColumns) and isinstance(batch.columns.stored["s"], CellText)
