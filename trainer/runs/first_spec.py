@@ -70,7 +70,7 @@ def first_spec(
     for guess in guesses:
         if guess.warning:
             output.warn(guess.warning)
-    writer = _Writer(name or (log.inputs[0] if log.inputs else NAME), guesses, sample, joins)
+    writer = _SpecDraft(name or (log.inputs[0] if log.inputs else NAME), guesses, sample, joins)
     text, choice, reason = writer.text(), None, ""
     spec = parse_spec(text, "the guessed spec")
     if measures and once:
@@ -83,7 +83,7 @@ def first_spec(
     return FirstSpec(text, guesses, choice, reason)
 
 
-def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tuple[SpecChoice | None, str]:
+def _measured(log: Log, writer: _SpecDraft, spec: ModelSpec, output: Output) -> tuple[SpecChoice | None, str]:
     if not writer.wide:
         return None, "no column can be a field"
     wide = rebuilt(spec, {"fields": {line.name: dict(line.members) for line in writer.wide}})
@@ -100,7 +100,7 @@ def _measured(log: Log, writer: _Writer, spec: ModelSpec, output: Output) -> tup
         return choose(shown, writer.doubts), ""
 
 
-class _Writer:
+class _SpecDraft:
     """Writes the spec, without and with a choice."""
 
     def __init__(self, name: str, guesses: tuple[Guess, ...], sample: LogSample, joins: bool) -> None:
