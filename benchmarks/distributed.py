@@ -86,6 +86,9 @@ class _Members:
     def ask_reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
         return self._ask("reducer", self._reducers, step, arguments, inbox)
 
+    def fetch(self, part: Any) -> Any:
+        return part
+
     def replace_lost(self) -> None:
         raise AssertionError("nobody is lost here")
 
@@ -99,7 +102,7 @@ class _Members:
             summary, sent = getattr(member, step)(*arguments, inbox=received)
             slowest = max(slowest, time.process_time() - began)
             summaries.append(summary)
-            parts.append(sent)
+            parts.append(sent or [None] * (self.reducers if kind == "worker" else self.workers))
         name, size = f"{kind} {step}", sum(nbytes(part) for sent in parts for part in sent)
         self.seconds.setdefault(name, []).append(slowest)
         self.sent[name] = self.sent.get(name, 0) + size

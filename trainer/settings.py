@@ -18,7 +18,7 @@ from trainer.output import SILENT, Output
 MIB = 1 << 20
 MOST_PARTITIONS = 1_000
 ANY = "any"
-METHODS = ("surrogate", "admm", "admm-adaptive", "average")
+METHODS = ("surrogate", "admm")
 _EVERY = re.compile(r"([0-9]+)(ms|[smh]?)")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PARTITION = re.compile(rf"([0-9]{{1,4}}|{ANY})/([0-9]{{1,4}})")
@@ -206,14 +206,14 @@ class TrainerOptions:
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutRows:
     """Rows to judge the model by, which are not learned: a share of the log's requests, or all rows of other files."""
 
     share: float = 0.0
     inputs: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> HeldOut:
+    def parse(cls, text: str) -> HeldOutRows:
         """`0.1`, a share, or `day_7.csv`, a file. Raises UsageError."""
         try:
             # A number is a share: a file of such a name is given as ./0.1.
@@ -243,13 +243,9 @@ class MethodOptions:
     tolerance: two iterations in a row that lower the objective by less than this share end it. rho: None for 1.0.
     """
 
-    method: Annotated[
-        str,
-        Flag(
-            "surrogate, admm, admm-adaptive or average (one round); docs/distributed.md compares them.",
-            "NAME",
-        ),
-    ] = "surrogate"
+    method: Annotated[str, Flag("surrogate or admm; docs/distributed.md compares them.", "NAME")] = (
+        "surrogate"
+    )
     iterations: Annotated[int, Flag("The most iterations, for each variant with own values.", "N", min=1)] = (
         50
     )
@@ -264,7 +260,7 @@ class MethodOptions:
         ),
     ] = 2e-5
     rho: Annotated[
-        float | None, Flag("With an admm method: the penalty of disagreement; default 1.0.", "X", min=1e-12)
+        float | None, Flag("With --method admm: the penalty of disagreement; default 1.0.", "X", min=1e-12)
     ] = None
     consensus: Annotated[
         str,
@@ -316,8 +312,8 @@ class DistributedOptions:
     shard_bytes: Annotated[
         int | None,
         Flag(
-            "Keep at most this much of each worker's rows in memory, and the rest in files of its temporary "
-            "folder; default: all in memory.",
+            "Keep each worker's rows in files of its temporary folder, and about this much of them in memory; "
+            "default: all in memory.",
             "MIB",
             min=16,
             names="--shard-memory",
@@ -336,15 +332,15 @@ class DistributedOptions:
     ] = None
     method: MethodOptions = field(default_factory=MethodOptions)
     held_out: Annotated[
-        HeldOut,
+        HeldOutRows,
         Flag(
             "Do not learn from this share of the requests, such as 0.1, or learn from all and judge by the rows "
             "of FILE: their log-loss is shown in each iteration, and becomes the model's.",
             "SHARE|FILE",
             file="reads",
-            parse=HeldOut.parse,
+            parse=HeldOutRows.parse,
         ),
-    ] = HeldOut()
+    ] = HeldOutRows()
     penalties: Annotated[
         tuple[float, ...],
         Flag(
@@ -359,20 +355,19 @@ class DistributedOptions:
         """Raises UsageError for settings that do not go together."""
         object.__setattr__(self, "reducers", self.reducers or min(self.workers, _MOST_REDUCERS))
         how = self.method
-        if how.method not in METHODS:
-            raise UsageError(f"--method {how.method}: expected {', '.join(METHODS[:-1])} or {METHODS[-1]}")
-        if how.rho is not None and not how.method.startswith("admm"):
-            raise UsageError(f"--rho belongs to --method admm or admm-adaptive, not to {how.method}")
         for flag, value, expected in (
+            ("--method", how.method, METHODS),
             ("--consensus", how.consensus, ("general", "plain")),
             ("--loss", how.loss, ("rows", "workers")),
             ("--keep", how.keep, ("best", "last")),
         ):
             if value not in expected:
                 raise UsageError(f"{flag} {value}: expected {' or '.join(expected)}")
+        if how.rho is not None and how.method != "admm":
+            raise UsageError(f"--rho belongs to --method admm, not to {how.method}")
         if how.consensus == "plain" and how.method != "admm":
             raise UsageError(f"--consensus plain belongs to --method admm, not to {how.method}")
-        if self.penalties and self.held_out == HeldOut():
+        if self.penalties and self.held_out == HeldOutRows():
             raise UsageError("--penalties chooses by rows that are not learned: add --held-out 0.1")
         if self.penalties and how.method != "surrogate":
             raise UsageError(f"--penalties belongs to --method surrogate, not to {how.method}")

@@ -95,7 +95,7 @@ def train_distributed(
     """
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from trainer.distributed.cluster import the_ray
+    from trainer.distributed.cluster import check_ray
     from trainer.distributed.dealing import check_distributable, check_inputs
     from trainer.formats.rejects import RejectLog
     from trainer.runs.train import finish_run
@@ -114,8 +114,7 @@ def train_distributed(
         checkpoints = start.opened()
         if checkpoints is not None:
             stack.enter_context(checkpoints)
-        # Raises now if the extra is missing, before minutes of compiling.
-        the_ray()
+        check_ray()  # now, before minutes of compiling
         rows = log_of(inputs, model_spec.input, note=note_once(), **log)
         compile_kernels(model_spec, formats_of(rows, options.held_out.inputs), output=terminal)
         run = run_distributed(

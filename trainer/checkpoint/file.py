@@ -12,7 +12,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,8 @@ END = struct.Struct("<Q32s8s")
 _PIECE_BYTES = 8 << 20
 
 Arrays = Mapping[str, npt.NDArray[Any]]
+NamedArrays = Iterable[tuple[str, npt.NDArray[Any]]]
+"""Arrays that are made one by one, each when those before are written."""
 
 
 class Damaged(CheckpointError):
@@ -52,12 +54,12 @@ class Entry:
         return dtype_from_json(self.dtype).itemsize * math.prod(self.shape)
 
 
-def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays) -> None:
+def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays | NamedArrays) -> None:
     """Write a checkpoint to an empty file. `description` is JSON. Raises TypeError for an array of objects."""
     start = START.pack(MAGIC, FORMAT_VERSION)
     file.write(start)
     entries, at = [], len(start)
-    for name, array in arrays.items():
+    for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
         digest = hashlib.sha256()
         size = sum(_put(file, piece, digest) for piece in _padded(array))
         entries.append(Entry(name, dtype_to_json(array.dtype), array.shape, at, digest.hexdigest()))

@@ -20,7 +20,7 @@ from model_store.files import lock, whole_file
 from model_store.spec.spec import ModelSpec
 from trainer.checkpoint import file
 from trainer.checkpoint.description import Description, check_same_spec, description_from_json
-from trainer.checkpoint.file import Arrays, Damaged
+from trainer.checkpoint.file import Arrays, Damaged, NamedArrays
 from trainer.checkpoint.schedule import Schedule
 from trainer.settings import Every
 
@@ -153,7 +153,7 @@ class CheckpointFolder:
         for left in path.glob(f"*{_TEMPORARY}"):
             left.unlink()
 
-    def write(self, rows: int, description: Mapping[str, Any], arrays: Arrays) -> Path:
+    def write(self, rows: int, description: Mapping[str, Any], arrays: Arrays | NamedArrays) -> Path:
         """Write the checkpoint of a run that has learned from `rows` rows, then delete all but the newest KEPT.
 
         Raises OSError, and leaves the older ones as they are, if it cannot be written.

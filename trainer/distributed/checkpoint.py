@@ -2,14 +2,14 @@
 
 A file is written with one reducer's arrays in memory at a time, and read memory-mapped, so the driver never holds all
 keys. Files are named by the number of iterations, over all problems (`trainer.checkpoint.folder` keeps the last three).
-Workers keep no state of their own: they read their rows again, and take the weights from the reducers.
+Workers have no state of their own: they read their rows again, and take the weights from the reducers.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -25,9 +25,10 @@ from model_store.versions.manifest import now
 from trainer.checkpoint.description import check_same_spec
 from trainer.checkpoint.file import Arrays
 from trainer.checkpoint.folder import CheckpointFolder, check_empty
-from trainer.distributed.methods import Iteration, Progress
+from trainer.distributed.methods import Iteration, MemberLost, MethodState, Replies
+from trainer.learn.table import part_of
 
-Reducer = Mapping[str, npt.NDArray[Any]]
+ReducerArrays = Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class InputFile:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a resumed run must have in common with the first one, and the names of the flags that set it."""
+class RunSettings:
+    """What a resumed run must have in common with the first one, by the flags that set it."""
 
     workers: int
     reducers: int
@@ -61,22 +62,8 @@ class Settings:
     sides: dict[str, str] = field(default_factory=dict)
 
 
-_FLAGS = {
-    "workers": "--workers",
-    "reducers": "--reducers",
-    "method": "--method",
-    "rho": "--rho",
-    "held_out": "--held-out",
-    "format": "--format",
-    "consensus": "--consensus",
-    "loss": "--loss",
-    "penalties": "--penalties",
-    "sides": "--items or --users",
-}
-
-
 @dataclass(frozen=True)
-class Ended:
+class ProblemResult:
     """A problem that is solved, or how far one is: its name, its iterations, whether it has converged.
 
     kept: the number of the iteration that is the solution, -1 for the last; objective: there.
@@ -109,10 +96,10 @@ class RunState:
 
     spec: str
     resolved: str
-    settings: Settings
+    settings: RunSettings
     inputs: tuple[InputFile, ...]
-    problems: tuple[Ended, ...]
-    progress: Progress
+    problems: tuple[ProblemResult, ...]
+    progress: MethodState
     seconds: float = 0.0
     recoveries: int = 0
     ftrie: str = field(default_factory=lambda: version("ftrie"))
@@ -129,15 +116,16 @@ class RunState:
         return f"problem {self.problems[-1].name}, iteration {self.progress.iteration}"
 
     def check(
-        self, spec: ModelSpec, settings: Settings, inputs: Sequence[InputFile], path: Path
+        self, spec: ModelSpec, settings: RunSettings, inputs: Sequence[InputFile], path: Path
     ) -> list[str]:
         """Raise CheckpointError unless a run of these may go on from this state; returns remarks for the user."""
         check_same_spec(spec, self.spec, str(path))
         for name, before in asdict(self.settings).items():
             if (given := asdict(settings)[name]) != before:
+                flag = "--items or --users" if name == "sides" else f"--{name.replace('_', '-')}"
                 raise CheckpointError(
-                    f"{path} was made with {_FLAGS[name]} {_shown(before)}, and this run has {_shown(given)}: give the "
-                    "same, or start again with another folder"
+                    f"{path} was made with {flag} {_shown(before)}, and this run has {_shown(given)}: give the same, "
+                    "or start again with another folder"
                 )
         found = {each.path: each for each in inputs}
         known = {each.path: each for each in self.inputs}
@@ -162,19 +150,18 @@ _ADAPTER = TypeAdapter(RunState)
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A checkpoint to resume from: its file, the run's state, the arrays of each reducer."""
+class SavedRun:
+    """A checkpoint to resume from: its file, the run's state, the arrays of all reducers."""
 
     path: Path
     state: RunState
     arrays: Arrays
 
-    def reducer(self, number: int) -> Reducer:
-        """The arrays of one reducer, in the mapped file."""
-        start = f"{number}."
-        return {
-            name.removeprefix(start): each for name, each in self.arrays.items() if name.startswith(start)
-        }
+    @property
+    def saved(self) -> Replies:
+        """The arrays of each reducer, in the mapped file, as a `Minimiser` takes them."""
+        reducers = range(self.state.settings.reducers)
+        return Replies((), [[part_of(self.arrays, f"{number}.") for number in reducers]], 0)
 
 
 class DistributedCheckpoints:
@@ -194,14 +181,14 @@ class DistributedCheckpoints:
     ) -> None:
         self._warn, self._every = on_warning, every
         self._folder = CheckpointFolder(folder, on_warning)
-        self.earlier: Earlier | None = None
+        self.earlier: SavedRun | None = None
         self.failed = self.damaged = 0
         try:
             if not resume:
                 check_empty(folder)
             elif (found := self._folder.newest()) is not None:
                 path, written, arrays, self.damaged = found
-                self.earlier = Earlier(path, state_from_json(written, path), arrays)
+                self.earlier = SavedRun(path, state_from_json(written, path), arrays)
         except BaseException:
             self.close()
             raise
@@ -216,8 +203,8 @@ class DistributedCheckpoints:
         """True if a checkpoint should be written now that the run has made so many iterations."""
         return iterations - self._last >= self._every
 
-    def save(self, state: RunState, reducers: Callable[[int], Reducer]) -> bool:
-        """Write a checkpoint; `reducers` fetches one reducer's arrays. True if it was written, or is there already.
+    def save(self, state: RunState, fetch: Callable[[int], ReducerArrays]) -> bool:
+        """Write a checkpoint; `fetch` gives one reducer's arrays. True if it was written, or is there already.
 
         A failure to write is counted and reported, and the run goes on.
         """
@@ -225,15 +212,20 @@ class DistributedCheckpoints:
             return True
         self._last = state.iterations
         try:
-            arrays = _OneByOne(state.settings.reducers, reducers)
-            self._folder.write(
-                state.iterations, {"distributed": _ADAPTER.dump_python(state, mode="json")}, arrays
+            description = {"distributed": _ADAPTER.dump_python(state, mode="json")}
+            # Each reducer's arrays are fetched when those before are written.
+            arrays = (
+                (f"{number}.{name}", array)
+                for number in range(state.settings.reducers)
+                for name, array in fetch(number).items()
             )
-        except OSError as error:
+            self._folder.write(state.iterations, description, arrays)
+        except (OSError, MemberLost) as error:
             self.failed += 1
+            why = error.strerror if isinstance(error, OSError) else error
             self._warn(
-                f"the checkpoint of iteration {state.iterations:,} could not be written to {self.path}: "
-                f"{error.strerror}; the run goes on, earlier checkpoints are kept"
+                f"the checkpoint of iteration {state.iterations:,} could not be written to {self.path}: {why}; the run "
+                "goes on, earlier checkpoints are kept"
             )
             return False
         return True
@@ -249,29 +241,6 @@ class DistributedCheckpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _OneByOne(Mapping[str, "npt.NDArray[Any]"]):
-    """The arrays of all reducers by name, `REDUCER.NAME`; `items` fetches them and holds those of one at a time."""
-
-    def __init__(self, reducers: int, fetch: Callable[[int], Reducer]) -> None:
-        self._reducers, self._fetch = reducers, fetch
-
-    def items(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:  # type: ignore[override]
-        """Each array with its name."""
-        for number in range(self._reducers):
-            for name, array in self._fetch(number).items():
-                yield f"{number}.{name}", array
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        number, _, own = name.partition(".")
-        return self._fetch(int(number))[own]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.items())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def state_from_json(written: Mapping[str, Any], path: Path) -> RunState:

@@ -1,14 +1,15 @@
 """The crew of a distributed run on Ray: members are actors, and parts go from one to the other through Ray's store.
 
-A step is one call of each member. Its reply is a small first result, which the driver takes, and one further result for
-each receiver, which the driver only refers to: Ray moves it between the hosts (parts below Ray's bound for inlining,
-100 kB, travel with the reply instead). A member copies what it receives, since Ray hands out views of its store, and a
-view that is kept would fill the store. An FtrieError in a step is that step's error; anything else is a bug and keeps
-its remote traceback.
+A step is one call of each member. Its results are a small reply, which the driver takes, and one for each receiver,
+which the driver only refers to: Ray moves it between the hosts (parts below Ray's bound for inlining, 100 kB, travel
+with the reply instead). All results belong to the driver, so they outlive the process that made them. A member copies
+what it receives, since Ray hands out views of its store, and a view that is kept would fill the store. An FtrieError in
+a step is that step's error; anything else is a bug and keeps its remote traceback.
 
-A member that is gone, or much slower than the others, is reported by MemberLost, and `replace_lost` starts it again,
-empty. When Ray itself is gone, no member can be replaced: that is a ClusterError, found by asking Ray's control service
-each second, since Ray would wait for a minute and then end the process.
+A member that is gone, or much slower than the others, is reported by MemberLost. Ray starts its process again, empty,
+and `replace_lost` waits for it. Ray says nothing if it did so between two calls, so a call names the process that it is
+for. When Ray itself is gone, no member can be replaced: that is a ClusterError, found by
+asking Ray's control service each second, since Ray would wait for a minute and then end the process.
 
 Needs the extra `distributed`; Ray is imported when a crew is opened.
 """
@@ -18,47 +19,44 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-import shutil
 import signal
 import socket
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from model_store.errors import ClusterError, FtrieError, UsageError, counted, installing
 from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import MemberLost, Replies
 from trainer.distributed.reducer import Reducer
+from trainer.distributed.shard import build_shard
 from trainer.distributed.worker import Worker
 from trainer.output import SILENT, Output
 
 WORKER, REDUCER = "worker", "reducer"
 _POLL_S = 1.0
 _PLACED_S = 120.0
-_AWAY_S, _AWAY_HERE_S = 20.0, 3.0
-_ANSWER_S = 5.0
+_AWAY_S = 20.0
 _SLOW, _SLOW_S = 3.0, 5.0
-_STARTS = 3
-_ENDED_S = 3.0
-_MOST_LOSSES = 3
-_STORE_BYTES = (128 << 20, 1 << 30)
-_STORE_SHARE = 0.1
-_SOCKET_PATH = 107 - len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 _RESUME = "--resume goes on from the last checkpoint"
+_ENDED = "its process has ended (killed, out of memory, or crashed)"
+_LONGEST_FOLDER = 24
+"""Ray's sockets are in its folder, and a socket's path has 107 bytes at most."""
 
 _TOKEN = secrets.token_hex(32)
 """Of the clusters that this process starts: nobody else can join them. Ray reads it once in a process."""
 
 
 class _Reply(NamedTuple):
-    """A member's first result. sizes: the bytes of each part, None for one that is not sent."""
+    """What the driver takes of a step. sizes: the bytes of each part, None for one that is not sent."""
 
     summary: Any
     sizes: list[int | None]
@@ -69,45 +67,34 @@ class _Actor:
     """What runs in a member's process: the member, and its steps."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._member = make()
+        self._member, self._id = make(), secrets.token_hex(8)
 
-    def hello(self) -> tuple[str, int, str]:
-        """Host name, process id and version of ftrie."""
-        return socket.gethostname(), os.getpid(), version("ftrie")
+    def hello(self) -> tuple[str, int, str, str]:
+        """Host name, process id, the id of this start of the process, and version of ftrie."""
+        return socket.gethostname(), os.getpid(), self._id, version("ftrie")
 
-    def run(self, step: str, arguments: tuple[Any, ...], receivers: int, *parts: Any) -> list[Any]:
-        """One step: its reply or its FtrieError, then what goes to each receiver."""
+    def run(self, id: str, step: str, arguments: tuple[Any, ...], receivers: int, *parts: Any) -> list[Any]:
+        """One step: its reply, then what goes to each receiver; no reply if the process was started again."""
+        if id != self._id:
+            return [None] * (1 + receivers)
         began = time.perf_counter()
-        try:
-            summary, sent = getattr(self._member, step)(*arguments, inbox=copy.deepcopy(parts))
-        except FtrieError as error:
-            return [_picklable(error), *[None] * receivers]
+        summary, sent = getattr(self._member, step)(*arguments, inbox=copy.deepcopy(parts))
+        sent = sent or [None] * receivers
         sizes = [None if part is None else nbytes(part) for part in sent]
         return [_Reply(summary, sizes, time.perf_counter() - began), *sent]
 
 
-def _picklable(error: FtrieError) -> FtrieError:
-    """The error, or one of the same message and exit code, if it cannot be sent."""
-    try:
-        copy.copy(error)  # made from the same arguments as by Ray
-    except Exception:
-        plain = FtrieError(str(error))
-        plain.exit_code = error.exit_code
-        return plain
-    return error
-
-
-@dataclass
+@dataclass(eq=False)
 class _Member:
-    """An actor as the driver knows it; lost: why it is gone."""
+    """An actor as the driver knows it. lost: why it is gone."""
 
     kind: str
     number: int
-    make: Callable[[], Any]
-    actor: Any = None
+    actor: Any
     host: str = ""
     pid: int = 0
-    lost: str | None = None
+    id: str = ""
+    lost: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.number} on {self.host}" if self.host else f"{self.kind} {self.number}"
@@ -116,8 +103,8 @@ class _Member:
 class RayCrew:
     """Workers and reducers as Ray actors; a `trainer.distributed.methods.Crew`.
 
-    makers: make each member in its process, again whenever it is replaced; picklable. timeout_s: a member that still
-    works so long after half of its kind have finished is lost; None: never. Use as a context manager.
+    workers, reducers: make each member in its process, again whenever that is started again; picklable. timeout_s: a
+    member that still works so long after half of its kind have finished is lost; None: never. Use as a context manager.
     """
 
     def __init__(
@@ -132,23 +119,16 @@ class RayCrew:
     ) -> None:
         self.workers, self.reducers = len(workers), len(reducers)
         self._timeout_s, self._placed_s, self._output = timeout_s, placed_s, output
-        self._members = {
-            WORKER: [_Member(WORKER, number, make) for number, make in enumerate(workers)],
-            REDUCER: [_Member(REDUCER, number, make) for number, make in enumerate(reducers)],
-        }
-        self._losses = Counter[str]()
-        self._silent_since_s = 0.0
-        self._ray = the_ray()
         self._open = ExitStack()
         try:
-            with _own_handlers():
-                connect = (
-                    _started_here(self._ray, self.workers) if address is None else _joined(self._ray, address)
-                )
-                self._control = self._open.enter_context(connect)
-            self._away_s = _AWAY_HERE_S if address is None else _AWAY_S
-            self._class = self._ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
-            self._start([*self._members[WORKER], *self._members[REDUCER]])
+            self._ray, self._control = self._open.enter_context(_connected(address, self.workers))
+            self._own_node = self._ray.get_runtime_context().get_node_id()
+            self._class = self._ray.remote(max_restarts=-1, max_task_retries=0)(_Actor)
+            self._members = {
+                WORKER: [self._worker(number, make) for number, make in enumerate(workers)],
+                REDUCER: [self._reducer(number, make) for number, make in enumerate(reducers)],
+            }
+            self._greet([*self._members[WORKER], *self._members[REDUCER]])
         except BaseException:
             self._open.close()
             raise
@@ -173,42 +153,50 @@ class RayCrew:
         """All reducers do a step, with what the workers sent to them."""
         return self._ask(REDUCER, self.workers, step, arguments, inbox)
 
+    def fetch(self, part: Any) -> Any:
+        """A part that a member sent. Raises MemberLost if it was on a host that is gone."""
+        try:
+            return self._ray.get(part)
+        except self._ray.exceptions.ObjectLostError as error:
+            self._check_ray()
+            raise MemberLost(_reason(error)) from None
+
     def replace_lost(self) -> None:
-        """Start lost members again, empty. Raises ClusterError if Ray is away, or one step is never finished."""
-        lost = [each for members in self._members.values() for each in members if each.lost is not None]
-        step, times = max(self._losses.items(), key=lambda each: each[1], default=("", 0))
-        if times >= _MOST_LOSSES:
-            raise ClusterError(
-                f"members were lost {times} times at the step {step!r}, which never ended; the last time "
-                + "; ".join(f"{each}: {each.lost}" for each in lost)
-                + f"; {_RESUME}, perhaps with more --workers or hosts with more memory"
-            )
-        self._check_ray()
+        """Wait until lost members have started again. Raises ClusterError if Ray is away or has no room for them."""
         began = time.perf_counter()
+        lost = [each for members in self._members.values() for each in members if each.lost]
         notes = [f"{each} was lost: {each.lost}" for each in lost]
-        for each in lost:
-            with suppress(Exception):
-                self._ray.kill(each.actor)
-        self._start(lost)
+        self._greet(lost)
         for each, note in zip(lost, notes, strict=True):
-            seconds = time.perf_counter() - began
-            self._output.warn(f"{note}; started again on {each.host} in {seconds:.1f} s")
+            self._output.warn(f"{note}; started again on {each.host} in {time.perf_counter() - began:.1f} s")
+
+    def _worker(self, number: int, make: Callable[[], Any]) -> _Member:
+        """A worker takes a CPU."""
+        options = self._class.options(num_cpus=1, scheduling_strategy="SPREAD")
+        return _Member(WORKER, number, options.remote(make))
+
+    def _reducer(self, number: int, make: Callable[[], Any]) -> _Member:
+        """Reducers work while workers wait, and take no CPU. Ray does not spread what takes none: hosts are chosen."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        ids = sorted(node["NodeID"] for node in nodes)
+        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        host = affinity(ids[number % len(ids)], soft=True)
+        return _Member(
+            REDUCER, number, self._class.options(num_cpus=0, scheduling_strategy=host).remote(make)
+        )
 
     def _ask(
         self, kind: str, receivers: int, step: str, arguments: tuple[Any, ...], inbox: Replies | None
     ) -> Replies:
         results = []
-        for each in self._members[kind]:
-            parts = [] if inbox is None else [sent[each.number] for sent in inbox.parts]
-            call = each.actor.run.options(num_returns=1 + receivers)
-            results.append(call.remote(step, arguments, receivers, *parts))
         try:
+            for each in self._members[kind]:
+                parts = [] if inbox is None else [sent[each.number] for sent in inbox.parts]
+                call = each.actor.run.options(num_returns=1 + receivers)
+                results.append(call.remote(each.id, step, arguments, receivers, *parts))
             replies = self._wait(kind, step, [each[0] for each in results])
-        except (self._ray.exceptions.RaySystemError, ConnectionError) as error:
-            if isinstance(error, self._ray.exceptions.RayTaskError):
-                raise  # a member's own
-            raise self._away(_first_line(error).rstrip(".")) from None
-        del self._losses[f"{kind} {step}"]
+        except ConnectionError as error:  # of a ray:// address
+            raise self._away(_first_line(error)) from None
         parts = [
             [None if size is None else part for size, part in zip(reply.sizes, sent[1:], strict=True)]
             for reply, sent in zip(replies, results, strict=True)
@@ -216,10 +204,10 @@ class RayCrew:
         sizes = [size for reply in replies for size in reply.sizes if size is not None]
         return Replies([reply.summary for reply in replies], parts, sum(sizes))
 
-    def _wait(self, kind: str, step: str, first_results: list[Any]) -> list[_Reply]:
+    def _wait(self, kind: str, step: str, results: list[Any]) -> list[_Reply]:
         """The replies of all members of a kind. Raises MemberLost as soon as one is known to be lost."""
         members = self._members[kind]
-        waiting = dict(zip(first_results, members, strict=True))
+        waiting = dict(zip(results, members, strict=True))
         replies: dict[int, _Reply] = {}
         began, half_s, warned = time.monotonic(), 0.0, set[int]()
         while waiting:
@@ -227,111 +215,84 @@ class RayCrew:
             for result in ready:
                 member = waiting.pop(result)
                 reply = self._reply(member, result)
-                if isinstance(reply, FtrieError):
-                    raise reply
                 if reply is not None:
                     replies[member.number] = reply
             if waiting:
                 self._check_ray()
-            lost = [each for each in members if each.lost is not None]
-            if waiting and not lost and 2 * len(replies) >= len(members) > 1:
+            if waiting and 2 * len(replies) >= len(members) > 1:
                 half_s = half_s or time.monotonic()
                 median = statistics.median(each.seconds for each in replies.values())
                 for member in waiting.values():
                     self._watch(member, step, time.monotonic() - began, median, half_s, warned)
-                lost = [each for each in members if each.lost is not None]
-            if lost or len(replies) + len(waiting) < len(members):
-                self._losses[f"{kind} {step}"] += 1
+            if lost := [each for each in members if each.lost]:
                 raise MemberLost("; ".join(f"{each} was lost: {each.lost}" for each in lost))
         return [replies[number] for number in range(len(members))]
 
-    def _reply(self, member: _Member, result: Any) -> _Reply | FtrieError | None:
+    def _reply(self, member: _Member, result: Any) -> _Reply | None:
         """A member's reply; None if it, or what was sent to it, is lost."""
         errors = self._ray.exceptions
-        gone = (
-            errors.RayActorError,
-            errors.OutOfMemoryError,
-            errors.NodeDiedError,
-            errors.WorkerCrashedError,
-        )
         try:
-            reply: _Reply | FtrieError = self._ray.get(result)
+            reply: _Reply | None = self._ray.get(result)
+            member.lost = _ENDED if reply is None else ""
             return reply
-        except gone as error:
-            self._check_ray(now=True)
-            member.lost = _reason(error)
-        except errors.ObjectLostError:
-            self._check_ray(now=True)  # of a member whose host is gone; asking that member will say so
-        except errors.RayTaskError as error:
-            if not isinstance(error.cause, errors.ObjectLostError):
+        except errors.RayError as error:
+            cause = error.cause if isinstance(error, errors.RayTaskError) else error
+            if isinstance(cause, FtrieError):
+                raise cause from None
+            if not isinstance(cause, errors.RayError):
                 raise
+            self._check_ray()
+            member.lost = _reason(cause)
         return None
 
     def _watch(
         self, member: _Member, step: str, seconds: float, median: float, half_s: float, warned: set[int]
     ) -> None:
-        """Report a member that is slow, and give one up that is too slow."""
+        """Report a member that is slow, and end one that is too slow."""
         waited = time.monotonic() - half_s
         if self._timeout_s is not None and waited > self._timeout_s:
             member.lost = (
                 f"it has worked on the step {step!r} for {seconds:.0f} s, over --worker-timeout after the others had "
                 f"finished (median {median:.1f} s)"
             )
+            self._ray.kill(member.actor, no_restart=False)
         elif member.number not in warned and seconds > max(_SLOW * median, _SLOW_S):
             warned.add(member.number)
-            limit = (
-                ""
-                if self._timeout_s is None
-                else f"; it is replaced after {self._timeout_s - waited:.0f} s more"
-            )
+            left = None if self._timeout_s is None else self._timeout_s - waited
             self._output.warn(
                 f"{member} is slow: it has worked on the step {step!r} for {seconds:.0f} s, the others took "
-                f"{median:.1f} s (median){limit}"
+                f"{median:.1f} s (median)"
+                + ("" if left is None else f"; it is replaced after {left:.0f} s more")
             )
 
-    def _start(self, members: Sequence[_Member]) -> None:
-        """Start members, and wait until they answer. Raises ClusterError."""
-        waiting = {self._created(each): each for each in members}
+    def _greet(self, members: Sequence[_Member]) -> None:
+        """Wait until members answer, from a new process if they were lost. Raises ClusterError."""
+        waiting = {each.actor.hello.remote(): each for each in members}
         end_s = time.monotonic() + self._placed_s
         while waiting:
             ready, _ = self._ray.wait([*waiting], num_returns=len(waiting), timeout=_POLL_S)
             for result in ready:
                 member = waiting.pop(result)
                 try:
-                    member.host, member.pid, found = self._ray.get(result)
-                except (self._ray.exceptions.RayError, ConnectionError) as error:
-                    self._check_ray(now=True)
-                    if getattr(error, "actor_init_failed", False) or time.monotonic() > end_s:
+                    member.host, member.pid, member.id, found = self._ray.get(result)
+                except self._ray.exceptions.RayError as error:
+                    if getattr(error, "actor_init_failed", False):
                         raise _not_started(member, error) from None
-                    time.sleep(_POLL_S / 4)
-                    waiting[self._created(member)] = member
+                    if not any(
+                        node["Alive"] for node in self._ray.nodes() if node["NodeID"] == self._own_node
+                    ):
+                        raise self._away("the part of Ray on this host has ended") from None
+                    time.sleep(_POLL_S / 4)  # it is being started
+                    waiting[member.actor.hello.remote()] = member
                     continue
+                member.lost = ""
                 if found != version("ftrie"):
                     raise ClusterError(
                         f"{member.host} has ftrie {found}, and this host {version('ftrie')}: every host needs the same"
                     )
-            if waiting:
-                self._check_ray()
+            self._check_ray()
             if waiting and time.monotonic() > end_s:
                 raise self._not_placed(len(waiting))
-
-    def _created(self, member: _Member) -> Any:
-        """Create a member's actor; returns its answer to `hello`.
-
-        Workers take a CPU each. Reducers work while workers wait and take none: Ray does not spread what takes none,
-        so their hosts are chosen here.
-        """
-        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        if member.kind == REDUCER:
-            nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-            ids = sorted(node["NodeID"] for node in nodes)
-            affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-            options = {
-                "num_cpus": 0,
-                "scheduling_strategy": affinity(ids[member.number % len(ids)], soft=False),
-            }
-        member.actor, member.lost = self._class.options(**options).remote(member.make), None
-        return member.actor.hello.remote()
 
     def _not_placed(self, waiting: int) -> ClusterError:
         total = self._ray.cluster_resources().get("CPU", 0.0)
@@ -347,22 +308,13 @@ class RayCrew:
             f"are free{room}; give fewer --workers, or add hosts"
         )
 
-    def _check_ray(self, *, now: bool = False) -> None:
-        """Raise ClusterError if Ray's control service has not answered for some time; now: wait until that is known."""
+    def _check_ray(self) -> None:
+        """Wait while Ray's control service does not answer. Raises ClusterError after some time."""
+        end_s = time.monotonic() + _AWAY_S
         while not _answers(self._control):
-            self._silent_since_s = self._silent_since_s or time.monotonic()
-            if time.monotonic() - self._silent_since_s > self._away_s:
-                raise self._away(f"nothing has answered there for {self._away_s:.0f} s")
-            if not now:
-                return
-            time.sleep(_POLL_S / 4)
-        self._silent_since_s = 0.0
-        if now and not self._is_own_node_alive():
-            raise self._away("the part of Ray on this host has ended")
-
-    def _is_own_node_alive(self) -> bool:
-        own = self._ray.get_runtime_context().get_node_id()
-        return any(node["Alive"] for node in self._ray.nodes() if node["NodeID"] == own)
+            if time.monotonic() > end_s:
+                raise self._away(f"nothing has answered there for {_AWAY_S:.0f} s")
+            time.sleep(_POLL_S)
 
     def _away(self, reason: str) -> ClusterError:
         host, port = self._control
@@ -385,7 +337,7 @@ def open_crew(
     Raises UsageError without Ray, ClusterError if it cannot be started or joined, or has no room for all workers.
     """
     return RayCrew(
-        [partial(_worker, number, reducers, plan) for number, plan in enumerate(plans)],
+        [partial(Worker, number, reducers, partial(build_shard, plan)) for number, plan in enumerate(plans)],
         [partial(Reducer, number, len(plans)) for number in range(reducers)],
         address=address,
         timeout_s=timeout_s,
@@ -393,98 +345,76 @@ def open_crew(
     )
 
 
-def _worker(number: int, reducers: int, plan: Any) -> Worker:
-    from trainer.distributed.shard import build_shard
-
-    return Worker(number, reducers, partial(build_shard, plan))
-
-
-def the_ray() -> Any:
-    """The module `ray`. Raises UsageError without the extra."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise UsageError(f"training on several workers needs Ray: {installing('distributed')}") from error
-    return ray
-
-
-_QUIET = {"log_to_driver": False, "logging_level": "error"}
+def check_ray() -> None:
+    """Raise UsageError without the extra. Ray is not imported yet, since it reads variables then."""
+    if find_spec("ray") is None:
+        raise UsageError(f"training on several workers needs Ray: {installing('distributed')}")
 
 
 @contextmanager
-def _started_here(ray: Any, workers: int) -> Iterator[tuple[str, int]]:
-    """Ray on this machine's loopback interface, and nothing of it afterwards. Yields where its control service is."""
-    psutil = ray._private.services.psutil
-    own = {each.pid for each in psutil.Process().children(recursive=True)}
-    with _folder() as folder, _environment(), _on_loopback(ray), _silent(ray):
-        started = None
-        for attempt in range(_STARTS):
-            try:
-                started = ray.init(
-                    address="local",
-                    num_cpus=workers,
-                    object_store_memory=_store_bytes(),
-                    include_dashboard=False,
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=folder,
-                    **_QUIET,
+def _connected(address: str | None, workers: int) -> Iterator[tuple[Any, tuple[str, int]]]:
+    """The module `ray`, connected to a cluster or to one that is started here, and where its control service is.
+
+    For a ray:// address that is where its clients connect. What is started here listens on loopback only, and asks for
+    a token that only this run's processes have, unless the user has set how. Ray prints what it knows of lost processes
+    on standard output, which is for answers, so nothing goes there meanwhile. How SIGTERM is handled stays as it was.
+    """
+    check_ray()
+    with ExitStack() as stack:
+        if address is None:
+            found, failed = "local", "Ray could not be started"
+            base = tempfile.gettempdir()
+            folder = tempfile.TemporaryDirectory(
+                prefix="ftrie-ray-",
+                dir=base if len(base) <= _LONGEST_FOLDER else "/tmp",
+                ignore_cleanup_errors=True,
+            )
+            # The first is read when Ray is imported; without it Ray takes an address that other hosts reach.
+            own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+            if "RAY_AUTH_MODE" not in os.environ:
+                own["RAY_AUTH_TOKEN"] = _TOKEN
+            options: dict[str, Any] = {
+                "num_cpus": workers,
+                "object_store_memory": _store_bytes(),
+                "include_dashboard": False,
+                "_temp_dir": stack.enter_context(folder),
+            }
+            stack.enter_context(_environment(own))
+        else:
+            found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+            failed, options = f"the Ray cluster at {found} cannot be joined", {}
+            if found != "auto" and not _answers(_host_and_port(found)):
+                raise ClusterError(
+                    f"no Ray cluster answers at {found}: expected HOST:PORT of its head (ray start --head prints it), "
+                    "or `auto`"
                 )
-                break
-            except Exception as error:  # Ray raises plain Exception
-                _end_half_started(error)
-                ray.shutdown()
-                if attempt == _STARTS - 1:
-                    raise ClusterError(
-                        f"Ray could not be started, {_STARTS} times: {_first_line(error)} Where the machine is "
-                        "busy, its parts do not find each other in time."
-                    ) from error
-        assert started is not None
-        processes = [each for each in psutil.Process().children(recursive=True) if each.pid not in own]
+        import ray
+
+        stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        stack.callback(ray.shutdown)
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            yield _host_and_port(started.address_info["gcs_address"])
-        finally:
-            ray.shutdown()
-            # Where a part of Ray was killed, others of its parts go on for a minute, to report it to each other.
-            _, left = psutil.wait_procs(processes, timeout=_ENDED_S)
-            for each in left:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-
-
-def _end_half_started(error: BaseException) -> None:
-    """End the processes of a Ray that did not start: it leaves them to whoever holds the node, and nobody does."""
-    trace = error.__traceback__
-    while trace is not None:
-        node: Any = trace.tb_frame.f_locals.get("self")
-        if hasattr(node, "kill_all_processes"):
-            node.kill_all_processes(check_alive=False, allow_graceful=False)
-        trace = trace.tb_next
+            ray.init(address=found, log_to_driver=False, logging_level="error", **options)
+        except (Exception, SystemExit) as error:  # Ray raises plain Exception
+            raise ClusterError(f"{failed}: {_first_line(error)}{_hint(error)}") from error
+        with suppress(ValueError):  # not in the main thread, where Ray leaves it too
+            signal.signal(signal.SIGTERM, before)
+        control = found if "://" in found else ray.get_runtime_context().gcs_address
+        yield ray, _host_and_port(control)
 
 
 @contextmanager
-def _joined(ray: Any, address: str) -> Iterator[tuple[str, int]]:
-    """A Ray that is there. Yields where its control service is, or for a ray:// address that of its clients."""
-    found = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    control = None if found == "auto" else _host_and_port(found.removeprefix("ray://"))
-    if control is not None and not _answers(control):
-        raise ClusterError(
-            f"no Ray cluster answers at {found}: expected HOST:PORT of its head (ray start --head prints it), or `auto`"
-        )
-    with _silent(ray):
-        try:
-            ray.init(address=found, **_QUIET)
-        except (Exception, SystemExit) as error:
-            ray.shutdown()
-            why = _first_line(error) + _hint(error)
-            raise ClusterError(f"the Ray cluster at {found} cannot be joined: {why}") from error
-        try:
-            if control is None or not found.startswith("ray://"):
-                control = _host_and_port(ray.get_runtime_context().gcs_address)
-            yield control
-        finally:
-            ray.shutdown()
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Environment variables that are set for a while, and RAY_AUTH_MODE, which Ray sets."""
+    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _hint(error: BaseException) -> str:
@@ -498,88 +428,22 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
-@contextmanager
-def _folder() -> Iterator[str]:
-    """A new folder for Ray's sockets and logs, with a path that is short enough for sockets."""
-    base = tempfile.gettempdir()
-    if len(base) + len("/ftrie-ray-12345678") > _SOCKET_PATH:
-        base = "/tmp"
-    folder = tempfile.mkdtemp(prefix="ftrie-ray-", dir=base)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _environment() -> Iterator[None]:
-    """Only this run's processes may speak to the Ray it starts, unless the user has set how.
-
-    Ray from 2.59 on asks for a token, and otherwise takes the user's, or writes one for him.
-    """
-    if "RAY_AUTH_MODE" in os.environ:
-        yield
-        return
-    before, os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN"), _TOKEN
-    try:
-        yield
-    finally:
-        os.environ.pop("RAY_AUTH_MODE", None)  # which Ray has set
-        del os.environ["RAY_AUTH_TOKEN"]
-        if before is not None:
-            os.environ["RAY_AUTH_TOKEN"] = before
-
-
-@contextmanager
-def _on_loopback(ray: Any) -> Iterator[None]:
-    """Have Ray listen on loopback: on Linux it replaces 127.0.0.1 by an address that others reach, here as on macOS."""
-    constants = ray._private.ray_constants
-    before, constants.ENABLE_RAY_CLUSTER = getattr(constants, "ENABLE_RAY_CLUSTER", None), False
-    try:
-        yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def _silent(ray: Any) -> Iterator[None]:
-    """Keep Ray from printing on standard output what it knows of lost processes: that is where answers go."""
-    module = ray._private.worker
-    before, module.print_to_stdstream = getattr(module, "print_to_stdstream", None), lambda *_, **__: None
-    try:
-        yield
-    finally:
-        module.print_to_stdstream = before
-
-
-@contextmanager
-def _own_handlers() -> Iterator[None]:
-    """Keep this process's handling of SIGTERM, which Ray replaces when it starts."""
-    try:
-        before = signal.getsignal(signal.SIGTERM)
-        yield
-    finally:
-        with suppress(ValueError):  # not in the main thread, where Ray leaves it too
-            signal.signal(signal.SIGTERM, before)
-
-
 def _store_bytes() -> int:
     """The size of the object store: what is in flight in one step; Ray writes to disk what does not fit."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    least, most = _STORE_BYTES
-    return min(max(int(memory * _STORE_SHARE), least), most)
+    return min(max(memory // 10, 128 << 20), 1 << 30)
 
 
 def _answers(address: tuple[str, int]) -> bool:
     try:
-        socket.create_connection(address, timeout=_ANSWER_S).close()
+        socket.create_connection(address, timeout=5.0).close()
     except OSError:
         return False
     return True
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         return host.strip("[]"), int(port)
     except ValueError:
@@ -590,12 +454,14 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 def _reason(error: Exception) -> str:
     """Why a member is gone, from what Ray says."""
-    text = str(error)
-    if type(error).__name__ == "OutOfMemoryError" or "OOM" in text.partition("Some common causes")[0]:
+    text, kind = str(error), type(error).__name__
+    if kind == "OutOfMemoryError" or "OOM" in text.partition("Some common causes")[0]:
         return "Ray ended it, since its host ran out of memory"
-    if type(error).__name__ == "NodeDiedError" or "node has died" in text or "node was" in text:
+    if kind.startswith("Object"):
+        return "what was sent to it was on a host that is away"
+    if kind == "NodeDiedError" or "node has died" in text or "node was" in text:
         return "its host is away"
-    return "its process has ended (killed, out of memory, or crashed)"
+    return _ENDED
 
 
 def _not_started(member: _Member, error: BaseException) -> ClusterError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.errors import InputError, SpecError, shown
@@ -17,7 +17,7 @@ from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import STDIN
 from trainer.formats.reader import BATCH_BYTES, EVENTS, expand
-from trainer.settings import HeldOut
+from trainer.settings import HeldOutRows
 from trainer.sources.kinds import kind_of
 
 _BLOCKS = 256
@@ -69,8 +69,9 @@ class ShardPlan:
     """All that worker number `worker` of `workers` needs to make its shard. Picklable.
 
     start: has the spec, resolved against the whole log; held_share: of the log's requests to hold out; held: the files
-    held out; items, users: the side tables' files; memory_bytes: rows beyond this go to files in `folder` (None: where
-    temporary files go); strict: the first bad row is an error; threads: that hash.
+    held out; items, users: the side tables' files; memory_bytes: rows are in files in `folder` (None: where temporary
+    files go), and about so many bytes of them are handled at once; None: they are in memory; strict: the first bad row
+    is an error; threads: that hash.
     cache: keeps the rows of each worker, whose number follows its name.
     """
 
@@ -88,17 +89,6 @@ class ShardPlan:
     strict: bool = False
     threads: int = 1
     cache: Path | None = None
-
-
-@dataclass(frozen=True)
-class ShardOptions:
-    """How shards are made, whatever the log: see `ShardPlan`."""
-
-    held_out: HeldOut = field(default_factory=HeldOut)
-    memory_bytes: int | None = None
-    folder: str | None = None
-    strict: bool = False
-    threads: int = 1
 
 
 def check_distributable(spec: ModelSpec) -> None:
@@ -185,17 +175,21 @@ def plan_shards(
     spec: ModelSpec,
     log: Log,
     workers: int,
-    options: ShardOptions | None = None,
+    *,
+    held_out: HeldOutRows | None = None,
     known: Sequence[ModelSpec] = (),
+    memory_bytes: int | None = None,
+    folder: str | None = None,
+    strict: bool = False,
+    threads: int = 1,
 ) -> list[ShardPlan]:
-    """A plan for each worker. known: see `open_log`. Raises SpecError, InputError.
+    """A plan for each worker. known: see `open_log`; for the others see `ShardPlan`. Raises SpecError, InputError.
 
     With as many files as workers or more, each worker gets whole files, of about the same bytes in all; with fewer,
     each reads all files and takes every `workers`-th block of rows.
     """
-    options = options or ShardOptions()
     check_distributable(spec)
-    given = options.held_out
+    given = held_out or HeldOutRows()
     check_inputs([*log.inputs, *given.inputs], log.format, spec.input.label)
     with open_log(log, spec, known=known) as opened:
         start = opened.start
@@ -211,10 +205,10 @@ def plan_shards(
         held_share=given.share,
         items=tables.get("items"),
         users=tables.get("users"),
-        memory_bytes=options.memory_bytes,
-        folder=options.folder,
-        strict=options.strict,
-        threads=options.threads,
+        memory_bytes=memory_bytes,
+        folder=folder,
+        strict=strict,
+        threads=threads,
         cache=log.cache,
     )
     return [
@@ -233,6 +227,7 @@ def open_part(plan: ShardPlan, files: LogFiles) -> Log:
                 f"{table.path} on the host of this worker is not the file of {table.name} that the run was started "
                 "with; every worker must read the same"
             )
+    part = "held" if files is plan.held else f"{plan.worker + 1}-of-{plan.workers}"
     return Log(
         [files.files[number] for number in files.mine],
         format=plan.format,
@@ -240,17 +235,9 @@ def open_part(plan: ShardPlan, files: LogFiles) -> Log:
         batch_bytes=files.block_bytes,
         reader=files.reader,
         readers=files.readers,
-        cache=_cache_of(plan, files),
+        cache=plan.cache and plan.cache.with_name(f"{plan.cache.name}.{part}"),
         same_batches=True,
     )
-
-
-def _cache_of(plan: ShardPlan, files: LogFiles) -> Path | None:
-    """The worker's own cache of these files."""
-    if plan.cache is None:
-        return None
-    what = "held" if files is plan.held else f"{plan.worker + 1}-of-{plan.workers}"
-    return plan.cache.with_name(f"{plan.cache.name}.{what}")
 
 
 def _deal(log: Log, inputs: Sequence[str], workers: int) -> list[LogFiles]:

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.distributed import local_kernels as kernels
-from trainer.distributed.local_kernels import ColumnArrays, Quadratic, RowArrays
+from trainer.distributed import shard_kernels as kernels
 from trainer.distributed.problem import Numbers, Problem
-from trainer.distributed.shard import Columns, Rows, Shard
+from trainer.distributed.shard import Shard
+from trainer.distributed.shard_kernels import Quadratic
 from trainer.learn.learners.ftrl import Ftrl
 from trainer.learn.learners.operations import LAZY_SIZE
 from trainer.learn.learners.rates import Gradients
@@ -36,11 +36,10 @@ _ARMIJO = 1e-4
 _SHORTEST = 1e-4
 
 Indices = npt.NDArray[np.int64]
-_NOTHING = np.empty(0)
 
 
 class Point(NamedTuple):
-    """The shard's loss at some weights: scores, errors and curvature float64[lanes * rows], the summed loss."""
+    """The shard's loss at some weights: scores, errors and curvature float64[variants * rows], the summed loss."""
 
     scores: Numbers
     errors: Numbers
@@ -54,19 +53,18 @@ class LocalProblem:
     def __init__(self, shard: Shard, problem: Problem) -> None:
         features = shard.keys.features
         self.problem = problem
-        self.lanes = problem.lanes
+        self.variants = problem.variants
         self.keys = int(features.size)
         self.counts = shard.keys.counts
         bits = problem.bits[features]
         self.used = bits != 0
         self.l1, self.l2 = problem.l1[features], problem.l2[features]
-        self._bits = bits if self.lanes > 1 else np.empty(0, np.uint32)
-        self._rows, self._held = _arrays(shard.rows), _arrays(shard.held)
-        self._columns = _column_arrays(shard.columns)
+        self._bits = bits if self.variants > 1 else np.empty(0, np.uint32)
+        self._rows, self._held, self._columns = shard.rows, shard.held, shard.columns
         self._longest = int(np.diff(shard.rows.starts).max(initial=0))
         self.size = int(shard.rows.labels.size)
-        self.weight = shard.rows.importance * self.lanes
-        self.held_weight = shard.held.importance * self.lanes
+        self.weight = shard.rows.importance * self.variants
+        self.held_weight = shard.held.importance * self.variants
 
     def at(self, weights: Numbers) -> Point:
         """The shard's loss at float64[keys] weights."""
@@ -76,15 +74,15 @@ class LocalProblem:
         return Point(scores, errors, curvature, float(loss))
 
     def scores(self, weights: Numbers) -> Numbers:
-        """The scores of the shard's rows: float64[lanes * rows]."""
-        scores = np.empty(self.lanes * self.size)
+        """The scores of the shard's rows: float64[variants * rows]."""
+        scores = np.empty(self.variants * self.size)
         kernels.scores_of(self._rows, self._bits, weights, scores)
         return scores
 
     def gradient(self, point: Point) -> Numbers:
         """The gradient of the shard's loss: float64[keys], 0 where the problem does not use the key."""
         gradient = np.empty(self.keys)
-        kernels.gradient_of(self._columns, self.size, self.lanes, self._bits, point.errors, gradient)
+        kernels.gradient_of(self._columns, self.size, self.variants, self._bits, point.errors, gradient)
         gradient[~self.used] = 0.0
         return gradient
 
@@ -102,23 +100,24 @@ class LocalProblem:
         return float(out[0])
 
     def held_scores(self, weights: Numbers) -> Numbers:
-        """The scores of the held-out rows: float64[lanes * rows]."""
-        scores = np.empty(self.lanes * self._held.labels.size)
+        """The scores of the held-out rows: float64[variants * rows]."""
+        scores = np.empty(self.variants * self._held.labels.size)
         kernels.scores_of(self._held, self._bits, weights, scores)
         return scores
 
     def squares(self, point: Point, keys: Indices) -> Numbers:
         """The sum of the squared gradients of single rows by the weights of some keys: float64[keys]."""
         out = np.empty(keys.size)
-        kernels.squares_of(self._columns, self.size, self.lanes, self._bits, point.errors, keys, out)
+        kernels.squares_of(self._columns, self.size, self.variants, self._bits, point.errors, keys, out)
         return out
 
     def head_hessian(self, point: Point, head: Indices) -> Numbers:
         """The Hessian of the shard's loss among the head keys, -1 for one that it lacks: float64[head, head]."""
         hessian = np.zeros((head.size, head.size))
-        places, values = np.empty(self._longest, np.int64), np.empty(self._longest)
+        found, values = np.empty(self._longest, np.int64), np.empty(self._longest)
+        head_of = self._head_of(head)
         kernels.add_head_hessian(
-            self._rows, self.lanes, self._bits, point.curvature, self._place(head), hessian, places, values
+            self._rows, self.variants, self._bits, point.curvature, head_of, hessian, found, values
         )
         return hessian + np.triu(hessian, 1).T
 
@@ -134,11 +133,11 @@ class LocalProblem:
         """
         curvature = self._curvature(point, keys)
         share = (totals - reach) / reach
-        place = self._place(head)[keys]
-        diagonal = np.where(place >= 0, 0.0, damping * curvature * share) + _FLOOR + self.l2[keys]
+        head_of = self._head_of(head)[keys]
+        diagonal = np.where(head_of >= 0, 0.0, damping * curvature * share) + _FLOOR + self.l2[keys]
         diagonal += caution * reach / 4.0
         linear = gradient - own + self.l2[keys] * weights[keys]
-        model = Quadratic(keys, linear, diagonal, curvature, self.l1[keys], weights[keys], place, other)
+        model = Quadratic(keys, linear, diagonal, curvature, self.l1[keys], weights[keys], head_of, other)
         moved, _, rounds = self._solve(point, model, MOST_ROUNDS, seed)
         return moved, rounds
 
@@ -192,7 +191,7 @@ class LocalProblem:
         n[:] = self.squares(before, keys)
         a = -w * (self.problem.beta + np.sqrt(n)) / self.problem.alpha
         kernels.ftrl_pass(
-            self._rows, self.lanes, self._bits, learner, np.zeros((1, LAZY_SIZE)), pull, rho, center,
+            self._rows, self.variants, self._bits, learner, np.zeros((1, LAZY_SIZE)), pull, rho, center,
             np.maximum(self.counts, 1.0), a, n, w,
         )  # fmt: skip
 
@@ -204,22 +203,22 @@ class LocalProblem:
         rounds = 0
         if order.size:
             rounds = kernels.descend(
-                self._columns, self.lanes, self._bits, point.errors, point.curvature, model, order, most, ENOUGH,
+                self._columns, self.variants, self._bits, point.errors, point.curvature, model, order, most, ENOUGH,
                 moved, change, np.zeros(len(model.other)),
             )  # fmt: skip
         return moved, change, int(rounds)
 
     def _curvature(self, point: Point, keys: Indices) -> Numbers:
         out = np.empty(keys.size)
-        kernels.curvature_of(self._columns, self.size, self.lanes, self._bits, point.curvature, keys, out)
+        kernels.curvature_of(self._columns, self.size, self.variants, self._bits, point.curvature, keys, out)
         return out
 
-    def _place(self, head: Indices) -> npt.NDArray[np.int32]:
-        """Each key's place in the head, -1 for none: int32[keys]."""
-        place = np.full(self.keys, -1, np.int32)
+    def _head_of(self, head: Indices) -> npt.NDArray[np.int32]:
+        """Each key's index in the head, -1 for none: int32[keys]."""
+        head_of = np.full(self.keys, -1, np.int32)
         held = np.flatnonzero(head >= 0)
-        place[head[held]] = held
-        return place
+        head_of[head[held]] = held
+        return head_of
 
 
 def reach_of(shard: Shard) -> Numbers:
@@ -228,18 +227,10 @@ def reach_of(shard: Shard) -> Numbers:
         counts: Numbers = shard.keys.counts
         return counts
     reach = np.empty(shard.keys.hashes.size)
-    kernels.reach_of(_column_arrays(shard.columns), shard.rows.weights, reach)
+    kernels.reach_of(shard.columns, shard.rows.weights, reach)
     return reach
 
 
 def _proximal(w: Numbers, pull: Numbers, rho: float, center: Numbers) -> float:
     away = w - center
     return float(pull @ away + 0.5 * rho * (away @ away))
-
-
-def _arrays(rows: Rows) -> RowArrays:
-    return RowArrays(rows.starts, rows.ids, rows.x, rows.labels, rows.weights)
-
-
-def _column_arrays(columns: Columns) -> ColumnArrays:
-    return ColumnArrays(columns.starts, columns.rows, columns.x)

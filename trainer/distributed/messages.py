@@ -12,16 +12,16 @@ _LARGEST_HALF = 60_000.0
 
 
 class Sparse(NamedTuple):
-    """A float32 vector: `values` at `places` (uint32), 0 elsewhere; or all of it where `places` is None."""
+    """A float32 vector: `values` at `at` (uint32), 0 elsewhere; or all of it where `at` is None."""
 
     size: int
-    places: npt.NDArray[np.uint32] | None
+    at: npt.NDArray[np.uint32] | None
     values: npt.NDArray[np.float32]
 
     @property
     def where(self) -> Any:
         """What indexes the values in a vector of this size."""
-        return slice(None) if self.places is None else self.places
+        return slice(None) if self.at is None else self.at
 
     def dense(self) -> npt.NDArray[np.float64]:
         """All of it: float64[size]."""

@@ -1,10 +1,9 @@
 """The methods: how a crew of workers and reducers minimises a problem, iteration by iteration.
 
-Every method starts at the mean of the workers' FTRL passes, each key weighted by its reach, the sum of omega |x|
-(`average`, which ends there). With l_t the loss of shard t, g the gradient of all shards' loss, c_ti the reach of key i
-in shard t and c_i that in all shards:
+Both start at the mean of the workers' FTRL passes, each key weighted by its reach, the sum of omega |x|. With l_t the
+loss of shard t, g the gradient of all shards' loss, c_ti the reach of key i in shard t and c_i that in all shards:
 
-- `admm`: Boyd et al. 2011, sections 7.2 and 8.2. `admm-adaptive` changes rho to balance the residuals (section 3.4.1).
+- `admm`: Boyd et al. 2011, sections 7.2 and 8.2.
 - `surrogate`: two rounds an iteration, after communication-efficient surrogate likelihoods (Jordan, Lee and Yang 2019)
   and their sparse forms. Round 1 sums the gradient and finds the active keys. In round 2 each worker minimises
 
@@ -15,8 +14,9 @@ in shard t and c_i that in all shards:
   then the losses of a few steps along the mean and the step before are compared, and the best is taken. So the
   objective never rises. H is renewed when the objective has fallen by RENEWAL since.
 
-The driver sees sums and the head's names only. An iteration is a transaction: if a member is lost, the others return to
-the iteration before, the lost one is filled from them, and the iteration is repeated with the same result.
+The driver sees sums and the head's names only. An iteration is a transaction: after each one the reducers' state is
+kept outside of them. If a member is lost, the crew starts it again, all members take the state of the last iteration,
+and the next one is repeated with the same result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from model_store.errors import FtrieError
+from model_store.errors import ClusterError
 from trainer.distributed.problem import Problem
-from trainer.distributed.reducer import Screened
+from trainer.distributed.reducer import ScreenResult
 from trainer.distributed.shard import ShardSummary
 from trainer.settings import MethodOptions
 
@@ -41,8 +41,9 @@ HEAD = 512
 DAMPING = 4.0
 """At the start, with five workers or more; with T workers T - 1: each of them knows 1 / T of the curvature itself."""
 RENEWAL = 0.02
+Done = TypeVar("Done")
 _MOST_FAILURES = 5
-_BALANCE, _RHO_FACTOR = 10.0, 2.0
+_MOST_LOSSES = 3
 _RESIDUALS = 1e-3
 _QUIET, _QUIET_RESIDUALS = 5, 1e-2
 """ADMM has also converged after so many iterations that hardly change the objective, if its residuals are no larger:
@@ -50,7 +51,7 @@ the objective alone also stands still while the common weights stay at 0 and the
 
 
 class MemberLost(Exception):
-    """A worker or reducer has ended, or takes too long; the crew can replace it."""
+    """A worker or reducer has ended, or takes too long, or what it sent is gone; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,11 @@ class Crew(Protocol):
     def ask_reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
         """All reducers do a step, with what the workers sent to them."""
 
+    def fetch(self, part: Any) -> Any:
+        """A part that a member sent, here. Raises MemberLost if it is gone."""
+
     def replace_lost(self) -> None:
-        """Start lost members again, empty. Raises FtrieError if that is hopeless."""
+        """Wait until lost members have started again, empty. Raises FtrieError if that is hopeless."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Progress:
+class MethodState:
     """What a driver knows between two iterations, and a checkpoint keeps beside the members' states.
 
     penalty: the number of the present one on the path, began: the iteration that it began with.
@@ -115,7 +119,6 @@ class Progress:
     quiet: int = 0
     failures: int = 0
     damping: float = DAMPING
-    rho: float = 1.0
     head: tuple[int, ...] = ()
     anchored: float = math.inf
     converged: bool = False
@@ -125,13 +128,13 @@ class Progress:
     penalty: int = 0
     began: int = 0
 
-    def judged(self, held_out: float | None) -> Progress:
+    def judged(self, held_out: float | None) -> MethodState:
         """With the iteration that predicts the held-out rows best so far: `best`, and `least`, its log-loss."""
         if held_out is None or held_out >= self.least:
             return self
         return replace(self, least=held_out, best=self.iteration, best_penalty=self.penalty)
 
-    def weakened(self, damping: float) -> Progress:
+    def weakened(self, damping: float) -> MethodState:
         """At the next, weaker penalty, before its first iteration."""
         return replace(
             self,
@@ -152,7 +155,8 @@ class Minimiser:
 
     then: the problem with weaker penalties, weaker from one to the next: each is begun at the minimum before it. The
     keys that may have a weight are among those of the next, so the best weights of all stay known to every member.
-    on_iteration is called after each iteration; on_lost with the number of the iteration that is repeated.
+    on_iteration is called after each iteration; on_lost with the number of the iteration that is repeated. saved: the
+    state of `progress.iteration`, one part for each reducer, or that with which the problem before this one has ended.
     """
 
     crew: Crew
@@ -160,12 +164,13 @@ class Minimiser:
     options: MethodOptions
     on_iteration: Callable[[Iteration], None] = lambda each: None
     on_lost: Callable[[int], None] = lambda number: None
-    progress: Progress = field(default_factory=Progress)
+    progress: MethodState = field(default_factory=MethodState)
     then: Sequence[Problem] = ()
+    saved: Replies | None = None
     _has_heads: bool = False
     _bytes: int = 0
 
-    def run(self) -> Progress:
+    def run(self) -> MethodState:
         """Start, or go on from `progress`, until it has converged or made its iterations. Raises FtrieError."""
         while not self.ended:
             self.iterate()
@@ -180,46 +185,69 @@ class Minimiser:
     def _has_ended(self) -> bool:
         """True once there is no iteration to make at the present penalty."""
         progress = self.progress
-        most = 0 if self.options.method == "average" else self.options.iterations
         stuck = progress.failures >= _MOST_FAILURES
         made = progress.iteration - progress.began
-        return progress.objective < math.inf and (progress.converged or stuck or made >= most)
+        return progress.objective < math.inf and (
+            progress.converged or stuck or made >= self.options.iterations
+        )
 
     def iterate(self) -> None:
-        """Make the start or one iteration, again if a member is lost meanwhile."""
-        while True:
-            began, self._bytes = time.perf_counter(), 0
-            try:
-                if self._has_ended:
-                    self._go_to(self.progress.weakened(self._first_damping))
-                if self.progress.objective == math.inf:
-                    progress, iteration = self._start()
-                elif self.options.method == "surrogate":
-                    progress, iteration = self._surrogate()
-                else:
-                    progress, iteration = self._admm()
-            except MemberLost:
-                self.recover()
-                continue
-            self.progress = progress.judged(iteration.held_out)
-            self.on_iteration(replace(iteration, seconds=time.perf_counter() - began, bytes=self._bytes))
-            return
+        """Make the start or one iteration."""
+        self.persist(self._iterate)
+
+    def _iterate(self) -> None:
+        began, self._bytes = time.perf_counter(), 0
+        if self._has_ended:
+            self._go_to(self.progress.weakened(self._first_damping))
+        if self.progress.objective == math.inf:
+            progress, iteration = self._start()
+        elif self.options.method == "surrogate":
+            progress, iteration = self._surrogate()
+        else:
+            progress, iteration = self._admm()
+        seconds, sent = time.perf_counter() - began, self._bytes
+        self._save()
+        self.progress = progress.judged(iteration.held_out)
+        self.on_iteration(replace(iteration, seconds=seconds, bytes=sent))
 
     def finish(self) -> float:
         """Keep the solution as the problem's result, at reducers and workers; returns the objective there."""
-        while True:
-            try:
-                if self.kept != self.progress.iteration:
-                    self._go_to(replace(self.progress, penalty=self.progress.best_penalty))
-                    self._reducers("step_back")
-                    self._workers("step_back")
-                squares = self._reducers("squares", inbox=self._workers("squares"))
-                self._workers("keep", inbox=squares)
-                losses = self._workers("gradient")
-                screened = self._reducers("screen", 0, inbox=losses)
-                return self._objective(losses, screened)
-            except MemberLost:
-                self.recover()
+        return self.persist(self._finish)
+
+    def _finish(self) -> float:
+        if self.kept != self.progress.iteration:
+            self._go_to(replace(self.progress, penalty=self.progress.best_penalty))
+            self._reducers("step_back")
+            self._workers("step_back")
+        self._reducers("squares", inbox=self._workers("squares"))
+        losses = self._workers("gradient")
+        objective = self._objective(losses, self._reducers("screen", 0, inbox=losses))
+        self._save()
+        return objective
+
+    def _save(self) -> None:
+        """Keep the reducers' state: one part of each, as if one sender had sent them all."""
+        dumped = self.crew.ask_reducers("dump")
+        self.saved = Replies((), [[parts[0] for parts in dumped.parts]], dumped.bytes)
+
+    def persist(self, do: Callable[[], Done]) -> Done:
+        """Do something with the crew, with the state of the last iteration, until no member is lost meanwhile."""
+        return persist(self.crew, do, self._recover, lambda: self.on_lost(self.progress.iteration + 1))
+
+    def resume(self) -> None:
+        """Take over `progress` and `saved` of an earlier run. Raises CheckpointError if they do not fit the log."""
+        self.persist(self._restore)
+
+    def _recover(self) -> None:
+        register(self.crew, self.options.loss)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Give all members the problem, and the state that is saved."""
+        self._begin()
+        if self.saved is not None:
+            loaded = self._reducers("load", self.progress.iteration, inbox=self.saved)
+            self._workers("restore", self.progress.iteration, inbox=loaded)
 
     @property
     def kept(self) -> int:
@@ -231,32 +259,22 @@ class Minimiser:
     def _is_best(self) -> bool:
         return self.progress.best == self.progress.iteration
 
-    def resume(self, load: Callable[[Crew], None]) -> None:
-        """Go on from a checkpoint: `load` fills the reducers with the state of `progress.iteration`."""
-        self._begin(fresh=True)
-        load(self.crew)
-        self._exchange("share_results", "restore_results")
-        if not all(
-            self._workers("restore", self.progress.iteration, inbox=self._reducers("share")).summaries
-        ):
-            raise FtrieError("a reducer has no state in the checkpoint")
-
-    def _go_to(self, progress: Progress) -> None:
+    def _go_to(self, progress: MethodState) -> None:
         """Take the problem with another penalty."""
         if progress.penalty != self.progress.penalty:
             self.progress = progress
-            self._begin(fresh=False)
+            self._begin()
 
-    def _begin(self, *, fresh: bool) -> None:
-        """Give the problem to the members; fresh: without a state."""
+    def _begin(self) -> None:
+        """Give the problem to the members."""
         problem = (self.problem, *self.then)[self.progress.penalty]
-        totals = self._reducers("begin", problem, fresh)
-        weights = self._workers("begin", problem, fresh, inbox=totals).summaries
+        totals = self._reducers("begin", problem)
+        weights = self._workers("begin", problem, inbox=totals).summaries
         self._weight, self._held = (float(sum(each)) for each in zip(*weights, strict=True))
         self._has_heads = False
 
-    def _start(self) -> tuple[Progress, Iteration]:
-        self._begin(fresh=True)
+    def _start(self) -> tuple[MethodState, Iteration]:
+        self._begin()
         first = self._workers("first_weights")
         mean = self._reducers("average", inbox=first)
         held = self._workers("start", inbox=mean)
@@ -265,7 +283,7 @@ class Minimiser:
         screened = active.summaries
         objective = self._objective(losses, active)
         damping = self._first_damping
-        progress = replace(self.progress, objective=objective, rho=self.options.rho or 1.0, damping=damping)
+        progress = replace(self.progress, objective=objective, damping=damping)
         optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
         nonzero = sum(each.nonzero for each in screened)
         return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)
@@ -274,7 +292,7 @@ class Minimiser:
     def _first_damping(self) -> float:
         return min(DAMPING, max(self.crew.workers - 1.0, 1.0))
 
-    def _surrogate(self) -> tuple[Progress, Iteration]:
+    def _surrogate(self) -> tuple[MethodState, Iteration]:
         before = self.progress
         gradient = self._workers("gradient")
         active = self._reducers("screen", HEAD, inbox=gradient)
@@ -331,20 +349,14 @@ class Minimiser:
             step=size,
         )
 
-    def _admm(self) -> tuple[Progress, Iteration]:
-        before, plain = self.progress, self.options.consensus == "plain"
-        solved = self._workers("solve", before.rho)
-        agreed = self._reducers("agree", before.rho, plain, self._is_best, inbox=solved)
-        answers = self._workers("agree", before.rho, self._is_best, inbox=agreed)
+    def _admm(self) -> tuple[MethodState, Iteration]:
+        before, rho, plain = self.progress, self.options.rho or 1.0, self.options.consensus == "plain"
+        solved = self._workers("solve", rho)
+        agreed = self._reducers("agree", rho, plain, self._is_best, inbox=solved)
+        answers = self._workers("agree", rho, self._is_best, inbox=agreed)
         penalties, nonzeros, residuals = zip(*agreed.summaries, strict=True)
         primal, dual, weights, forces = (math.sqrt(sum(each)) for each in zip(*residuals, strict=True))
         objective = self._per_row(sum(loss for loss, _ in answers.summaries) + sum(penalties))
-        rho = before.rho
-        if self.options.method == "admm-adaptive":
-            if primal > _BALANCE * dual:
-                rho *= _RHO_FACTOR
-            elif dual > _BALANCE * primal:
-                rho /= _RHO_FACTOR
         residual = max(primal / max(weights, 1e-300), dual / max(forces, 1e-300))
         still = abs(before.objective - objective) < self.options.tolerance * objective
         quiet = before.quiet + 1 if still else 0
@@ -353,7 +365,6 @@ class Minimiser:
             iteration=before.iteration + 1,
             objective=objective,
             quiet=quiet,
-            rho=rho,
             converged=residual <= _RESIDUALS or (quiet >= _QUIET and residual <= _QUIET_RESIDUALS),
         )
         held = None if not self._held else sum(held for _, held in answers.summaries) / self._held
@@ -366,38 +377,8 @@ class Minimiser:
             held,
             0,
             0.0,
-            rho=before.rho,
+            rho=rho,
         )
-
-    def recover(self) -> None:
-        """Replace lost members and fill them with the state of the last iteration. Raises FtrieError."""
-        self.on_lost(self.progress.iteration + 1)
-        while True:
-            try:
-                self.crew.replace_lost()
-                register(self.crew, self.options.loss)
-                self._begin(fresh=False)
-                self._exchange("share_results", "restore_results")
-                if self.progress.objective < math.inf:
-                    self._workers("reset", self.progress.iteration)
-                    self._reducers("reset", self.progress.iteration)
-                    self._exchange("share", "restore", self.progress.iteration)
-                return
-            except MemberLost:
-                continue
-
-    def _exchange(self, share: str, restore: str, *arguments: Any) -> None:
-        """Members of each kind take what they have lost from those of the other. Raises FtrieError."""
-        shared = self._reducers(share), self._workers(share)
-        restored = (
-            *self._workers(restore, *arguments, inbox=shared[0]).summaries,
-            *self._reducers(restore, *arguments, inbox=shared[1]).summaries,
-        )
-        if not all(restored):
-            raise FtrieError(
-                "a worker and a reducer were lost at once, and with them part of the weights; "
-                "--resume goes on from the last checkpoint"
-            )
 
     def _workers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
         replies = self.crew.ask_workers(step, *arguments, inbox=inbox)
@@ -417,6 +398,32 @@ class Minimiser:
 
     def _held_out(self, replies: Replies) -> float | None:
         return float(sum(replies.summaries)) / self._held if self._held else None
+
+
+def persist(
+    crew: Crew,
+    do: Callable[[], Done],
+    recover: Callable[[], None] = lambda: None,
+    on_lost: Callable[[], None] = lambda: None,
+) -> Done:
+    """What `do` returns, again from the state that `recover` restores if members are lost meanwhile.
+
+    Raises ClusterError where that happens _MOST_LOSSES times: it could never end, perhaps for lack of memory.
+    """
+    losses: list[MemberLost] = []
+    while len(losses) < _MOST_LOSSES:
+        try:
+            if losses:
+                on_lost()
+                crew.replace_lost()
+                recover()
+            return do()
+        except MemberLost as error:
+            losses.append(error)
+    raise ClusterError(
+        f"members were lost {_MOST_LOSSES} times in one iteration, which never ended; the last time {losses[-1]}; "
+        "--resume goes on from the last checkpoint, perhaps with hosts of more memory"
+    )
 
 
 def register(crew: Crew, loss: str = "rows") -> tuple[Sequence[ShardSummary], int]:
@@ -442,7 +449,7 @@ def solution(crew: Crew, columns: int) -> Sequence[Any]:
     return crew.ask_workers("published", inbox=crew.ask_reducers("published", columns)).summaries
 
 
-def _head(screened: Sequence[Screened]) -> tuple[int, ...]:
+def _head(screened: Sequence[ScreenResult]) -> tuple[int, ...]:
     """The hashes of the HEAD active keys of greatest reach, of all reducers."""
     counts = np.concatenate([each.counts for each in screened])
     hashes = np.concatenate([each.hashes for each in screened])

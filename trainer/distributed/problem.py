@@ -26,14 +26,14 @@ Numbers = npt.NDArray[np.float64]
 class Problem:
     """One minimisation.
 
-    name: of the variant, or "all" where variants share values; column: of its weights among the model's; lanes: how
-    often each row counts; bits: uint32[features], the lanes that use a feature; l1, l2: float64[features]; alpha, beta:
-    of the FTRL passes.
+    name: of the variant, or "all" where variants share values; column: of its weights among the model's; variants: how
+    many share it; bits: uint32[features], bit v set where variant v uses the feature; l1, l2: float64[features];
+    alpha, beta: of the FTRL passes.
     """
 
     name: str
     column: int
-    lanes: int
+    variants: int
     bits: npt.NDArray[np.uint32]
     l1: Numbers
     l2: Numbers

@@ -1,37 +1,28 @@
 """Reducer: a range of the keys' hashes: the common weights of its keys, and what the workers' parts sum to.
 
-Each public method is a step, as in `worker.py`: `inbox` is what each worker sent; the list returned goes to
-the workers. A key's reach is the sum of omega |x| of its occurrences.
+Each public method is a step, as in `worker.py`: `inbox` is what each worker sent; the list returned goes to the
+workers. A key's reach is the sum of omega |x| of its occurrences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import CheckpointError
 from trainer.distributed.messages import Sparse, sparse, triangle
 from trainer.distributed.problem import Numbers, Problem
-from trainer.distributed.worker import (
-    Inbox,
-    Outbox,
-    State,
-    best_of,
-    can_have_weight,
-    moved,
-    pull_after,
-    stepped_back,
-    to_float32,
-)
+from trainer.distributed.worker import Inbox, KeyState, Outbox, can_have_weight, pull_after, to_float32
 
 TINY = float(np.finfo(np.float64).tiny)
 SCREEN = 0.9
 """Keys of weight 0 are active where their gradient exceeds this share of l1: they may get a weight once others move."""
 
 
-class Screened(NamedTuple):
+class ScreenResult(NamedTuple):
     """penalty, nonzero: of theta; optimality: the squared norm of the objective's least subgradient.
 
     counts, hashes: of the active keys of greatest reach, which is in `counts`.
@@ -39,7 +30,6 @@ class Screened(NamedTuple):
 
     penalty: float
     nonzero: int
-    active: int
     optimality: float
     counts: Numbers
     hashes: npt.NDArray[np.uint64]
@@ -57,56 +47,46 @@ class Residuals(NamedTuple):
     forces: float
 
 
+_COLUMNS = ("theta", "step", "anchor", "best")
+"""The parts of a state that have a number for each key; pull has one for each key of each worker."""
+
+
 class Reducer:
     """One of several reducers. Arrays by key are in the order of the keys' hashes."""
 
     def __init__(self, index: int, workers: int) -> None:
         self._index, self._workers = index, workers
-        self._hashes = np.empty(0, np.uint64)
-        self._states: list[State] = []
+        self._state = KeyState.at(np.empty(0))
         self._kept: dict[int, tuple[Numbers, Numbers]] = {}
 
     def register(self, *, inbox: Inbox) -> Outbox:
         """Take every worker's keys. Returns their number."""
-        hashes = np.unique(np.concatenate([part[0] for part in inbox]))
-        if not np.array_equal(hashes, self._hashes):
-            self._states, self._kept = [], {}
-        self._hashes = hashes
-        self._all = [np.searchsorted(hashes, part[0]) for part in inbox]
+        self._hashes = np.unique(np.concatenate([part[0] for part in inbox]))
+        self._all = [np.searchsorted(self._hashes, part[0]) for part in inbox]
         self._all_reach = [part[2] for part in inbox]
-        self._features = np.zeros(hashes.size, np.uint16)
-        self._totals, self._holders = np.zeros(hashes.size), np.zeros(hashes.size)
+        self._features = np.zeros(self._hashes.size, np.uint16)
+        self._totals, self._holders = np.zeros(self._hashes.size), np.zeros(self._hashes.size)
         for at, (_, features, reach) in zip(self._all, inbox, strict=True):
             self._features[at] = features
             self._totals[at] += reach
             self._holders[at] += reach > 0.0
-        return hashes.size, self._nothing
+        return self._hashes.size, None
 
-    def begin(self, problem: Problem, fresh: bool, *, inbox: Inbox = ()) -> Outbox:
-        """Take a problem; fresh: without a state. Tells each worker the reach of its keys in all shards."""
+    def begin(self, problem: Problem, *, inbox: Inbox = ()) -> Outbox:
+        """Take a problem. Tells each worker the reach of its keys in all shards."""
         self._l1, self._l2 = problem.l1[self._features], problem.l2[self._features]
         self._used = problem.bits[self._features] != 0
         self._column = problem.column
-        self._live = self._used & can_have_weight(self._totals, self._l1, problem.lanes)
+        self._live = self._used & can_have_weight(self._totals, self._l1, problem.variants)
         self._at = [at[self._live[at]] for at in self._all]
         self._reach = [counts[self._live[at]] for at, counts in zip(self._all, self._all_reach, strict=True)]
-        if fresh:
-            self._states = []
-        elif self._states:  # another penalty: other keys may have a weight
-            nothing = [np.zeros(at.size) for at in self._at]
-            for iteration, pulls in self._pulls.items():
-                if [pull.size for pull in pulls] != [pull.size for pull in nothing]:
-                    self._pulls[iteration] = nothing
+        self._pulls = [np.zeros(at.size) for at in self._at]
         return None, [self._totals[at] for at in self._all]
 
     def average(self, *, inbox: Inbox) -> Outbox:
         """Commit iteration 0 at the mean of the workers' weights, each weighted by the key's reach there."""
-        theta = to_float32(self._mean(inbox))
-        nothing = np.zeros(theta.size)
-        alphas = [np.zeros(at.size) for at in self._at]
-        self._states = [State(0, theta, nothing, theta, nothing, nothing)]
-        self._pulls = {0: alphas}
-        return self._figures(theta), [sparse(theta[at]) for at in self._at]
+        self._state = KeyState.at(to_float32(self._mean(inbox)))
+        return None, [sparse(self._state.theta[at]) for at in self._at]
 
     def screen(self, most: int, *, inbox: Inbox) -> Outbox:
         """Sum the gradients; send those of the active keys. most: how many head keys to name."""
@@ -123,8 +103,8 @@ class Reducer:
         if chosen.size > most:
             chosen = np.sort(chosen[np.argsort(-self._totals[chosen], kind="stable")[:most]])
         penalty, nonzero = self._figures(theta)
-        summary = Screened(
-            penalty, nonzero, int(active.sum()), float(np.square(least[self._used]).sum()), self._totals[chosen],
+        summary = ScreenResult(
+            penalty, nonzero, float(np.square(least[self._used]).sum()), self._totals[chosen],
             self._hashes[chosen],
         )  # fmt: skip
         parts = []
@@ -136,7 +116,7 @@ class Reducer:
     def sum_heads(self, *, inbox: Inbox) -> Outbox:
         """Reducer 0: the sum of the workers' Hessians among the head keys, for each worker."""
         if self._index:
-            return None, self._nothing
+            return None, None
         total = triangle(np.sum([part.full() for part in inbox], axis=0))
         return None, [total] * self._workers
 
@@ -160,28 +140,12 @@ class Reducer:
         for size, again in steps:
             moved_to = theta + size * first + again * second
             found.append(float(l1 @ np.abs(moved_to) + 0.5 * (l2 @ np.square(moved_to))))
-        return np.array(found), self._nothing
+        return np.array(found), None
 
     def accept(self, size: float, again: float, renewed: bool, is_best: bool, *, inbox: Inbox = ()) -> Outbox:
-        """Commit theta + size x the displacement + again x the last step. Returns penalty and non-zeros.
-
-        is_best: no theta before this one predicted the held-out rows better.
-        """
-        before = self._state
-        theta = moved(before.theta, self._displacement, before.step, size, again)
-        anchor = before.theta if renewed else before.anchor
-        self._commit(
-            State(
-                before.iteration + 1,
-                theta,
-                theta - before.theta,
-                anchor,
-                before.pull,
-                best_of(before, is_best),
-            ),
-            self._pulls[before.iteration],
-        )
-        return self._figures(theta), self._nothing
+        """Commit the next state: see `KeyState.moved`. Returns penalty and non-zeros."""
+        self._state = self._state.moved(self._displacement, size, again, renewed=renewed, is_best=is_best)
+        return self._figures(self._state.theta), None
 
     def agree(self, rho: float, plain: bool, is_best: bool, *, inbox: Inbox) -> Outbox:
         """ADMM: commit theta, the minimum of the penalty + rho/2 x squared distance from each worker's w + pull / rho.
@@ -201,11 +165,10 @@ class Reducer:
         bend = rho * holders
         theta = np.copysign(np.maximum(np.abs(bend * middle) - self._l1, 0.0), middle) / (bend + self._l2)
         change = to_float32(np.where(self._used, theta - before.theta, 0.0))
-        theta = moved(before.theta, change, change, 1.0, 0.0)
+        after = before.agreed(change, is_best=is_best)
+        theta = after.theta
         pulls, primal, local, forces = [], 0.0, 0.0, 0.0
-        for at, reach, part, old in zip(
-            self._at, self._reach, inbox, self._pulls[before.iteration], strict=True
-        ):
+        for at, reach, part, old in zip(self._at, self._reach, inbox, self._pulls, strict=True):
             pull = pull_after(rho, before.theta[at], part.dense(), theta[at], self._used[at] & (reach > 0.0))
             apart = (pull - old) / rho
             primal += float(apart @ apart)
@@ -216,28 +179,25 @@ class Reducer:
         primal += float(absent @ np.square(apart))
         local += float(absent @ np.square(apart + theta))
         forces += float(absent @ np.square(rho * change))
-        self._commit(
-            State(before.iteration + 1, theta, change, before.anchor, before.pull, best_of(before, is_best)),
-            pulls,
-        )
+        self._state, self._pulls = after, pulls
         agreed = self._holders + absent
         common, dual = agreed @ np.square(theta), agreed @ np.square(rho * change)
         residuals = Residuals(primal, float(dual), max(local, float(common)), forces)
         return (*self._figures(theta), residuals), [sparse(change[at]) for at in self._at]
 
     def step_back(self, *, inbox: Inbox = ()) -> Outbox:
-        """Make the best theta the present one. A second time it changes nothing."""
-        self._states = [stepped_back(self._state)]
-        return None, self._nothing
+        """Make the best theta the present one."""
+        self._state = self._state._replace(theta=self._state.best)
+        return None, None
 
     def squares(self, *, inbox: Inbox) -> Outbox:
-        """Keep theta and the sum of the squared gradients as the problem's result; send the sums."""
+        """Keep theta and the sum of the squared gradients as the problem's result; ADMM's dual variables go."""
         squares = np.zeros(self._hashes.size)
         for at, part in zip(self._at, inbox, strict=True):
             squares[at] += part.dense()
-        squares = to_float32(squares)
-        self._kept[self._column] = self._state.theta, squares
-        return None, [sparse(squares[at]) for at in self._at]
+        self._kept[self._column] = self._state.theta, to_float32(squares)
+        self._pulls = [np.zeros(at.size) for at in self._at]
+        return None, None
 
     def published(self, columns: int, *, inbox: Inbox = ()) -> Outbox:
         """Ask for the keys that have a weight in any problem, each from one worker that has it.
@@ -255,129 +215,56 @@ class Reducer:
             wanted[at[index]] = False
         return None, parts
 
-    def reset(self, iteration: int, *, inbox: Inbox = ()) -> Outbox:
-        """Return to the state of this iteration. Returns False if it is not here."""
-        self._states = [state for state in self._states if state.iteration <= iteration]
-        return bool(self._states) and self._state.iteration == iteration, self._nothing
-
-    def share(self, *, inbox: Inbox = ()) -> Outbox:
-        """The state, if it is here, for workers that have lost theirs."""
-        if not self._states:
-            return None, self._nothing
-        pulls = self._pulls[self._state.iteration]
-        theta, step, anchor, best = self._columns(self._state).values()
-        return None, [
-            [theta[at], step[at], anchor[at], pull, best[at]]
-            for at, pull in zip(self._at, pulls, strict=True)
-        ]
-
-    def restore(self, iteration: int, *, inbox: Inbox) -> Outbox:
-        """Take the state from the workers, unless it is here. Returns False if one of them has none."""
-        if not self._states:
-            if any(part is None for part in inbox):
-                return False, self._nothing
-            theta, step, anchor, best = (self._merged([state[n] for state in inbox]) for n in (0, 1, 2, 4))
-            self._set_state(iteration, theta, step, anchor, best, [state[3] for state in inbox])
-        return True, self._nothing
-
-    def share_results(self, *, inbox: Inbox = ()) -> Outbox:
-        """The results of the problems before this one, by column, for workers that have lost theirs."""
-        ended = {each: pair for each, pair in self._kept.items() if each != self._column}
-        return None, [{each: (theta[at], n[at]) for each, (theta, n) in ended.items()} for at in self._all]
-
-    def restore_results(self, *, inbox: Inbox) -> Outbox:
-        """Take the results that are not here from the workers. Returns False if one of them lacks them too."""
-        for column in {column for part in inbox for column in part} - self._kept.keys():
-            if any(column not in part for part in inbox):
-                return False, self._nothing
-            pair = np.zeros((2, self._hashes.size))
-            for at, part in zip(self._all, inbox, strict=True):
-                pair[:, at] = part[column]
-            self._kept[column] = pair[0], pair[1]
-        return True, self._nothing
-
-    def dump(self, index: int, *, inbox: Inbox = ()) -> Outbox:
-        """Reducer `index`: the state and the results, as arrays for a checkpoint. Returns None at others."""
-        if index != self._index:
-            return None, self._nothing
-        state, pulls = self._state, self._pulls[self._state.iteration]
-        columns = self._columns(state)
+    def dump(self, *, inbox: Inbox = ()) -> Outbox:
+        """The state and the results, as the arrays of a checkpoint, by the keys' hashes: the first part."""
+        columns = {name: getattr(self._state, name) for name in _COLUMNS}
         for column, (theta, squares) in self._kept.items():
             columns |= {f"kept.{column}.theta": theta, f"kept.{column}.squares": squares}
         rows = np.flatnonzero(np.column_stack([each != 0.0 for each in columns.values()]).any(axis=1))
         arrays: dict[str, npt.NDArray[Any]] = {"hashes": self._hashes[rows]}
         arrays |= {name: each[rows] for name, each in columns.items()}
-        for worker, (at, pull) in enumerate(zip(self._at, pulls, strict=True)):
+        for worker, (at, pull) in enumerate(zip(self._at, self._pulls, strict=True)):
             pulled = np.flatnonzero(pull)
             arrays |= {f"pull.{worker}.hashes": self._hashes[at[pulled]], f"pull.{worker}": pull[pulled]}
-        return arrays, self._nothing
+        return None, [arrays, *[None] * (self._workers - 1)]
 
-    def load(
-        self, index: int, iteration: int, arrays: Mapping[str, npt.NDArray[Any]], *, inbox: Inbox = ()
-    ) -> Outbox:
-        """Reducer `index`: take what `dump` returned, for the same keys. Returns False if it has other keys."""
-        if index != self._index:
-            return True, self._nothing
+    def load(self, iteration: int, *, inbox: Inbox) -> Outbox:
+        """Take what `dump` returned, and send the workers their part of it.
+
+        Raises CheckpointError if it has keys that are not here.
+        """
+        (arrays,) = inbox
         rows = np.searchsorted(self._hashes, arrays["hashes"])
-        if not np.array_equal(
-            self._hashes[np.minimum(rows, max(self._hashes.size - 1, 0))], arrays["hashes"]
-        ):
-            return False, self._nothing
+        known = self._hashes[np.minimum(rows, max(self._hashes.size - 1, 0))]
+        if not np.array_equal(known, arrays["hashes"]):
+            raise CheckpointError(
+                "the checkpoint has keys that the log no longer has: the rows of a distributed run are fixed; restore "
+                "the files, or start again with another folder"
+            )
         columns: dict[str, Numbers] = {}
         for name, values in arrays.items():
             if not name.startswith(("hashes", "pull.")):
                 columns[name] = np.zeros(self._hashes.size)
                 columns[name][rows] = values
-        pulls = []
-        for worker, at in enumerate(self._at):
-            pull = np.zeros(at.size)
+        for worker, (at, pull) in enumerate(zip(self._at, self._pulls, strict=True)):
+            pull[:] = 0.0
             pull[np.searchsorted(self._hashes[at], arrays[f"pull.{worker}.hashes"])] = arrays[
                 f"pull.{worker}"
             ]
-            pulls.append(pull)
-        theta, step, anchor = columns["theta"], columns["step"], columns["anchor"]
-        self._set_state(iteration, theta, step, anchor, columns.get("best", theta), pulls)
-        for name, weights in columns.items():
-            if name.startswith("kept.") and name.endswith(".theta"):
-                self._kept[int(name.split(".")[1])] = weights, columns[name.replace(".theta", ".squares")]
-        return True, self._nothing
-
-    def _set_state(
-        self,
-        iteration: int,
-        theta: Numbers,
-        step: Numbers,
-        anchor: Numbers,
-        best: Numbers,
-        pulls: list[Numbers],
-    ) -> None:
-        self._states = [State(iteration, theta, step, anchor, np.zeros(theta.size), best)]
-        self._pulls = {iteration: pulls}
-
-    @staticmethod
-    def _columns(state: State) -> dict[str, Numbers]:
-        """The parts of a state that have a number for each key; pull has one for each key of each worker."""
-        return {"theta": state.theta, "step": state.step, "anchor": state.anchor, "best": state.best}
-
-    def _merged(self, parts: Sequence[Numbers]) -> Numbers:
-        """One number for each key, from those of each worker's keys, which agree: float64[keys]."""
-        out = np.zeros(self._hashes.size)
-        for at, part in zip(self._at, parts, strict=True):
-            out[at] = part
-        return out
-
-    @property
-    def _nothing(self) -> list[Any]:
-        return [None] * self._workers
-
-    @property
-    def _state(self) -> State:
-        return self._states[-1]
-
-    def _commit(self, state: State, pulls: list[Numbers]) -> None:
-        before = self._state
-        self._states = [before, state]
-        self._pulls = {before.iteration: self._pulls[before.iteration], state.iteration: pulls}
+        columns.setdefault("best", columns["theta"])
+        theta, step, anchor, best = (columns[name] for name in _COLUMNS)
+        self._state = KeyState(iteration, theta, step, anchor, np.zeros(theta.size), best)
+        problems = [int(name.split(".")[1]) for name in columns if name.endswith(".squares")]
+        self._kept = {
+            each: (columns[f"kept.{each}.theta"], columns[f"kept.{each}.squares"]) for each in problems
+        }
+        return None, [
+            (
+                (theta[at], step[at], anchor[at], pull, best[at]),
+                {each: weights[every] for each, (weights, _) in self._kept.items()},
+            )
+            for at, every, pull in zip(self._at, self._all, self._pulls, strict=True)
+        ]
 
     def _mean(self, parts: Sequence[Sparse]) -> Numbers:
         """The workers' mean, weighted by each key's reach there."""

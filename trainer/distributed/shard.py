@@ -3,8 +3,9 @@
 In: a `ShardPlan`. Out: a `Shard`; the same plan over the same files gives the same arrays. Each batch is learned once
 by the trainer's own model, whose weights methods may start from; keys have numbers in the order of its table.
 
-The arrays are Arrow buffers: in memory that is grown in place, so a shard is never held twice, or, beyond the plan's
-bound, in files without a name, which the system deletes with the process. Kernels read both through the same views.
+The arrays of rows are files without a name, mapped into memory; kernels read them as any array. They are in memory, or,
+where the plan bounds that, on disk: the system writes and reads what it has no room for, and deletes them with the
+process. What is read is kept as hashes, and numbered in place once all keys are known, so a shard is never held twice.
 """
 
 from __future__ import annotations
@@ -12,26 +13,20 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from model_store.errors import InputError, OutputError
+from model_store.hash_kernels import hash_keys
 from trainer.distributed.dealing import LogFiles, ShardPlan, open_part
-from trainer.distributed.shard_kernels import (
-    EntryArrays,
-    claim_new,
-    count_ids,
-    hashes_of,
-    move_numbers,
-    number_keys,
-    transpose,
-)
+from trainer.distributed.shard_kernels import ShardColumns, ShardRows, claim_new, transpose
 from trainer.examples.examples_kernels import PROBABILITY_BITS, HashedRows, draw, number_single_rows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
@@ -39,15 +34,13 @@ from trainer.formats.batch import RowBatch
 from trainer.formats.rejects import Reject, RejectLog, RowCounts
 from trainer.learn.metrics.tally import GroupSums
 from trainer.learn.model import LearningModel
+from trainer.learn.table import TableKeys
 
 MOST = 2**31 - 1
 """The most rows and the most keys of a shard."""
 MOST_LISTED = 100_000
 """The most bad rows that a shard names one by one."""
-_SMALLEST = 1 << 20
-_PIECE = 1 << 20
-_NUMBERS = 1 << 16
-_FULL = 60  # percent
+_PIECE = 1 << 17
 _LINE_BITS = 40
 _HELD_SEED = 0x5851F42D4C957F2D
 
@@ -78,41 +71,7 @@ class ShardKeys:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows: starts int64[rows + 1] into ids int32, key numbers, and x float64; labels float32; weights float64.
-
-    x and weights are empty where all are 1. A key may occur more than once in a row.
-    """
-
-    starts: Array
-    ids: Array
-    x: Array
-    labels: Array
-    weights: Array
-
-    @property
-    def importance(self) -> float:
-        """The sum of omega."""
-        return float(self.weights.sum()) if self.weights.size else float(self.labels.size)
-
-    def scaled(self, factor: float) -> Rows:
-        """The rows with every omega multiplied."""
-        return replace(
-            self, weights=factor * (self.weights if self.weights.size else np.ones(self.labels.size))
-        )
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The same by key: starts int64[keys + 1] into rows int32, in order, and x float64, empty where all are 1."""
-
-    starts: Array
-    rows: Array
-    x: Array
-
-
-@dataclass(frozen=True)
-class Counts:
+class PartCounts:
     """What was read.
 
     reasons: bad rows by category; listed: the first ones, under the names that the user gave their files.
@@ -132,9 +91,9 @@ class Counts:
 class ShardSummary:
     """A shard's figures, for the driver.
 
-    clicks: rows with a click; importance: the sum of omega of the learned rows; log, held_files: what was read of the
-    log, and of the files held out; progressive: the metrics of the first pass, each row predicted before it was
-    learned, as sums that can be added; notes: for the user.
+    clicks: rows with a click; importance: the sum of omega of the learned rows; seconds: it took to make it; log,
+    held_files: what was read of the log, and of the files held out; progressive: the metrics of the first pass, each
+    row predicted before it was learned, as sums that can be added; notes: for the user.
     """
 
     rows: int
@@ -146,8 +105,8 @@ class ShardSummary:
     memory_bytes: int
     disk_bytes: int
     seconds: float
-    log: Counts
-    held_files: Counts
+    log: PartCounts
+    held_files: PartCounts
     progressive: GroupSums
     notes: tuple[str, ...]
 
@@ -157,45 +116,15 @@ class Shard:
     """One worker's rows.
 
     held: those held out, with the same key numbers; first: float64[keys, own], the weights after the first pass, 0 for
-    keys of held-out rows only; progressive: the metrics of that pass; disk_bytes: of the arrays that are in files.
+    keys of held-out rows only.
     """
 
     keys: ShardKeys
-    rows: Rows
-    columns: Columns
-    held: Rows
+    rows: ShardRows
+    columns: ShardColumns
+    held: ShardRows
     first: Array
-    log: Counts
-    held_files: Counts
-    progressive: GroupSums
-    notes: tuple[str, ...]
-    disk_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        parts = (self.keys, self.rows, self.columns, self.held, self)
-        return sum(
-            each.nbytes for part in parts for each in vars(part).values() if isinstance(each, np.ndarray)
-        )
-
-    def summary(self, seconds: float) -> ShardSummary:
-        """The figures. seconds: how long it took to make."""
-        return ShardSummary(
-            rows=int(self.rows.labels.size),
-            clicks=int(np.count_nonzero(self.rows.labels)),
-            importance=self.rows.importance,
-            held_rows=int(self.held.labels.size),
-            keys=int(self.keys.hashes.size),
-            nonzeros=int(self.rows.ids.size),
-            memory_bytes=self.nbytes - self.disk_bytes,
-            disk_bytes=self.disk_bytes,
-            seconds=seconds,
-            log=self.log,
-            held_files=self.held_files,
-            progressive=self.progressive,
-            notes=self.notes,
-        )
+    summary: ShardSummary
 
 
 def collect_rejects(summaries: Iterable[ShardSummary], plan: ShardPlan, rejects: RejectLog) -> None:
@@ -218,7 +147,7 @@ def build_shard(plan: ShardPlan) -> Shard:
     """
     builder = _Builder(plan)
     log = builder.read(plan.log, plan.held_share)
-    held_files = builder.read(plan.held, 1.0) if plan.held is not None else Counts()
+    held_files = builder.read(plan.held, 1.0) if plan.held is not None else PartCounts()
     return builder.finish(log, held_files)
 
 
@@ -266,20 +195,19 @@ class _Builder:
     """A shard in the making."""
 
     def __init__(self, plan: ShardPlan) -> None:
-        self._plan = plan
+        self._plan, self._began = plan, time.perf_counter()
         self._space = _Space(plan.memory_bytes, plan.folder)
         self._model = LearningModel(ExampleMaker(plan.start.resolved))
-        self._numbers = _Numbers()
         self._rows, self._held = _GrowingRows(self._space), _GrowingRows(self._space)
         self._notes: dict[str, None] = {}
 
-    def read(self, files: LogFiles, share: float) -> Counts:
+    def read(self, files: LogFiles, share: float) -> PartCounts:
         """Read the worker's part of these files, and hold out this share of the requests."""
         if not files.mine:
-            return Counts()
+            return PartCounts()
         maker = _Maker(self._plan, files.mine, share)
         log = replace(open_part(self._plan, files), on_note=self._note)
-        counts, listed = Counts(), list[Reject]()
+        counts, listed = PartCounts(), list[Reject]()
         rejects, names = RejectLog(strict=self._plan.strict), dict(zip(files.files, files.names, strict=True))
         with (
             open_log(log, start=self._plan.start) as opened,
@@ -296,30 +224,52 @@ class _Builder:
                 self._note(warning)
         return replace(counts, reasons=rejects.counts, listed=tuple(listed))
 
-    def finish(self, log: Counts, held_files: Counts) -> Shard:
+    def finish(self, log: PartCounts, held_files: PartCounts) -> Shard:
         """The shard. What only the first pass needs is freed before the columns are made."""
-        model, coordinates = self._model, self._model.coordinates
-        table = model.table.keys()
-        hashes = np.empty(self._numbers.known, np.uint64)
-        hashes_of(self._numbers.table, hashes)
-        first = coordinates.weights(table)
-        progressive = model.metrics.group()
-        del self._model, self._numbers, model, coordinates
-        rows, held = self._rows.finish(), self._held.finish()
+        keys, hashes, (rows, held) = self._numbered()
+        first, progressive = self._model.coordinates.weights(keys), self._model.metrics.group()
+        del self._model
         columns = _columns(rows, hashes.size, self._space)
         counts = np.diff(columns.starts).astype(np.float64)
-        return Shard(
-            keys=ShardKeys(hashes, table.features, table.data, table.offsets, counts),
-            rows=rows,
-            columns=columns,
-            held=held,
-            first=first,
+        arrays = (hashes, keys.features, keys.data, keys.offsets, counts, *rows, *columns, *held, first)
+        summary = ShardSummary(
+            rows=int(rows.labels.size),
+            clicks=int(np.count_nonzero(rows.labels)),
+            importance=rows.importance,
+            held_rows=int(held.labels.size),
+            keys=int(hashes.size),
+            nonzeros=int(rows.ids.size),
+            memory_bytes=sum(each.nbytes for each in arrays) - self._space.disk_bytes,
+            disk_bytes=self._space.disk_bytes,
+            seconds=time.perf_counter() - self._began,
             log=log,
             held_files=held_files,
             progressive=progressive,
             notes=tuple(self._notes),
-            disk_bytes=self._space.disk_bytes,
         )
+        return Shard(
+            ShardKeys(hashes, keys.features, keys.data, keys.offsets, counts),
+            rows,
+            columns,
+            held,
+            first,
+            summary,
+        )
+
+    def _numbered(self) -> tuple[TableKeys, Array, Sequence[ShardRows]]:
+        """The keys, their hashes, and the rows and those held out with the keys' numbers."""
+        table = self._model.table
+        keys = table.keys()
+        hashes = np.empty(keys.slots.size, np.uint64)
+        hash_keys(keys.data, keys.offsets, hashes)
+        number_of = np.empty(table.slots.size, np.int32)
+        number_of[keys.slots] = np.arange(keys.slots.size)
+
+        def numbers(some: Array) -> Array:
+            found: Array = number_of[table.find(some, np.zeros(some.size, np.uint16))]
+            return found
+
+        return keys, hashes, [each.finish(numbers) for each in (self._rows, self._held)]
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -333,11 +283,10 @@ class _Builder:
         else:
             self._learn(_only(examples, ~examples.held))
             self._keep_held(_only(examples, examples.held))
-        self._space.check(self._rows, self._held)
 
     def _learn(self, examples: Examples) -> None:
         self._model.learn(examples)
-        self._rows.add(examples.hashed, self._numbers.of(_hashes(examples.hashed)))
+        self._keep(examples, self._rows)
 
     def _keep_held(self, examples: Examples) -> None:
         """Admit the keys, without a weight, and keep the rows."""
@@ -348,7 +297,12 @@ class _Builder:
         count = claim_new(table.layout, hashes, added)
         table.used += int(count)
         self._model.keep_keys(examples, added[:count])
-        self._held.add(examples.hashed, self._numbers.of(hashes))
+        self._keep(examples, self._held)
+
+    def _keep(self, examples: Examples, rows: _GrowingRows) -> None:
+        if self._model.table.count > MOST:
+            raise _too_large("keys")
+        rows.add(examples.hashed)
 
 
 def _hashes(rows: HashedRows) -> Array:
@@ -382,167 +336,88 @@ def _only(examples: _Examples, chosen: npt.NDArray[np.bool_]) -> Examples:
     )
 
 
-class _Numbers:
-    """Numbers for keys, by their hashes, in order of first occurrence: see `shard_kernels`."""
-
-    def __init__(self) -> None:
-        self.table = np.zeros(2 * _NUMBERS, np.uint64)
-        self.known = 0
-
-    def of(self, hashes: Array) -> Array:
-        """The numbers of keys: int32[n]. Raises InputError if a shard has too many keys."""
-        places = self.table.size // 2
-        while (self.known + hashes.size) * 100 > places * _FULL:
-            places *= 2
-        if 2 * places > self.table.size:
-            wider = np.zeros(2 * places, np.uint64)
-            move_numbers(self.table, wider)
-            self.table = wider
-        ids = np.empty(hashes.size, np.int32)
-        self.known = int(number_keys(self.table, hashes, ids, self.known))
-        if self.known > MOST:
-            raise _too_large("keys")
-        return ids
-
-
 def _too_large(what: str) -> InputError:
     return InputError(f"a worker's part of the log has more than {MOST:,} {what}; use more workers")
 
 
 class _Space:
-    """Where a shard's arrays are: in memory, or, once they exceed the `bound`, in nameless files in `folder`."""
+    """Where a shard's arrays are: in memory, or, if that has a `bound` in bytes, in nameless files in `folder`."""
 
     def __init__(self, bound: int | None, folder: str | None) -> None:
         self._bound, self._folder = bound, folder or tempfile.gettempdir()
         self._maps: list[mmap.mmap] = []
-        self.spilled = False
         self.disk_bytes = 0
-
-    def check(self, rows: _GrowingRows, held: _GrowingRows) -> None:
-        """Move the rows to files if they, with the columns that will be made of them, exceed the bound."""
-        if self._bound is None or self.spilled:
-            return
-        if rows.nbytes + rows.entry_bytes + held.nbytes > self._bound:
-            self.spilled = True
-            for each in (*rows.arrays, *held.arrays):
-                each.spill()
 
     @property
     def piece_bytes(self) -> int | None:
         """Half the bound, for arrays that are made from others piece by piece; None: all at once."""
-        return max((self._bound or 0) // 2, mmap.PAGESIZE) if self.spilled else None
+        return None if self._bound is None else max(self._bound // 2, mmap.PAGESIZE)
 
     def file(self) -> BinaryIO:
-        """A new nameless file. Raises OutputError."""
-        try:
-            return tempfile.TemporaryFile(prefix="ftrie-shard-", dir=self._folder, buffering=0)
-        except OSError as error:
-            raise self.unwritable(error) from error
+        """A new nameless file, on disk also where the system has none in memory. Raises OutputError."""
+        if self._bound is None and hasattr(os, "memfd_create"):
+            return os.fdopen(os.memfd_create("ftrie-shard"), "w+b")
+        with self.writing():
+            return tempfile.TemporaryFile(prefix="ftrie-shard-", dir=self._folder)
 
-    def empty(self, size: int, dtype: Any) -> Array:
-        """A new array in memory or in a file."""
+    def mapped(self, file: BinaryIO, dtype: Any, size: int) -> Array:
+        """The first `size` numbers of a file as an array; the file is closed, and grows if it must."""
         nbytes = size * np.dtype(dtype).itemsize
-        if not nbytes:
-            return np.empty(0, dtype)
-        if not self.spilled:
-            return _view(_anonymous(nbytes), dtype)
-        with self.file() as file:
-            try:
-                os.posix_fallocate(
-                    file.fileno(), 0, nbytes
-                )  # a full disk is met here, not while a kernel writes
-            except OSError as error:
-                raise self.unwritable(error) from error
-            return self.mapped(file, nbytes, dtype)
-
-    def mapped(self, file: BinaryIO, nbytes: int, dtype: Any) -> Array:
-        """The array in a file."""
-        opened = mmap.mmap(file.fileno(), nbytes)
-        self._maps.append(opened)
-        self.disk_bytes += nbytes
-        return _view(opened, dtype)
+        with self.writing(), file:
+            file.flush()
+            file.truncate(nbytes)
+            if not nbytes:
+                return np.empty(0, dtype)
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is met here, not while a kernel writes
+            opened = mmap.mmap(file.fileno(), nbytes)
+        if self._bound is not None:
+            self._maps.append(opened)
+            self.disk_bytes += nbytes
+        return np.frombuffer(opened, dtype)
 
     def release(self) -> None:
-        """Let the system take back the memory of mapped files; their content stays."""
+        """Let the system take back the memory of mapped files on disk; their content stays."""
         for each in self._maps:
             each.madvise(mmap.MADV_DONTNEED)
 
-    def unwritable(self, error: OSError) -> OutputError:
-        """The error of a file that cannot be written."""
-        return OutputError(
-            f"a worker's rows cannot be written to a temporary file in {self._folder}: {error.strerror}; "
-            "TMPDIR names another folder, a larger --shard-memory keeps more in memory, and more workers have fewer "
-            "rows each"
-        )
-
-
-def _anonymous(nbytes: int) -> mmap.mmap:
-    return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _view(memory: mmap.mmap, dtype: Any) -> Array:
-    """Memory as an array over an Arrow buffer."""
-    return np.frombuffer(pa.py_buffer(memory), dtype)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raises OutputError where a file cannot be written."""
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(
+                f"a worker's rows cannot be written to a temporary file in {self._folder}: {error.strerror}; TMPDIR "
+                "names another folder, without --shard-memory they are in memory, and more workers have fewer rows each"
+            ) from error
 
 
 class _Growing:
-    """An array that grows at its end. In memory it grows in place: pages that are not written take no room."""
+    """An array that grows at its end."""
 
     def __init__(self, space: _Space, dtype: Any) -> None:
         self._space, self._dtype = space, np.dtype(dtype)
-        self._memory: mmap.mmap | None = None
-        self._file: BinaryIO | None = None
-        self.nbytes = 0
-        if space.spilled:
-            self.spill()
+        self._file = space.file()
+        self.size = 0
 
     def add(self, values: Array) -> None:
         """Append values. Raises OutputError."""
-        plain: Any = np.ascontiguousarray(values, self._dtype)
-        data = memoryview(plain).cast("B")
-        if self._file is not None:
-            self._write(data)
-        elif data.nbytes:
-            end = self.nbytes + data.nbytes
-            if self._memory is None:
-                self._memory = _anonymous(max(_SMALLEST, end))
-            elif end > len(self._memory):
-                self._memory.resize(max(end, 2 * len(self._memory)))
-            self._memory[self.nbytes : end] = data
-        self.nbytes += data.nbytes
-
-    def spill(self) -> None:
-        """Move to a file. Raises OutputError."""
-        self._file = self._space.file()
-        if self._memory is not None:
-            size, self.nbytes = self.nbytes, 0
-            with self._memory as memory:
-                for at in range(0, size, _PIECE):
-                    piece = memory[at : min(at + _PIECE, size)]
-                    self._write(memoryview(piece))
-                    self.nbytes += len(piece)
-            self._memory = None
+        with self._space.writing():
+            self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self.size += values.size
 
     def finish(self) -> Array:
         """The array; no more can be added."""
-        if not self.nbytes:
-            return np.empty(0, self._dtype)
-        if self._file is not None:
-            with self._file as file:
-                return self._space.mapped(file, self.nbytes, self._dtype)
-        assert self._memory is not None
-        self._memory.resize(self.nbytes)
-        return _view(self._memory, self._dtype)
+        return self._space.mapped(self._file, self._dtype, self.size)
 
-    def _write(self, data: memoryview) -> None:
-        assert self._file is not None
-        at = self.nbytes
-        try:
-            while data:
-                written = os.pwrite(self._file.fileno(), data, at)
-                data, at = data[written:], at + written
-        except OSError as error:
-            raise self._space.unwritable(error) from error
+    def numbered(self, numbers: Callable[[Array], Array]) -> Array:
+        """Numbers of the hashes that the array has, int32, in the first half of its file; no more can be added."""
+        with self._space.writing():
+            self._file.flush()
+            for first in range(0, self.size, _PIECE):
+                hashes = os.pread(self._file.fileno(), 8 * min(_PIECE, self.size - first), 8 * first)
+                os.pwrite(self._file.fileno(), numbers(np.frombuffer(hashes, np.uint64)).data, 4 * first)
+        return self._space.mapped(self._file, np.int32, self.size)
 
 
 class _GrowingOnes(_Growing):
@@ -554,7 +429,7 @@ class _GrowingOnes(_Growing):
 
     def add_or_ones(self, values: Array, count: int) -> None:
         """Append `count` values; none given: all are 1."""
-        if not self.nbytes and (not values.size or (values == 1.0).all()):
+        if not self.size and (not values.size or (values == 1.0).all()):
             self._ones += count
             return
         while self._ones:
@@ -565,68 +440,54 @@ class _GrowingOnes(_Growing):
 
 
 class _GrowingRows:
-    """Rows that are added batch by batch."""
+    """Rows that are added batch by batch, with the hashes of their keys until these have numbers."""
 
     def __init__(self, space: _Space) -> None:
-        self._starts, self._ids = _Growing(space, np.int64), _Growing(space, np.int32)
+        self._starts, self._hashes = _Growing(space, np.int64), _Growing(space, np.uint64)
         self._labels = _Growing(space, np.float32)
         self._x, self._weights = _GrowingOnes(space), _GrowingOnes(space)
         self._starts.add(np.zeros(1))
-        self._entries = self._count = 0
 
-    @property
-    def arrays(self) -> tuple[_Growing, ...]:
-        """All arrays."""
-        return self._starts, self._ids, self._labels, self._x, self._weights
-
-    @property
-    def entry_bytes(self) -> int:
-        """The bytes of what stands in the columns as well: key numbers and x."""
-        return self._ids.nbytes + self._x.nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        return sum(each.nbytes for each in self.arrays)
-
-    def add(self, rows: HashedRows, ids: Array) -> None:
-        """Add rows with these key numbers. Raises InputError if a shard has too many rows, OutputError."""
-        used, size = int(rows.starts[-1]), int(rows.labels.size)
-        self._count += size
-        if self._count > MOST:
+    def add(self, rows: HashedRows) -> None:
+        """Add rows. Raises InputError if a shard has too many, OutputError."""
+        size = int(rows.labels.size)
+        if self._labels.size + size > MOST:
             raise _too_large("rows")
-        self._starts.add(rows.starts[1:] + self._entries)
-        self._ids.add(ids)
-        self._x.add_or_ones(rows.x[:used], used)
+        hashes = _hashes(rows)
+        self._starts.add(rows.starts[1:] + self._hashes.size)
+        self._hashes.add(hashes)
+        self._x.add_or_ones(rows.x[: hashes.size], hashes.size)
         self._labels.add(rows.labels)
         self._weights.add_or_ones(rows.weights, size)
-        self._entries += used
 
-    def finish(self) -> Rows:
-        """The rows; no more can be added."""
-        starts, ids, labels, x, weights = (each.finish() for each in self.arrays)
-        return Rows(starts, ids, x, labels, weights)
+    def finish(self, numbers: Callable[[Array], Array]) -> ShardRows:
+        """The rows; no more can be added. numbers: of keys, by their hashes."""
+        ids = self._hashes.numbered(numbers)
+        starts, x, labels, weights = (
+            each.finish() for each in (self._starts, self._x, self._labels, self._weights)
+        )
+        return ShardRows(starts, ids, x, labels, weights)
 
 
-def _columns(rows: Rows, keys: int, space: _Space) -> Columns:
+def _columns(rows: ShardRows, keys: int, space: _Space) -> ShardColumns:
     """The columns of rows: a counting sort; where the space is bounded, by ranges of keys, and those by ranges of rows.
 
     A range of rows and one of keys have together about as many bytes as the bound.
     """
-    entries = EntryArrays(rows.starts, rows.ids, rows.x)
     starts = np.zeros(keys + 1, np.int64)
-    of_rows, x = space.empty(rows.ids.size, np.int32), space.empty(rows.x.size, np.float64)
+    of_rows = space.mapped(space.file(), np.int32, rows.ids.size)
+    x = space.mapped(space.file(), np.float64, rows.x.size)
     at_once = (space.piece_bytes or rows.ids.nbytes + rows.x.nbytes) // (12 if rows.x.size else 4)
-    for begin, end in _ranges(rows.starts, at_once):
-        count_ids(rows.ids[rows.starts[begin] : rows.starts[end]], starts[1:])
-        space.release()
+    for first in range(0, rows.ids.size, _PIECE):
+        np.add.at(starts[1:], rows.ids[first : first + _PIECE], 1)
+    space.release()
     np.cumsum(starts, out=starts)
     for first, last in _ranges(starts, at_once):
         cursor = starts[first:last].copy()
         for begin, end in _ranges(rows.starts, at_once):
-            transpose(entries, begin, end, first, last, cursor, of_rows, x)
+            transpose(rows, begin, end, first, last, cursor, of_rows, x)
             space.release()
-    return Columns(starts, of_rows, x)
+    return ShardColumns(starts, of_rows, x)
 
 
 def _ranges(starts: Array, at_once: int) -> Iterator[tuple[int, int]]:

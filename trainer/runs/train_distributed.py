@@ -30,20 +30,20 @@ from model_store.versions.manifest import RecentFigures
 from model_store.waiting import StopRequest
 from trainer.distributed.checkpoint import (
     DistributedCheckpoints,
-    Earlier,
-    Ended,
     InputFile,
+    ProblemResult,
+    RunSettings,
     RunState,
-    Settings,
+    SavedRun,
 )
 from trainer.distributed.cluster import open_crew
-from trainer.distributed.dealing import ShardOptions, ShardPlan, plan_shards
+from trainer.distributed.dealing import ShardPlan, plan_shards
 from trainer.distributed.methods import (
     Crew,
     Iteration,
-    MemberLost,
+    MethodState,
     Minimiser,
-    Progress,
+    persist,
     register,
     solution,
 )
@@ -56,9 +56,8 @@ from trainer.formats.rejects import RejectLog, too_many_rejected
 from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
 from trainer.learn.metrics.tally import GroupSums
-from trainer.output import SILENT, Output
-from trainer.output import Progress as Bar
-from trainer.settings import DistributedOptions, HeldOut
+from trainer.output import SILENT, Output, Progress
+from trainer.settings import DistributedOptions, HeldOutRows
 from trainer.tune.choice import with_rates
 
 HELD_OUT, FIRST_PASS = "held-out rows", "first pass"
@@ -107,7 +106,7 @@ class DistributedReport:
     reasons: dict[str, int] = field(default_factory=dict)
     judged: str = FIRST_PASS
     variants: dict[str, VariantMetrics] = field(default_factory=dict)
-    problems: tuple[Ended, ...] = ()
+    problems: tuple[ProblemResult, ...] = ()
     workers: tuple[ShardSummary, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     recoveries: int = 0
@@ -142,20 +141,12 @@ class DistributedReport:
 
     @property
     def not_converged(self) -> tuple[str, ...]:
-        """Of each problem that ended above its minimum, a warning.
-
-        `average` has none to reach, and where an earlier iteration is kept none is wanted.
-        """
-        if self.method == "average":
-            return ()
+        """A warning for each problem that ended above its minimum, unless an earlier iteration is kept."""
         return tuple(
             f"{each.name} has not converged after {each.iterations[-1].number:,} iterations: its objective, "
             f"{each.objective:.5f}, may be well above the minimum; "
-            + (
-                "raise --iterations, or take the method surrogate"
-                if "admm" in self.method
-                else "raise --iterations"
-            )
+            + "raise --iterations"
+            + (", or take the method surrogate" if self.method == "admm" else "")
             for each in self.problems
             if not each.converged and each.is_last
         )
@@ -200,7 +191,7 @@ class DistributedReport:
         write_whole(path, (json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n").encode())
 
 
-def _overfit(problem: Ended) -> str:
+def _overfit(problem: ProblemResult) -> str:
     """A warning if the held-out rows were predicted clearly better by an earlier iteration; "" if not."""
     held = [(each.held_out, each.number) for each in problem.iterations if each.held_out is not None]
     if not held:
@@ -239,7 +230,7 @@ class DistributedModel:
     """The model of a run: what `finish_run` and the guard need of it. Without an artefact the run ended early."""
 
     def __init__(
-        self, spec: ModelSpec, artefact: Artefact | None = None, judged: Judged | None = None
+        self, spec: ModelSpec, artefact: Artefact | None = None, judged: HeldOutFigures | None = None
     ) -> None:
         self.spec = spec
         self._artefact = artefact
@@ -252,7 +243,7 @@ class DistributedModel:
 
 
 @dataclass(frozen=True)
-class Judged:
+class HeldOutFigures:
     """The held-out rows' predictions by the final model: metrics, and the sums that the guard takes."""
 
     group: GroupSums
@@ -299,13 +290,16 @@ def train_distributed(
     UsageError without Ray, and FtrieError where the crew cannot go on.
     """
     _check_guard(spec, options)
-    shards = ShardOptions(
+    plans = plan_shards(
+        spec,
+        log,
+        options.workers,
         held_out=options.held_out,
+        known=with_rates(spec, log, (), output),
         memory_bytes=options.shard_bytes,
         strict=strict,
         threads=max(1, default_threads() // options.workers) if options.address is None else 1,
     )
-    plans = plan_shards(spec, log, options.workers, shards, with_rates(spec, log, (), output))
     earlier = checkpoints.earlier if checkpoints is not None else None
     start = _start(spec, log, plans[0], options)
     if earlier is not None:
@@ -321,7 +315,7 @@ def train_distributed(
 
 def _check_guard(spec: ModelSpec, options: DistributedOptions) -> None:
     """A guard judges predictions of rows that were not learned from."""
-    if spec.guard is not None and options.held_out == HeldOut():
+    if spec.guard is not None and options.held_out == HeldOutRows():
         raise UsageError(
             "[guard] judges a model by rows that it has not learned: hold some out with --held-out 0.05, or leave "
             "[guard] out"
@@ -331,7 +325,7 @@ def _check_guard(spec: ModelSpec, options: DistributedOptions) -> None:
 def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptions) -> RunState:
     """The state of a run before its first iteration."""
     held = options.held_out
-    settings = Settings(
+    settings = RunSettings(
         workers=options.workers,
         reducers=options.reducers,
         method=options.method.method,
@@ -350,7 +344,7 @@ def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptio
         settings=settings,
         inputs=inputs,
         problems=(),
-        progress=Progress(),
+        progress=MethodState(),
     )
 
 
@@ -382,48 +376,46 @@ class _Driver:
         self._shards: Sequence[ShardSummary] = ()
         self._keys = 0
 
-    def run(self, earlier: Earlier | None, force: bool) -> DistributedRun:
+    def run(self, earlier: SavedRun | None, force: bool) -> DistributedRun:
         """Make the shards, minimise every problem, collect the model."""
         with self._output.progress("reading", self._options.workers, "shards") as bar:
-            self._shards, self._keys = register(self._crew, self._options.method.loss)
+            self._shards, self._keys = persist(
+                self._crew,
+                lambda: register(self._crew, self._options.method.loss),
+                on_lost=lambda: self._lost(0),
+            )
             bar.update(len(self._shards), rows=sum(each.rows for each in self._shards), keys=self._keys)
         collect_rejects(self._shards, self._plan, self._rejects)
         for note in dict.fromkeys(note for each in self._shards for note in each.notes):
             self._output.note(note)
         if not sum(each.rows for each in self._shards):
             return DistributedRun(DistributedModel(self._spec), self._report())
-        resumed = len(self._state.problems) - 1
+        minimiser = None
         with StopRequest() as stop:
-            for number, problem in enumerate(self._problems[max(resumed, 0) :], max(resumed, 0)):
-                minimiser = self._minimiser(problem, earlier if number == resumed else None)
+            for problem in self._problems[max(len(self._state.problems) - 1, 0) :]:
+                minimiser = self._minimiser(problem, earlier, minimiser)
+                earlier = None
                 if self._minimise(minimiser, stop):
                     return DistributedRun(
                         DistributedModel(self._spec), self._report(), self._stopped(stop.number)
                     )
+        assert minimiser is not None
         return self._finished(minimiser, force)
 
-    def _minimiser(self, problem: Problem, earlier: Earlier | None) -> Minimiser:
+    def _minimiser(self, problem: Problem, earlier: SavedRun | None, before: Minimiser | None) -> Minimiser:
+        """Of a problem, from a checkpoint, or after the problem before it."""
         minimiser = Minimiser(
             self._crew,
             problem,
             self._options.method,
             on_lost=self._lost,
-            progress=earlier.state.progress if earlier is not None else Progress(),
             then=[next(each for each in path if each.column == problem.column) for path in self._paths[1:]],
+            saved=before.saved if before is not None else None,
         )
         if earlier is not None:
-            minimiser.resume(lambda crew: self._load(crew, earlier))
+            minimiser.progress, minimiser.saved = earlier.state.progress, earlier.saved
+            minimiser.resume()
         return minimiser
-
-    def _load(self, crew: Crew, earlier: Earlier) -> None:
-        """Give each reducer its part of a checkpoint."""
-        for number in range(crew.reducers):
-            arrays = earlier.reducer(number)
-            if not all(crew.ask_reducers("load", number, earlier.state.progress.iteration, arrays).summaries):
-                raise CheckpointError(
-                    f"{earlier.path} has keys that the log no longer has: the rows of a distributed run are fixed; "
-                    "restore the files, or start again with another folder"
-                )
 
     def _minimise(self, minimiser: Minimiser, stop: StopRequest) -> bool:
         """Minimise one problem; True if a signal has come before its end."""
@@ -448,13 +440,13 @@ class _Driver:
         """True if nothing is left to minimise after this."""
         return minimiser.ended and minimiser.problem is self._problems[-1]
 
-    def _add(self, minimiser: Minimiser, iteration: Iteration, bar: Bar) -> None:
+    def _add(self, minimiser: Minimiser, iteration: Iteration, bar: Progress) -> None:
         """Record an iteration that has ended, and show it."""
         problems = self._state.problems
         if self._options.penalties:
             iteration = replace(iteration, l1=self._options.penalties[minimiser.progress.penalty])
         if iteration.number == 0:
-            problems = (*problems, Ended(minimiser.problem.name))
+            problems = (*problems, ProblemResult(minimiser.problem.name))
         last = replace(problems[-1], iterations=(*problems[-1].iterations, iteration))
         self._state = replace(self._state, problems=(*problems[:-1], last), progress=minimiser.progress)
         fields: dict[str, float | str] = {
@@ -473,20 +465,17 @@ class _Driver:
         self._output.warn(f"a worker or reducer was lost; iteration {number} is repeated once it is replaced")
 
     def _save(self, minimiser: Minimiser, *, due: bool) -> None:
-        """Write a checkpoint if it is due; a member that is lost meanwhile is replaced in the next iteration."""
+        """Write a checkpoint if it is due."""
         if self._checkpoints is None or not (due or self._checkpoints.is_due(self._state.iterations)):
             return
-        state = replace(self._state, seconds=self._seconds, progress=minimiser.progress)
-        self._is_saved = False
-        try:
-            self._is_saved = self._checkpoints.save(
-                state, lambda number: self._crew.ask_reducers("dump", number).summaries[number]
-            )
-        except MemberLost:
-            self._checkpoints.failed += 1
-            self._output.warn(
-                f"a member was lost while iteration {state.progress.iteration} was saved: no checkpoint"
-            )
+        state, saved = (
+            replace(self._state, seconds=self._seconds, progress=minimiser.progress),
+            minimiser.saved,
+        )
+        assert saved is not None
+        self._is_saved = self._checkpoints.save(
+            state, lambda number: self._crew.fetch(saved.parts[0][number])
+        )
 
     @property
     def _seconds(self) -> float:
@@ -506,19 +495,20 @@ class _Driver:
     def _finished(self, minimiser: Minimiser, force: bool) -> DistributedRun:
         """Collect the keys with a weight, judge them by the held-out rows, and report."""
         names = tuple(self._spec.variants)
-        while True:
-            try:
-                keys = solution(self._crew, len(self._problems))
-                judged = self._crew.ask_workers(
-                    "judge", self._problems, weights_are_views(self._spec)
-                ).summaries
-                peaks = self._crew.ask_workers("peak_bytes").summaries
-                break
-            except MemberLost:
-                minimiser.recover()
-                minimiser.finish()
+        of_views = weights_are_views(self._spec)
+        keys, judged, peaks = minimiser.persist(
+            lambda: (
+                solution(self._crew, len(self._problems)),
+                self._crew.ask_workers("judge", self._problems, of_views).summaries,
+                self._crew.ask_workers("peak_bytes").summaries,
+            )
+        )
         held = [each for each in judged if each is not None]
-        by = Judged(reduce(add, (g for g, _ in held)), sum(s for _, s in held), names) if held else None
+        by = (
+            HeldOutFigures(reduce(add, (g for g, _ in held)), sum(s for _, s in held), names)
+            if held
+            else None
+        )
         group = by.group if by is not None else reduce(add, (each.progressive for each in self._shards))
         metrics = group.metrics(names).variants
         artefact = self._artefact(keys, metrics)
@@ -556,11 +546,11 @@ class _Driver:
         self, problem: Problem, squares: npt.NDArray[np.float32], features: npt.NDArray[np.uint16]
     ) -> npt.NDArray[np.float32]:
         """alpha / (beta + sqrt(n)), n the sum of squared gradients at the solution, where shared their mean."""
-        lanes = np.bitwise_count(problem.bits[features])
+        variants = np.bitwise_count(problem.bits[features])
         n = (
             np.zeros(squares.size)
             if self._spec.learner.rate == "constant"
-            else squares / np.maximum(lanes, 1.0)
+            else squares / np.maximum(variants, 1.0)
         )
         with np.errstate(divide="ignore"):
             rates = problem.alpha / (problem.beta + np.sqrt(n, dtype=np.float64))

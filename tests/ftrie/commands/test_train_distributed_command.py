@@ -52,7 +52,8 @@ def test_what_does_not_fit_several_workers_is_refused_before_anything_starts(
     for flags, said in (
         ("", "Missing option '--workers'"),
         ("--workers 0", "Input should be greater than or equal to 1"),
-        ("--workers 2 --method sgd", "--method sgd: expected surrogate, admm, admm-adaptive or average"),
+        ("--workers 2 --method average", "--method average: expected surrogate or admm"),
+        ("--workers 2 --method admm-adaptive --rho 2", "--method admm-adaptive: expected surrogate or admm"),
         ("--workers 2 --consensus plain", "--consensus plain belongs to --method admm, not to surrogate"),
         ("--workers 2 --keep first", "--keep first: expected best or last"),
         ("--workers 2 --penalties 1,2", "--penalties chooses by rows that are not learned: add --held-out"),
@@ -62,7 +63,7 @@ def test_what_does_not_fit_several_workers_is_refused_before_anything_starts(
             "--penalties belongs to --method surrogate",
         ),
         ("--workers 2 --loss parts", "--loss parts: expected rows or workers"),
-        ("--workers 2 --rho 2", "--rho belongs to --method admm or admm-adaptive, not to surrogate"),
+        ("--workers 2 --rho 2", "--rho belongs to --method admm, not to surrogate"),
         ("--workers 2 --held-out 1.5", "--held-out 1.5: expected a share between 0 and 1"),
         ("--workers 2 --resume", "--resume and --every need --checkpoint DIR"),
         ("--workers 2 --save m.json", "a model is saved as .arrow"),

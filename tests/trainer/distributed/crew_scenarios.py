@@ -10,16 +10,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model_store.errors import FtrieError, InputError, NotActivated, StoreError
+from model_store.errors import FtrieError, InputError
 from trainer.distributed.cluster import RayCrew
-from trainer.distributed.methods import MemberLost
+from trainer.distributed.methods import persist
 
 Outbox = tuple[Any, list[Any]]
 
@@ -52,8 +52,6 @@ class Tally:
         if self.number == 1:
             if how == "bug":
                 return [][self.number], []
-            if how == "own form":
-                raise NotActivated("ads", 7, StoreError("the store has gone"))
             raise InputError(f"{self.kind} {self.number}: row 7 of clicks.csv has no label")
         return None, [None] * self.others
 
@@ -105,22 +103,14 @@ def crew_of(workers: int, reducers: int, **options: Any) -> RayCrew:
 
 
 def say(**fields: Any) -> None:
-    print(json.dumps(fields), flush=True)
-
-
-def repeated(crew: RayCrew, step: Callable[[], Any]) -> Any:
-    """A step's replies, repeated whenever a member is lost in it."""
-    while True:
-        try:
-            return step()
-        except MemberLost:
-            crew.replace_lost()
+    """Print, also while a crew is open, which has standard output go to standard error."""
+    print(json.dumps(fields), flush=True, file=sys.__stdout__)
 
 
 def a_long_step(address: str | None = None) -> None:
     with crew_of(2, 2, address=address, output=Printed(True)) as crew:
         say(members=crew.processes)
-        repeated(crew, lambda: crew.ask_workers("work", (120.0, 120.0)))
+        persist(crew, lambda: crew.ask_workers("work", (120.0, 120.0)))
 
 
 def between_steps() -> None:
@@ -136,16 +126,21 @@ def out_of_memory() -> None:
     Ray counts the memory of the whole host: the room that is left for the worker alone (4 GB, or half of what is free)
     is more than what the tests beside this one take meanwhile, or Ray would end members that took nothing.
     """
-    from ray._private.utils import get_system_memory, get_used_memory
-
-    total, used = get_system_memory(), get_used_memory()
+    total, used = host_memory()
     room = min(4 << 30, (total - used) // 2)
     os.environ |= {
         "RAY_memory_usage_threshold": f"{(used + room) / total:.3f}",
         "RAY_memory_monitor_refresh_ms": "100",
     }
     with crew_of(2, 1, output=Printed(True)) as crew:
-        repeated(crew, lambda: crew.ask_workers("eat", room * 3 // 2))
+        persist(crew, lambda: crew.ask_workers("eat", room * 3 // 2))
+
+
+def host_memory() -> tuple[int, int]:
+    """The bytes of the host's memory, and how many are used."""
+    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, available = (int(found[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    return total, total - available
 
 
 def a_head() -> None:
@@ -191,16 +186,12 @@ def _lose_a_node(cluster: Any, nodes: list[Any]) -> None:
         cluster.remove_node(lost, allow_graceful=False)
         say(lost=lost.node_id)
 
-        def step() -> Any:
+        def send_again() -> None:
             nonlocal sent
-            try:
-                return crew.ask_reducers("add", inbox=sent).summaries
-            except MemberLost:
-                crew.replace_lost()
-                sent = crew.ask_workers("send", 1_000_000)
-                raise
+            sent = crew.ask_workers("send", 1_000_000)
 
-        say(got=repeated(crew, step), workers=crew.ask_workers("where").summaries)
+        got = persist(crew, lambda: crew.ask_reducers("add", inbox=sent).summaries, send_again)
+        say(got=got, workers=crew.ask_workers("where").summaries)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ class InProcessCrew:
     def ask_reducers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
         return self._ask("reducer", step, arguments, inbox)
 
+    def fetch(self, part: Any) -> Any:
+        return part
+
     def replace_lost(self) -> None:
         for kind, members in self.members.items():
             for number, member in enumerate(members):
@@ -48,13 +51,15 @@ class InProcessCrew:
         self.asked[f"{kind} {step}"] = time = self.asked.get(f"{kind} {step}", 0) + 1
         members = self.members[kind]
         answers = []
+        others = self.reducers if kind == "worker" else self.workers
         for number, member in enumerate(members):
             if (kind, number, step, time) in self.fail_at:
                 members[number] = None
                 continue
             received = [parts[number] for parts in inbox.parts] if inbox is not None else ()
-            answers.append(getattr(member, step)(*arguments, inbox=received))
+            summary, sent = getattr(member, step)(*arguments, inbox=received)
+            answers.append((summary, sent or [None] * others))
         if any(member is None for member in members):
-            raise MemberLost
+            raise MemberLost(f"a {kind} was lost")
         summaries, parts = zip(*answers, strict=True)
         return Replies(summaries, parts, sum(nbytes(part) for part in parts))

@@ -19,12 +19,12 @@ import pytest
 
 pytest.importorskip("ray", reason="needs Ray: make distributed, or pip install 'ftrie[distributed]'")
 
-from model_store.errors import ClusterError, FtrieError, InputError, UsageError
+from model_store.errors import ClusterError, InputError, UsageError
 from tests.trainer.distributed import crew_scenarios
-from tests.trainer.distributed.crew_scenarios import Printed, crew_of, repeated
+from tests.trainer.distributed.crew_scenarios import Printed, crew_of
 from tests.waiting import eventually
 from trainer.distributed.cluster import RayCrew
-from trainer.distributed.methods import MemberLost
+from trainer.distributed.methods import MemberLost, persist
 
 WORKERS, REDUCERS = 2, 3
 PARTS = [[(10.0 * sender + receiver, 100, True) for sender in range(WORKERS)] for receiver in range(REDUCERS)]
@@ -46,9 +46,8 @@ def shared(output: Printed) -> Iterator[RayCrew]:
 
 @pytest.fixture
 def crew(shared: RayCrew, output: Printed) -> RayCrew:
-    """The shared crew, whole, with nothing reported, and no loss counted yet."""
-    shared._losses.clear()
-    shared.replace_lost()
+    """The shared crew, whole, with nothing reported."""
+    persist(shared, lambda: (shared.ask_workers("send", 1), shared.ask_reducers("send", 1)))
     output.warnings.clear()
     return shared
 
@@ -76,9 +75,6 @@ def test_an_error_of_a_member_is_the_step_s_error(crew: RayCrew) -> None:
     with pytest.raises(InputError, match=r"^worker 1: row 7 of clicks.csv has no label$") as raised:
         crew.ask_workers("fail", "input")
     assert raised.value.__cause__ is None and "Traceback" not in str(raised.value)
-    with pytest.raises(FtrieError, match="version 7 is published and stays inactive") as sent_in_part:
-        crew.ask_reducers("fail", "own form")
-    assert sent_in_part.value.exit_code == 5
     # A bug keeps the traceback of the member.
     with pytest.raises(IndexError, match=r"crew_scenarios\.py.*in fail(.|\n)*list index out of range"):
         crew.ask_workers("fail", "bug")
@@ -124,7 +120,7 @@ def test_a_worker_and_a_reducer_lost_at_once_are_both_replaced(crew, output, tmp
     os.kill(crew.processes["reducer 1"][1], signal.SIGKILL)
     killed_in(crew, tmp_path, "worker 0")
     crew.replace_lost()
-    got = repeated(crew, lambda: crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries)
+    got = persist(crew, lambda: crew.ask_reducers("add", inbox=crew.ask_workers("send", 100)).summaries)
     assert got == PARTS
     assert {warning.partition(" on ")[0] for warning in output.warnings} == {"worker 0", "reducer 1"}
 
@@ -145,20 +141,6 @@ def test_parts_of_a_member_that_is_lost_after_its_step_still_arrive(crew: RayCre
     assert crew.ask_reducers("add", inbox=sent).summaries[1][0] == (1.0, 1_000_000, True)
     with pytest.raises(MemberLost):
         crew.ask_workers("send", 1)
-
-
-def test_a_step_that_loses_members_again_and_again_is_an_error(crew: RayCrew, tmp_path: Path) -> None:
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        killed_in(crew, folder, "worker 1")
-        if attempt < 2:
-            crew.replace_lost()
-    with pytest.raises(
-        ClusterError, match="3 times at the step 'worker touch'.*worker 1 on .*--resume"
-    ) as raised:
-        crew.replace_lost()
-    assert raised.value.exit_code == 8
 
 
 def test_a_slow_member_is_reported_and_one_over_the_timeout_is_replaced(crew, output):
@@ -241,7 +223,7 @@ def family(pid: int) -> dict[int, str]:
     return found
 
 
-def wait_for_the_end_of(pids: dict[int, str], seconds: float = 30) -> None:
+def wait_for_the_end_of(pids: dict[int, str], seconds: float) -> None:
     eventually(lambda: not any(map(is_running, pids)), f"the end of {pids}", seconds)
 
 
@@ -270,7 +252,7 @@ def test_ray_killed_under_a_run_is_an_error_that_says_how_to_go_on(scenario, par
     assert "--resume goes on from the last checkpoint" in error["message"]
     code, _ = run.end()
     assert code == 8
-    wait_for_the_end_of(processes)
+    wait_for_the_end_of(processes, 100)  # what Ray has left notices by itself
 
 
 @ON_LINUX
@@ -327,7 +309,7 @@ def listeners(pid: int) -> set[tuple[str, int]]:
 def test_a_member_that_ray_ends_for_its_memory_is_reported_as_such(scenario: Callable[..., Scenario]) -> None:
     error = scenario("out_of_memory").line("error")
     assert error["code"] == 8
-    assert "lost 3 times at the step 'worker eat', which never ended" in error["message"]
+    assert "lost 3 times in one iteration, which never ended" in error["message"]
     assert f"on {socket.gethostname()}: Ray ended it, since its host ran out of memory" in error["message"]
 
 

@@ -20,18 +20,18 @@ from model_store.errors import InputError, OutputError, SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.distributed import shard as shard_module
 from trainer.distributed.dealing import (
-    HeldOut,
-    ShardOptions,
     ShardPlan,
     check_distributable,
     deal_files,
     plan_shards,
 )
-from trainer.distributed.shard import Rows, Shard, ShardKeys, build_shard, collect_rejects
+from trainer.distributed.shard import Shard, ShardKeys, build_shard, collect_rejects
+from trainer.distributed.shard_kernels import ShardRows
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.rejects import RejectLog
 from trainer.learn.model import LearningModel
+from trainer.settings import HeldOutRows
 
 Row = tuple[float, float, tuple[tuple[bytes, float], ...]]
 SPEC = """
@@ -97,7 +97,7 @@ def texts(keys: ShardKeys) -> list[bytes]:
     return [data[first:end] for first, end in zip(keys.offsets[:-1], keys.offsets[1:], strict=True)]
 
 
-def contents(keys: ShardKeys, rows: Rows) -> Iterator[Row]:
+def contents(keys: ShardKeys, rows: ShardRows) -> Iterator[Row]:
     """Every row as a value: its label, its weight, its keys in order with their x."""
     names = texts(keys)
     for row in range(rows.labels.size):
@@ -136,7 +136,7 @@ def learned(spec: ModelSpec, log: Log) -> tuple[LearningModel, list[Row]]:
 
 
 def plans_of(spec: ModelSpec, inputs: list[str], workers: int, **options: object) -> list[ShardPlan]:
-    return plan_shards(spec, Log(inputs, batch_bytes=BLOCK), workers, ShardOptions(**options))  # type: ignore[arg-type]
+    return plan_shards(spec, Log(inputs, batch_bytes=BLOCK), workers, **options)  # type: ignore[arg-type]
 
 
 def assert_transposed(shard: Shard) -> None:
@@ -196,7 +196,7 @@ def test_one_shard_has_the_rows_keys_and_weights_of_train_in_their_order(log, tr
     assert np.array_equal(shard.keys.data, keys.data)
     assert np.array_equal(shard.keys.features, keys.features)
     assert np.array_equal(shard.first, model.coordinates.weights(keys))
-    assert shard.progressive.metrics(("base",)) == model.metrics.total()
+    assert shard.summary.progressive.metrics(("base",)) == model.metrics.total()
 
 
 @pytest.mark.parametrize(("name", "workers"), [("log.csv", 1), ("log.jsonl", 3)])
@@ -205,7 +205,7 @@ def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(
     with open(inputs[0], "a", encoding="utf-8") as file:
         file.write("{\n" if name.endswith("jsonl") else "1,too,few\n")
         file.write(Path(write(tmp_path / f"more-{name}", rows_of(300, 2))).read_text().partition("\n")[2])
-    for plan in plans_of(OF_ADS, inputs, workers, held_out=HeldOut(share=0.3)):
+    for plan in plans_of(OF_ADS, inputs, workers, held_out=HeldOutRows(share=0.3)):
         expected = build_shard(plan)
         assert_equal(build_shard(pickle.loads(pickle.dumps(plan))), expected)
         for _ in range(2):
@@ -214,8 +214,10 @@ def test_a_plan_makes_the_same_shard_again_after_it_was_sent_and_from_the_cache(
 
 
 def assert_equal(first: Shard, second: Shard) -> None:
-    for part in ("keys", "rows", "columns", "held"):
-        for name, array in vars(getattr(first, part)).items():
+    for name, array in vars(first.keys).items():
+        assert np.array_equal(array, getattr(second.keys, name)), name
+    for part in ("rows", "columns", "held"):
+        for name, array in getattr(first, part)._asdict().items():
             assert np.array_equal(array, getattr(getattr(second, part), name)), (part, name)
     assert np.array_equal(first.first, second.first)
 
@@ -277,11 +279,11 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
     path = tmp_path / "log.csv"
     path.write_text("\n".join(lines) + "\n")
     (tmp_path / "held.csv").write_text("click,site,user,price,tags\nmaybe,s,u,1,t\n")
-    held = HeldOut(inputs=(str(tmp_path / "held.csv"),))
+    held = HeldOutRows(inputs=(str(tmp_path / "held.csv"),))
     plans = plans_of(OF_ADS, [str(path)], workers, held_out=held)
     shards = [build_shard(plan) for plan in plans]
     rejects = RejectLog(tmp_path / "rejects.jsonl")
-    collect_rejects([shard.summary(0.0) for shard in shards], plans[0], rejects)
+    collect_rejects([shard.summary for shard in shards], plans[0], rejects)
     found = [json.loads(line) for line in (tmp_path / "rejects.jsonl").read_text().splitlines()]
     assert [(each["line"], each["reason"].partition(":")[0]) for each in found] == [
         (40, "wrong number of columns"),
@@ -289,10 +291,10 @@ def test_bad_rows_keep_their_lines_and_are_counted_once(tmp_path: Path, workers:
         (700, "price"),
         (2, "click"),
     ]
-    assert found[0]["file"] == str(path) and sum(shard.log.rejected for shard in shards) == 3
-    assert sum(shard.held_files.rejected for shard in shards) == 1
+    assert found[0]["file"] == str(path) and sum(shard.summary.log.rejected for shard in shards) == 3
+    assert sum(shard.summary.held_files.rejected for shard in shards) == 1
     assert (
-        sum(shard.log.rows.rows_read for shard in shards) == 898
+        sum(shard.summary.log.rows.rows_read for shard in shards) == 898
     )  # of 900 lines one is blank, one unreadable
     with pytest.raises(InputError, match=r"log.csv:40: wrong number .* because of --strict"):
         shards_of(OF_ADS, [str(path)], workers, strict=True)
@@ -304,7 +306,7 @@ def test_rejects_beyond_those_listed_are_still_counted(tmp_path, monkeypatch) ->
     path.write_text("click,site\n1,a\n" + "maybe,a\n" * 7)
     plans = plans_of(parse_spec(PLAIN), [str(path)], 1)
     rejects = RejectLog()
-    collect_rejects([build_shard(plans[0]).summary(0.0)], plans[0], rejects)
+    collect_rejects([build_shard(plans[0]).summary], plans[0], rejects)
     assert (rejects.count, len(rejects.first)) == (7, 1)
 
 
@@ -316,7 +318,7 @@ def test_more_workers_than_rows_leave_shards_empty(tmp_path: Path) -> None:
         empty = min(shards, key=lambda shard: shard.rows.labels.size)
         assert empty.keys.hashes.size == empty.columns.rows.size == 0
         assert empty.rows.starts.tolist() == empty.columns.starts.tolist() == [0]
-        assert empty.first.shape == (0, 1) and empty.summary(0.0).rows == 0
+        assert empty.first.shape == (0, 1) and empty.summary.rows == 0
         assert empty.keys.texts(np.empty(0, np.int64))[1].tolist() == [0]
 
 
@@ -327,7 +329,7 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
     _, everything = learned(spec, Log(inputs))
     found = []
     for workers in (1, 2, 3):  # by whole files, and by blocks
-        shards = shards_of(spec, inputs, workers, held_out=HeldOut(share=0.25))
+        shards = shards_of(spec, inputs, workers, held_out=HeldOutRows(share=0.25))
         held, kept = all_contents(shards, "held"), all_contents(shards)
         assert held + kept == Counter(everything)
         found.append(held)
@@ -341,7 +343,7 @@ def test_a_held_out_share_is_the_same_for_any_number_of_workers(tmp_path: Path, 
 
 
 def test_a_held_out_row_is_not_learned(tmp_path, log: str, trained: tuple[LearningModel, list[Row]]) -> None:
-    (shard,) = shards_of(OF_ADS, [log], 1, held_out=HeldOut(share=0.5))
+    (shard,) = shards_of(OF_ADS, [log], 1, held_out=HeldOutRows(share=0.5))
     names = texts(shard.keys)
     kept = {key for _, _, keys in contents(shard.keys, shard.rows) for key, _ in keys}
     only_held = np.array([name not in kept for name in names])
@@ -364,7 +366,7 @@ def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(tmp_pa
     held = [write(tmp_path / f"held{part}.jsonl", rows_of(300, 7 + part)) for part in range(2)]
     _, expected = learned(OF_ADS, Log(held))
     for workers in (1, 3):
-        shards = shards_of(OF_ADS, [log], workers, held_out=HeldOut(inputs=tuple(held)))
+        shards = shards_of(OF_ADS, [log], workers, held_out=HeldOutRows(inputs=tuple(held)))
         assert all_contents(shards, "held") == Counter(expected)
         assert all_contents(shards) == Counter(trained[1])
         for shard in shards:
@@ -374,21 +376,21 @@ def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(tmp_pa
 
 def test_a_shard_spilled_to_files_equals_one_in_memory(tmp_path: Path) -> None:
     inputs = [write(tmp_path / "log.csv", rows_of(2_000))]
-    options = {"held_out": HeldOut(share=0.1)}
+    options = {"held_out": HeldOutRows(share=0.1)}
     (plain,) = shards_of(OF_ADS, inputs, 1, **options)
     folder = tmp_path / "spilled"
     folder.mkdir()
     (spilled,) = shards_of(OF_ADS, inputs, 1, memory_bytes=20_000, folder=str(folder), **options)
     assert_equal(plain, spilled)
     assert_transposed(spilled)
-    assert plain.disk_bytes == 0
+    assert plain.summary.disk_bytes == 0
     parts = (
-        *vars(spilled.rows).values(),
-        *vars(spilled.held).values(),
+        *spilled.rows,
+        *spilled.held,
         spilled.columns.rows,
         spilled.columns.x,
     )
-    assert spilled.disk_bytes == sum(array.nbytes for array in parts)
+    assert spilled.summary.disk_bytes == sum(array.nbytes for array in parts)
     assert list(folder.iterdir()) == []  # the files have no names
     assert spilled.rows.ids.flags.writeable == plain.rows.ids.flags.writeable  # kernels are compiled once
 
@@ -474,7 +476,7 @@ def test_sampled_requests_of_whole_files_are_those_of_train(tmp_path: Path) -> N
     _, expected = learned(spec, Log(inputs))
     shards = shards_of(spec, inputs, 2)
     assert all_contents(shards) == Counter(expected)
-    assert sum(shard.log.rows.subsampled for shard in shards) == 1_200 - len(expected) > 300
+    assert sum(shard.summary.log.rows.subsampled for shard in shards) == 1_200 - len(expected) > 300
 
 
 def test_logs_that_cannot_be_dealt_are_refused(log: str) -> None:

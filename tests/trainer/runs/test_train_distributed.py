@@ -38,7 +38,7 @@ from trainer.output import SILENT
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train import finish_run
 from trainer.runs.train_distributed import DistributedRun, train_distributed
-from trainer.settings import DistributedOptions, HeldOut, MethodOptions
+from trainer.settings import DistributedOptions, HeldOutRows, MethodOptions
 
 SPEC = """
 [model]
@@ -98,7 +98,7 @@ def trained(
     spec: ModelSpec, log: Log, workers: int = 2, *, method: MethodOptions = TIGHT, **how: Any
 ) -> DistributedRun:
     options = DistributedOptions(
-        workers=workers, reducers=min(workers, 2), method=method, held_out=how.pop("held_out", HeldOut())
+        workers=workers, reducers=min(workers, 2), method=method, held_out=how.pop("held_out", HeldOutRows())
     )
     how = {"rejects": RejectLog(), "crew": opener()} | how
     return train_distributed(spec, log, options, **how)
@@ -122,18 +122,20 @@ def gaps(spec: ModelSpec, log: Log, artefact: Artefact) -> list[float]:
     size, found = matrix.shape[0], []
     for problem in problems_of(maker.spec, maker.rules.masks, maker.feature_rules):
         w = np.append(columns[:, problem.column], 0.0)[at]
-        lanes = [(problem.bits[features[matrix.keys]] >> np.uint32(v)) & 1 != 0 for v in range(problem.lanes)]
+        variants = [
+            (problem.bits[features[matrix.keys]] >> np.uint32(v)) & 1 != 0 for v in range(problem.variants)
+        ]
         whole = Sparse(
-            np.concatenate([matrix.rows[lane] + v * size for v, lane in enumerate(lanes)]),
-            np.concatenate([matrix.keys[lane] for lane in lanes]),
-            np.concatenate([matrix.x[lane] for lane in lanes]),
-            (problem.lanes * size, at.size),
+            np.concatenate([matrix.rows[variant] + v * size for v, variant in enumerate(variants)]),
+            np.concatenate([matrix.keys[variant] for variant in variants]),
+            np.concatenate([matrix.x[variant] for variant in variants]),
+            (problem.variants * size, at.size),
         )
         weights = shard.rows.weights if shard.rows.weights.size else np.ones(size)
         value, least = bounds(
             whole,
-            np.tile(shard.rows.labels.astype(np.float64), problem.lanes),
-            np.tile(weights, problem.lanes),
+            np.tile(shard.rows.labels.astype(np.float64), problem.variants),
+            np.tile(weights, problem.variants),
             problem.l1[features],
             problem.l2[features],
             w,
@@ -157,20 +159,25 @@ def test_a_run_that_ends_above_the_minimum_says_so(log, of_two) -> None:
     (warning,) = report.not_converged
     assert warning.startswith("base has not converged after 1 iterations") and warning in report.warnings
     assert not report.as_dict()["problems"][0]["converged"] and not of_two(ONE).report.not_converged
-    assert not trained(parse_spec(ONE), log, method=MethodOptions("average")).report.not_converged
 
 
-def test_a_worker_lost_while_held_out_rows_are_judged_changes_no_bit(log, of_two) -> None:
-    how = HeldOut(share=0.1)
-    expected = of_two(SPEC, held_out=how)
-    run = trained(
-        parse_spec(SPEC),
-        log,
-        held_out=how,
-        crew=opener(lambda crew: crew.fail_at.add(("worker", 1, "judge", 1))),
-    )
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (SPEC, ("worker", 1, "build", 1)),
+        (SPEC, ("worker", 1, "judge", 1)),
+        (OWN, ("worker", 0, "first_weights", 2)),  # of the second problem, before its first iteration
+        (OWN, ("reducer", 1, "average", 3)),
+        (OWN, ("reducer", 0, "published", 1)),
+    ],
+    ids=lambda each: "-".join(map(str, each)) if isinstance(each, tuple) else "",
+)
+def test_a_member_lost_outside_of_an_iteration_changes_no_bit(log, of_two, text, lost) -> None:
+    how = HeldOutRows(share=0.1)
+    expected = of_two(text, held_out=how)
+    run = trained(parse_spec(text), log, held_out=how, crew=opener(lambda crew: crew.fail_at.add(lost)))
     assert artefact_of(run).to_bytes() == artefact_of(expected).to_bytes()
-    assert run.report.variants == expected.report.variants
+    assert run.report.variants == expected.report.variants and run.report.recoveries == 1
     assert [len(each.iterations) for each in run.report.problems] == [
         len(each.iterations) for each in expected.report.problems
     ]
@@ -244,7 +251,7 @@ def test_what_would_change_the_rows_or_the_objective_is_refused(tmp_path: Path) 
     assert "--workers 2, and this run has 3" in refused(workers=3)
     admm = MethodOptions("admm", iterations=3)
     assert "--method surrogate, and this run has admm" in refused(method=admm)
-    assert "--held-out none, and this run has 0.2" in refused(held_out=HeldOut(share=0.2))
+    assert "--held-out none, and this run has 0.2" in refused(held_out=HeldOutRows(share=0.2))
     assert "learner.l1 was 0.5, is 0.6" in refused(SPEC.replace("l1 = 0.5", "l1 = 0.6"))
     with path.open("ab") as file:
         file.write(b"\n")
@@ -265,7 +272,7 @@ def test_a_folder_of_another_command_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_metrics_are_those_of_the_rows_held_out(log: Log) -> None:
-    spec, held = parse_spec(SPEC), HeldOut(inputs=(log.inputs[1],))
+    spec, held = parse_spec(SPEC), HeldOutRows(inputs=(log.inputs[1],))
     run = trained(spec, replace(log, inputs=log.inputs[:1]), held_out=held)
     judged = evaluate(artefact_of(run), Log([log.inputs[1]]), rejects=RejectLog())
     assert run.report.held_out == judged.rows and run.report.judged == "held-out rows"
@@ -280,14 +287,14 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
     spec = parse_spec(SPEC)
     last = replace(TIGHT, keep="last")
     one, four = (
-        trained(spec, log, workers, method=last, held_out=HeldOut(share=0.2)).report for workers in (1, 4)
+        trained(spec, log, workers, method=last, held_out=HeldOutRows(share=0.2)).report for workers in (1, 4)
     )
     assert one.held_out == four.held_out > 100
     assert one.rows == four.rows == of_two(SPEC).report.rows - one.held_out
     assert one.variants["base"].logloss == pytest.approx(four.variants["base"].logloss, rel=CLOSE)
     for l1, warnings in ((0.001, 1), (30.0, 0)):  # too weak for the rows held out, or strong enough
         spec = parse_spec(ONE.replace("l1 = 0.5", f"l1 = {l1}"))
-        report = trained(spec, log, held_out=HeldOut(share=0.3)).report
+        report = trained(spec, log, held_out=HeldOutRows(share=0.3)).report
         assert list(report.warnings) == report.as_dict()["warnings"]
         found = [text for text in report.warnings if text not in report.not_converged]
         assert len(found) == warnings
@@ -300,7 +307,7 @@ def test_a_share_held_out_is_not_learned_and_is_the_same_for_any_number_of_worke
 def test_the_best_of_several_penalties_is_published_and_resumed_from(log: Log, tmp_path: Path) -> None:
     spec, path = parse_spec(OWN), (200.0, 20.0, 0.01)
     options = DistributedOptions(
-        workers=2, reducers=2, method=TIGHT, held_out=HeldOut(share=0.3), penalties=path
+        workers=2, reducers=2, method=TIGHT, held_out=HeldOutRows(share=0.3), penalties=path
     )
 
     def trained_to(kept: Path, **more: Any) -> DistributedRun:
@@ -362,7 +369,7 @@ def test_a_guard_needs_rows_that_were_not_learned_and_a_time_to_live_is_refused(
         trained(spec, log)
     with pytest.raises(SpecError, match="ttl"):  # which needs one order of all rows
         trained(parse_spec(SPEC + 'ttl = "30d"\n'), log)
-    run = trained(spec, log, held_out=HeldOut(share=0.3))
+    run = trained(spec, log, held_out=HeldOutRows(share=0.3))
     assert run.model.recent is not None
     figures = run.model.recent.figures(5)
     assert figures.examples == run.report.held_out and figures.keys == 5
