@@ -429,16 +429,29 @@ def update_own(
                 own.r[v, i], t, of.lazy, v,
             )  # fmt: skip
     for i in range(begin, end):
-        slot, c = work.slots[i], work.classes[i]
+        c = work.classes[i]
         for v in range(several):
             if variants.uses[c, v] != 0.0:
                 mine = learner_at(learner_of_variant(of, v), variants, v, rows.features[work.positions[i]])
-                save(table, slot, v, mine, own.a[v, i], own.n[v, i], own.part[v, i], t)
-                if variants.averages.of.size:
-                    l1_here, r = own.l1[v, i], own.part[v, i]
-                    own.r[v, i] = weight(mine, l1_here, own.a[v, i], r, t, t + 1, of.lazy, v)
-        update_averages(variants.averages, table, slot, variants.uses, c, own.w, own.r, i, t)
-        set_seen(table, slot, t)
+                save(table, work.slots[i], v, mine, own.a[v, i], own.n[v, i], own.part[v, i], t)
+    if variants.averages.of.size:
+        follow_weights(table, rows, of, work, own, begin, end, t)
+    for i in range(begin, end):
+        set_seen(table, work.slots[i], t)
+
+
+@bare_inline
+def follow_weights(table: Any, rows: Any, of: Any, work: Any, own: Any, begin: Any, end: Any, t: Any) -> None:
+    """Let the averages of some of a row's keys follow the weights after example t."""
+    variants = of.variants
+    for i in range(begin, end):
+        c = work.classes[i]
+        for v in range(own.a.shape[0]):
+            if variants.uses[c, v] != 0.0:
+                mine = learner_at(learner_of_variant(of, v), variants, v, rows.features[work.positions[i]])
+                l1, r = own.l1[v, i], own.part[v, i]
+                own.r[v, i] = weight(mine, l1, own.a[v, i], r, t, t + 1, of.lazy, v)
+        update_averages(variants.averages, table, work.slots[i], variants.uses, c, own.w, own.r, i, t)
 
 
 @bare_kernel
