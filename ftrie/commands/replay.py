@@ -150,7 +150,7 @@ def replay(
     from model_store.store import Store
     from trainer.events.fields import resolve_fields
     from trainer.formats.batch import STDIN
-    from trainer.formats.reader import EVENTS
+    from trainer.formats.registry import EVENTS
     from trainer.formats.streams import is_pipe
     from trainer.learn.metrics.figures import IN_TABLES
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW

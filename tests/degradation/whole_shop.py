@@ -152,7 +152,7 @@ class SharedShop:
         return self._whole
 
     def check(self) -> None:
-        """See that a test has mended what it broke; else begin anew."""
+        """See that a test has mended what it broke; else start over."""
         assert self._whole is not None
         try:
             eventually(self._whole.is_whole, "a whole shop after the test", within_s=10.0)

@@ -18,7 +18,8 @@ from tests.repository.pages import ROOT, page, tables
 from trainer.events.events import READ_BYTES, READ_EVENTS
 from trainer.examples.requests import MOST_ROWS
 from trainer.formats.batch import HEAD_BYTES
-from trainer.formats.reader import BATCH_BYTES, EVENTS, EXTENSIONS, FORMATS
+from trainer.formats.reader import BATCH_BYTES
+from trainer.formats.registry import EVENTS, FORMATS
 from trainer.formats.sparse import REASONS
 from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.learn import collisions
@@ -26,9 +27,8 @@ from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
 from trainer.learn.metrics import metrics, records, regret, tally
 from trainer.learn.metrics import slices as watcher
-from trainer.sources import file_tracker, kinds, open_files
+from trainer.sources import file_tracker, kinds, open_files, redis
 from trainer.sources import kafka as kafka_client
-from trainer.sources import open_sources as opening
 from trainer.sources.open_sources import open_sources
 
 
@@ -132,8 +132,15 @@ def test_the_documented_filters_are_the_filters(row: list[str]) -> None:
 def test_every_format_extension_and_category_of_rejects_of_inputs_is_listed() -> None:
     text = page("inputs.md")
     listed = {name: ends.replace("`", "").split() for name, ends, _ in tables("inputs.md", "## Inputs")[1:]}
-    assert listed.pop(EVENTS) == [".jsonl"] and tuple(listed) == FORMATS
-    assert {ext: name for name, extensions in listed.items() for ext in extensions} == EXTENSIONS
+    assert listed.pop(EVENTS) == [".jsonl"] and list(listed) == list(FORMATS)
+    assert listed == {name: list(each.extensions) for name, each in FORMATS.items()}
+    titles = ", ".join(each.title for each in FORMATS.values())
+    assert f"Format of the log: {', '.join(FORMATS)}, or {EVENTS}" in page("commands.md")
+    assert f"A log file ({titles})" in page("commands.md")
+    *titles, last = (each.title for each in FORMATS.values())
+    assert f"expected {', '.join(titles)} or {last} text" in re.sub(
+        r'"\s*\n\s*f?"', "", code_of("trainer/formats")
+    )
     raised = set(re.findall(r"""(?:BadRow\(|reason = )f?["']([^:"']+):""", code_of("trainer/formats")))
     raised |= {reason("", 0).partition(":")[0] for reason in REASONS.values()}
     assert raised == {name for name, *_ in tables("inputs.md", "## Rows that cannot be read")[1:]}
@@ -161,7 +168,7 @@ def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:
     spec = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
     names = [name for cell, _ in sources("") for name in re.findall(r"`([^`]+)`", cell)]
     schemes = {name.partition("…")[0] for name in names if "://" in name} | {"embedded:"}
-    assert {*opening._STORES, "kafka://HOST:PORT,HOST:PORT/TOPIC?OPTION=VALUE"} == schemes
+    assert {*redis.STORES, "kafka://HOST:PORT,HOST:PORT/TOPIC?OPTION=VALUE"} == schemes
     assert {name.partition("#")[2] for name in names if "#" in name} == {"impressions", "clicks", "KEY"}
     for name in names:
         if "://" in name or name.startswith(("…", "embedded:", "store", "rows=")):

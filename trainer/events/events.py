@@ -26,7 +26,6 @@ READ_BYTES = 1024 * 1024
 READ_EVENTS = 1000
 BACKFILL_US = 86_400_000_000
 """An event that came later than this after its time was written afterwards: its arrival says nothing of its time."""
-BOM = b"\xef\xbb\xbf"
 NEVER_US = np.iinfo(np.int64).max
 """As a watermark: the source does not hold up others."""
 

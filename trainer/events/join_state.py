@@ -280,7 +280,7 @@ def restored(arrays: Arrays) -> Memory:
         if name not in arrays or (arrays[name].dtype != getattr(fresh, name).dtype and not older):
             raise CheckpointError(
                 f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that "
-                "wrote it, or begin anew with another folder"
+                "wrote it, or start over with another folder"
             )
     same = [name for name in _SAVED if name != "counts"]
     memory = fresh._replace(**{name: np.array(arrays[name], getattr(fresh, name).dtype) for name in same})

@@ -29,10 +29,11 @@ from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.formats.batch import Position, ReadFile, RowBatch
 from trainer.formats.cache import PIECE_ROWS, CachedLog
-from trainer.formats.csv import Header
 from trainer.formats.dialect import UNKNOWN, Dialect
-from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
+from trainer.formats.reader import BATCH_BYTES, LogReader
+from trainer.formats.registry import EVENTS
 from trainer.formats.rejects import RowCounts
+from trainer.formats.row_file import Header
 from trainer.formats.stored_rows import Blocks
 from trainer.formats.streams import ReadTwice, Share, is_pipe, open_input
 from trainer.formats.tables import Table, TableReader

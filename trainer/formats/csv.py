@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,30 +22,14 @@ import pyarrow as pa
 from model_store.errors import InputError
 from model_store.features.cells import Block, CellText
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
-from trainer.formats.dialect import CSV, TSV, UNKNOWN, Dialect
+from trainer.formats.dialect import CSV, TSV
 from trainer.formats.rejects import Reject
+from trainer.formats.row_file import Format, Header, RowFile
 from trainer.formats.rows_kernels import find_rows, undo_quotes
 from trainer.formats.streams import ALL, Bytes, Feed, Share
 
 _NO_QUOTE = -1
 _SHOWN = 60
-
-
-@dataclass(frozen=True)
-class Header:
-    """What is known of the first line of a file before it is read.
-
-    columns: the names of the columns of a file without a header. Its first line is a row all the same, unless it holds
-    these names, in any order. is_absent: the first line is a row, whatever it holds; the columns are c1, c2, … where
-    `columns` does not name them. known: names of columns that a header has: a first line with one of them is a header.
-    any_label: of sparse text, the label may be any word, as `[input] positive` names one. dialect: what is known of it.
-    """
-
-    columns: tuple[str, ...] | None = None
-    is_absent: bool = False
-    known: frozenset[str] = frozenset()
-    any_label: bool = False
-    dialect: Dialect = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -63,38 +48,42 @@ class _Rows:
     open_quote: bool
 
 
-class DelimitedFile:
+class DelimitedFile(RowFile):
     """One file of the format csv or tsv in any dialect, its header already read.
 
     names: of all columns, "" for one without a name; columns: the names that occur once. has_header: False if the first
-    line is a row; note: a remark for the user on the first line, "" for none. Raises InputError for a file without a
-    row.
+    line is a row. Raises InputError for a file without a row.
     """
 
     def __init__(self, feed: Feed, format: str, header: Header | None = None) -> None:
-        self._feed = feed
-        given, self._usual = header or Header(), CSV if format == "csv" else TSV
+        super().__init__(feed)
+        given, self._format = header or Header(), format
+        self._usual = CSV if format == "csv" else TSV
         known = given.dialect
         self.dialect = known if known.is_recognised else known.with_shape(feed.head, self._usual)
         self._delimiter = str(self.dialect.separator)
         self._quote = self.dialect.quote or None
         self._quote_byte = ord(self._quote) if self._quote else _NO_QUOTE
         self.has_header = True
-        self.note = ""
+        self._note = ""
         self.names = self._read_header(given)
         if not known.is_recognised:
             rows = [row for row in self._sample() if len(row) == len(self.names)]
             self.dialect = self.dialect.with_values(self.names, rows[self.has_header :])
         self.columns = tuple(name for name, count in Counter(self.names).items() if name and count == 1)
-        self.kinds: Mapping[str, str | None] = {}
+        twice = ", ".join(sorted({name for name in self.names if name and name not in self.columns}))
+        self.notes = {
+            f"header {self.has_header}": self._note,
+            "twice": f"{feed.name}: left out, as columns that share a name: {twice}" if twice else "",
+            "dialect": self._dialect_note(),
+        }
 
     @property
     def own_dialect(self) -> dict[str, Any]:
         """What is not as usual in the format, as `[input]` names it."""
         return self.dialect.differs_from(self._usual)
 
-    @property
-    def dialect_note(self) -> str:
+    def _dialect_note(self) -> str:
         """A remark on a dialect that is not the format's usual one, "" for that."""
         found = self.own_dialect
         if self.dialect.numbers:
@@ -125,9 +114,15 @@ class DelimitedFile:
                 self._feed.fetch()
         self._feed.check()
 
-    def go_on(self, position: Position) -> None:
-        """Skip what is before a position of an earlier run."""
-        self._feed.go_on(position)
+    def continued(self, feed: Feed) -> DelimitedFile:
+        """The reader of a later part of the file, without a header, that has grown."""
+        return DelimitedFile(feed, self._format, Header(self.names, is_absent=True, dialect=self.dialect))
+
+    def told_of_others(self, header: Header) -> Header:
+        """What is known of the next files of the log, which may lack what tells of words and numbers in this one."""
+        told = {name: getattr(self.dialect, name) for name in ("nulls", "decimal", "grouping", "numbers")}
+        columns = header.columns if self.has_header else self.columns
+        return replace(header, columns=columns, dialect=replace(header.dialect, **told))
 
     def _next_batch(self, wanted: Sequence[str], places: list[int]) -> RowBatch | None:
         """The whole rows of the unread bytes; None if there are none yet."""
@@ -245,7 +240,7 @@ class DelimitedFile:
         others = self._sample()
         titles = 0 if given.columns is not None or given.is_absent else _titles(others)
         if titles:
-            self.note = f"{feed.name}: {shown(self._delimiter.join(cells))} is a title or comment: skipped"
+            self._note = f"{feed.name}: {shown(self._delimiter.join(cells))} is a title or comment: skipped"
         for _ in range(titles):
             feed.drop(size, lines)
             rows, others = self._first_rows(), others[1:]
@@ -253,14 +248,14 @@ class DelimitedFile:
             cells = tuple(self._split(text.decode(errors="replace"))[0])
         if given.columns is not None:
             if sorted(cells) == sorted(given.columns):
-                self.note = f"{feed.name}: its first line names the columns: read as a header"
+                self._note = f"{feed.name}: its first line names the columns: read as a header"
             else:
                 return self._without_header(given.columns, rows)
         elif given.is_absent:
             return self._without_header(numbered(len(cells)), rows)
         elif not given.known.intersection(cells) and _are_values(cells, others):
             names = numbered(Counter(map(len, others)).most_common(1)[0][0])
-            self.note = (
+            self._note = (
                 f"{feed.name}: its first line holds values, not names: {shown(self._delimiter.join(cells))}; read "
                 f"as a file without a header, with columns {names[0]} to {names[-1]}, which [input] columns can "
                 "name"
@@ -373,3 +368,29 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _first_line(text: bytes) -> bytes:
+    return text.partition(b"\n")[0]
+
+
+FORMATS = (
+    Format(
+        "csv",
+        "CSV",
+        (".csv",),
+        lambda text: b"\t" not in _first_line(text) and re.search(rb"[,;|\x01]", _first_line(text)),
+        lambda file: DelimitedFile(file.feed, "csv", file.header),
+        separator=b",",
+        holds="its cells are separated by commas",
+    ),
+    Format(
+        "tsv",
+        "TSV",
+        (".tsv", ".tab"),
+        lambda text: b"\t" in _first_line(text),
+        lambda file: DelimitedFile(file.feed, "tsv", file.header),
+        separator=b"\t",
+        holds="its cells are separated by tabs",
+    ),
+)

@@ -25,13 +25,14 @@ from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch, i
 from trainer.formats.json_kernels import find_lines
 from trainer.formats.json_scan import SCALAR, Lines, Path, Paths, is_in_place
 from trainer.formats.rejects import Reject
+from trainer.formats.row_file import Format, RowFile
 from trainer.formats.streams import ALL, Bytes, Feed, Share
 
 ARRAY = re.compile(rb"\s*\[\s*(?:\{|$)")
 """How an array of objects starts: no row, but a file of them."""
 
 
-class JsonLinesFile:
+class JsonLinesFile(RowFile):
     """One file of JSON objects, one a line.
 
     columns: the keys met in the first block, in order; left_out: of its first lines, the keys of lists of objects. An
@@ -40,9 +41,9 @@ class JsonLinesFile:
     """
 
     def __init__(self, feed: Feed, keys: Keys | None = None) -> None:
-        self._feed = feed
+        super().__init__(feed)
         self.columns, self._objects, self.left_out = keys or self._first_keys()
-        self.kinds: Mapping[str, str | None] = dict.fromkeys(self._objects, "set")
+        self.kinds = dict.fromkeys(self._objects, "set")
 
     def may_have(self, column: str) -> bool:
         """True for `columns`, and for the objects that contain them: an object of numbers is a weighted set."""
@@ -56,10 +57,6 @@ class JsonLinesFile:
         paths = Paths.of({path: SCALAR | LIST for own in places.values() for path in own}, known=known)
         for data in self._feed.blocks(share):
             yield self._batch(data, wanted, places, paths)
-
-    def go_on(self, position: Position) -> None:
-        """Skip what is before a position of an earlier run."""
-        self._feed.go_on(position)
 
     def _batch(
         self, data: Bytes, wanted: Sequence[str], places: Mapping[str, Sequence[Path]], paths: Paths
@@ -330,3 +327,15 @@ def _values(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix + key, value
         if isinstance(value, dict):
             yield from _values(value, f"{prefix}{key}.")
+
+
+FORMATS = (
+    Format(
+        "jsonl",
+        "JSON lines",
+        (".jsonl", ".ndjson", ".json"),
+        lambda text: text.startswith(b"{") or ARRAY.match(text),
+        lambda file: JsonLinesFile(file.feed),
+        holds="its lines are JSON objects",
+    ),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from model_store.errors import InputError
 from trainer.formats.batch import LazyColumns, Position, RowBatch, coded, is_several, is_usable, steps_to
+from trainer.formats.row_file import Format, RowFile
 from trainer.formats.streams import ALL, ByteStream, Share, too_short
 
 FEWEST_ROWS = 1024
@@ -19,16 +20,18 @@ _GROUPS_A_READER = 4  # with fewer, shares by row groups would be unequal
 _READ_AHEAD_BYTES = 256 * 1024
 
 
-class ParquetInput:
-    """One Parquet file; `ahead` is what was read of its stream.
+class ParquetInput(RowFile):
+    """One Parquet file.
 
     `columns` are those whose values can become features, `left_out` the others. A field `b` of a struct `a`
     is the column `a.b`.
     """
 
-    def __init__(self, stream: ByteStream, batch_bytes: int, ahead: bytes = b"") -> None:
+    is_text = False
+
+    def __init__(self, stream: ByteStream, batch_bytes: int) -> None:
         self._stream = stream
-        self._source = stream.name if stream.is_plain_file else pa.BufferReader(ahead + stream.read_all())
+        self._source = stream.name if stream.is_plain_file else pa.BufferReader(stream.read_all())
         self._file = self._open(())
         self._rows = max(self._file.metadata.num_rows, 1)
         text = sum(self._file.metadata.row_group(i).total_byte_size for i in range(self._file.num_row_groups))
@@ -36,9 +39,7 @@ class ParquetInput:
         found = dict(paths(self._file.schema_arrow))
         self.columns = tuple(found)
         self.left_out = left_out(self._file.schema_arrow)
-        self.kinds: Mapping[str, str | None] = {
-            name: "set" for name, kind in found.items() if is_several(kind)
-        }
+        self.kinds = {name: "set" for name, kind in found.items() if is_several(kind)}
         self._row = 0
 
     def go_on(self, position: Position) -> None:
@@ -46,10 +47,6 @@ class ParquetInput:
         if position.offset > self._file.metadata.num_rows:
             raise too_short(position.file)
         self._row = position.offset
-
-    def may_have(self, column: str) -> bool:
-        """True if the schema has the column, and its values can become features."""
-        return column in self.columns
 
     def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the rows. Raises InputError where the file is damaged, after the row groups before.
@@ -147,3 +144,16 @@ def find(table: pa.RecordBatch, name: str) -> pa.Array:
     """The column that `paths` names. Raises KeyError if the batch lacks it."""
     top, *path = steps_to(name, table.schema)
     return pc.struct_field(table.column(top), path) if path else table.column(top)
+
+
+FORMATS = (
+    Format(
+        "parquet",
+        "Parquet",
+        (".parquet", ".pq"),
+        lambda text: text.startswith(b"PAR1"),
+        lambda file: ParquetInput(file.stream, file.batch_bytes),
+        holds="it is Parquet",
+        is_text=False,
+    ),
+)

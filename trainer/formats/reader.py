@@ -1,6 +1,6 @@
 """Reads click logs: many files of any format as one stream of batches, from the start or from earlier positions.
 
-A file's format is named, else told by its extension, else by its first bytes. Each format has its own module.
+A file's format is named, else told by its extension, else by its first bytes (`trainer.formats.registry`).
 """
 
 from __future__ import annotations
@@ -8,170 +8,31 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
 from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, as_stored, begin_alike
-from trainer.formats.csv import DelimitedFile, Header
-from trainer.formats.jsonl import ARRAY, JsonLinesFile
-from trainer.formats.parquet import ParquetInput
-from trainer.formats.sparse import GRAMMARS, LateNames, SparseFile, to_be_scored
-from trainer.formats.streams import ALL, Bytes, ByteStream, Feed, Share, matches, open_input
+from trainer.formats.csv import DelimitedFile
+from trainer.formats.registry import FORMATS, check_format, format_by_name, format_of, misnamed
+from trainer.formats.row_file import Header, OpenFile, RowFile
+from trainer.formats.streams import ALL, BOM, ByteStream, Share, matches, open_input
 
-FORMATS = ("csv", "tsv", "jsonl", "parquet", "vw", "libsvm", "libffm")
-"""The formats of labelled rows."""
-EVENTS = "events"
-"""The format of impressions and their feedback, which `trainer.examples.event_log` reads."""
-EXTENSIONS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".vw": "vw",
-    ".libsvm": "libsvm",
-    ".svm": "libsvm",
-    ".libffm": "libffm",
-    ".ffm": "libffm",
-}
 _PARTITION = re.compile(r"[^\W\d]\w*=")  # as Hive, Spark and DuckDB write folders
 _NO_VALUE = b"__HIVE_DEFAULT_PARTITION__"
-_COMPRESSED = (".gz", ".zst")
-_LOOK_BYTES = 64 * 1024
-_NUMBER = rb"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?"
-# The first line of the formats whose rows name their own features, and which have no header.
-_SPARSE = {
-    "vw": re.compile(rb"[+-]?[01](?:\.0*)?(?: +%b){0,2}(?: +'?[^ |\t]*)? *\|" % _NUMBER),
-    "libsvm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+qid:\S+)?(?:[ \t]+[0-9]+:%b)+\s*(?:#|$)" % _NUMBER),
-    "libffm": re.compile(rb"[+-]?[01](?:\.0*)?(?:[ \t]+[0-9]+:[0-9]+:%b)+\s*$" % _NUMBER),
-}
-# scikit-learn's dump_svmlight_file writes comments first.
-_COMMENTED = re.compile(rb"(?:[ \t\r]*+(?:#[^\n]*+)?\n)++" + _SPARSE["libsvm"].pattern, re.MULTILINE)
-
-
-def format_by_name(name: str) -> str | None:
-    """The format by the file's extension, or None."""
-    path = PurePath(name.lower())
-    if path.suffix in _COMPRESSED:
-        path = path.with_suffix("")
-    return EXTENSIONS.get(path.suffix)
-
-
-def format_by_content(name: str, data: Bytes) -> str:
-    """The format by the first bytes. Raises InputError if they do not tell it."""
-    head = data[:_LOOK_BYTES].tobytes()
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    text = head.lstrip()
-    if text.startswith(b"{") or ARRAY.match(text):
-        return "jsonl"
-    line = text.partition(b"\n")[0]
-    for format, pattern in _SPARSE.items():
-        if pattern.match(line):
-            return format
-    if _COMMENTED.match(text):
-        return "libsvm"
-    if b"\t" in line:
-        return "tsv"
-    if any(mark in line for mark in (b",", b";", b"|", b"\x01")):
-        return "csv"
-    raise InputError(
-        f"{name}: cannot tell its format from its name or first line; expected one of {', '.join(FORMATS)}, "
-        "which --format can name"
-    )
-
-
-def format_of(name: str, data: Bytes) -> str:
-    """The format by the file's extension, else by its first bytes. Raises InputError if neither tells it.
-
-    A file called .csv whose cells are separated by tabs is TSV, and the reverse; one that holds Parquet or JSON objects
-    is that. `misnamed` says so.
-    """
-    format = format_by_name(name)
-    if format is None or (format in _OTHER_DELIMITED and data[:4].tobytes().startswith((b"PAR1", b'{"'))):
-        return format_by_content(name, data)
-    other = _OTHER_DELIMITED.get(format)
-    return other if other is not None and _is_separated_by(other, format, data) else format
-
-
-def misnamed(name: str, format: str) -> str:
-    """A remark for the user if `format_of` found another format than the name tells, else ""."""
-    by_name = format_by_name(name)
-    if by_name not in _OTHER_DELIMITED or by_name == format:
-        return ""
-    return f"{name}: {_HOLDS[format]}: read as {format}; --format {by_name} reads it as its name says"
-
-
-_OTHER_DELIMITED = {"csv": "tsv", "tsv": "csv"}
-_HOLDS = {
-    "csv": "its cells are separated by commas",
-    "tsv": "its cells are separated by tabs",
-    "jsonl": "its lines are JSON objects",
-    "parquet": "it is Parquet",
-}
-_BYTES = {"csv": b",", "tsv": b"\t"}
-
-
-def _is_separated_by(other: str, format: str, data: Bytes) -> bool:
-    """True if the first line has separators of the other format and none of this one.
-
-    Or if all lines have as many of the other, and fewer than half of them as many of this one as the first.
-    """
-    head = data[:_LOOK_BYTES].tobytes()
-    lines = [line for line in head[: head.rfind(b"\n") + 1].splitlines() or head.splitlines() if line.strip()]
-    theirs, ours = ([line.count(_BYTES[each]) for line in lines] for each in (other, format))
-    if not lines or not theirs[0]:
-        return False
-    return not ours[0] or (len(set(theirs)) == 1 and 2 * ours.count(ours[0]) < len(ours))
-
-
-def check_format(format: str | None) -> str | None:
-    """Return `format` if it is known or None, else raise InputError."""
-    if format not in (None, EVENTS, *FORMATS):
-        raise InputError(
-            f"format {format!r} is not known; expected one of {listed([*FORMATS, EVENTS], format)}"
-        )
-    return format
-
-
 BATCH_BYTES = 1024 * 1024
 _NO_KNOWLEDGE = Header()
-
-
-class Source(Protocol):
-    """An open file of one format: its columns, and its rows, once."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The known columns."""
-
-    @property
-    def kinds(self) -> Mapping[str, str | None]:
-        """The kinds of columns that are not categories: see `ModelSpec.resolve`."""
-
-    def may_have(self, column: str) -> bool:
-        """True if the column is one of `columns`, or later rows may have it."""
-
-    def batches(self, wanted: Sequence[str], share: Share) -> Iterator[RowBatch]:
-        """The rows, once, in the blocks of this share."""
-
-    def go_on(self, position: Position) -> None:
-        """Skip what is before `position`. Called before `batches`, or not at all."""
 
 
 class LogReader:
     """Reads click logs in the order given; a glob stands for its matches, `-` for standard input.
 
-    format: one of FORMATS; None to detect it for each file. About `batch_bytes` bytes of text make a batch; memory
+    format: a name in FORMATS; None to detect it for each file. About `batch_bytes` bytes of text make a batch; memory
     depends on it, not on the length of the files. Reading and parsing release the GIL, so a thread can read ahead.
     Raises InputError for an input that does not exist.
 
@@ -198,7 +59,6 @@ class LogReader:
         self._open_file = open_file
         self._blocks = share
         self.bookmarks = Bookmarks(self.files, read, on_note)
-        self._late = LateNames(on_note)
         self._format = check_format(format)
         self._header = header
         self._unlabelled = unlabelled
@@ -210,7 +70,7 @@ class LogReader:
         self._finished_bytes = 0
         self._next = 0
         self._stream: ByteStream | None = None
-        self._source: Source | None = None
+        self._source: RowFile | None = None
 
     @property
     def total_bytes(self) -> int | None:
@@ -240,7 +100,7 @@ class LogReader:
     def note_left_out(self) -> None:
         """A remark on the first file's columns of which nothing can become a feature, for who looks at a log."""
         source, stream = self._open()
-        if names := ", ".join(getattr(source, "left_out", ())):
+        if names := ", ".join(source.left_out):
             self._note_once("left out", f"{stream.name}: left out, as lists of objects or the like: {names}")
 
     @property
@@ -271,13 +131,13 @@ class LogReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> tuple[Source, ByteStream]:
+    def _open(self) -> tuple[RowFile, ByteStream]:
         opened = self._open_next()
         if opened is None:
             raise InputError(f"{self.files[-1]} is empty; expected rows")
         return opened
 
-    def _open_next(self) -> tuple[Source, ByteStream] | None:
+    def _open_next(self) -> tuple[RowFile, ByteStream] | None:
         """The next file that is not empty: where a job writes a folder, some of its parts may be. None without one.
 
         A log of empty files is an error.
@@ -300,11 +160,12 @@ class LogReader:
                 self._next += 1
         return None if self._source is None or self._stream is None else (self._source, self._stream)
 
-    def _batches(self, opened: tuple[Source, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
+    def _batches(self, opened: tuple[RowFile, ByteStream], wanted: Sequence[str]) -> Iterator[RowBatch]:
         """The rest of the open file, each batch with the file's number."""
         source, stream = opened
         path = columns_in_path(stream.name, source.columns)
-        self._check(source, wanted, path)
+        if missing := [name for name in wanted if name not in path and not source.may_have(name)]:
+            raise no_column(stream.name, missing, (*source.columns, *path))
         read = self.bookmarks.begin(self._next, stream.head)
         stop = read.position
         if read.disk_bytes == stream.size:
@@ -314,47 +175,32 @@ class LogReader:
             # A source is asked for at least one column, by which it counts its rows.
             inside = [name for name in wanted if name not in path] or list(source.columns[:1])
             for batch in source.batches(inside, self._blocks):
-                before = len(stream.head) if isinstance(source, ParquetInput) else batch.stop.offset
+                before = batch.stop.offset if source.is_text else len(stream.head)
                 start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
                 batch = replace(batch, columns=_with(path, batch, wanted), start=start, stop=stop)
                 yield _from_line(batch, read.position.first_line)
-        self._finish(stop, stream)
+        stream.close()
+        self.bookmarks.end(stop, stream.consumed)
+        self._stream = self._source = None
+        self._finished_bytes += stream.consumed
+        self._next += 1
 
-    def _source_of(self, stream: ByteStream) -> Source:
-        format = self._format or format_by_name(stream.name)
-        if format == "parquet":
-            return ParquetInput(stream, self._batch_bytes)
-        feed = Feed(stream, self._batch_bytes)
-        if not feed.unread.size:
-            feed.check()
+    def _source_of(self, stream: ByteStream) -> RowFile:
+        named = FORMATS.get(self._format or format_by_name(stream.name) or "")
+        if not stream.head.removeprefix(BOM) and (named is None or named.is_text):
+            if stream.failure is not None:
+                raise stream.failure
             raise InputError(f"{stream.name} is empty; expected rows")
-        format = self._format or format_of(stream.name, feed.unread)
+        format = self._format or format_of(stream.name, stream.head)
         if self._format is None:
             self._note_once("format", misnamed(stream.name, format))
-        if format == "parquet":
-            return ParquetInput(stream, self._batch_bytes, ahead=feed.unread.tobytes())
-        if format == "jsonl":
-            return JsonLinesFile(feed)
-        if format in GRAMMARS:
-            grammar = to_be_scored(GRAMMARS[format]) if self._unlabelled else GRAMMARS[format]
-            return SparseFile(feed, grammar, self._late, self._header.any_label)
-        return self._delimited(feed, format)
-
-    def _delimited(self, feed: Feed, format: str) -> DelimitedFile:
-        source = DelimitedFile(feed, format, self._header)
-        self._note_once(f"header {source.has_header}", source.note)
-        if twice := sorted({name for name in source.names if name and name not in source.columns}):
-            self._note_once(
-                "twice", f"{feed.name}: left out, as columns that share a name: {', '.join(twice)}"
-            )
-        self._note_once("dialect", source.dialect_note)
-        # A later file may lack the words and numbers by which the first lines of this one told them.
-        told, values = source.dialect, ("nulls", "decimal", "grouping", "numbers")
-        known = replace(self._header.dialect, **{name: getattr(told, name) for name in values})
-        self._header = replace(self._header, dialect=known)
-        self.dialect = source.own_dialect
-        if not source.has_header:
-            self._header = replace(self._header, columns=source.columns)
+        file = OpenFile(stream, self._batch_bytes, self._header, self._unlabelled, self._note_once)
+        source = FORMATS[format].read(file)
+        for kind, text in source.notes.items():
+            self._note_once(kind, text)
+        if isinstance(source, DelimitedFile):
+            self._header = source.told_of_others(self._header)
+            self.dialect = source.own_dialect
         return source
 
     def _note_once(self, kind: str, text: str) -> None:
@@ -363,20 +209,11 @@ class LogReader:
             self._noted.add(kind)
             self._on_note(text)
 
-    def _check(self, source: Source, wanted: Sequence[str], path: Mapping[str, bytes]) -> None:
-        missing = [name for name in wanted if name not in path and not source.may_have(name)]
-        if missing:
-            raise SpecError(
-                f"{self.files[self._next]} has no column {', '.join(map(repr, missing))}; "
-                f"it has {listed((*source.columns, *path), missing[0])}"
-            )
 
-    def _finish(self, stop: Position, stream: ByteStream) -> None:
-        stream.close()
-        self.bookmarks.end(stop, stream.consumed)
-        self._stream = self._source = None
-        self._finished_bytes += stream.consumed
-        self._next += 1
+def no_column(name: str, missing: Sequence[str], columns: Iterable[str]) -> SpecError:
+    """The error for a file that lacks columns."""
+    shown = ", ".join(map(repr, missing))
+    return SpecError(f"{name} has no column {shown}; it has {listed(tuple(columns), missing[0])}")
 
 
 def columns_in_path(name: str, own: Sequence[str]) -> Mapping[str, bytes]:
@@ -411,7 +248,13 @@ class Bookmarks:
     ) -> None:
         self._files = tuple(files)
         self._on_note = on_note
-        self._earlier, self._elsewhere = _matched(files, read)
+        self._elsewhere = list(read)
+        self._earlier: list[ReadFile | None] = []
+        for path in map(path_of, files):  # in their order, as a file may be named twice
+            each = next((one for one in self._elsewhere if one.path == path), None)
+            if each is not None:
+                self._elsewhere.remove(each)
+            self._earlier.append(each)
         self._now: list[ReadFile | None] = [None] * len(self._files)
 
     def begin(self, number: int, head: bytes) -> ReadFile:
@@ -460,18 +303,6 @@ class Bookmarks:
             self._on_note(
                 f"{found.position.file} begins like {path}, read before: read whole, as another file"
             )
-
-
-def _matched(files: Sequence[str], read: Sequence[ReadFile]) -> tuple[list[ReadFile | None], list[ReadFile]]:
-    """What was read of each of `files`, matched by path in order; and what was read of other files."""
-    left = list(read)
-    found: list[ReadFile | None] = []
-    for path in map(path_of, files):
-        each = next((one for one in left if one.path == path), None)
-        if each is not None:
-            left.remove(each)
-        found.append(each)
-    return found, left
 
 
 def path_of(name: str) -> str:

@@ -6,11 +6,13 @@ A row becomes an id and a mapping of column to text, without empty cells.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,8 +22,8 @@ from model_store import bounded
 from model_store.errors import FieldValueError, InputError, SpecError, shown_names
 from model_store.features.cells import column_text
 from model_store.features.values import set_members, text_of
-from trainer.formats.csv import Header
 from trainer.formats.reader import LogReader
+from trainer.formats.row_file import Header
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 USER_IDS = ("cookie", "user", "user_id")
@@ -51,7 +53,7 @@ def read_records(
     column, InputError naming a line that cannot be read. on_note: receives remarks, as on an unusual dialect.
     """
     known = frozenset([id_column] if id_column else usual_ids)
-    return _records_by_id(_open_table(path, known, on_note), usual_ids, id_column)
+    return _records(_open_table(path, known, on_note), usual_ids, id_column)
 
 
 def records_of(
@@ -60,7 +62,7 @@ def records_of(
     """The same from a table in memory; `what` is its name in messages, which have the row's number: `items:7`."""
     columns = tuple(name for name in data.schema.names if name)
     rows = enumerate((row for batch in data.to_batches() for row in batch.to_pylist()), 1)
-    return _records_by_id(Table(Path(what), columns, rows), usual_ids, id_column)
+    return _records(Table(Path(what), columns, rows), usual_ids, id_column)
 
 
 def read_ids(path: Path) -> Iterator[str]:
@@ -107,7 +109,7 @@ def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
     return weighted
 
 
-def _records_by_id(
+def _records(
     table: Table, usual_ids: Sequence[str], id_column: str | None
 ) -> Iterator[tuple[str, dict[str, str]]]:
     wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
@@ -116,21 +118,21 @@ def _records_by_id(
             f"{table.path}: no column {' or '.join([id_column] if id_column else usual_ids)} for the id; "
             f"it has: {shown_names(table.columns)}; name one with --id-column"
         )
-    return _records(table, wanted)
+    return map(partial(_record, table.path, wanted), table.rows)
 
 
-def _records(table: Table, id_column: str) -> Iterator[tuple[str, dict[str, str]]]:
-    for line, row in table.rows:
-        try:
-            record = {name: text for name, value in row.items() if (text := cell_text(value)) is not None}
-        except (FieldValueError, TypeError, ValueError) as error:
-            raise InputError(f"{table.path}:{line}: {error}") from error
-        except RecursionError:
-            raise InputError(f"{table.path}:{line}: a value is {bounded.NESTING}") from None
-        record_id = record.pop(id_column, None)
-        if record_id is None:
-            raise InputError(f"{table.path}:{line}: the id column {id_column!r} is empty")
-        yield record_id, record
+def _record(path: Path, id_column: str, numbered: tuple[int, Row]) -> tuple[str, dict[str, str]]:
+    line, row = numbered
+    try:
+        record = {name: text for name, value in row.items() if (text := cell_text(value)) is not None}
+    except (FieldValueError, TypeError, ValueError) as error:
+        raise InputError(f"{path}:{line}: {error}") from error
+    except RecursionError:
+        raise InputError(f"{path}:{line}: a value is {bounded.NESTING}") from None
+    record_id = record.pop(id_column, None)
+    if record_id is None:
+        raise InputError(f"{path}:{line}: the id column {id_column!r} is empty")
+    return record_id, record
 
 
 # -- delimited text
@@ -189,28 +191,19 @@ def _open_json_lines(path: Path) -> Table:
     first = next(rows, None)
     if first is None:
         raise InputError(f"{path}: expected a JSON object in each line, got an empty file")
-    return Table(path, tuple(first[1]), _chained(first, rows))
+    return Table(path, tuple(first[1]), itertools.chain([first], rows))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for line, text in enumerate(_decoded(path, _text(path)), 1):
         if text.strip():
-            yield line, _json_object(path, line, text)
-
-
-def _json_object(path: Path, line: int, text: str) -> Row:
-    try:
-        row = bounded.json_value(text)
-    except ValueError as error:
-        raise InputError(f"{path}:{line}: not valid JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise InputError(f"{path}:{line}: expected a JSON object, got {text.strip()[:60]}")
-    return {name: value for name, value in row.items() if name}
-
-
-def _chained(first: tuple[int, Row], rest: Iterator[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
-    yield first
-    yield from rest
+            try:
+                row = bounded.json_value(text)
+            except ValueError as error:
+                raise InputError(f"{path}:{line}: not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{path}:{line}: expected a JSON object, got {text.strip()[:60]}")
+            yield line, {name: value for name, value in row.items() if name}
 
 
 # -- Parquet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from model_store.errors import InputError
 from model_store.features.cells import OTHER_LABELS, CellSets, CellText, padded_lines
 from model_store.features.cells import Block as Cells
 from model_store.spec.spec import WEIGHT
-from trainer.formats.batch import LazyColumns, Position, RowBatch
+from trainer.formats.batch import LazyColumns, RowBatch
 from trainer.formats.rejects import Reject
+from trainer.formats.row_file import Format, OpenFile, RowFile
 from trainer.formats.sparse_kernels import (
     ANY_LABEL,
     AT_ONCE,
@@ -51,45 +52,29 @@ from trainer.formats.sparse_kernels import (
     measure_columns,
 )
 from trainer.formats.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
-from trainer.formats.streams import ALL, Bytes, Feed, Share
+from trainer.formats.streams import ALL, Bytes, Share
 
 _MOST_NAMES = 10_000
 
 
-class LateNames:
-    """Notes, once, that rows name a column too late for it to become a field."""
-
-    def __init__(self, on_note: Callable[[str], None]) -> None:
-        self._on_note = on_note
-        self._told = False
-
-    def tell(self, file: str, line: int, column: str) -> None:
-        """A row names a column that is neither wanted nor in the first block of its file."""
-        if not self._told:
-            self._told = True
-            self._on_note(
-                f"{file}:{line} names {column!r}, which the first rows do not: it is left out, and so are others that "
-                "come so late; name them in [fields] to learn from them"
-            )
-
-
-class SparseFile:
+class SparseFile(RowFile):
     """One file of rows that name their features one by one.
 
     columns: those with one value a row, such as `label`; then a map from feature to x for each namespace of the first
-    block, in order of appearance. Others may appear later and can be wanted: a row without one has an empty map. `late`
-    reports those that are not wanted. Raises InputError for a file whose first block has no good row.
+    block, in order of appearance. Others may appear later and can be wanted: a row without one has an empty map. The
+    first that is not wanted is noted. Raises InputError for a file whose first block has no good row.
     """
 
-    def __init__(self, feed: Feed, grammar: Grammar, late: LateNames, any_label: bool = False) -> None:
-        """any_label: labels are texts, as `positive` compares them; else 1, 0 or -1."""
-        self._feed, self._any_label = feed, any_label
-        self._grammar = grammar
-        self._late = late
+    def __init__(self, file: OpenFile, grammar: Grammar) -> None:
+        super().__init__(file.feed)
+        # Labels are then texts, as `positive` compares them; else 1, 0 or -1.
+        self._any_label = file.header.any_label
+        self._grammar = grammar if file.unlabelled else replace(grammar, unlabelled=None)
+        self._note = file.on_note
         self._known = self._first_names()
         namespaces = [grammar.column_of(name) for name in self._known]
         self.columns = (*grammar.row_columns, *namespaces)
-        self.kinds: Mapping[str, str | None] = {
+        self.kinds = {
             **dict.fromkeys(grammar.row_columns),
             **dict.fromkeys(namespaces, "set"),
             **({grammar.weight: WEIGHT} if grammar.weight else {}),
@@ -98,10 +83,6 @@ class SparseFile:
     def may_have(self, column: str) -> bool:
         """True for columns with one value a row, such as `label`, and for any possible name of a namespace."""
         return column in self._grammar.row_columns or self._grammar.name_of(column) is not None
-
-    def go_on(self, position: Position) -> None:
-        """Skip what is before `position`."""
-        self._feed.go_on(position)
 
     def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError where it is damaged, after the rows before."""
@@ -117,7 +98,11 @@ class SparseFile:
         columns |= {name: block.row_column(name) for name in wanted if name not in columns}
         rejects = tuple(Reject(feed.name, feed.line + line, reason) for line, reason in block.rejects())
         for line, name in block.news():
-            self._late.tell(feed.name, feed.line + line, self._grammar.column_of(name))
+            self._note(
+                "late",
+                f"{feed.name}:{feed.line + line} names {self._grammar.column_of(name)!r}, which the first rows do not: "
+                "it is left out, and so are others that come so late; name them in [fields] to learn from them",
+            )
         lines = block.rows.line + feed.line
         stop = feed.drop(data.size, block.line_ends)  # a last line without an end may still grow
         ordered = LazyColumns({name: columns[name] for name in wanted})
@@ -387,6 +372,14 @@ def _ffm_name(column: str) -> bytes | None:
     return column.encode() if re.fullmatch("0|[1-9][0-9]*", column, re.ASCII) else None
 
 
+_NO_LABEL = re.compile(rb"^[ \t]*(?:'[^ \t|\n]*[ \t]*|[^ \t|\n]*)\|", re.MULTILINE)
+_NUMBER = rb"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?"
+# The first line of each format, and comments before it, which scikit-learn's dump_svmlight_file writes.
+_FIRST_VW = rb"[+-]?[01](?:\.0*)?(?: +%b){0,2}(?: +'?[^ |\t\n]*)? *\|" % _NUMBER
+_FIRST_LIBSVM = rb"[+-]?[01](?:\.0*)?(?:[ \t]+qid:\S+)?(?:[ \t]+[0-9]+:%b)+[^\S\n]*(?:#|$)" % _NUMBER
+_FIRST_LIBFFM = rb"[+-]?[01](?:\.0*)?(?:[ \t]+[0-9]+:[0-9]+:%b)+[^\S\n]*$" % _NUMBER
+_COMMENTS = rb"(?:(?:[ \t\r]*+(?:#[^\n]*+)?\n)++)?+"
+
 VOWPAL_WABBIT = Grammar(
     "vw",
     VW,
@@ -396,6 +389,7 @@ VOWPAL_WABBIT = Grammar(
     _vw_name,
     _vw_column,
     IMPORTANCE,
+    _NO_LABEL,
 )
 LIBSVM_TEXT = Grammar(
     "libsvm",
@@ -415,12 +409,15 @@ LIBFFM_TEXT = Grammar(
     _ffm_name,
     lambda name: name.decode(),
 )
-_NO_LABEL = re.compile(rb"^[ \t]*(?:'[^ \t|\n]*[ \t]*|[^ \t|\n]*)\|", re.MULTILINE)
 
 
-def to_be_scored(grammar: Grammar) -> Grammar:
-    """The grammar whose rows need no label."""
-    return replace(grammar, unlabelled=_NO_LABEL) if grammar is VOWPAL_WABBIT else grammar
+def _format(grammar: Grammar, title: str, extensions: tuple[str, ...], first: bytes) -> Format:
+    pattern = re.compile(first, re.MULTILINE)
+    return Format(grammar.format, title, extensions, pattern.match, lambda file: SparseFile(file, grammar))
 
 
-GRAMMARS = {grammar.format: grammar for grammar in (VOWPAL_WABBIT, LIBSVM_TEXT, LIBFFM_TEXT)}
+FORMATS = (
+    _format(VOWPAL_WABBIT, "Vowpal Wabbit", (".vw",), _FIRST_VW),
+    _format(LIBSVM_TEXT, "libsvm", (".libsvm", ".svm"), _COMMENTS + _FIRST_LIBSVM),
+    _format(LIBFFM_TEXT, "libffm", (".libffm", ".ffm"), _FIRST_LIBFFM),
+)

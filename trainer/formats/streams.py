@@ -256,7 +256,7 @@ def too_short(name: str) -> InputError:
     """The error of a log that ends before the position where reading should continue."""
     return InputError(
         f"{name} is shorter than what was read of it before; was it cut back? "
-        "Begin anew with another folder of checkpoints, or restore the file"
+        "Start over with another folder of checkpoints, or restore the file"
     )
 
 
@@ -383,27 +383,7 @@ def is_plain(head: bytes) -> bool:
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
 PADDING = 2 * BLOCK
-_BOM = b"\xef\xbb\xbf"
-
-
-class Stream(Protocol):
-    """What a feed reads from: a ByteStream, or bytes in memory. head: its first bytes, up to HEAD_BYTES."""
-
-    head: bytes
-
-    @property
-    def name(self) -> str:
-        """The input's name, for messages."""
-
-    @property
-    def failure(self) -> InputError | None:
-        """Damage that ended the stream."""
-
-    def read_into(self, buffer: Bytes) -> int:
-        """Fill `buffer`; fewer bytes mean the end of the stream."""
-
-    def skip(self, size: int) -> None:
-        """Skip `size` bytes."""
+BOM = b"\xef\xbb\xbf"
 
 
 class Share:
@@ -439,7 +419,7 @@ class Feed:
     before the damage can be delivered first. Views of `unread` stay valid, as each `fetch()` fills another buffer.
     """
 
-    def __init__(self, stream: Stream, block_bytes: int) -> None:
+    def __init__(self, stream: ByteStream | InMemory, block_bytes: int) -> None:
         self.name = stream.name
         self.line = 1
         self.offset = 0
@@ -450,7 +430,7 @@ class Feed:
         self._start = 0
         self._stop = 0
         self.fetch()
-        if self.unread[:3].tobytes() == _BOM:
+        if self.unread[:3].tobytes() == BOM:
             self.drop(3, 0)
 
     @property
@@ -558,7 +538,7 @@ class Window(Feed):
     """
 
     def __init__(self, name: str, data: bytes, is_all: bool, offset: int = 0, line: int = 1) -> None:
-        super().__init__(_InMemory(name, data), len(data) + 1)
+        super().__init__(InMemory(name, data), len(data) + 1)
         self._is_all = is_all
         if offset:
             self.drop(-self.offset, 0)  # what looks like a byte order mark is none inside a file
@@ -570,8 +550,8 @@ class Window(Feed):
         return self._is_all
 
 
-class _InMemory:
-    """Bytes as a stream, read at once."""
+class InMemory:
+    """Bytes as a ByteStream, read at once."""
 
     failure = None
 
@@ -580,8 +560,10 @@ class _InMemory:
         self._data = data
 
     def read_into(self, buffer: Bytes) -> int:
+        """Fill `buffer`, which is larger."""
         buffer[: len(self._data)] = np.frombuffer(self._data, np.uint8)
         return len(self._data)
 
     def skip(self, size: int) -> None:
+        """Skip `size` bytes."""
         self._data = self._data[size:]

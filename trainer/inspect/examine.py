@@ -28,10 +28,11 @@ from trainer.examples.open_log import Log
 from trainer.examples.requests import request_ids
 from trainer.examples.side_tables import joined
 from trainer.formats.batch import RowBatch
-from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
-from trainer.formats.reader import EVENTS, LogReader
+from trainer.formats.reader import LogReader
+from trainer.formats.registry import EVENTS
 from trainer.formats.rejects import no_readable_row
+from trainer.formats.row_file import Header
 from trainer.formats.tables import NAME, TableReader
 from trainer.inspect.checks import Labels, Positions, Propensities, Rejected, RepeatedRows, check_columns
 from trainer.inspect.columns import FEWEST_VALUES, VALUES, CheckedRows, ColumnCounts, UInt64s

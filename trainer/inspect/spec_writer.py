@@ -12,10 +12,10 @@ from typing import Any
 
 from model_store.spec.sections import ChosenSection
 from trainer.formats.batch import STDIN
-from trainer.formats.reader import EXTENSIONS
+from trainer.formats.registry import FORMATS
 from trainer.inspect.guesses import ROLES_WITH_ONE_COLUMN, Guess, may_be_quantity
 
-_EXTENSIONS = {".gz", ".zst", *EXTENSIONS}
+_EXTENSIONS = {".gz", ".zst", *(end for each in FORMATS.values() for end in each.extensions)}
 _SUGGESTED_CROSSES = 3
 _NAMES_A_LINE = 10
 _CROSS_VALUES = range(2, 2000)

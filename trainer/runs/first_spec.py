@@ -14,7 +14,7 @@ from model_store.errors import InputError
 from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log
-from trainer.formats.reader import EVENTS
+from trainer.formats.registry import EVENTS
 from trainer.formats.streams import is_pipe
 from trainer.formats.tables import NAME
 from trainer.inspect.examine import opened_source, without_leaks

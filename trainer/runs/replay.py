@@ -32,7 +32,7 @@ from trainer.examples.joined import JOIN, labelled
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.batch import Position, RowBatch, mark_of
-from trainer.formats.reader import EVENTS
+from trainer.formats.registry import EVENTS
 from trainer.formats.rejects import RejectLog
 from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel

@@ -27,7 +27,8 @@ from trainer.events.join import Join
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
-from trainer.formats.reader import EVENTS, FORMATS, expand, format_by_name
+from trainer.formats.reader import expand
+from trainer.formats.registry import EVENTS, FORMATS, format_by_name
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel

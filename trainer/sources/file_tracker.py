@@ -6,15 +6,19 @@ files ever read through renames, copies, compression and truncation; each is rea
 
 from __future__ import annotations
 
+import os
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from glob import glob
+from typing import Generic, TypeVar
 
-from model_store.errors import InputError
+from model_store.errors import InputError, counted
 from trainer.events.events import READ_BYTES, Lag, SourcePosition
-from trainer.formats.batch import HEAD_BYTES, begin_alike
+from trainer.formats.batch import HEAD_BYTES, begin_alike, sha256_of
 from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.sources.open_files import (
     KEPT_OPEN,
@@ -37,31 +41,28 @@ RESTS = 20.0
 """The pause between two looks at the files, as a multiple of the time that one takes."""
 
 
-class Taken(Protocol):
-    """What was taken from a window: `size` bytes with `lines` line ends."""
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-
-    @property
-    def lines(self) -> int:
-        """Line ends."""
+T = TypeVar("T")
 
 
-T = TypeVar("T", bound=Taken)
-Take = Callable[[Record, Opened, bytes, bool], T | None]
+@dataclass(frozen=True)
+class Taken(Generic[T]):
+    """What was taken from a window: `size` bytes with `lines` line ends; value: what is in them, None for nothing."""
+
+    value: T | None
+    size: int
+    lines: int
 
 
 class _Moved(Exception):
     """A file has moved or changed: look again."""
 
 
-class FileChain:
+class FileChain(ABC, Generic[T]):
     """Reads files in order, each to its end, then checks all of them for more. For one thread.
 
     A position is {"source", "files": a list of Record.as_json(), "lost"}. least_lines: the whole lines by which a file
     is recognized; 2 where the first is a header. once: the files are read to their ends as they are now, then `ended`.
+    A subclass says what is taken from a window of bytes (`_taken`), and reads on by `_next`.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class FileChain:
         position: SourcePosition,
         on_note: Callable[[str], None],
         *,
-        once: bool,
+        once: bool = False,
         least_lines: int = 1,
     ) -> None:
         self.name = name
@@ -91,23 +92,23 @@ class FileChain:
         self._held: list[Record] = []  # the last few open
         self._faults: dict[int, Entry] = {}
         self._rest_until_s = 0.0
-        self.start = self.position()
+        self.start = self._here()
 
-    def position(self) -> SourcePosition:
-        """Where reading continues."""
+    def _here(self) -> SourcePosition:
+        """The position where reading continues."""
         return {
             "source": self.name,
             "files": [each.as_json() for each in self._records],
             "lost": self.lost,
         }
 
-    def position_after(self, before: SourcePosition, number: int, offset: int, line: int) -> SourcePosition:
+    def _after(self, before: SourcePosition, number: int, offset: int, line: int) -> SourcePosition:
         """The position once the file of this number is read up to an offset, where a line starts."""
         files = list(before["files"])
         files[number] = moved_on(files[number], offset, line)
         return {**before, "files": files}
 
-    def first(self) -> tuple[Record, Opened] | None:
+    def _first(self) -> tuple[Record, Opened] | None:
         """The first file, opened; None while there is none with content."""
         self._look()
         for record in self._in_order():
@@ -116,25 +117,28 @@ class FileChain:
                 return record, opened
         return None
 
-    def number(self, record: Record) -> int:
-        """The number of a record among the position's files."""
-        return self._records.index(record)
+    @abstractmethod
+    def _taken(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> Taken[T] | None:
+        """What the window begins with; None if nothing in it is complete.
 
-    def next(self, take: Take[T]) -> T | None:
-        """The first result of `take(record, opened, window, is_all)`; None if no file has anything complete now.
-
-        The window starts at the record's offset; is_all: nothing will follow it. `take` sees the position before the
-        window; the record advances once it has returned.
+        The window starts at the record's offset; is_all: nothing will follow it. The record advances afterwards.
         """
-        if self.ended:
-            return None
+
+    def _next(self) -> T | None:
+        """The next value; None if no file has anything complete now. Raises InputError for a line that never ends."""
+        while not self.ended and (found := self._next_taken()) is not None:
+            if found.value is not None:
+                return found.value
+        return None
+
+    def _next_taken(self) -> Taken[T] | None:
         with suppress(_Moved):
-            if self._current is not None and (found := self._from(self._current, take)):
+            if self._current is not None and (found := self._from(self._current)):
                 return found
         for attempt in range(_TRIES):
             with suppress(_Moved):
                 was_seen = self._look(at_once=attempt > 0)
-                found = self._first_found(take)
+                found = self._first_found()
                 if found is None and was_seen and self._once:
                     for each in self._records:
                         if each.entry is None:
@@ -143,18 +147,18 @@ class FileChain:
                 return found
         return None
 
-    def _first_found(self, take: Take[T]) -> T | None:
+    def _first_found(self) -> Taken[T] | None:
         records = self._in_order()
         if not records and not self._has_waited and not self._once:
             self._on_note(f"{self.name}: there is no such file yet, or it is empty; waiting for it")
         self._has_waited = not records
         for record in records:
-            if record.has_unread and (found := self._from(record, take)):
+            if record.has_unread and (found := self._from(record)):
                 return found
         return None
 
     def lag(self) -> Lag:
-        """Unread bytes on disk; a compressed file counts whole until it is read to its end."""
+        """Unread bytes on disk, whose age is unknown; a compressed file counts whole until it is read to its end."""
         unread = 0
         self._look()
         for each in self._in_order():
@@ -164,12 +168,12 @@ class FileChain:
                 unread += max(0, each.size - each.offset)
         return Lag(bytes=unread) if unread else Lag(events=0, bytes=0, seconds=0.0)
 
-    def _from(self, record: Record, take: Take[T]) -> T | None:
+    def _from(self, record: Record) -> Taken[T] | None:
         try:
             opened = self._open(record)
             if opened is None and record.entry is not None and not self._is_faulty(record.entry):
                 raise _Moved  # it must be read before the later files
-            return None if opened is None else self._take(record, opened, take)
+            return None if opened is None else self._from_opened(record, opened)
         except InputError as error:
             if record.entry is None or not record.is_packed:
                 raise
@@ -178,7 +182,7 @@ class FileChain:
             record.done = record.size
             return None
 
-    def _take(self, record: Record, opened: Opened, take: Take[T]) -> T | None:
+    def _from_opened(self, record: Record, opened: Opened) -> Taken[T] | None:
         count = READ_BYTES
         while True:
             window = opened.read(record.offset, count)
@@ -187,7 +191,7 @@ class FileChain:
                 raise _Moved
             at_end = len(window) < count
             is_all = at_end and (opened.is_packed or self._once) and opened.failure is None
-            found = take(record, opened, window, is_all)
+            found = self._taken(record, opened, window, is_all)
             if found is not None:
                 record.offset += found.size
                 record.line += found.lines
@@ -253,6 +257,20 @@ class FileChain:
                 record.checked = None
         return record.opened
 
+    def holds(self) -> str:
+        """What the file, folder or glob holds now, in words; see Source."""
+        name = self.name
+        paths = [name] if os.path.exists(name) else glob(name, recursive=True)
+        files = [
+            os.path.join(path, each) for path in paths if os.path.isdir(path) for each in os.listdir(path)
+        ]
+        files = [path for path in (*paths, *files) if os.path.isfile(path)]
+        if not files:
+            return f"there is no file {name}"
+        size = sum(os.path.getsize(path) for path in files)
+        what = f"the file {name} has" if files == [name] else f"{counted(len(files), 'file')} of {name} have"
+        return f"{what} {counted(size, 'byte')}, all whole lines of them read"
+
     def close(self) -> None:
         """Close all files. May be called twice."""
         for each in self._records:
@@ -310,7 +328,7 @@ class FileChain:
         """True if an opened file has the record's content; more of its start is remembered then."""
         # Read once: what is there a moment later may be of another file.
         head = self._head(opened, entry)
-        if not record.is_in(head):
+        if not begin_alike([record], head):
             return False
         whole = head if opened.is_packed else whole_part(head, self._least_lines)
         record.look_at(head, whole, first_lines(head, self._least_lines))
@@ -349,7 +367,7 @@ class FileChain:
             return alike[-1]
         if any(self._may_become(each, head) for each in self._by_first[first] if first):
             return None
-        record = Record.new(entry, whole, first)
+        record = Record(entry.path, entry.inode, len(whole), sha256_of(whole), first, size=entry.size)
         self._records.append(record)
         self._by_first[record.first].append(record)
         return record

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from glob import glob
 
 import numpy as np
 
-from model_store.errors import counted
 from trainer.events.events import (
-    BOM,
     NEVER_US,
     READ_BYTES,
     Chunk,
@@ -22,21 +17,13 @@ from trainer.events.events import (
     whole_lines,
 )
 from trainer.formats.batch import mark_of, split_mark
-from trainer.formats.streams import ByteStream, Feed
-from trainer.sources.file_tracker import FileChain
+from trainer.formats.streams import BOM, ByteStream, Feed
+from trainer.sources.file_tracker import FileChain, Taken
 from trainer.sources.open_files import Opened, Record, path_of
+from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Some lines of one file; chunk is None if all are blank."""
-
-    chunk: Chunk | None
-    size: int
-    lines: int
-
-
-class FileSource:
+class FileSource(FileChain[Chunk]):
     """Reads lines from a position on; see Source for the methods.
 
     Marks: the number of the file in the position, the next offset and line, the event's own line. Events of files have
@@ -44,54 +31,27 @@ class FileSource:
     files, bytes after that are a line too.
     """
 
-    def __init__(
-        self, name: str, position: SourcePosition, on_note: Callable[[str], None], *, once: bool = False
-    ) -> None:
-        self.name = name
-        self._chain = FileChain(name, position, on_note, once=once)
-        self.start = self._chain.start
-
-    @property
-    def lost(self) -> int:
-        """Events lost before they were read, estimated from bytes."""
-        return self._chain.lost
-
     def read(self) -> Chunk | None:
         """The next lines of one file, about READ_BYTES. Raises InputError for a line that never ends."""
-        while True:
-            found = self._chain.next(self._take)
-            if found is None or found.chunk is not None:
-                return None if found is None else found.chunk
+        return self._next()
 
     def watermark_us(self) -> int:
         """0, since files have no clock; NEVER_US once all is read with `once`."""
-        return NEVER_US if self._chain.ended else 0
+        return NEVER_US if self.ended else 0
 
     def position(self, chunk: Chunk, count: int) -> SourcePosition:
         """The position after `count` lines of the chunk."""
         if count == 0:
             return chunk.before
         number, offset, line, _ = chunk.marks[count - 1].tolist()
-        return self._chain.position_after(chunk.before, number, offset, line)
+        return self._after(chunk.before, number, offset, line)
 
     def where(self, chunk: Chunk, number: int) -> str:
         """`PATH:LINE`, with the file's name when it was read."""
         file, _, _, line = chunk.marks[number].tolist()
         return f"{path_of(chunk.before['files'][file])}:{line}"
 
-    def lag(self) -> Lag:
-        """Unread bytes; their age is unknown."""
-        return self._chain.lag()
-
-    def holds(self) -> str:
-        """Whether the file exists; see Source."""
-        return held_in(self.name)
-
-    def close(self) -> None:
-        """Close all files. May be called twice."""
-        self._chain.close()
-
-    def _take(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> _Lines | None:
+    def _taken(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> Taken[Chunk] | None:
         open_end = is_all and not window.endswith(b"\n") and bool(window)
         data, starts = whole_lines(window + b"\n" if open_end else window)
         if not data:
@@ -101,13 +61,13 @@ class FileSource:
         size = len(data) - open_end
         ends = np.minimum(starts[1:], size) + record.offset
         marks = np.empty((count, 4), np.int64)
-        marks[:, 0] = self._chain.number(record)
+        marks[:, 0] = self._records.index(record)
         marks[:, 1] = ends
         marks[:, 3] = record.line + np.arange(count)
         marks[:, 2] = marks[:, 3] + 1
         marks[-1, 2] -= open_end
-        chunk = chunk_of(data, starts, marks, self._chain.position(), is_first=record.offset == 0)
-        return _Lines(chunk, size, count - open_end)
+        chunk = chunk_of(data, starts, marks, self._here(), is_first=record.offset == 0)
+        return Taken(chunk, size, count - open_end)
 
 
 def chunk_of(
@@ -211,13 +171,10 @@ class EventFiles:
         self._ended = True
 
 
-def held_in(name: str) -> str:
-    """What a file, folder or glob holds now, in words."""
-    paths = [name] if os.path.exists(name) else glob(name, recursive=True)
-    files = [os.path.join(path, each) for path in paths if os.path.isdir(path) for each in os.listdir(path)]
-    files = [path for path in (*paths, *files) if os.path.isfile(path)]
-    if not files:
-        return f"there is no file {name}"
-    size = sum(os.path.getsize(path) for path in files)
-    what = f"the file {name} has" if files == [name] else f"{counted(len(files), 'file')} of {name} have"
-    return f"{what} {counted(size, 'byte')}, all whole lines of them read"
+def _openers(name: str, opening: Opening) -> list[Opener]:
+    return [
+        Opener(name, lambda position: FileSource(name, position, opening.on_note, once=opening.once)),
+    ]
+
+
+FILES = SourceKind("a file, a folder, a glob", lambda name: "://" not in name, _openers)

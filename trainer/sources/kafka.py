@@ -7,7 +7,7 @@ ignored. A message's timestamp is its time of arrival; one older than its predec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,18 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import numpy as np
 
 from model_store.errors import InputError, SourceUnavailable, installing
-from trainer.events.events import NEVER_US, READ_EVENTS, Chunk, Lag, SourcePosition, lines_of, on_one_line
+from trainer.events.events import (
+    NEVER_US,
+    READ_EVENTS,
+    Chunk,
+    Lag,
+    Source,
+    SourcePosition,
+    lines_of,
+    on_one_line,
+)
 from trainer.events.parse import AHEAD_US
+from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -353,3 +363,22 @@ def _from_file(path: str) -> dict[str, str]:
                 raise InputError(f"{path}:{number}: expected OPTION=VALUE")
             found[key.strip()] = value.strip()
     return found
+
+
+def _openers(name: str, opening: Opening) -> Iterator[Opener]:
+    topic, config = kafka_name(name).topic, kafka_name(name).config
+    for number in partitions_of(config, topic):
+        shown = f"kafka {topic}#{number}"
+
+        def opened(position: SourcePosition, number: int = number, shown: str = shown) -> Source:
+            return PartitionSource(shown, config, topic, number, position, opening.on_note, once=opening.once)
+
+        yield Opener(shown, opened, may_be_new=True)
+
+
+KAFKA = SourceKind(
+    "kafka://HOST:PORT/TOPIC",
+    lambda name: name.startswith(SCHEME),
+    _openers,
+    lambda name: f"kafka {kafka_name(name).topic}",
+)

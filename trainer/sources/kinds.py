@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from model_store.errors import InputError
-from model_store.redis.servers import EMBEDDED
 from trainer.events.columns import ITEMS
-from trainer.events.events import BOM, READ_BYTES
+from trainer.events.events import READ_BYTES
 from trainer.formats.jsonl import BadRow, keys_of, load
-from trainer.formats.reader import EVENTS, check_format, expand, format_by_name
-from trainer.formats.streams import MAX_ROW_BYTES, ByteStream, is_pipe
+from trainer.formats.reader import expand
+from trainer.formats.registry import EVENTS, check_format, format_by_name
+from trainer.formats.streams import BOM, MAX_ROW_BYTES, ByteStream, is_pipe
 from trainer.sources.open_files import Listing, without_rotation
+from trainer.sources.redis import STREAMS
 from trainer.sources.rows import format_of
 
 ROWS = "rows"
 ROWS_PREFIX = "rows="
-STORE = "store"
 PREFIXES = ("impressions", "clicks")
 """What may stand before a source of events, as in `clicks=PATH`, for readability."""
 _JSON = (None, "jsonl")
@@ -59,7 +59,7 @@ def kind_of(
 
 def is_stream(name: str) -> bool:
     """True for a name of streams or topics rather than of files."""
-    return "://" in name or name.partition("#")[0] == STORE or name.startswith(EMBEDDED)
+    return "://" in name or STREAMS.matches(name)
 
 
 def _in_log(path: str, label: str | None) -> tuple[str, str | None]:

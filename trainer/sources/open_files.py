@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import InputError
-from trainer.formats.batch import HEAD_BYTES, begin_alike, sha256_of
+from trainer.formats.batch import HEAD_BYTES, sha256_of
 from trainer.formats.streams import ByteStream, is_plain, matches
 
 _PACKED = (".gz", ".zst")
@@ -83,8 +83,8 @@ class Listing:
             found = matches(self.name)
         elif self._is_one_file():
             folder, base = os.path.split(self.name)
-            found = (path for path in _inside(folder or ".") if _belongs(os.path.basename(path), base))
-            found = (path if folder else os.path.basename(path) for path in found)
+            found = (path if folder else os.path.basename(path) for path in _inside(folder or "."))
+            found = (path for path in found if _is_rotated(os.path.basename(path), base))
         else:
             found = _inside(self.name)
         for path in found:
@@ -108,9 +108,10 @@ def _inside(folder: str) -> Iterator[str]:
         yield os.path.join(folder, name)
 
 
-def _belongs(name: str, base: str) -> bool:
+def _is_rotated(name: str, base: str) -> bool:
+    """True for the name of a file and those rotated out of it."""
     stem = _stem(name)
-    return name == base or stem == base or _rotated_from(stem, (base,)) is not None
+    return base in (name, stem) or _rotated_from(stem, (base,)) is not None
 
 
 def _entry(path: str) -> Entry | None:
@@ -183,11 +184,6 @@ class Record:
     lost: int = 0
     _json: list[Any] | None = None
 
-    @classmethod
-    def new(cls, entry: Entry, head: bytes, first: str) -> Record:
-        """The record of a new file."""
-        return cls(entry.path, entry.inode, len(head), sha256_of(head), first, size=entry.size)
-
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name in _PERSISTENT:
@@ -206,10 +202,6 @@ class Record:
         record = cls(*values)
         record.is_packed = True if record.done >= 0 else None
         return record
-
-    def is_in(self, head: bytes) -> bool:
-        """True if content that starts with `head` is this file's."""
-        return bool(begin_alike([self], head))
 
     def look_at(self, head: bytes, whole: bytes, first: str) -> None:
         """Remember the file's start: the digest of its `whole` lines for good, and a few bytes to detect truncation."""

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from model_store.errors import StoreError, StoreUnavailable, UnreadableValue, counted
+from model_store.errors import InputError, StoreError, StoreUnavailable, UnreadableValue, counted
+from model_store.keys import ModelKeys
+from model_store.redis.servers import EMBEDDED, SCHEMES
+from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
 from trainer.events.events import (
     NEVER_US,
@@ -25,9 +29,11 @@ from trainer.events.events import (
     Chunk,
     Int64s,
     Lag,
+    Source,
     SourcePosition,
     lines_of,
 )
+from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 _LEAST_EVENTS = 16
 _STEP_US = 1_000_000
@@ -359,3 +365,51 @@ def _explain_loss(name: str, read: Read, after: EntryId) -> str:
 
 def _shown(entry: EntryId) -> str:
     return f"{entry[0]}-{entry[1]}"
+
+
+class _OwnStream(StreamSource):
+    """A stream with a store of its own."""
+
+    def __init__(self, url: str, key: str, position: SourcePosition, opening: Opening) -> None:
+        self._store = Store.open(url)
+        super().__init__(key, self._store.event_stream(key), position, opening.on_note, once=opening.once)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+
+def _openers(name: str, opening: Opening) -> Iterator[Opener]:
+    url, _, part = name.partition("#")
+    keys = ModelKeys(opening.spec.model.name)
+    known = {"impressions": keys.impressions, "clicks": keys.clicks}
+
+    def opened(position: SourcePosition, key: str) -> Source:
+        if url != STORE:
+            return _OwnStream(url, key, position, opening)
+        if opening.store is None:
+            raise InputError(
+                "the source `store` is the store that the model is published to, and there is none"
+            )
+        stream = opening.store.event_stream(key)
+        return StreamSource(key, stream, position, opening.on_note, once=opening.once)
+
+    for key in [known.get(part, part)] if part else known.values():
+        yield Opener(key, partial(opened, key=key))
+
+
+def _known_as(name: str) -> str:
+    _, hash, part = name.partition("#")
+    return f"{STORE}{hash}{part}"
+
+
+STORE = "store"
+"""The name of the streams in the store that the model is published to."""
+STORES = (*(f"{scheme}://" for scheme in SCHEMES), EMBEDDED)
+STREAMS = SourceKind(
+    "redis://HOST:PORT, unix://SOCKET, cluster://HOST:PORT, sentinel://HOST:PORT/MASTER, embedded:DIR, each with "
+    "#impressions, #clicks or #KEY or without, store",
+    lambda name: name.partition("#")[0] == STORE or name.startswith(STORES),
+    _openers,
+    _known_as,
+)

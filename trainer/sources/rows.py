@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
-from model_store.errors import InputError, SpecError, listed
-from trainer.events.events import Lag, SourcePosition
+from model_store.errors import InputError
+from trainer.events.events import SourcePosition
+from trainer.formats import registry
 from trainer.formats.batch import RowBatch
-from trainer.formats.csv import DelimitedFile, Header
-from trainer.formats.dialect import UNKNOWN, Dialect
+from trainer.formats.csv import DelimitedFile
 from trainer.formats.jsonl import JsonLinesFile, Keys, keys_of
-from trainer.formats.reader import columns_in_path, format_by_name, misnamed
-from trainer.formats.reader import format_of as _format_of
+from trainer.formats.reader import columns_in_path, no_column
+from trainer.formats.registry import FORMATS, format_by_name, misnamed
+from trainer.formats.row_file import Header
 from trainer.formats.streams import Window
-from trainer.sources.file_tracker import FileChain
-from trainer.sources.files import held_in
+from trainer.sources.file_tracker import FileChain, Taken
 from trainer.sources.open_files import Opened, Record, without_rotation
 
 _NO_KNOWLEDGE = Header()
@@ -33,14 +32,7 @@ class Rows:
     after: SourcePosition
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    rows: Rows | None
-    size: int
-    lines: int
-
-
-class RowSource:
+class RowSource(FileChain[Rows]):
     """Reads rows from a position on, which is like that of a FileSource. For one thread.
 
     A file is read up to its last whole row; with `once`, and of compressed files, bytes after that are a row too.
@@ -59,25 +51,13 @@ class RowSource:
         optional: frozenset[str] = frozenset(),
         header: Header = _NO_KNOWLEDGE,
     ) -> None:
-        self.name = name
+        super().__init__(name, position, on_note, once=once, least_lines=2)
         self._header = header
-        self._on_note = on_note
         self._noted: set[str] = set()
         self._optional = optional
         self._objects = objects
-        self._chain = FileChain(name, position, on_note, once=once, least_lines=2)
-        self._formats: dict[Record, RowFormat] = {}
-        self.start = self._chain.start
-
-    @property
-    def lost(self) -> int:
-        """Rows lost before they were read, estimated."""
-        return self._chain.lost
-
-    @property
-    def ended(self) -> bool:
-        """With `once`: all is read."""
-        return self._chain.ended
+        self._files: dict[Record, _Followed] = {}
+        self._wanted: Sequence[str] = ()
 
     @property
     def columns_without_header(self) -> tuple[str, ...] | None:
@@ -86,10 +66,10 @@ class RowSource:
 
     def columns(self) -> tuple[str, ...] | None:
         """The first file's columns, for JSON lines those in its first 64 KiB; None while there is no file."""
-        found = self._chain.first()
+        found = self._first()
         if found is None:
             return None
-        own = self._format(*found).columns
+        own = self._followed(*found).columns
         return (*own, *columns_in_path(found[0].path, own))
 
     def read(self, wanted: Sequence[str]) -> Rows | None:
@@ -98,74 +78,68 @@ class RowSource:
         Raises SpecError for a file whose header lacks a column, InputError for a format that cannot be followed.
         """
 
-        def take(record: Record, opened: Opened, window: bytes, is_all: bool) -> _Parsed | None:
-            return self._take(record, opened, window, is_all, wanted)
+        self._wanted = wanted
+        return self._next()
 
-        while True:
-            found = self._chain.next(take)
-            if found is None or found.rows is not None:
-                return None if found is None else found.rows
-
-    def lag(self) -> Lag:
-        """Unread bytes; their age is unknown."""
-        return self._chain.lag()
-
-    def holds(self) -> str:
-        """Whether the file exists; see Source."""
-        return held_in(self.name)
-
-    def close(self) -> None:
-        """Close all files. May be called twice."""
-        self._chain.close()
-
-    def _take(
-        self, record: Record, opened: Opened, window: bytes, is_all: bool, wanted: Sequence[str]
-    ) -> _Parsed | None:
+    def _taken(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> Taken[Rows] | None:
         if not window:
             return None
-        format = self._format(record, opened)
-        path = columns_in_path(record.path, format.columns)
-        there = self._there(record, format, wanted, path)
-        batch = format.parse(record.path, window, record.offset, record.line, is_all, there)
+        file = self._followed(record, opened)
+        path = columns_in_path(record.path, file.columns)
+        there = self._there(record, file, path)
+        feed = Window(record.path, window, is_all, record.offset, record.line)
+        if file.lines is None:
+            batch = next(JsonLinesFile(feed, Keys(file.columns, self._objects, ())).batches(there), None)
+        else:
+            if record.offset == 0:
+                feed.drop(file.offset - feed.offset, file.line - 1)
+            batch = next(file.lines.continued(feed).batches(there), None)
         if batch is None:
             return None
-        if others := set(wanted) - batch.columns.keys():
+        if others := set(self._wanted) - batch.columns.keys():
             rest = {name: _repeated(path.get(name), batch.rows) for name in others}
             batch = replace(batch, columns={**batch.columns, **rest})
         stop = batch.stop
-        parsed = _Parsed(None, stop.offset - record.offset, stop.line - record.line)
-        if not batch.rows and not batch.rejects:
-            return parsed
-        before = self._chain.position()
-        after = self._chain.position_after(before, self._chain.number(record), stop.offset, stop.line)
-        return _Parsed(Rows(batch, before, after), parsed.size, parsed.lines)
+        rows = None
+        if batch.rows or batch.rejects:
+            before = self._here()
+            after = self._after(before, self._records.index(record), stop.offset, stop.line)
+            rows = Rows(batch, before, after)
+        return Taken(rows, stop.offset - record.offset, stop.line - record.line)
 
-    def _format(self, record: Record, opened: Opened) -> RowFormat:
-        if record not in self._formats:
-            format = RowFormat.of(record.path, opened.head(), self._objects, self._header)
-            if not format.has_header and format.is_delimited:
-                self._header = replace(self._header, columns=format.columns)
-            for kind, text in format.notes.items():
-                if text and kind not in self._noted:
-                    self._noted.add(kind)
-                    self._on_note(text)
-            self._formats = {record: format}
-        return self._formats[record]
+    def _followed(self, record: Record, opened: Opened) -> _Followed:
+        """The file's beginning. Raises InputError for a format that cannot be followed."""
+        if record not in self._files:
+            path, head = record.path, opened.head()
+            name = format_of(path, head)
+            if name == "jsonl":
+                self._files = {record: _Followed(keys_of(head).columns, None)}
+            elif FORMATS[name].separator:
+                feed = Window(path, head, is_all=False)
+                file = DelimitedFile(feed, name, self._header)
+                if not file.has_header:
+                    self._header = replace(self._header, columns=file.columns)
+                for kind, text in {"format": misnamed(without_rotation(path), name), **file.notes}.items():
+                    if text and kind not in self._noted:
+                        self._noted.add(kind)
+                        self._on_note(text)
+                self._files = {record: _Followed(file.columns, file, feed.offset, feed.line)}
+            else:
+                raise InputError(
+                    f"{path} is {name}: a trainer reads rows on from CSV, TSV and JSON lines; `ftrie train` reads the "
+                    "others"
+                )
+        return self._files[record]
 
-    def _there(
-        self, record: Record, format: RowFormat, wanted: Sequence[str], path: Iterable[str]
-    ) -> Sequence[str]:
+    def _there(self, record: Record, file: _Followed, path: Iterable[str]) -> Sequence[str]:
         """The wanted columns that the file has, and its path has not. Raises SpecError."""
-        wanted = [name for name in wanted if name not in path]
-        if not format.is_delimited:
+        wanted = [name for name in self._wanted if name not in path]
+        if file.lines is None:
             return wanted
-        there = [name for name in wanted if name in format.columns]
+        there = [name for name in wanted if name in file.columns]
         missing = [name for name in wanted if name not in there and name not in self._optional]
         if missing:
-            raise SpecError(
-                f"{record.path} has no column {', '.join(map(repr, missing))}; "
-                f"it has {listed((*format.columns, *path), missing[0])}"
-            )
+            raise no_column(record.path, missing, (*file.columns, *path))
         return there
 
 
@@ -173,71 +147,21 @@ def _repeated(value: bytes | None, rows: int) -> pa.Array:
     return pa.nulls(rows) if value is None else pa.repeat(pa.scalar(value, pa.binary()), rows)
 
 
-_GROWING = ("csv", "tsv", "jsonl")
-
-
 @dataclass(frozen=True)
-class RowFormat:
-    """The format of one file, which parses rows from any offset.
+class _Followed:
+    """What the beginning of a file tells, by which its rows are read from any offset.
 
-    header: the bytes before the first row, which is on first_line; columns: for JSON lines, those of the file's start;
-    notes: remarks for the user, by what they are of.
+    columns: for JSON lines those of the beginning. lines: the file's own reader, if all its rows have these columns.
+    offset, line: of the first row.
     """
 
-    name: str
-    header: bytes
-    first_line: int
     columns: tuple[str, ...]
-    names: tuple[str, ...]
-    objects: frozenset[str]
-    has_header: bool = False
-    dialect: Dialect = UNKNOWN
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, path: str, head: bytes, objects: frozenset[str], header: Header = _NO_KNOWLEDGE) -> RowFormat:
-        """The format of a file that starts with `head`. Raises InputError for a format that cannot be followed."""
-        name = format_of(path, head)
-        if name not in _GROWING:
-            raise InputError(
-                f"{path} is {name}: a trainer reads rows on from CSV, TSV and JSON lines; `ftrie train` reads the "
-                "others"
-            )
-        if name == "jsonl":
-            return cls(name, b"", 1, keys_of(head).columns, (), objects)
-        feed = Window(path, head, is_all=False)
-        file = DelimitedFile(feed, name, header)
-        notes = {"format": misnamed(without_rotation(path), name), f"header {file.has_header}": file.note}
-        notes["dialect"] = file.dialect_note
-        return cls(
-            *(name, head[: feed.offset], feed.line, file.columns, file.names, objects),
-            has_header=file.has_header,
-            dialect=file.dialect,
-            notes=notes,
-        )
-
-    @property
-    def is_delimited(self) -> bool:
-        """True if all rows of the file have the same columns."""
-        return self.name != "jsonl"
-
-    def parse(
-        self, path: str, window: bytes, offset: int, line: int, is_all: bool, wanted: Sequence[str]
-    ) -> RowBatch | None:
-        """The first batch of a window that starts at `offset`, on `line`; None if it has no whole row yet.
-
-        is_all: nothing follows the window, so a last row without a line end counts.
-        """
-        feed = Window(path, window, is_all, offset, line)
-        if not self.is_delimited:
-            return next(JsonLinesFile(feed, Keys(self.columns, self.objects, ())).batches(wanted), None)
-        if offset == 0:
-            feed.drop(len(self.header) - feed.offset, self.first_line - 1)
-        file = DelimitedFile(feed, self.name, Header(self.names, is_absent=True, dialect=self.dialect))
-        return next(file.batches(wanted), None)
+    lines: DelimitedFile | None
+    offset: int = 0
+    line: int = 1
 
 
 def format_of(path: str, head: bytes) -> str:
     """The format of a file that starts with `head`. Raises InputError if neither name nor content tells it."""
     name = without_rotation(path)
-    return _format_of(path if format_by_name(name) is None else name, np.frombuffer(head, np.uint8))
+    return registry.format_of(path if format_by_name(name) is None else name, head)

@@ -11,7 +11,7 @@ from model_store.errors import InputError, StoreError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Source, SourcePosition
-from trainer.formats.reader import EVENTS
+from trainer.formats.registry import EVENTS
 from trainer.sources.kinds import ROWS, kind_of
 from trainer.sources.open_sources import known_as, open_rows, open_sources
 
@@ -73,7 +73,7 @@ def test_places_belong_to_the_sources_that_told_them(tmp_path: Path) -> None:
     positions = [position_after(source) for source in open_sources(names, SPEC, None)]
     assert [source.read() for source in open_sources(names, SPEC, None, positions)] == [None, None]
     for others in ([names[0]], [*names, "c.jsonl"], [names[1], names[0]], [names[0], "c.jsonl"]):
-        with pytest.raises(InputError, match=r"the checkpoint has read .*begin anew with another folder"):
+        with pytest.raises(InputError, match=r"the checkpoint has read .*start over with another folder"):
             open_sources(others, SPEC, None, positions)
 
 
@@ -133,7 +133,7 @@ def test_rows_are_opened_at_their_place_and_only_of_one_source_that_grows(tmp_pa
     rows = source.read(("click",))
     assert rows is not None
     assert open_rows([f"rows={log}"], SPEC, [rows.after]).read(("click",)) is None
-    with pytest.raises(InputError, match="begin anew"):
+    with pytest.raises(InputError, match="start over"):
         open_rows(["rows=other.csv"], SPEC, [rows.after])
     with pytest.raises(InputError, match="name it alone"):
         open_rows([str(log), str(tmp_path / "b.csv")], SPEC)

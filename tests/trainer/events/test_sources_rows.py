@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from model_store.errors import InputError, SpecError
 from trainer.events.events import SourcePosition
 from trainer.formats.batch import RowBatch
-from trainer.formats.csv import Header
 from trainer.formats.reader import LogReader
+from trainer.formats.row_file import Header
 from trainer.sources import file_tracker
 from trainer.sources.rows import RowSource
 

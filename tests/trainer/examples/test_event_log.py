@@ -27,7 +27,7 @@ from trainer.examples.event_log import EventLog, _ClosedRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import RowBatch
-from trainer.formats.reader import EVENTS as OF_EVENTS
+from trainer.formats.registry import EVENTS as OF_EVENTS
 from trainer.runs import replay
 from trainer.runs.replay import replay_events
 from trainer.sources.kinds import ROWS, kind_of

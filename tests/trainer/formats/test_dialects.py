@@ -16,9 +16,9 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.formats.reading import read, write
 from tests.trainer.inspect.planted import sampled
 from trainer.examples.open_log import Log
-from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
 from trainer.formats.rejects import RejectLog
+from trainer.formats.row_file import Header
 from trainer.inspect.guesses import guess_log
 from trainer.inspect.spec_writer import spec_text
 from trainer.runs.train import train

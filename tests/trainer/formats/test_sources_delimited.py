@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
 from tests.trainer.formats.reading import Everything, read, write
-from trainer.formats.csv import Header
 from trainer.formats.dialect import Dialect
 from trainer.formats.reader import LogReader
+from trainer.formats.row_file import Header
 
 CELL = st.text(st.sampled_from('ab1,;"\n\r\té\0 '), max_size=6)
 LINE_END = st.sampled_from(["\n", "\r\n", "\r"])

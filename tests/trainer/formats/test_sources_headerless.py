@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from model_store.errors import InputError, SpecError
 from tests.trainer.formats.reading import read, write
 from trainer.formats.batch import ReadFile
-from trainer.formats.csv import Header
 from trainer.formats.reader import LogReader
+from trainer.formats.row_file import Header
 
 TSV = b"1\t23\tphone\tnews\n0\t31\tphone\tmail\n0\t23\tdesk\tnews\n1\t40\tphone\tshop\n"
 ROWS = [(b"1", b"news"), (b"0", b"mail"), (b"0", b"news"), (b"1", b"shop")]
