@@ -163,9 +163,10 @@ class Lines:
         """The values of lines without rows, a column a path. may_be_odd: a byte may be special or no ASCII."""
         columns = len(self._paths.leaves)
         pairs = self._spans.pairs[: self.count * columns]
-        kinds = np.bitwise_or.reduce(self._spans.kinds[: self.count * columns].reshape(-1, columns), axis=0)
+        kinds = self._spans.kinds[: self.count * columns].reshape(self.count, columns)
+        of_columns = np.bitwise_or.reduce(kinds, axis=0)
         longest = int((pairs[:, 1] - pairs[:, 0]).max(initial=0))
-        return Block.with_survey(self._data, pairs, self.count, columns, 2, longest, may_be_odd, kinds)
+        return Block.with_survey(self._data, pairs, self.count, columns, 2, longest, may_be_odd, of_columns)
 
 
 @dataclass(frozen=True)

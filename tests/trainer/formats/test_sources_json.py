@@ -217,3 +217,12 @@ def test_a_bad_line_leaves_the_others_where_they_stand(tmp_path: Path) -> None:
         (batch,) = reader.batches(["a", "s"])
     assert batch.columns["a"].to_pylist() == list(range(50)) and len(batch.rejects) == 8
     assert isinstance(batch.columns, LazyColumns) and isinstance(batch.columns.stored["s"], CellText)
+
+
+def test_a_name_with_many_dots_is_found_as_a_path_or_as_it_is(tmp_path: Path) -> None:
+    name = "a.b.c.d.e.f.g.h"
+    nested = '{"a":{"b.c":{"d":{"e.f.g":{"h":%s}}}}}'
+    path = write(
+        tmp_path / "log.jsonl", "\n".join([json.dumps({name: 0}), nested % 1, '{"a":7}', nested % '"x"'])
+    )
+    assert [row for (row,) in read(path, [name], batch_bytes=1).rows] == [0, 1, None, "x"]
