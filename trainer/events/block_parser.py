@@ -105,7 +105,7 @@ class _Block:
     def first_values(self, column: Column) -> tuple[Values | None, bool]:
         """The first value of each item, False; or of each event, True, if no item has its own. None: there is none."""
         used = [(path[0] == ITEMS, self.lines.values(path)) for path in column.paths]
-        used = [(in_item, values) for in_item, values in used if values.kinds.any()]
+        used = [(in_item, values) for in_item, values in used if values.kind]
         of_events = not any(in_item for in_item, _ in used)
         first: Values | None = None
         for in_item, values in used:
@@ -154,9 +154,8 @@ def _times(values: Values) -> pa.Array:
 
 
 def _numbers(values: Values, kind: pa.DataType) -> pa.Array:
-    present = pa.array(values.kinds != ABSENT)
     return (
-        pa.compute.if_else(present, values.written(), pa.scalar(None, pa.binary()))
-        .cast(pa.string())
-        .cast(kind)
+        values.or_null(values.written()).cast(pa.string()).cast(kind)
+        if values.kind
+        else pa.nulls(len(values), kind)
     )

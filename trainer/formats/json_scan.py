@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from model_store.features.cells import Block, CellText, text_column
 from model_store.features.cells_kernels import (
@@ -180,7 +182,7 @@ class Values:
     def __len__(self) -> int:
         return self.kinds.size
 
-    @property
+    @cached_property
     def kind(self) -> int:
         """The bits of all kinds that there are."""
         return int(np.bitwise_or.reduce(self.kinds))
@@ -205,12 +207,12 @@ class Values:
 
     def canonical_or_null(self) -> pa.Array:
         """The canonical text of each, null where absent."""
-        text, missing = self.canonical(), self.kinds == ABSENT
-        return (
-            pa.compute.if_else(pa.array(~missing), text, pa.scalar(None, pa.binary()))
-            if missing.any()
-            else text
-        )
+        return self.or_null(self.canonical()) if self.kind else pa.nulls(len(self), pa.binary())
+
+    def or_null(self, texts: pa.Array) -> pa.Array:
+        """The texts of values, with nulls where they are absent."""
+        present = self.kinds != ABSENT
+        return texts if present.all() else pc.if_else(pa.array(present), texts, pa.scalar(None, pa.binary()))
 
     def plain(self) -> pa.Array:
         """The values as an array of a plain type, as `jsonl.column_of` gives; lists only where all values are."""
@@ -241,9 +243,9 @@ class Values:
 
     def _with(self, text: pa.Array, kind: int, of: Callable[[pa.Array], pa.Array]) -> pa.Array:
         """The texts, those of values of a kind replaced."""
-        rows = np.flatnonzero(self.kinds & kind)
-        if not rows.size:
+        if not self.kind & kind:
             return text
+        rows = np.flatnonzero(self.kinds & kind)
         order = np.arange(len(self))
         order[rows] = len(self) + np.arange(rows.size)
         return pa.concat_arrays([text, of(text.take(pa.array(rows)))]).take(pa.array(order))
