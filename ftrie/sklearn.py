@@ -30,7 +30,6 @@ import pyarrow.compute as pc
 
 from ftrie.api.model import Model
 from model_store.errors import InputError, SpecError, installing, listed
-from model_store.features.cells import number_column
 from model_store.features.features import FeaturePlan
 from model_store.features.values import LARGEST_REAL
 from model_store.normal_kernels import normal_cdfs
@@ -40,6 +39,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import examples_of
 from trainer.formats.batch import NotPlain, Position, RowBatch, is_several, plain
+from trainer.formats.cells import number_column
 from trainer.formats.tables import arrow_table
 from trainer.learn.matrix import MatrixModel
 from trainer.learn.metrics.metrics import ProgressiveMetrics

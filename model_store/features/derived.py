@@ -19,18 +19,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
-from model_store.features.cells import number_column, plain, text_column
 from model_store.features.numbers import NumberRule
 from model_store.features.values import LARGEST_REAL, Value, one_scalar, parse_real
 from model_store.spec.sections import FieldSpec
 
 Numbers = npt.NDArray[np.float64]
 Starts = npt.NDArray[np.int64]
-Columns = Mapping[str, Any]
 ABSENT = float("nan")
 
 
@@ -105,24 +101,6 @@ class Derivations:
             found[field.name] = numbers[field.name] = np.where(np.isnan(own), made, own)
         return found
 
-    def numbers(self, columns: Columns, rows: int) -> dict[str, Numbers]:
-        """The numbers of the fields that are read or computed, from columns of `rows` rows; NaN without a column."""
-        return {
-            name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
-            for name, column in self.columns.items()
-        }
-
-    def filled(self, columns: Columns, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
-        """The columns, with these numbers where the columns of derived fields have no value."""
-        own = {self.columns[field.name]: numbers[field.name] for field in self.fields}
-        return {
-            name: _filled(column, own[name]) if name in own else column for name, column in columns.items()
-        }
-
-    def fill(self, columns: Columns, starts: Starts) -> dict[str, Any]:
-        """The columns of whole requests, derived values included. `starts` as in `computed`."""
-        return self.filled(columns, self.computed(self.numbers(columns, int(starts[-1])), starts))
-
 
 def value_number(value: Value) -> float:
     """A value as the number that is computed with, NaN if it is absent."""
@@ -135,16 +113,6 @@ def value_number(value: Value) -> float:
 def is_absent(value: Value) -> bool:
     """True for a value that counts as absent, as a log's empty cell does."""
     return value is None or value == "" or value == b""
-
-
-def column_numbers(column: Any) -> Numbers:
-    """`value_number` of every value of an Arrow column."""
-    array = plain(column)
-    if pa.types.is_nested(array.type):
-        return np.full(len(array), np.nan)
-    numbers, _ = number_column(array)
-    numbers[np.abs(numbers) > LARGEST_REAL] = np.nan
-    return numbers
 
 
 def _derived(name: str, spec: FieldSpec) -> Derived:
@@ -206,24 +174,3 @@ def _extreme(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
 def _gap(numbers: Numbers, starts: Starts, *, best: str) -> Numbers:
     gaps = np.abs(numbers - _extreme(numbers, starts, best=best))
     return np.minimum(gaps, LARGEST_REAL)  # never absent: a part of the request would have another
-
-
-def _filled(column: Any, numbers: Numbers) -> Any:
-    """The column with numbers where it has no value. A value that is no number stays, so that its row is rejected."""
-    array = plain(column)
-    if pa.types.is_nested(array.type):
-        return array
-    missing = array.is_null()
-    if pa.types.is_binary(array.type):
-        # The empty text is a null too, as in all columns of text.
-        missing = pc.or_kleene(missing, pc.equal(pc.binary_length(array), 0)).fill_null(True)
-    if not missing.true_count:
-        return array
-    made = pa.array(numbers, mask=np.isnan(numbers))
-    if missing.true_count == len(array):
-        return made
-    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
-        # Doubles for all: each number is read as a double later anyway.
-        return pc.if_else(missing, made, array.cast(pa.float64(), safe=False))
-    # As text, which also holds values that are not numbers.
-    return pc.if_else(missing, text_column(made), text_column(array))

@@ -1,6 +1,6 @@
 """From one value to its tokens, and from one example to its keys: the rules that trainer and server share.
 
-This is the only place that defines the key of a value. `model_store.features.columns` applies the same rules to whole
+This is the only place that defines the key of a value. `trainer.examples.token_columns` applies the same rules to whole
 columns; a test checks that both agree.
 """
 

@@ -1,6 +1,6 @@
 """The meaning of a single value: its canonical text, number, time, or set members and their x.
 
-`model_store.features.columns` and `cells` apply the same rules to whole columns.
+`trainer.examples.token_columns` and `trainer.formats.cells` apply the same rules to whole columns.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from model_store.features.cells_kernels import is_spelling
+from model_store.features.values_kernels import is_spelling
 from model_store.hash_kernels import load_u8, load_u64
 from model_store.jit import bare_inline, bare_kernel
 from server.model.byte_kernels import LINE_FEED

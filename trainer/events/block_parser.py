@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells_kernels import ESCAPED, FLOAT, LIST, LONG, NOT_CANONICAL, STRING, WHOLE
 from trainer.events.columns import (
     CONTEXT,
     FEATURES,
@@ -27,6 +26,7 @@ from trainer.events.columns import (
 )
 from trainer.events.events import MAX_ITEMS, Raw
 from trainer.events.line_parser import RESERVED_TYPES
+from trainer.formats.cells_kernels import ESCAPED, FLOAT, LIST, LONG, NOT_CANONICAL, STRING, WHOLE
 from trainer.formats.json_kernels import ABSENT, OBJECT_OR_NULL, ROWS_OR_NULL
 from trainer.formats.json_scan import SCALAR, Bools, Lines, Paths, Values
 

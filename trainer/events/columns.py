@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import addresses, number_column, plain, text_column
 from model_store.features.derived import Derivations
 from model_store.hash_kernels import digest_columns
 from model_store.ratios import BUCKETS
 from model_store.spec.spec import ModelSpec
+from trainer.formats.cells import addresses, number_column, plain, text_column
 
 Form = Literal["text", "number", "set"]
 Path = tuple[str, ...]

@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import CheckpointError
-from model_store.features.cells import column_text, plain
 from model_store.features.history import (
     CLICKED,
     CONVERTED,
@@ -39,6 +38,7 @@ from model_store.records.records import BATCH, Records
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
 from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION, Merged
+from trainer.formats.cells import column_text, plain
 
 MOST_USERS = 1_000_000
 MOST_UNPACKED = 50_000

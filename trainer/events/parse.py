@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import padded_lines
 from trainer.events.block_parser import BlockReader
 from trainer.events.columns import BUCKET, UNKNOWN, Wanted, buckets, digests, together
+from trainer.events.derived_columns import derive
 from trainer.events.events import (
     BAD,
     CLICK,
@@ -37,6 +37,7 @@ from trainer.events.events import (
 from trainer.events.line_parser import read_lines
 from trainer.events.parse_kernels import find_twice
 from trainer.events.share import Share, among_others
+from trainer.formats.cells import padded_lines
 from trainer.formats.times import NO_TIME, parse_times
 
 Ints = npt.NDArray[np.int64]
@@ -82,7 +83,7 @@ class Parser:
                 parts.append(self._block(part, own, latest_us))
         events = joined(parts) if parts else validated(read_lines((), self._wanted), latest_us)
         for derived in self._wanted.derived:
-            events = replace(events, columns=derived.fill(events.columns, events.first))
+            events = replace(events, columns=derive(derived, events.columns, events.first))
         return events
 
     def _block(self, data: bytes, starts: Ints, latest_us: int) -> Events:

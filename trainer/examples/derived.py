@@ -15,6 +15,7 @@ import numpy.typing as npt
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
 from model_store.spec.spec import ModelSpec
+from trainer.events.derived_columns import numbers_read, with_numbers
 from trainer.examples.requests import WholeRequests, request_ids, request_starts
 from trainer.examples.row_histories import RowHistories
 from trainer.formats.batch import RowBatch
@@ -47,7 +48,7 @@ class DerivedColumns:
         if not self._derivations or not batches:
             yield from batches
             return
-        parts = [self._derivations.numbers(batch.columns, batch.rows) for batch in batches]
+        parts = [numbers_read(self._derivations, batch.columns, batch.rows) for batch in batches]
         given = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         numbers = self._derivations.computed(given, self._starts(batches))
         first = 0
@@ -55,7 +56,7 @@ class DerivedColumns:
             own: dict[str, Numbers] = {
                 name: found[first : first + batch.rows] for name, found in numbers.items()
             }
-            yield replace(batch, columns=self._derivations.filled(batch.columns, own))
+            yield replace(batch, columns=with_numbers(self._derivations, batch.columns, own))
             first += batch.rows
 
     def _starts(self, batches: Sequence[RowBatch]) -> npt.NDArray[np.int64]:

@@ -15,16 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import (
-    CellText,
-    CodedText,
-    parse_counts,
-    parse_weights,
-    signed_labels,
-    text_places,
-)
-from model_store.features.cells_kernels import digest_texts
-from model_store.features.columns import TokenColumn, takes_cells, token_columns
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.hash_kernels import hash_keys, prefix_state
 from model_store.spec.keys import BIAS, MAX_KEY_BYTES
@@ -42,7 +32,17 @@ from trainer.examples.examples_kernels import (
 )
 from trainer.examples.requests import Sample, Sampling, request_ids
 from trainer.examples.rules import FeatureRules, key_prefixes
+from trainer.examples.token_columns import TokenColumn, takes_cells, token_columns
 from trainer.formats.batch import Position, RowBatch, as_stored
+from trainer.formats.cells import (
+    CellText,
+    CodedText,
+    parse_counts,
+    parse_weights,
+    signed_labels,
+    text_places,
+)
+from trainer.formats.cells_kernels import digest_texts
 from trainer.formats.rejects import Reject, RowCounts
 from trainer.formats.times import parse_times, time_format
 

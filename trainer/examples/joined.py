@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import label_columns
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import UNKNOWN
@@ -26,6 +25,7 @@ from trainer.events.join import Join, Joined
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.cells import label_columns
 from trainer.formats.rejects import Reject
 from trainer.sources.merge import Merger
 

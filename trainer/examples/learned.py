@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import SpecError, counted
-from model_store.features.cells import number_column, plain
 from model_store.features.numbers import NumberRule
 from model_store.features.values import LARGEST_REAL
 from model_store.spec.sections import FieldSpec, quantiles_of
 from model_store.spec.spec import ModelSpec
+from trainer.formats.cells import number_column, plain
 
 LEARNED_ROWS = 100_000
 """The rows at the beginning of a log that fields learn from."""

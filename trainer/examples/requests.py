@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from model_store.features.cells import addresses, clicked, column_text
 from model_store.hash_kernels import digest_columns
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import PROBABILITY_BITS, draw, number_single_rows
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.cells import addresses, clicked, column_text
 
 _REMEMBERED = 1 << 18
 """Slots for ids of requests met so far, 8 bytes each; a later id replaces an earlier one."""

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from model_store.features.cells import clicked
 from model_store.features.history import CLICKED, CONVERTED, SEEN, HistoryPlan, HistoryValue, kept
 from model_store.spec.spec import ModelSpec
 from trainer.events.histories import (
@@ -33,6 +32,7 @@ from trainer.events.histories import (
 )
 from trainer.examples.requests import request_ids
 from trainer.formats.batch import RowBatch
+from trainer.formats.cells import clicked
 from trainer.formats.times import NO_TIME, parse_times, time_format
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from model_store.features.cells import CellSets, CellText
+from trainer.formats.cells import CellSets, CellText
 from trainer.formats.rejects import Reject
 
 STDIN = "-"

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.features.cells import Block, CellText
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
+from trainer.formats.cells import Block, CellText
 from trainer.formats.dialect import CSV, TSV
 from trainer.formats.rejects import Reject
 from trainer.formats.row_file import Format, Header, RowFile

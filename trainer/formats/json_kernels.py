@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model_store.features.cells_kernels import (
+from model_store.hash_kernels import control_in_64, load_u8, load_u64, not_ascii_in_64, special_in_64
+from model_store.jit import bare_inline, bare_kernel
+from trainer.formats.cells_kernels import (
     BLOCK,
     BOOLEAN,
     CR,
@@ -27,8 +29,6 @@ from model_store.features.cells_kernels import (
     places_of_one,
     places_of_two,
 )
-from model_store.hash_kernels import control_in_64, load_u8, load_u64, not_ascii_in_64, special_in_64
-from model_store.jit import bare_inline, bare_kernel
 
 ABSENT = 0
 """The kind of null, and where there is no value; the others are in `cells_kernels`."""

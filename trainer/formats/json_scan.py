@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import Block, CellText, text_column
-from model_store.features.cells_kernels import (
+from trainer.formats.cells import Block, CellText, text_column
+from trainer.formats.cells_kernels import (
     BOOLEAN,
     ESCAPED,
     FLOAT,

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.features.cells import CellText
-from model_store.features.cells_kernels import LIST
 from model_store.features.values import INTEGRAL_LIMIT
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch, is_several
+from trainer.formats.cells import CellText
+from trainer.formats.cells_kernels import LIST
 from trainer.formats.json_kernels import find_lines
 from trainer.formats.json_scan import SCALAR, Lines, Path, Paths, is_in_place
 from trainer.formats.rejects import Reject

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.features.cells import OTHER_LABELS, CellSets, CellText, padded_lines
-from model_store.features.cells import Block as Cells
 from model_store.spec.spec import WEIGHT
 from trainer.formats.batch import LazyColumns, RowBatch
+from trainer.formats.cells import OTHER_LABELS, CellSets, CellText, padded_lines
+from trainer.formats.cells import Block as Cells
 from trainer.formats.rejects import Reject
 from trainer.formats.row_file import Format, OpenFile, RowFile
 from trainer.formats.sparse_kernels import (

@@ -15,9 +15,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from model_store.features.numbers_kernels import NINE, ZERO
 from model_store.hash_kernels import digest, load_u8
 from model_store.jit import bare_inline, bare_kernel, intrinsic
+from trainer.formats.numbers_kernels import NINE, ZERO
 
 SPACE, TAB, CR, LF, NUL = 32, 9, 13, 10, 0
 GOOD_TEXT = -1

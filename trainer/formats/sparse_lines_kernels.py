@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from model_store.features.cells_kernels import BLOCK, lowest, places_of_five, places_of_one
-from model_store.features.numbers_kernels import EXACT, LONG, MALFORMED, read_number
 from model_store.hash_kernels import load_u8
 from model_store.jit import bare_inline, bare_kernel, kernel
+from trainer.formats.cells_kernels import BLOCK, lowest, places_of_five, places_of_one
+from trainer.formats.numbers_kernels import EXACT, LONG, MALFORMED, read_number
 from trainer.formats.sparse_kernels import (
     ANY_LABEL,
     BAD_BASE,

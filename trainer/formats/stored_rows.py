@@ -26,8 +26,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, InputError, OutputError
-from model_store.features.cells import CellSets, CellText
 from trainer.formats.batch import LazyColumns, Position, RowBatch, as_stored
+from trainer.formats.cells import CellSets, CellText
 
 BLOCK_ROWS = 4096
 MOST_ROWS = 1 << 17

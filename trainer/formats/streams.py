@@ -20,8 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.features.cells_kernels import BLOCK
 from trainer.formats.batch import HEAD_BYTES, STDIN, Position
+from trainer.formats.cells_kernels import BLOCK
 
 _STEP = 1024
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.cells import plain, text_column
 from model_store.features.values import EPOCHS, decoded, parse_number, parse_time
 from model_store.spec.spec import ModelSpec
 from trainer.formats.batch import RowBatch
+from trainer.formats.cells import plain, text_column
 from trainer.formats.rejects import Reject
 
 NO_TIME = np.iinfo(np.int64).min

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from model_store.features.cells import (
+from trainer.examples.requests import Runs
+from trainer.formats.batch import RowBatch
+from trainer.formats.cells import (
     number_column,
     parse_counts,
     parse_labels,
     parse_weights,
     plain,
 )
-from trainer.examples.requests import Runs
-from trainer.formats.batch import RowBatch
 from trainer.formats.rejects import MOST_REJECTED, Reject
 from trainer.inspect.columns import (
     ABSENT,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import addresses, plain
 from model_store.hash_kernels import digest_columns
+from trainer.formats.cells import addresses, plain
 from trainer.inspect.findings import Cases, words_of
 
 # --- A sample of distinct values ---

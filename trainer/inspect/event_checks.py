@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.cells import number_column, plain
 from model_store.features.values import EPOCHS
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import Wanted
 from trainer.events.events import FEEDBACK, IMPRESSION, Chunk
 from trainer.events.parse import Parser
+from trainer.formats.cells import number_column, plain
 from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times
 from trainer.inspect.columns import Bools, CheckedRows, Int64s, UInt64s, mixed
 from trainer.inspect.findings import Cases, Findings, Places, Severity, listed, percent, words_of

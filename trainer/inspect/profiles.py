@@ -17,8 +17,8 @@ from typing import Any
 
 from model_store.bounded import json_value
 from model_store.errors import FieldValueError
-from model_store.features.cells import LABELS
 from model_store.features.values import EPOCHS, iso_time, text_of
+from trainer.formats.cells import LABELS
 
 SAMPLE_ROWS = 10_000
 _BATCH_BYTES = 1024 * 1024

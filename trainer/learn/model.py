@@ -15,11 +15,11 @@ import numpy.typing as npt
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.rows import nearest_q213
 from model_store.errors import FtrieError, SpecError
-from model_store.features.cells import text_places
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import key_tokens, write_keys
 from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
+from trainer.formats.cells import text_places
 from trainer.learn.calibration import Calibrator
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.eviction import eviction_of

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
-from model_store.features.cells import column_text, number_column, parse_labels, parse_weights, plain
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY, digests
@@ -25,6 +24,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.cells import column_text, number_column, parse_labels, parse_weights, plain
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"

@@ -20,10 +20,10 @@ import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, OutputError, SpecError, listed
-from model_store.features.cells import column_text, number_column, parse_counts, plain
 from model_store.spec.sections import InputSection
 from trainer.events.columns import POSITION
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.cells import column_text, number_column, parse_counts, plain
 from trainer.formats.rejects import RejectLog, no_usable_row
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings

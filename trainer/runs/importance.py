@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.artefact.inspection import key_ranges
-from model_store.features.cells import plain
 from model_store.features.features import FieldPlan
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import PROBABILITY_BITS, draw
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import Position, RowBatch
+from trainer.formats.cells import plain
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.predictions_kernels import Predictions
 from trainer.learn.scorer import Scorer

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from model_store.features.cells import Block, CellText, padded_lines
-from model_store.features.numbers_kernels import read_numbers
 from model_store.jit import kernels_are_cached, mark_kernels_cached, on_compile
 from model_store.spec.learner_section import Inclusion
 from model_store.spec.sections import Cross, FieldSpec, InputSection, ModelSection, Variant
@@ -27,6 +25,8 @@ from trainer.events.join import Join
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
+from trainer.formats.cells import Block, CellText, padded_lines
+from trainer.formats.numbers_kernels import read_numbers
 from trainer.formats.reader import expand
 from trainer.formats.registry import EVENTS, FORMATS, format_by_name
 from trainer.formats.rejects import RejectLog

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from model_store.features.columns import TokenColumn, token_columns
 from model_store.features.features import FeaturePlan, FieldPlan, Token
 from model_store.spec.spec import parse_spec
+from trainer.examples.token_columns import TokenColumn, token_columns
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "y"\n[fields]\n'
 

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import SpecError
-from model_store.features.derived import Derivations, column_numbers, value_number
+from model_store.features.derived import Derivations, value_number
 from model_store.features.values import LARGEST_REAL
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import parse_spec
+from trainer.events.derived_columns import column_numbers, derive
 
 ITEM = {"side": "item", "kind": "number"}
 FIELDS = {
@@ -90,7 +91,7 @@ def test_values_are_those_of_the_definition_to_the_last_bit(requests: list[list[
     rows = [row for request in requests for row in request]
     starts = np.cumsum([0, *map(len, requests)], dtype=np.int64)
     columns = {name: pa.array([row.get(name) for row in rows], pa.float64()) for name in SPECS}
-    filled = DERIVED.fill(columns, starts)
+    filled = derive(DERIVED, columns, starts)
     for name in SPECS:
         expected = [row.get(name) for row in slow(requests)]
         assert filled[name].to_pylist() == expected
@@ -103,10 +104,10 @@ def test_values_are_those_of_the_definition_to_the_last_bit(requests: list[list[
 def test_a_part_of_a_served_request_keeps_the_values_of_the_whole(requests: list[list[Row]]) -> None:
     for request in requests:
         columns = {name: pa.array([row.get(name) for row in request], pa.float64()) for name in SPECS}
-        served = DERIVED.fill(columns, np.array([0, len(request)]))
+        served = derive(DERIVED, columns, np.array([0, len(request)]))
         for first, stop in pairwise(range(len(request) + 1)):
             shown = {name: column.slice(first, stop - first) for name, column in served.items()}
-            learned = DERIVED.fill(shown, np.array([0, stop - first]))
+            learned = derive(DERIVED, shown, np.array([0, stop - first]))
             assert {n: c.to_pylist() for n, c in learned.items()} == {
                 n: c.to_pylist() for n, c in shown.items()
             }
@@ -124,7 +125,7 @@ def test_a_column_that_has_values_keeps_them() -> None:
         (pa.array(["4", "5", "6"]), [b"4", b"5", b"6"]),
         (pa.array([None, True, None]), [b"1", b"true", b"2"]),
     ]:
-        filled = derived.fill({"price": price, "price_rank": column}, np.array([0, 3]))
+        filled = derive(derived, {"price": price, "price_rank": column}, np.array([0, 3]))
         assert filled["price_rank"].to_pylist() == expected
 
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.features.columns import TokenColumn, token_columns
 from model_store.features.features import FeaturePlan
 from model_store.ratios import BUCKETS
 from model_store.spec.spec import parse_spec
@@ -25,6 +24,7 @@ from trainer.events.columns import RESERVED, Wanted
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
 from trainer.events.line_parser import read_lines
 from trainer.events.parse import Parser, parse, validated
+from trainer.examples.token_columns import TokenColumn, token_columns
 
 SPEC = parse_spec(
     """

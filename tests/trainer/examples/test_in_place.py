@@ -16,10 +16,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from model_store.features.cells import CellText, CodedText, padded_lines
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import LazyColumns, Position
+from trainer.formats.cells import CellText, CodedText, padded_lines
 from trainer.formats.json_scan import SCALAR, Lines, Paths
 from trainer.formats.jsonl import parse
 from trainer.formats.reader import LogReader

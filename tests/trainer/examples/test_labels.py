@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ftrie.cli import run
 from model_store.errors import SpecError
-from model_store.features.cells import clicked, label_columns, parse_counts, parse_labels
 from model_store.spec.sections import InputSection
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.cells import clicked, label_columns, parse_counts, parse_labels
 from trainer.formats.rejects import RejectLog
 from trainer.runs.train import Run, train
 

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
-from model_store.features.cells import CellText
 from tests.trainer.formats.reading import Everything, read, write
 from trainer.formats.batch import LazyColumns
+from trainer.formats.cells import CellText
 from trainer.formats.reader import LogReader
 
 TEXT = st.sampled_from(["", "x", "é", "7", "2019-01-01", "2019-01-01 10:00:00", "true", 'q"}{', "a\\", "\0"])

@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import InputError, SpecError
-from model_store.features.cells import parse_labels
 from model_store.spec.spec import parse_spec
 from tests.trainer.formats import sparse_text
 from tests.trainer.formats.reading import Everything, read, write
 from tests.trainer.inspect.planted import sampled
 from trainer.examples.open_log import Log, open_log
+from trainer.formats.cells import parse_labels
 from trainer.formats.reader import LogReader
 from trainer.inspect.guesses import guess_log
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from model_store.errors import SpecError, listed
-from model_store.features.cells import text_places
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples, cross_fields
+from trainer.formats.cells import text_places
 from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, SliceValues, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
 from trainer.learn.metrics.tally import GroupSums, new_tally

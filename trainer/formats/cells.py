@@ -17,8 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
-from model_store.features import cells_kernels
-from model_store.features.cells_kernels import BOOLEAN, CR, FLOAT, NOT_CANONICAL, SPARE, STRING, WHOLE
 from model_store.features.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
@@ -28,6 +26,8 @@ from model_store.features.values import (
     text_of,
 )
 from model_store.spec.sections import InputSection
+from trainer.formats import cells_kernels
+from trainer.formats.cells_kernels import BOOLEAN, CR, FLOAT, NOT_CANONICAL, SPARE, STRING, WHOLE
 
 _ABSENT = b""
 EXPECTED_LABELS = "1, 0, -1, true or false"

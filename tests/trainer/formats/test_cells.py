@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.features.cells import Block, CellText, CodedText, canonical_texts, padded_lines, text_places
-from model_store.features.cells_kernels import digest_texts
 from model_store.features.values import category_text
 from tests.model_store.features.documented_hash import digest, whole_key
+from trainer.formats.cells import Block, CellText, CodedText, canonical_texts, padded_lines, text_places
+from trainer.formats.cells_kernels import digest_texts
 
 TEXT = st.binary(max_size=20).map(lambda text: text.translate(None, b'\t\n\r"'))
 TABLE = st.integers(1, 20).flatmap(

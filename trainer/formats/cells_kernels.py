@@ -13,6 +13,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from model_store.features.values_kernels import is_spelling
 from model_store.hash_kernels import (
     IS_DIGEST,
     digest,
@@ -391,23 +392,6 @@ def find_spellings(data: Any, offsets: Any, stride: Any, gap: Any, rows: Any, fo
             is_number = (last == 48) & ((before == 46) | (before == 48) | (before == 45))
             if is_number | (((first == 84) | (first == 70)) & ((last | 32) == 101)):
                 found[column] |= np.uint8(is_spelling(data + start, stop - start))
-
-
-@bare_inline
-def is_spelling(address: Any, length: Any) -> Any:
-    """Whether a text ends with a point and zeros, is -0, or has the first two bytes and the length of True or False."""
-    if length < 2:
-        return False
-    first, second, last = load_u8(address), load_u8(address + 1) | 32, load_u8(address + length - 1)
-    if last != 48:
-        return (first == 84 and second == 114 and length == 4) or (
-            first == 70 and second == 97 and length == 5
-        )
-    at = length - 2
-    while at > 0 and load_u8(address + at) == 48:
-        at -= 1
-    byte = load_u8(address + at)
-    return (byte == 46 and at > 0) or (byte == 45 and length == 2)
 
 
 @bare_kernel

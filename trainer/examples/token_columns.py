@@ -17,8 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features import sets_kernels
-from model_store.features.cells import (
+from model_store.features.features import FieldPlan
+from model_store.features.numbers import MISSING, NumberRule
+from model_store.features.values import LARGEST_REAL, checked_utf8, not_real
+from model_store.hash_kernels import scan_columns
+from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
+from trainer.examples import sets_kernels
+from trainer.formats.cells import (
     Block,
     CellSets,
     CellText,
@@ -31,12 +36,7 @@ from model_store.features.cells import (
     text_column,
     text_places,
 )
-from model_store.features.features import FieldPlan
-from model_store.features.numbers import MISSING, NumberRule
-from model_store.features.numbers_kernels import read_numbers
-from model_store.features.values import LARGEST_REAL, checked_utf8, not_real
-from model_store.hash_kernels import scan_columns
-from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
+from trainer.formats.numbers_kernels import read_numbers
 
 _ABSENT = b""
 _BINARY = pa.binary()
