@@ -150,7 +150,7 @@ def plain(value: Any) -> Any:
     """
     if is_dataclass(value):
         return {each.name: getattr(value, each.name) for each in fields(value)}
-    if hasattr(value, "model_fields"):
+    if hasattr(type(value), "model_fields"):
         return {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, datetime):
         return value.isoformat()

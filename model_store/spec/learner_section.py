@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from model_store.spec.sections import Alpha, Beta, Penalty, Section, seconds_of
 
@@ -57,7 +56,7 @@ ALGORITHMS: dict[str, Traits] = {
 def _known(name: Any) -> Any:
     if not isinstance(name, str) or name not in ALGORITHMS:
         *most, last = map(repr, ALGORITHMS)
-        raise PydanticCustomError("literal_error", f"Input should be {', '.join(most)} or {last}")
+        raise ValueError(f"got {name!r}; input should be {', '.join(most)} or {last}")
     return name
 
 
