@@ -27,7 +27,7 @@ from ftrie.demo.settings import MODEL, Habits
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from model_store.waiting import StopRequest
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.output import SILENT
 from trainer.runs.status import Status
 from trainer.runs.trainer import Trainer
@@ -231,7 +231,7 @@ def _write(store: Store, number: int) -> int:
     line = json.dumps({"request_id": f"r{number}", "ts": now, "items": items}).encode()
     store.impressions("fresh").append([line])
     store.clicks("fresh").append([json.dumps({"request_id": f"r{number}", "ts": now, "item": "a"}).encode()])
-    return 1 if Share(1, 2).mine(line + b"\n", np.array([0, len(line) + 1], np.int64))[0] else 2
+    return 1 if PartitionShare(1, 2).mine(line + b"\n", np.array([0, len(line) + 1], np.int64))[0] else 2
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Damaged(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredArray:
     """One array: its name, dtype as `dtype_to_json` writes it, shape, first byte, and its bytes' digest in hex."""
 
     name: str
@@ -62,7 +62,7 @@ def write(file: BinaryIO, description: Mapping[str, Any], arrays: Arrays | Named
     for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
         digest = hashlib.sha256()
         size = sum(_put(file, piece, digest) for piece in _padded(array))
-        entries.append(Entry(name, dtype_to_json(array.dtype), array.shape, at, digest.hexdigest()))
+        entries.append(StoredArray(name, dtype_to_json(array.dtype), array.shape, at, digest.hexdigest()))
         at += size
     text = json.dumps({"arrays": [vars(entry) for entry in entries], **description}).encode()
     file.write(text)
@@ -148,7 +148,7 @@ def _put(file: BinaryIO, piece: memoryview, digest: Any) -> int:
     return len(piece)
 
 
-def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[Entry]]:
+def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[StoredArray]]:
     size = file.seek(0, os.SEEK_END)
     if size < START.size + END.size:
         raise Damaged(f"{path} is cut short: {size} bytes, less than any checkpoint has")
@@ -169,10 +169,10 @@ def _read_description(path: Path, file: BinaryIO) -> tuple[dict[str, Any], list[
             "resume with the ftrie that wrote it, or start again with another folder"
         )
     description = json.loads(text)
-    return description, [Entry(**entry) for entry in description.pop("arrays")]
+    return description, [StoredArray(**entry) for entry in description.pop("arrays")]
 
 
-def _check_array(path: Path, file: BinaryIO, entry: Entry) -> None:
+def _check_array(path: Path, file: BinaryIO, entry: StoredArray) -> None:
     digest = hashlib.sha256()
     file.seek(entry.at)
     left = entry.nbytes + -entry.nbytes % ALIGNMENT
@@ -183,7 +183,7 @@ def _check_array(path: Path, file: BinaryIO, entry: Entry) -> None:
         raise Damaged(f"{path} is damaged: {entry.name!r} does not match its SHA-256")
 
 
-def _array(mapped: npt.NDArray[np.uint8], entry: Entry) -> npt.NDArray[Any]:
+def _array(mapped: npt.NDArray[np.uint8], entry: StoredArray) -> npt.NDArray[Any]:
     data = np.asarray(mapped[entry.at : entry.at + entry.nbytes])
     return data.view(dtype_from_json(entry.dtype)).reshape(entry.shape)
 

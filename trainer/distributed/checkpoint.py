@@ -150,7 +150,7 @@ _ADAPTER = TypeAdapter(RunState)
 
 
 @dataclass(frozen=True)
-class SavedRun:
+class EarlierRun:
     """A checkpoint to resume from: its file, the run's state, the arrays of all reducers."""
 
     path: Path
@@ -181,14 +181,14 @@ class DistributedCheckpoints:
     ) -> None:
         self._warn, self._every = on_warning, every
         self._folder = CheckpointFolder(folder, on_warning)
-        self.earlier: SavedRun | None = None
+        self.earlier: EarlierRun | None = None
         self.failed = self.damaged = 0
         try:
             if not resume:
                 check_empty(folder)
             elif (found := self._folder.newest()) is not None:
                 path, written, arrays, self.damaged = found
-                self.earlier = SavedRun(path, state_from_json(written, path), arrays)
+                self.earlier = EarlierRun(path, state_from_json(written, path), arrays)
         except BaseException:
             self.close()
             raise

@@ -85,7 +85,7 @@ class _Actor:
 
 
 @dataclass(eq=False)
-class _Member:
+class _CrewMember:
     """An actor as the driver knows it. lost: why it is gone."""
 
     kind: str
@@ -170,18 +170,18 @@ class RayCrew:
         for each, note in zip(lost, notes, strict=True):
             self._output.warn(f"{note}; started again on {each.host} in {time.perf_counter() - began:.1f} s")
 
-    def _worker(self, number: int, make: Callable[[], Any]) -> _Member:
+    def _worker(self, number: int, make: Callable[[], Any]) -> _CrewMember:
         """A worker takes a CPU."""
         options = self._class.options(num_cpus=1, scheduling_strategy="SPREAD")
-        return _Member(WORKER, number, options.remote(make))
+        return _CrewMember(WORKER, number, options.remote(make))
 
-    def _reducer(self, number: int, make: Callable[[], Any]) -> _Member:
+    def _reducer(self, number: int, make: Callable[[], Any]) -> _CrewMember:
         """Reducers work while workers wait, and take no CPU. Ray does not spread what takes none: hosts are chosen."""
         nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         ids = sorted(node["NodeID"] for node in nodes)
         affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         host = affinity(ids[number % len(ids)], soft=True)
-        return _Member(
+        return _CrewMember(
             REDUCER, number, self._class.options(num_cpus=0, scheduling_strategy=host).remote(make)
         )
 
@@ -228,7 +228,7 @@ class RayCrew:
                 raise MemberLost("; ".join(f"{each} was lost: {each.lost}" for each in lost))
         return [replies[number] for number in range(len(members))]
 
-    def _reply(self, member: _Member, result: Any) -> _Reply | None:
+    def _reply(self, member: _CrewMember, result: Any) -> _Reply | None:
         """A member's reply; None if it, or what was sent to it, is lost."""
         errors = self._ray.exceptions
         try:
@@ -246,7 +246,7 @@ class RayCrew:
         return None
 
     def _watch(
-        self, member: _Member, step: str, seconds: float, median: float, half_s: float, warned: set[int]
+        self, member: _CrewMember, step: str, seconds: float, median: float, half_s: float, warned: set[int]
     ) -> None:
         """Report a member that is slow, and end one that is too slow."""
         waited = time.monotonic() - half_s
@@ -265,7 +265,7 @@ class RayCrew:
                 + ("" if left is None else f"; it is replaced after {left:.0f} s more")
             )
 
-    def _greet(self, members: Sequence[_Member]) -> None:
+    def _greet(self, members: Sequence[_CrewMember]) -> None:
         """Wait until members answer, from a new process if they were lost. Raises ClusterError."""
         waiting = {each.actor.hello.remote(): each for each in members}
         end_s = time.monotonic() + self._placed_s
@@ -464,7 +464,7 @@ def _reason(error: Exception) -> str:
     return _ENDED
 
 
-def _not_started(member: _Member, error: BaseException) -> ClusterError:
+def _not_started(member: _CrewMember, error: BaseException) -> ClusterError:
     if "ModuleNotFoundError" in str(error):
         return ClusterError(
             f"{member} could not be started, since its host lacks ftrie or a part of it: pip install "

@@ -200,7 +200,7 @@ class Segment(Protocol):
 
 
 @dataclass(frozen=True)
-class _Request:
+class _ShownRequest:
     """An impression that clicks may still belong to. items: hashes of its items; texts: of its rows."""
 
     time_us: int
@@ -228,7 +228,7 @@ class EventHistories:
         self._window_us, self._lateness_us = spec.join.window_us, spec.join.lateness_us
         self._most_requests = spec.join.max_pending
         self._watermark = np.iinfo(np.int64).min // 2
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, _ShownRequest] = {}
         # Feedback before its request: item, kind and time by a serial number; and a heap of what is due first,
         # which also has feedback whose request has come meanwhile.
         self._early: dict[int, dict[int, tuple[int, int, int]]] = {}
@@ -321,7 +321,7 @@ class EventHistories:
         self._requests.pop(request, None)
         if len(self._requests) >= self._most_requests:
             self._requests.pop(next(iter(self._requests)))
-        self._requests[request] = _Request(since_us, cookie, shown, texts, bytearray(len(shown)))
+        self._requests[request] = _ShownRequest(since_us, cookie, shown, texts, bytearray(len(shown)))
         early = self._early.pop(request, {})
         self._waiting -= len(early)
         for item, what, at_us in early.values():
@@ -393,7 +393,7 @@ class EventHistories:
         parts = [slice(first, stop) for first, stop in itertools.pairwise(ends)]
         known = zip(arrays["requests"].tolist(), arrays["times"].tolist(), cookies, parts, strict=True)
         self._requests = {
-            request: _Request(
+            request: _ShownRequest(
                 time_us,
                 cookie,
                 arrays["items"][part],

@@ -36,7 +36,7 @@ from trainer.events.events import (
 )
 from trainer.events.line_parser import read_lines
 from trainer.events.parse_kernels import find_twice
-from trainer.events.share import Share, among_others
+from trainer.events.share import PartitionShare, among_others
 from trainer.formats.cells import padded_lines
 from trainer.formats.times import NO_TIME, parse_times
 
@@ -54,7 +54,7 @@ def parse(data: bytes, starts: Ints, wanted: Wanted, arrived_us: Ints | None = N
 class Parser:
     """Parses the chunks of one source; with a `share`, only the events of that partition."""
 
-    def __init__(self, wanted: Wanted, share: Share | None = None) -> None:
+    def __init__(self, wanted: Wanted, share: PartitionShare | None = None) -> None:
         self._wanted = wanted
         self._share = share
         self._blocks = BlockReader(wanted)

@@ -18,7 +18,7 @@ from trainer.events.parse_kernels import UNSURE, share_of_bytes, shares
 
 
 @dataclass(frozen=True)
-class Share:
+class PartitionShare:
     """Partition `number` of `count`, numbered from 1."""
 
     number: int

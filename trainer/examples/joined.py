@@ -68,7 +68,7 @@ class EventRows:
 
 
 @dataclass(frozen=True)
-class BadRow:
+class BadJoinedRow:
     """A joined row that cannot be learned from: why, and the row as JSON."""
 
     reason: str
@@ -91,7 +91,7 @@ class JoinedExamples:
         self.rows = rows
         self.unknown_items = unknown_items
 
-    def of(self, joined: Joined) -> Iterator[tuple[Examples, list[BadRow]]]:
+    def of(self, joined: Joined) -> Iterator[tuple[Examples, list[BadJoinedRow]]]:
         """Examples of consecutive rows whose columns have the same types, and the bad rows among them."""
         for batch in self._batches(joined):
             examples = self._maker.make(batch)
@@ -138,10 +138,12 @@ def labelled(
             yield chosen, {**columns, **label_columns(given, label[chosen])}
 
 
-def _bad(batch: RowBatch, reject: Reject) -> BadRow:
+def _bad(batch: RowBatch, reject: Reject) -> BadJoinedRow:
     row = reject.line - int(batch.lines[0])
     values = {name: _plain(column[row].as_py()) for name, column in batch.columns.items()}
-    return BadRow(reject.reason, json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogateescape"))
+    return BadJoinedRow(
+        reject.reason, json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogateescape")
+    )
 
 
 def _plain(value: Any) -> Any:

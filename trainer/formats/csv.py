@@ -33,7 +33,7 @@ _SHOWN = 60
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowPlaces:
     """The rows at the front of a block that are whole and not blank: int64 start, line (from 0), cells.
 
     spans: int32, begin and end of the cells of the rows of the right arity, row by row.
@@ -190,7 +190,7 @@ class DelimitedFile(RowFile):
             {name: self.dialect.values_of(name, text.to_arrow()) for name, text in texts.items()}
         )
 
-    def _find_rows(self, data: Bytes, columns: int = 0) -> _Rows:
+    def _find_rows(self, data: Bytes, columns: int = 0) -> _RowPlaces:
         """The rows, with where the cells of those with as many `columns` begin and end."""
         ends = int(np.count_nonzero(data == ord("\n")) + np.count_nonzero(data == ord("\r")))
         start, line, cells = (np.empty(ends + 1, np.int64) for _ in range(3))
@@ -199,9 +199,9 @@ class DelimitedFile(RowFile):
             *(data, ord(self._delimiter), self._quote_byte, self._feed.final, columns),
             *(start, line, cells, spans),
         )
-        return _Rows(start[:count], line[:count], cells[:count], spans, size, lines, open_quote)
+        return _RowPlaces(start[:count], line[:count], cells[:count], spans, size, lines, open_quote)
 
-    def _is_stuck(self, rows: _Rows) -> bool:
+    def _is_stuck(self, rows: _RowPlaces) -> bool:
         """True if a quote is open and no more bytes can close it."""
         return rows.open_quote and (self._feed.final or self._feed.full)
 
@@ -267,7 +267,7 @@ class DelimitedFile(RowFile):
         ended = all(len(row) == len(names) + 1 and not row[-1] for row in others[1:])
         return (*names, "") if ended and len(others) > 1 else names
 
-    def _first_rows(self) -> _Rows:
+    def _first_rows(self) -> _RowPlaces:
         """The rows read ahead, at least one."""
         feed = self._feed
         while True:
@@ -282,7 +282,7 @@ class DelimitedFile(RowFile):
         feed.check()
         raise InputError(f"{feed.name} is empty; expected a header line that names the columns, then rows")
 
-    def _without_header(self, names: tuple[str, ...], rows: _Rows) -> tuple[str, ...]:
+    def _without_header(self, names: tuple[str, ...], rows: _RowPlaces) -> tuple[str, ...]:
         """Raises InputError if no row read ahead has as many cells as there are names."""
         if not (rows.cells == len(names)).any():
             raise InputError(
@@ -319,7 +319,7 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"c{place}" for place in range(1, count + 1))
 
 
-def _first_row(data: Bytes, rows: _Rows) -> tuple[bytes, int, int]:
+def _first_row(data: Bytes, rows: _RowPlaces) -> tuple[bytes, int, int]:
     """The first row's bytes, and the bytes and line ends up to the second row."""
     size, lines = rows.size, rows.lines
     if len(rows.start) > 1:

@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Table:
+class RecordTable:
     """An open file: its columns (for JSON lines those of the first row) and its rows with their numbers."""
 
     path: Path
@@ -62,7 +62,7 @@ def records_of(
     """The same from a table in memory; `what` is its name in messages, which have the row's number: `items:7`."""
     columns = tuple(name for name in data.schema.names if name)
     rows = enumerate((row for batch in data.to_batches() for row in batch.to_pylist()), 1)
-    return _records(Table(Path(what), columns, rows), usual_ids, id_column)
+    return _records(RecordTable(Path(what), columns, rows), usual_ids, id_column)
 
 
 def read_ids(path: Path) -> Iterator[str]:
@@ -71,7 +71,7 @@ def read_ids(path: Path) -> Iterator[str]:
         yield from (line.strip() for line in _decoded(path, lines) if line.strip())
 
 
-def _open_table(path: Path, known: frozenset[str], on_note: Callable[[str], None]) -> Table:
+def _open_table(path: Path, known: frozenset[str], on_note: Callable[[str], None]) -> RecordTable:
     """Open a file by its extensions. known: names that tell a header. Raises InputError for one that cannot be read."""
     suffix = (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
     if suffix in (".csv", ".tsv"):
@@ -110,7 +110,7 @@ def _added_up(entries: list[tuple[Any, float | None]]) -> dict[str, float]:
 
 
 def _records(
-    table: Table, usual_ids: Sequence[str], id_column: str | None
+    table: RecordTable, usual_ids: Sequence[str], id_column: str | None
 ) -> Iterator[tuple[str, dict[str, str]]]:
     wanted = id_column or next((name for name in usual_ids if name in table.columns), None)
     if wanted not in table.columns:
@@ -138,11 +138,13 @@ def _record(path: Path, id_column: str, numbered: tuple[int, Row]) -> tuple[str,
 # -- delimited text
 
 
-def _open_delimited(path: Path, format: str, known: frozenset[str], on_note: Callable[[str], None]) -> Table:
+def _open_delimited(
+    path: Path, format: str, known: frozenset[str], on_note: Callable[[str], None]
+) -> RecordTable:
     """A file in any dialect, read as a log is, so that a value has the key that it has there."""
     reader = LogReader([str(path)], format=format, header=Header(known=known), on_note=on_note)
     columns = reader.columns()
-    return Table(path, columns, _delimited_rows(path, reader, columns))
+    return RecordTable(path, columns, _delimited_rows(path, reader, columns))
 
 
 def _delimited_rows(path: Path, reader: LogReader, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
@@ -186,12 +188,12 @@ def _decoded(path: Path, lines: TextIO) -> Iterator[str]:
 # -- JSON lines
 
 
-def _open_json_lines(path: Path) -> Table:
+def _open_json_lines(path: Path) -> RecordTable:
     rows = _json_rows(path)
     first = next(rows, None)
     if first is None:
         raise InputError(f"{path}: expected a JSON object in each line, got an empty file")
-    return Table(path, tuple(first[1]), itertools.chain([first], rows))
+    return RecordTable(path, tuple(first[1]), itertools.chain([first], rows))
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
@@ -209,7 +211,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 # -- Parquet
 
 
-def _open_parquet(path: Path) -> Table:
+def _open_parquet(path: Path) -> RecordTable:
     import pyarrow.parquet as pq
 
     if path.suffix in COMPRESSIONS:
@@ -219,7 +221,7 @@ def _open_parquet(path: Path) -> Table:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"cannot read {path} as Parquet: {error}") from error
     columns = tuple(name for name in file.schema_arrow.names if name)
-    return Table(path, columns, _parquet_rows(path, file, columns))
+    return RecordTable(path, columns, _parquet_rows(path, file, columns))
 
 
 def _parquet_rows(path: Path, file: Any, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:

@@ -148,7 +148,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Block:
+class SparseBlock:
     """A block of lines as read by the kernels: good rows and their tokens, notes, line feeds.
 
     data: with bytes to read after it (`padded_lines`); has_odd_bytes: some must be escaped, or are not ASCII.
@@ -211,7 +211,7 @@ class Block:
         return int(before[-1]) + 1 if before.size else 0
 
 
-def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = False) -> Block:
+def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = False) -> SparseBlock:
     """Read whole lines."""
     if grammar.unlabelled is not None:
         data = np.frombuffer(grammar.unlabelled.sub(b"0 \\g<0>", data.tobytes()), np.uint8)
@@ -233,7 +233,7 @@ def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = Fa
         notes.news[: counts[NEWS]],
     )
     _convert_longs(data, notes.longs, rows, tokens)
-    return Block(data, odd or escapes, rows, tokens, notes, feeds, any_label)
+    return SparseBlock(data, odd or escapes, rows, tokens, notes, feeds, any_label)
 
 
 def _rows(size: int) -> Rows:

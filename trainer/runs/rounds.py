@@ -40,7 +40,7 @@ from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoint, Description, file
 from trainer.checkpoint.description import check_same_spec, description_from_json
 from trainer.events.events import NEVER_US
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.events.waiting_rows import import_packs
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
@@ -86,7 +86,13 @@ class Partners:
     """
 
     def __init__(
-        self, store: Store, spec: ModelSpec, share: Share, every_us: int, lease: TrainerLease, output: Output
+        self,
+        store: Store,
+        spec: ModelSpec,
+        share: PartitionShare,
+        every_us: int,
+        lease: TrainerLease,
+        output: Output,
     ) -> None:
         self.share = share
         self.missing: tuple[int, ...] = ()

@@ -30,11 +30,11 @@ from model_store.versions.manifest import RecentFigures
 from model_store.waiting import StopRequest
 from trainer.distributed.checkpoint import (
     DistributedCheckpoints,
+    EarlierRun,
     InputFile,
     ProblemResult,
     RunSettings,
     RunState,
-    SavedRun,
 )
 from trainer.distributed.cluster import open_crew
 from trainer.distributed.dealing import ShardPlan, plan_shards
@@ -376,7 +376,7 @@ class _Driver:
         self._shards: Sequence[ShardSummary] = ()
         self._keys = 0
 
-    def run(self, earlier: SavedRun | None, force: bool) -> DistributedRun:
+    def run(self, earlier: EarlierRun | None, force: bool) -> DistributedRun:
         """Make the shards, minimise every problem, collect the model."""
         with self._output.progress("reading", self._options.workers, "shards") as bar:
             self._shards, self._keys = persist(
@@ -402,7 +402,7 @@ class _Driver:
         assert minimiser is not None
         return self._finished(minimiser, force)
 
-    def _minimiser(self, problem: Problem, earlier: SavedRun | None, before: Minimiser | None) -> Minimiser:
+    def _minimiser(self, problem: Problem, earlier: EarlierRun | None, before: Minimiser | None) -> Minimiser:
         """Of a problem, from a checkpoint, or after the problem before it."""
         minimiser = Minimiser(
             self._crew,

@@ -40,7 +40,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import lock_folder
 from trainer.events.columns import Wanted
 from trainer.events.join import Join
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
@@ -176,7 +176,7 @@ class Trainer:
 
         taken, self._lease = self._once_available(take)
         self._epoch = self._lease.epoch
-        share = Share(taken, count)
+        share = PartitionShare(taken, count)
         self._output.note(f"learning partition {share} of {name}")
         self._options = replace(options, checkpoint=folder / f"partition-{taken}")
         self._checkpoints = self._open_checkpoints(stack)

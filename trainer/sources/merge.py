@@ -33,7 +33,7 @@ from trainer.events.events import (
     SourcePosition,
 )
 from trainer.events.parse import Parser, gathered
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.sources.read_ahead import BEFORE_ALL_US, Parsed, Reader
 
 ORDER = "order_us"
@@ -46,7 +46,7 @@ _GATHER_S = 0.05
 _CLOSE_S = 10.0
 
 
-class Rows(Protocol):
+class WaitingRows(Protocol):
     """Where the rows of impressions wait for feedback."""
 
     def add(self, columns: Mapping[str, pa.Array], /) -> int:
@@ -69,13 +69,13 @@ class Merger:
         self,
         sources: Sequence[Source],
         wanted: Wanted,
-        segments: Rows,
+        segments: WaitingRows,
         *,
         positions: Sequence[SourcePosition] = (),
         idle_s: float = 2.0,
         once: bool = False,
         read_ahead: int = 64 << 20,
-        share: Share | None = None,
+        share: PartitionShare | None = None,
         on_note: Callable[[str], None] = lambda _: None,
         marks: bool = False,
         lateness_us: int | None = None,

@@ -24,7 +24,7 @@ _NO_KNOWLEDGE = Header()
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsRead:
     """A batch and the positions before and after it."""
 
     batch: RowBatch
@@ -32,7 +32,7 @@ class Rows:
     after: SourcePosition
 
 
-class RowSource(FileChain[Rows]):
+class RowSource(FileChain[RowsRead]):
     """Reads rows from a position on, which is like that of a FileSource. For one thread.
 
     A file is read up to its last whole row; with `once`, and of compressed files, bytes after that are a row too.
@@ -72,7 +72,7 @@ class RowSource(FileChain[Rows]):
         own = self._followed(*found).columns
         return (*own, *columns_in_path(found[0].path, own))
 
-    def read(self, wanted: Sequence[str]) -> Rows | None:
+    def read(self, wanted: Sequence[str]) -> RowsRead | None:
         """The next rows of one file, about READ_BYTES, with the `wanted` columns; None if there are none now.
 
         Raises SpecError for a file whose header lacks a column, InputError for a format that cannot be followed.
@@ -81,7 +81,7 @@ class RowSource(FileChain[Rows]):
         self._wanted = wanted
         return self._next()
 
-    def _taken(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> Taken[Rows] | None:
+    def _taken(self, record: Record, opened: Opened, window: bytes, is_all: bool) -> Taken[RowsRead] | None:
         if not window:
             return None
         file = self._followed(record, opened)
@@ -104,7 +104,7 @@ class RowSource(FileChain[Rows]):
         if batch.rows or batch.rejects:
             before = self._here()
             after = self._after(before, self._records.index(record), stop.offset, stop.line)
-            rows = Rows(batch, before, after)
+            rows = RowsRead(batch, before, after)
         return Taken(rows, stop.offset - record.offset, stop.line - record.line)
 
     def _followed(self, record: Record, opened: Opened) -> _Followed:

@@ -20,7 +20,7 @@ from model_store.streams.event_streams import EntryId, EventStream, Read
 from tests.matrix import slow_except
 from trainer.events.columns import Wanted
 from trainer.events.join import Join
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.events.waiting_rows import Segments
 from trainer.examples.joined import EventRows
 from trainer.sources import merge, read_ahead
@@ -89,7 +89,7 @@ class Stepped(EventStream):
 class Learner:
     """The way of events to labelled rows, of one partition or of all; it may be stopped and opened again."""
 
-    def __init__(self, site: Site, folder: Path, share: Share | None = None) -> None:
+    def __init__(self, site: Site, folder: Path, share: PartitionShare | None = None) -> None:
         self.site, self._folder, self._share = site, folder, share
         self.learned = list[tuple[str, str, int]]()
         self.notes = list[str]()

@@ -16,7 +16,7 @@ from tests.worlds import event_logs
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, OTHER
 from trainer.events.parse import Parser, parse
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.settings import parse_partition
 
 WANTED = Wanted(())
@@ -31,7 +31,7 @@ OTHERS = st.dictionaries(
 
 def owner(line: bytes, count: int) -> int:
     starts = np.array([0, len(line)], np.int64)
-    owners = [n for n in range(1, count + 1) if Share(n, count).mine(line, starts)[0]]
+    owners = [n for n in range(1, count + 1) if PartitionShare(n, count).mine(line, starts)[0]]
     assert len(owners) == 1
     return owners[0]
 
@@ -77,7 +77,7 @@ def test_the_partitions_of_a_log_are_about_equal_and_parse_to_the_events_of_the_
     lines = [*logs.impressions, *logs.clicks, *bad]
     data, starts = block_of(lines)
     whole = parse(data, starts, WANTED)
-    parts = [Parser(WANTED, Share(n, 3)).parse(data, starts) for n in (1, 2, 3)]
+    parts = [Parser(WANTED, PartitionShare(n, 3)).parse(data, starts) for n in (1, 2, 3)]
     mine = np.stack([part.kind != OTHER for part in parts])
     assert (mine.sum(axis=0) == 1).all()
     assert all(0.25 * len(lines) < each < 0.42 * len(lines) for each in mine.sum(axis=1))

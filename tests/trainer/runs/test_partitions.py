@@ -23,7 +23,7 @@ from tests.waiting import eventually
 from tests.worlds import event_logs
 from trainer.checkpoint import Description
 from trainer.events.events import Chunk
-from trainer.events.share import Share
+from trainer.events.share import PartitionShare
 from trainer.output import SILENT
 from trainer.runs.rounds import MODEL_WAIT_S, Partners, WaitsForPartner
 from trainer.sources.redis import StreamSource
@@ -144,7 +144,7 @@ def test_one_starts_where_what_it_needs_cannot_be_deleted_any_more(store: Store)
     lease.take()
     record = PartitionsRecord(start=1, partitions=2, every_us=1, spec="{}", saved=10, oldest=10)
     rounds.write_record(record)
-    second = Partners(store, parse_spec(SPEC), Share(2, 2), 1, lease, SILENT)
+    second = Partners(store, parse_spec(SPEC), PartitionShare(2, 2), 1, lease, SILENT)
 
     def has(number: int, part: str) -> None:
         rounds.put(record, number, part, b"", lease)
@@ -178,7 +178,8 @@ def test_a_state_that_the_store_did_not_take_is_written_again_while_others_are_w
     for lease in leases:
         lease.take()
     first, second = (
-        Partners(store, spec, Share(number, 2), 1, lease, SILENT) for number, lease in enumerate(leases, 1)
+        Partners(store, spec, PartitionShare(number, 2), 1, lease, SILENT)
+        for number, lease in enumerate(leases, 1)
     )
     first._record = record
     described = Description("", "", spec.to_json(), spec.to_json(), (), 0, 0, 0.0, ())
