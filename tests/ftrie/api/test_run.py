@@ -63,7 +63,7 @@ def test_pages_and_pictures(run: ftrie.Run, tmp_path: Path) -> None:
     assert "Progressive log-loss" in curve["title"]
     assert [row["mean"] for row in drawn] == run.metrics["total_logloss"].to_pylist()
     assert {row["series"] for row in drawn} == {"base", "plain"}
-    assert "Progressive auc" in run.plot_learning("auc").to_dict()["title"]
+    assert "Progressive AUC" in run.plot_learning("auc").to_dict()["title"]
     assert run.plot_calibration().to_dict()["title"] == "Calibration"
     assert len({row["name"] for row in run.plot_slices("age").to_dict()["datasets"]["rows"]}) >= 4
     with pytest.raises(UsageError, match="no figure 'f1' in the metrics; expected one of logloss, auc"):
