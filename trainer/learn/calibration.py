@@ -25,18 +25,19 @@ from model_store.artefact.calibration import (
 from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
-from trainer.learn.metrics.metrics_kernels import (
-    BUCKET_CLICKS,
-    BUCKET_PREDICTED,
-    BUCKET_WEIGHT,
-    add_by_score,
+from trainer.learn.predictions_kernels import (
+    BUCKETS,
+    CLICKS,
+    EXAMPLES,
+    EXPECTED,
+    SMALLEST_PROBABILITY,
+    Predictions,
+    count_by_score,
 )
-from trainer.learn.predictions_kernels import SMALLEST_PROBABILITY, Predictions
 
 Array = npt.NDArray[Any]
 Float64s = npt.NDArray[np.float64]
 
-BUCKETS = 512
 FIRST_DECAY = 1 << 12
 LONGEST_INTERVAL = 1 << 22
 MAX_CURVES = 2048
@@ -116,18 +117,11 @@ class Calibrator:
         done, total = 0, int(predictions.labels.size)
         while done < total:
             end = min(total, done + next_decay(self.rows) - self.rows)
-            self._count(predictions, scopes, done, end)
+            count_by_score(predictions, scopes, done, end, self._window)
             self.rows += end - done
             done = end
             if self.rows == last_decay(self.rows):
                 self._decay()
-
-    def _count(self, predictions: Predictions, scopes: Array, first: int, end: int) -> None:
-        """Add rows to the counts of the whole log, and to those of their values."""
-        rows, counts = np.arange(first, end), self._window.transpose(1, 0, 2, 3)
-        add_by_score(predictions, rows, np.zeros_like(rows), counts)
-        own = rows[scopes[rows] > 0] if scopes.size else rows[:0]
-        add_by_score(predictions, own, scopes[own] if scopes.size else own, counts)
 
     def calibration(self) -> Calibration | None:
         """Curves fitted to the present counts; None if no variant has enough examples for one."""
@@ -253,8 +247,8 @@ def _add(sums: Array, curve: Curve, counts: Array) -> None:
     counts = np.maximum(counts, 0.0)  # differences of rounded sums may be below 0
     sums[_BEFORE], sums[_EXPECTED_BEFORE] = np.add(sums[[_BEFORE, _EXPECTED_BEFORE]], logloss(None, counts))
     sums[_AFTER], sums[_EXPECTED_AFTER] = np.add(sums[[_AFTER, _EXPECTED_AFTER]], logloss(curve, counts))
-    sums[_WEIGHT] += counts[:, BUCKET_WEIGHT].sum()
-    sums[_CLICKED] += counts[:, BUCKET_CLICKS].sum()
+    sums[_WEIGHT] += counts[:, EXAMPLES].sum()
+    sums[_CLICKED] += counts[:, CLICKS].sum()
 
 
 def _report(sums: Array, values: int) -> CalibrationReport:
@@ -273,14 +267,14 @@ def _report(sums: Array, values: int) -> CalibrationReport:
     )
 
 
-# Fitting one curve to the counts of `add_by_score`, float64[buckets, 3]. Published numbers have six significant
+# Fitting one curve to the counts of `count_by_score`, float64[buckets, 3]. Published numbers have six significant
 # digits: the last bits of logarithms and powers may differ between machines, curves may not.
 
 
 def fit(kind: CurveKind, counts: Float64s) -> Curve | None:
     """The curve that fits the counts; None where they are too few, or no curve can be determined from them."""
-    filled = counts[counts[:, BUCKET_WEIGHT] > 0]
-    clicks, examples = filled[:, BUCKET_CLICKS].sum(), filled[:, BUCKET_WEIGHT].sum()
+    filled = counts[counts[:, EXAMPLES] > 0]
+    clicks, examples = filled[:, CLICKS].sum(), filled[:, EXAMPLES].sum()
     if min(clicks, examples - clicks) < FEWEST:
         return None
     return FITS[kind](filled)
@@ -292,19 +286,19 @@ def power(counts: Float64s) -> PowerCurve | None:
     clicks ~ Poisson(examples * gamma p^kappa): its likelihood is concave in ln gamma and kappa, and at its maximum the
     corrected predictions sum to the clicks. kappa is clipped to [FLATTEST, STEEPEST], so that the curve rises.
     """
-    log_p = np.log(np.maximum(counts[:, BUCKET_PREDICTED] / counts[:, BUCKET_WEIGHT], _SMALLEST))
+    log_p = np.log(np.maximum(counts[:, EXPECTED] / counts[:, EXAMPLES], _SMALLEST))
     if np.ptp(log_p) == 0.0:
         return _scaled(counts, log_p, 1.0)
     terms = np.stack([np.ones_like(log_p), log_p])
-    _, kappa = _climb(terms, counts[:, BUCKET_WEIGHT], counts[:, BUCKET_CLICKS])
+    _, kappa = _climb(terms, counts[:, EXAMPLES], counts[:, CLICKS])
     return _scaled(counts, log_p, float(np.clip(kappa, FLATTEST, STEEPEST)))
 
 
 def _scaled(counts: Float64s, log_p: Float64s, kappa: float) -> PowerCurve | None:
     """The curve with this kappa whose predictions sum to the clicks; None where no gamma achieves that."""
     kappa = rounded(kappa)
-    expected = (counts[:, BUCKET_WEIGHT] * np.exp(kappa * log_p)).sum()
-    clicks = counts[:, BUCKET_CLICKS].sum()
+    expected = (counts[:, EXAMPLES] * np.exp(kappa * log_p)).sum()
+    clicks = counts[:, CLICKS].sum()
     if not expected > clicks / _LARGEST_GAMMA:
         return None
     gamma = rounded(float(clicks / expected))
@@ -317,8 +311,8 @@ def isotonic(counts: Float64s) -> IsotonicCurve | None:
     Each bin gets an additional example with p clicks: without it, a bin without clicks would predict a rate of 0.
     """
     binned = bins(counts)
-    p = binned[:, BUCKET_PREDICTED] / binned[:, BUCKET_WEIGHT]
-    examples, clicks = binned[:, BUCKET_WEIGHT] + 1.0, binned[:, BUCKET_CLICKS] + p
+    p = binned[:, EXPECTED] / binned[:, EXAMPLES]
+    examples, clicks = binned[:, EXAMPLES] + 1.0, binned[:, CLICKS] + p
     blocks = pool(clicks / examples, examples)
     knots: list[tuple[float, float]] = []
     last_p, last_ctr = 0.0, 0.0
@@ -334,10 +328,10 @@ def isotonic(counts: Float64s) -> IsotonicCurve | None:
 
 def bins(counts: Float64s) -> Float64s:
     """Buckets merged into bins of about equal sums of p (1 - p), an example's information on its rate: [bins, 3]."""
-    clicks, examples = counts[:, BUCKET_CLICKS].sum(), counts[:, BUCKET_WEIGHT].sum()
+    clicks, examples = counts[:, CLICKS].sum(), counts[:, EXAMPLES].sum()
     wanted = int(np.clip(min(clicks, examples - clicks) / CLICKS_PER_BIN, 1, MAX_BINS))
-    p = counts[:, BUCKET_PREDICTED] / counts[:, BUCKET_WEIGHT]
-    information = counts[:, BUCKET_WEIGHT] * np.maximum(p * (1.0 - p), _LEAST_INFORMATION)
+    p = counts[:, EXPECTED] / counts[:, EXAMPLES]
+    information = counts[:, EXAMPLES] * np.maximum(p * (1.0 - p), _LEAST_INFORMATION)
     middle = np.cumsum(information) - 0.5 * information
     number = np.minimum((wanted * middle / information.sum()).astype(np.int64), wanted - 1)
     firsts = np.flatnonzero(np.diff(number, prepend=-1))
@@ -393,9 +387,9 @@ FITS: dict[CurveKind, Callable[[Any], Curve | None]] = {"power": power, "isotoni
 
 def logloss(curve: Curve | None, counts: Float64s) -> tuple[float, float]:
     """The log-loss of counted predictions corrected by a curve (None: uncorrected), and the sum of tau."""
-    filled = counts[counts[:, BUCKET_WEIGHT] > 0]
-    p = filled[:, BUCKET_PREDICTED] / filled[:, BUCKET_WEIGHT]
+    filled = counts[counts[:, EXAMPLES] > 0]
+    p = filled[:, EXPECTED] / filled[:, EXAMPLES]
     tau = np.clip(p if curve is None else curve.apply(p), SMALLEST_PROBABILITY, 1.0 - SMALLEST_PROBABILITY)
-    clicks, rest = filled[:, BUCKET_CLICKS], filled[:, BUCKET_WEIGHT] - filled[:, BUCKET_CLICKS]
+    clicks, rest = filled[:, CLICKS], filled[:, EXAMPLES] - filled[:, CLICKS]
     loss = -(clicks * np.log(tau) + rest * np.log1p(-tau)).sum()
-    return float(loss), float((filled[:, BUCKET_WEIGHT] * tau).sum())
+    return float(loss), float((filled[:, EXAMPLES] * tau).sum())

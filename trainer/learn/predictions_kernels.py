@@ -16,6 +16,12 @@ from trainer.examples.examples_kernels import HashedRows
 
 SMALLEST_PROBABILITY = 1e-15
 
+# Calibration counts.
+BUCKETS = 512
+BUCKETS_PER_UNIT = 16.0
+RANGE = 16.0  # scores beyond are counted at the ends
+EXAMPLES, CLICKS, EXPECTED = 0, 1, 2
+
 _LN2_HIGH = 6.93147180369123816490e-01  # its last 32 bits are 0, so a small integer times it is exact
 _LN2_LOW = 1.90821492927058770002e-10
 _SQRT_HALF = np.int64(0x3FE6A09E667F3BCD)
@@ -121,3 +127,28 @@ def log(x: Any) -> Any:
     series = series * square + 1.0 / 5.0
     series = series * square + 1.0 / 3.0
     return k * _LN2_HIGH + (2.0 * s + (2.0 * s * square * series + k * _LN2_LOW))
+
+
+@bare_kernel
+def count_by_score(predictions: Any, scopes: Any, first: Any, end: Any, counts: Any) -> None:
+    """Add rows first to end - 1 to the calibration counts, row by row, so that batch boundaries change no bit.
+
+    scopes: int64[rows], each row's scope beside the whole log, 0 for none (or empty: all 0); counts:
+    float64[variants, scopes, BUCKETS, 3], scope 0 the whole log, buckets by ascending score; the last axis holds the
+    weight of the examples, that of the clicks, and the sum of weight * p.
+    """
+    labels, weights = predictions.labels, predictions.weights
+    for row in range(first, end):
+        weight = weights[row] if weights.size else 1.0
+        scope = scopes[row] if scopes.size else 0
+        for variant in range(counts.shape[0]):
+            inside = min(max(predictions.scores[row, variant], -RANGE), RANGE)
+            bucket = min(np.int64((inside + RANGE) * BUCKETS_PER_UNIT), BUCKETS - 1)
+            expected = weight * predictions.probabilities[row, variant]
+            counts[variant, 0, bucket, EXAMPLES] += weight
+            counts[variant, 0, bucket, CLICKS] += weight * labels[row]
+            counts[variant, 0, bucket, EXPECTED] += expected
+            if scope > 0:
+                counts[variant, scope, bucket, EXAMPLES] += weight
+                counts[variant, scope, bucket, CLICKS] += weight * labels[row]
+                counts[variant, scope, bucket, EXPECTED] += expected

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from model_store.artefact.calibration import Calibration, IsotonicCurve, PowerCurve, VariantCurves
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn import calibration as fitting
-from trainer.learn.calibration import BUCKETS
-from trainer.learn.metrics.metrics_kernels import add_by_score
-from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.predictions_kernels import BUCKETS, BUCKETS_PER_UNIT, RANGE, Predictions, count_by_score
 
 WEIGHTED = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5)), min_size=1, max_size=12)
 
@@ -25,7 +23,7 @@ def counts_of(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
     nothing = np.empty(0)
     rows = HashedRows(*[nothing] * 4, labels, nothing if weights is None else weights)
     predictions = Predictions.of_scores(scores.reshape(-1, 1), rows, np.empty(0, np.uint64), 1)
-    add_by_score(predictions, np.arange(labels.size), np.zeros(labels.size, np.int64), counts)
+    count_by_score(predictions, np.empty(0, np.int64), 0, labels.size, counts)
     return counts[0, 0]
 
 
@@ -64,7 +62,7 @@ def test_pooling_adjacent_violators_is_the_min_max_formula(points: list[tuple[in
 def test_counts_are_of_examples_clicks_and_probabilities_by_score() -> None:
     scores = np.array([-100.0, 0.01, 0.02, 100.0])
     counts = counts_of(scores, np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 2.0, 3.0, 0.5]))
-    middle = BUCKETS // 2
+    middle = int(RANGE * BUCKETS_PER_UNIT)
     sigmoid = [1 / (1 + math.exp(-score)) for score in (0.01, 0.02)]
     assert counts[middle].tolist() == pytest.approx([5.0, 2.0, 2 * sigmoid[0] + 3 * sigmoid[1]])
     assert counts[0].tolist() == pytest.approx([1.0, 0.0, 0.0])

@@ -12,7 +12,7 @@ import numpy as np
 
 from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_u8
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.examples_kernels import cross_size, importance_of, pick, text_bytes, text_of
+from trainer.examples.examples_kernels import cross_size, pick, text_bytes, text_of
 
 SCORE_RANGE = 16.0
 
@@ -22,11 +22,6 @@ COUNTS = 8
 # What `Tally.sums` holds of a group and a variant.
 LOSS, PREDICTED, SQUARES, PRODUCTS, OPEN = range(5)
 SUMS = 5
-
-# What the last axis of a histogram holds of a bucket: Σ ω, Σ ω y and Σ ω p of its rows; and where there is room, their
-# number, Σ ω² and Σ ω loss.
-BUCKET_WEIGHT, BUCKET_CLICKS, BUCKET_PREDICTED, BUCKET_ROWS, BUCKET_SQUARED_WEIGHT, BUCKET_LOSS = range(6)
-BUCKET_COLUMNS = 6
 
 _EMPTY = np.uint64(0)
 _OTHER = np.int64(0)
@@ -66,7 +61,7 @@ class Conditions(NamedTuple):
     starts: Any
 
 
-class SliceValues(NamedTuple):
+class Values(NamedTuple):
     """Hash tables, one a slice, from a value's identity to its number, 1 to limit in order of arrival.
 
     Open addressing, at most half full. identities: uint64[slices, size], 0 where free; numbers: int64[slices, size];
@@ -133,27 +128,6 @@ def add_slices(
 
 
 @bare_kernel
-def add_by_score(predictions: Any, rows: Any, groups: Any, sums: Any) -> None:
-    """Add rows to the histograms of groups, one after the other, so that batch boundaries change no bit.
-
-    rows, groups: int64[n], rows of the predictions and the group to add each to; a row may occur several times. sums:
-    float64[groups, variants, buckets, 3 or BUCKET_COLUMNS].
-    """
-    for at in range(rows.size):
-        row = rows[at]
-        weight, label = importance_of(predictions, row), predictions.labels[row]
-        for variant in range(sums.shape[1]):
-            bucket = sums[groups[at], variant, bucket_of(predictions.scores[row, variant], sums.shape[2])]
-            bucket[BUCKET_WEIGHT] += weight
-            bucket[BUCKET_CLICKS] += weight * label
-            bucket[BUCKET_PREDICTED] += weight * predictions.probabilities[row, variant]
-            if bucket.size == BUCKET_COLUMNS:
-                bucket[BUCKET_ROWS] += 1.0
-                bucket[BUCKET_SQUARED_WEIGHT] += weight * weight
-                bucket[BUCKET_LOSS] += weight * predictions.losses[row, variant]
-
-
-@bare_kernel
 def close_cluster(tally: Any, group: Any) -> None:
     """Close a group's open cluster between two rows, so that the request's next rows begin another."""
     close(tally.counts[group], tally.sums[group])
@@ -180,17 +154,13 @@ def add(predictions: Any, row: Any, tally: Any, group: Any) -> None:
         sums[LOSS, variant] += weight * predictions.losses[row, variant]
         sums[PREDICTED, variant] += weight * predictions.probabilities[row, variant]
     histogram = tally.positives[group] if label > 0.5 else tally.negatives[group]
+    buckets = histogram.shape[1]
+    scale = buckets / (2.0 * SCORE_RANGE)
     for variant in range(variants):
-        histogram[variant, bucket_of(predictions.scores[row, variant], histogram.shape[1])] += weight
+        score = min(max(predictions.scores[row, variant], -SCORE_RANGE), SCORE_RANGE)
+        histogram[variant, min(np.int64((score + SCORE_RANGE) * scale), buckets - 1)] += weight
     if variants > 1:
         compare(predictions, row, weight, tally, group)
-
-
-@bare_inline
-def bucket_of(score: Any, buckets: Any) -> Any:
-    """The bucket of a score, of so many of equal width from -SCORE_RANGE to SCORE_RANGE; others are at the ends."""
-    inside = min(max(score, -SCORE_RANGE), SCORE_RANGE)
-    return min(np.int64((inside + SCORE_RANGE) * (buckets / (2.0 * SCORE_RANGE))), buckets - 1)
 
 
 @bare_inline

@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from model_store.ratios import wilson
 from trainer.learn.metrics.figures import Figures, MetricsRecord, VariantSums, figures_of, ratio
-from trainer.learn.metrics.metrics_kernels import (
-    BUCKET_CLICKS,
-    BUCKET_COLUMNS,
-    BUCKET_LOSS,
-    BUCKET_PREDICTED,
-    BUCKET_ROWS,
-    BUCKET_SQUARED_WEIGHT,
-    BUCKET_WEIGHT,
-    add_by_score,
+from trainer.learn.metrics.reliability_kernels import (
+    CLICKS,
+    COLUMNS,
+    LOSS,
+    PREDICTED,
+    ROWS,
+    SQUARED_WEIGHT,
+    WEIGHT,
+    add_grouped,
 )
 from trainer.learn.metrics.tally import equal_weights
 from trainer.learn.predictions_kernels import Predictions
@@ -94,13 +94,13 @@ class ReliabilitySums:
 
     def __init__(self, groups: int, variants: int) -> None:
         self.clicked = np.zeros(groups, np.int64)
-        self._sums = np.zeros((groups, variants, BUCKETS, BUCKET_COLUMNS))
+        self._sums = np.zeros((groups, variants, BUCKETS, COLUMNS))
 
     def add(
         self, predictions: Predictions, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
     ) -> None:
         """Add rows `rows` of the predictions to `groups`, pair by pair."""
-        add_by_score(predictions, rows, groups, self._sums)
+        add_grouped(predictions, rows, groups, self._sums)
         np.add.at(self.clicked, groups, predictions.labels[rows] > 0.5)
 
     def regrouped(self, groups: npt.NDArray[np.int64], count: int) -> ReliabilitySums:
@@ -112,7 +112,7 @@ class ReliabilitySums:
 
     def rows(self, group: int) -> int:
         """The rows of a group."""
-        return int(self._sums[group, 0, :, BUCKET_ROWS].sum())
+        return int(self._sums[group, 0, :, ROWS].sum())
 
     def enough(self, group: int) -> bool:
         """Whether a group has enough clicked and unclicked rows to be judged."""
@@ -122,16 +122,16 @@ class ReliabilitySums:
     def group(self, group: int, variants: Sequence[str]) -> GroupReliability:
         """The figures of one group."""
         total = self._sums[group, 0].sum(axis=0)
-        own = _bin(total) if total[BUCKET_WEIGHT] > 0.0 else None
+        own = _bin(total) if total[WEIGHT] > 0.0 else None
         clicked = int(self.clicked[group])
-        fewer = min(clicked, int(total[BUCKET_ROWS]) - clicked)
+        fewer = min(clicked, int(total[ROWS]) - clicked)
         count = min(max(fewer // ROWS_OF_BIN, 1), BINS)
         return GroupReliability(
-            rows=int(total[BUCKET_ROWS]),
+            rows=int(total[ROWS]),
             clicked=clicked,
-            weight=float(total[BUCKET_WEIGHT]),
-            clicks=float(total[BUCKET_CLICKS]),
-            click_rate=ratio(total[BUCKET_CLICKS], total[BUCKET_WEIGHT]),
+            weight=float(total[WEIGHT]),
+            clicks=float(total[CLICKS]),
+            click_rate=ratio(total[CLICKS], total[WEIGHT]),
             low=own.low if own else None,
             high=own.high if own else None,
             variants={name: _reliability(self._sums[group, bit], count) for bit, name in enumerate(variants)},
@@ -139,15 +139,15 @@ class ReliabilitySums:
 
 
 def _reliability(buckets: Floats, count: int) -> Reliability:
-    """The figures of one group and variant: float64[BUCKETS, BUCKET_COLUMNS]."""
+    """The figures of one group and variant: float64[BUCKETS, COLUMNS]."""
     total = buckets.sum(axis=0)
-    weight, clicks = float(total[BUCKET_WEIGHT]), float(total[BUCKET_CLICKS])
-    bins = _bins(buckets, count) if weight > 0.0 else np.empty((0, BUCKET_COLUMNS))
-    gap = np.abs(bins[:, BUCKET_PREDICTED] - bins[:, BUCKET_CLICKS])
-    mean = bins[:, BUCKET_PREDICTED] / bins[:, BUCKET_WEIGHT]
-    noise = np.sqrt(2.0 / math.pi * bins[:, BUCKET_SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
-    outcomes = buckets[:, BUCKET_CLICKS], buckets[:, BUCKET_WEIGHT] - buckets[:, BUCKET_CLICKS]
-    sums = VariantSums(weight, clicks, float(total[BUCKET_LOSS]), float(total[BUCKET_PREDICTED]), *outcomes)
+    weight, clicks = float(total[WEIGHT]), float(total[CLICKS])
+    bins = _bins(buckets, count) if weight > 0.0 else np.empty((0, COLUMNS))
+    gap = np.abs(bins[:, PREDICTED] - bins[:, CLICKS])
+    mean = bins[:, PREDICTED] / bins[:, WEIGHT]
+    noise = np.sqrt(2.0 / math.pi * bins[:, SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
+    outcomes = buckets[:, CLICKS], buckets[:, WEIGHT] - buckets[:, CLICKS]
+    sums = VariantSums(weight, clicks, float(total[LOSS]), float(total[PREDICTED]), *outcomes)
     return Reliability(
         **figures_of(sums),
         ece=ratio(gap.sum(), weight),
@@ -157,18 +157,18 @@ def _reliability(buckets: Floats, count: int) -> Reliability:
 
 
 def _bins(buckets: Floats, count: int) -> Floats:
-    """Up to `count` bins of about equal weight by score: float64[bins, BUCKET_COLUMNS], none of them without weight."""
-    bins = np.zeros((count, BUCKET_COLUMNS))
-    np.add.at(bins, equal_weights(buckets[:, BUCKET_WEIGHT], count), buckets)
-    filled: Floats = bins[bins[:, BUCKET_WEIGHT] > 0.0]
+    """Up to `count` bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
+    bins = np.zeros((count, COLUMNS))
+    np.add.at(bins, equal_weights(buckets[:, WEIGHT], count), buckets)
+    filled: Floats = bins[bins[:, WEIGHT] > 0.0]
     return filled
 
 
 def _bin(sums: Floats) -> ReliabilityBin:
-    weight = float(sums[BUCKET_WEIGHT])
-    rate = min(float(sums[BUCKET_CLICKS]) / weight, 1.0)
-    low, high = wilson(rate, weight * weight / float(sums[BUCKET_SQUARED_WEIGHT]))
-    predicted = float(sums[BUCKET_PREDICTED]) / weight
+    weight = float(sums[WEIGHT])
+    rate = min(float(sums[CLICKS]) / weight, 1.0)
+    low, high = wilson(rate, weight * weight / float(sums[SQUARED_WEIGHT]))
+    predicted = float(sums[PREDICTED]) / weight
     return ReliabilityBin(
-        rows=int(sums[BUCKET_ROWS]), weight=weight, predicted=predicted, click_rate=rate, low=low, high=high
+        rows=int(sums[ROWS]), weight=weight, predicted=predicted, click_rate=rate, low=low, high=high
     )

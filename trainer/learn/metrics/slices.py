@@ -18,7 +18,7 @@ from model_store.spec.keys import unescape
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from trainer.examples.hashing import Examples, cross_fields
 from trainer.formats.cells import text_places
-from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, SliceValues, add_slices, digest_of
+from trainer.learn.metrics.metrics_kernels import NO_TOKEN, Conditions, Values, add_slices, digest_of
 from trainer.learn.metrics.records import SliceMetrics
 from trainer.learn.metrics.tally import GroupSums, new_tally
 from trainer.learn.predictions_kernels import Predictions
@@ -72,7 +72,7 @@ class SlicedMetrics:
         self._conditions = _conditions_of(slices)
         size = 1 << (2 * limit - 1).bit_length()
         shape = (len(slices), size)
-        self._values = SliceValues(
+        self._values = Values(
             np.zeros(shape, np.uint64), np.zeros(shape, np.int64), np.zeros(len(slices), np.int64)
         )
         self._texts: list[list[bytes]] = [[] for _ in slices]
