@@ -154,6 +154,20 @@ def a_head() -> None:
         cluster.shutdown()
 
 
+def _wait_until_used(address: str) -> None:
+    """Run a task on each node: one that has just been added is known before the scheduler takes it into account."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+    ray.init(address=address, logging_level="error")
+    try:
+        on = [On(node["NodeID"], soft=False) for node in ray.nodes()]
+        task = ray.remote(lambda: None)
+        ray.get([task.options(num_cpus=1, scheduling_strategy=each).remote() for each in on])
+    finally:
+        ray.shutdown()
+
+
 def joined(what: str) -> None:
     """Join a cluster of several nodes on this machine, and do `what` there."""
     from ray.cluster_utils import Cluster
@@ -177,6 +191,7 @@ def joined(what: str) -> None:
 
 def _lose_a_node(cluster: Any, nodes: list[Any]) -> None:
     extra = cluster.add_node(num_cpus=1)
+    _wait_until_used(cluster.address)
     with crew_of(3, 2, address=cluster.address, output=Printed(True)) as crew:
         places = crew.ask_workers("where").summaries
         say(workers=places, reducers=crew.ask_reducers("where").summaries)
