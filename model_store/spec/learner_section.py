@@ -113,16 +113,6 @@ class Rule(Section):
 
     ALWAYS = ("inclusion", "l1")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_decay(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "decay" in data:
-            raise ValueError(
-                "decay by prefix is not supported: every rate is alpha / (beta + sqrt(n)); leave it out, and write "
-                "alpha for a prefix whose keys should learn faster or slower"
-            )
-        return data
-
 
 class LearnerSection(Section):
     """The learner and its parameters, named as in the papers.
@@ -268,16 +258,6 @@ class LearnerSection(Section):
         if not isinstance(data, dict) or not isinstance(data.get("algorithm"), str):
             return data
         return {**ALGORITHMS[data["algorithm"]].defaults, **data} if data["algorithm"] in ALGORITHMS else data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_warmup(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "warmup" in data:
-            raise ValueError(
-                "warmup is not supported: alpha is the same from the first example on; leave it out, and write a "
-                "smaller alpha, or a larger beta, if the first examples count too much"
-            )
-        return data
 
     @model_validator(mode="before")
     @classmethod

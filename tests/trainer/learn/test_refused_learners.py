@@ -52,12 +52,12 @@ def averages(
         (LEARNER + "forgetting = 0.1", 'forgetting belongs to algorithm = "adpredictor"'),
         (OGD + "prune_kl = 0.1", 'prune_kl belongs to algorithm = "adpredictor"'),
         (LEARNER + 'rate = "posterior"', "has no meaning"),
-        # Rates by prefix, and what is not supported any more.
+        # Rates by prefix, and members that are not there.
         (ADPREDICTOR + BRAND + "alpha = 0.1", "whose rate is a variance"),
         (LEARNER + 'algorithm = "rda"' + BRAND + "alpha = 0.1", 'got rate = "global"'),
-        (LEARNER + BRAND + "decay = 0.3", r"rules\.brand=: decay by prefix is not supported: .* write alpha"),
+        (LEARNER + BRAND + "decay = 0.3", r"rules\.brand=\.decay: no such key; allowed here: .*alpha"),
         (OGD + "l2 = 0.5" + BRAND + "alpha = 3.0", "eta l2 must be below 1"),
-        (LEARNER + "warmup = 5", "warmup is not supported: .* leave it out, and write a smaller alpha"),
+        (LEARNER + "warmup = 5", r"learner\.warmup: no such key; allowed here: .*alpha"),
         (LEARNER + 'algorithm = "ftlr"', "got 'ftlr'; input should be 'ogd', .* or 'adpredictor'"),
         (LEARNER + "algorithm = []", r"got \[\]; input should be 'ogd'"),
         # Averaged variants.
