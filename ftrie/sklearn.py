@@ -31,10 +31,10 @@ import pyarrow.compute as pc
 from ftrie.api.model import Model
 from model_store.errors import InputError, SpecError, installing, listed
 from model_store.features.features import FeaturePlan
-from model_store.features.values import LARGEST_REAL
 from model_store.normal_kernels import normal_cdfs
 from model_store.spec.learner_section import ALGORITHMS, LEAST_HASH_BITS, MOST_HASH_BITS
 from model_store.spec.spec import ModelSpec, spec_from_json
+from model_store.spec.values import LARGEST_REAL
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import examples_of

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features.numbers import NumberRule
-from model_store.features.values import LARGEST_REAL, Value, one_scalar, parse_real
+from model_store.spec.numbers import NumberRule
 from model_store.spec.sections import FieldSpec
+from model_store.spec.values import LARGEST_REAL, Value, one_scalar, parse_real
 
 Numbers = npt.NDArray[np.float64]
 Starts = npt.NDArray[np.int64]

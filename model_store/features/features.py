@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.numbers import MISSING, NumberRule
-from model_store.features.values import (
+from model_store.spec.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
+from model_store.spec.numbers import MISSING, NumberRule
+from model_store.spec.sections import FieldSpec, Side
+from model_store.spec.spec import ModelSpec, cross_called
+from model_store.spec.values import (
     Scalar,
     Value,
     category_text,
@@ -28,9 +31,6 @@ from model_store.features.values import (
     text_of,
     time_part,
 )
-from model_store.spec.keys import BIAS, MAX_KEY_BYTES, escape, prefix_of
-from model_store.spec.sections import FieldSpec, Side
-from model_store.spec.spec import ModelSpec, cross_called
 
 
 class Token(NamedTuple):

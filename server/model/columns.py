@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from model_store.errors import ArtefactError, FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token, Tokenised
-from model_store.features.values import LARGEST_REAL, Value, one_scalar, parse_number, set_members, text_of
+from model_store.spec.values import LARGEST_REAL, Value, one_scalar, parse_number, set_members, text_of
 from server.model.byte_kernels import LINE_FEED, find_ids, index_ids, split_lines
 from server.model.derived import DerivedFields
 from server.model.event_form import Form, Member, Printer, printer, quoted

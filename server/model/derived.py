@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from model_store.features.derived import Derivations, is_absent, value_number
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.spec.values import Value
 
 Array = npt.NDArray[Any]
 Record = Mapping[str, Value]

@@ -21,8 +21,8 @@ from json.encoder import encode_basestring_ascii
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan
-from model_store.features.values import Value, decoded, one_scalar, parse_number, set_members
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import Value, decoded, one_scalar, parse_number, set_members
 from server.model.model import id_fields
 
 OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")

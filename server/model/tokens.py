@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.errors import InvalidRequest
 
 Array = npt.NDArray[Any]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from model_store.features.derived import value_number
 from model_store.features.history import ITEM, HistoryPlan, UserHistory, absent
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.model.columns import NO_TEXT, Catalogue, InlineItem, StoredItem
 from server.model.derived import DerivedFields
 from server.model.tokens import NO_VALUE, TokenTable, number_tokens

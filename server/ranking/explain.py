@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainResponse, KeyContribution
 from model_store.features.features import FeaturePlan, Token
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.errors import Degradation
 from server.model.columns import Catalogue, id_tokens
 from server.model.model import Model

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan, FieldPlan, Token
 from model_store.features.history import HistoryPlan
-from model_store.features.values import Value
 from model_store.records.lookups import HashFields
+from model_store.spec.values import Value
 from server.ranking.query import TokenArrays
 from server.ranking.request import Received, Request
 from server.ranking.request_kernels import CONTEXT, IRREGULAR, USER, overlay, plain_tokens, stored_tokens

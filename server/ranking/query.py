@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.errors import Degradation
 from server.model.columns import InlineItem, ItemIds
 from server.model.tokens import TokenTable

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from model_store.artefact.calibration import Calibration, Curve
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.sections import MAX_CROSS_FIELDS
+from model_store.spec.values import Value
 from server.model.columns import Catalogue, InlineItem, id_tokens
 from server.model.items import ItemTable
 from server.model.layers import Layer

@@ -18,7 +18,7 @@ from ctr.v1.ranking_pb2 import Cap as CapMessage
 from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, RankRequest
 from model_store.errors import FieldValueError, listed
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.errors import InvalidRequest, check_deadline, unreadable
 from server.model.columns import InlineItem, ItemIds
 from server.ranking.limits import (

@@ -16,7 +16,7 @@ from typing import TypeVar
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.history import UserHistory
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
 from server.model.columns import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets

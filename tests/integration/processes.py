@@ -13,7 +13,7 @@ from pathlib import Path
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from model_store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ import numpy as np
 
 from model_store import hash_kernels as kernels
 from model_store.features.features import FeaturePlan
-from model_store.features.values import log_bucket
 from model_store.spec import learner_section, sections, spec
 from model_store.spec.sections import GuardSection, JoinSection
+from model_store.spec.values import log_bucket
 from tests.model_store.features.documented_hash import whole_key
 from tests.repository.pages import tables
 from trainer.learn import slots_kernels as layouts

@@ -7,7 +7,7 @@ from typing import Any
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.query import Ranking

@@ -16,8 +16,8 @@ import numpy as np
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.spec.values import Value
 from model_store.store import Store
 
 NAME = "shop"

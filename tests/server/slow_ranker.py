@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import Value
 
 # key → its weight, or each variant's own, and the variants' bits
 Weights = Mapping[bytes, tuple[float | tuple[float, ...], int]]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.features.derived import ABSENT, Derivations, Numbers, Starts
-from model_store.features.values import LARGEST_REAL
+from model_store.spec.values import LARGEST_REAL
 from trainer.formats.cells import number_column, plain, text_column
 
 Columns = Mapping[str, Any]

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import SpecError, counted
-from model_store.features.numbers import NumberRule
-from model_store.features.values import LARGEST_REAL
+from model_store.spec.numbers import NumberRule
 from model_store.spec.sections import FieldSpec, quantiles_of
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import LARGEST_REAL
 from trainer.formats.cells import number_column, plain
 
 LEARNED_ROWS = 100_000

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FieldPlan, Token
-from model_store.features.values import LARGEST_REAL, text_of
 from model_store.hash_kernels import digest_columns
 from model_store.spec.keys import MAX_KEY_BYTES
+from model_store.spec.values import LARGEST_REAL, text_of
 from trainer.examples.examples_kernels import TokenLayout, digest_of_nothing
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import Position

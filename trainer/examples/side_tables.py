@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import InputError, SpecError
-from model_store.features.values import category_text
 from model_store.spec.sections import InputSection
+from model_store.spec.values import category_text
 from trainer.formats.batch import RowBatch
 from trainer.formats.cells import column_text
 from trainer.formats.record_files import ITEM_IDS, USER_IDS, read_records, records_of

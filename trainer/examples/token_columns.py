@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features.features import FieldPlan
-from model_store.features.numbers import MISSING, NumberRule
-from model_store.features.values import LARGEST_REAL, checked_utf8, not_real
 from model_store.hash_kernels import scan_columns
 from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
+from model_store.spec.numbers import MISSING, NumberRule
+from model_store.spec.values import LARGEST_REAL, checked_utf8, not_real
 from trainer.examples import sets_kernels
 from trainer.formats.cells import (
     Block,

@@ -1,4 +1,4 @@
-"""Arrow columns as texts, numbers, labels and weights: the rules of `model_store.features.values` for whole columns.
+"""Arrow columns as texts, numbers, labels and weights: the rules of `model_store.spec.values` for whole columns.
 
 A value that does not fit is returned with its row and the reason instead of raising.
 """
@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError
-from model_store.features.values import (
+from model_store.spec.sections import InputSection
+from model_store.spec.values import (
     INTEGRAL_LIMIT,
     LARGEST_REAL,
     category_text,
@@ -25,7 +26,6 @@ from model_store.features.values import (
     parse_number,
     text_of,
 )
-from model_store.spec.sections import InputSection
 from trainer.formats import cells_kernels
 from trainer.formats.cells_kernels import BOOLEAN, CR, FLOAT, NOT_CANONICAL, SPARE, STRING, WHOLE
 

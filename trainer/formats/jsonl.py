@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError
-from model_store.features.values import INTEGRAL_LIMIT
+from model_store.spec.values import INTEGRAL_LIMIT
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch, is_several
 from trainer.formats.cells import CellText
 from trainer.formats.cells_kernels import LIST

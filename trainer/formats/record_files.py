@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from model_store import bounded
 from model_store.errors import FieldValueError, InputError, SpecError, shown_names
-from model_store.features.values import set_members, text_of
+from model_store.spec.values import set_members, text_of
 from trainer.formats.cells import column_text
 from trainer.formats.reader import LogReader
 from trainer.formats.row_file import Header

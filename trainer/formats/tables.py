@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
-from model_store.features.values import text_of
+from model_store.spec.values import text_of
 from trainer.formats.batch import LazyColumns, NotPlain, Position, RowBatch, coded, is_several
 from trainer.formats.parquet import FEWEST_ROWS, MOST_ROWS, find, left_out, paths
 from trainer.formats.reader import BATCH_BYTES, Bookmarks

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.values import EPOCHS, decoded, parse_number, parse_time
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import EPOCHS, decoded, parse_number, parse_time
 from trainer.formats.batch import RowBatch
 from trainer.formats.cells import plain, text_column
 from trainer.formats.rejects import Reject

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.values import EPOCHS
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import EPOCHS
 from trainer.events.columns import Wanted
 from trainer.events.events import FEEDBACK, IMPRESSION, Chunk
 from trainer.events.parse import Parser

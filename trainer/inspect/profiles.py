@@ -17,7 +17,7 @@ from typing import Any
 
 from model_store.bounded import json_value
 from model_store.errors import FieldValueError
-from model_store.features.values import EPOCHS, iso_time, text_of
+from model_store.spec.values import EPOCHS, iso_time, text_of
 from trainer.formats.cells import LABELS
 
 SAMPLE_ROWS = 10_000

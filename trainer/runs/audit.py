@@ -20,8 +20,8 @@ from model_store.artefact.calibration import Calibration
 from model_store.artefact.inspection import OTHER, PrefixRules
 from model_store.errors import FieldValueError, InputError, SpecError, listed
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.normal_kernels import normal_probability
+from model_store.spec.values import Value
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.batch import RowBatch
 from trainer.learn.scorer import scoring_spec, unseen_rates

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from model_store.errors import SpecError, listed
 from model_store.features.features import FieldPlan
-from model_store.features.numbers import log_buckets
-from model_store.features.values import Value
+from model_store.spec.numbers import log_buckets
+from model_store.spec.values import Value
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import RowBatch
 from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format

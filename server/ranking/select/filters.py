@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.values import Value, text_of
+from model_store.spec.values import Value, text_of
 from server.model.columns import NO_TEXT, Catalogue, Column, InlineItem, number_of
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.select_kernels import count_taken, take

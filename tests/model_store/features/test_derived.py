@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, value_number
-from model_store.features.values import LARGEST_REAL
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import parse_spec
+from model_store.spec.values import LARGEST_REAL
 from trainer.events.derived_columns import column_numbers, derive
 
 ITEM = {"side": "item", "kind": "number"}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.values import LARGEST_REAL, category_text, log_bucket, text_of
 from model_store.hash_kernels import hash_keys
 from model_store.spec.keys import escape, parse_key, prefix_of, unescape
+from model_store.spec.values import LARGEST_REAL, category_text, log_bucket, text_of
 from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 
 

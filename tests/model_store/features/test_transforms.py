@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features.features import FieldPlan, Token, words_of
-from model_store.features.numbers import log2_squared, log2_squared_buckets
-from model_store.features.values import Value
+from model_store.spec.numbers import log2_squared, log2_squared_buckets
 from model_store.spec.spec import parse_spec, spec_from_json
+from model_store.spec.values import Value
 from tests.matrix import slow_except
 from tests.model_store.features.fields import HEAD, column_of, field_of, plan_of, tokens_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
 from model_store.features.features import Token
-from model_store.features.values import LARGEST_REAL
+from model_store.spec.values import LARGEST_REAL
 from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 from trainer.examples.sets_kernels import FEW
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.hash_kernels import hash_keys
 from model_store.spec.spec import ModelSpec, parse_spec
+from model_store.spec.values import Value
 from server.events.lines import Lines, Shown
 from server.model.columns import Catalogue
 from server.model.event_form import Form

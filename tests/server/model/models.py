@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec, spec_from_json
+from model_store.spec.values import Value
 from server.model.columns import Catalogue
 from server.model.live_model import LiveModel
 from server.ranking.query import Ranking

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import ArtefactError
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.model.columns import Catalogue, number_of
 from server.model.layers import sorted_spans
 from server.model.shared_memory import SharedBlock

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import parse_spec
+from model_store.spec.values import Value
 from server.model.columns import MAX_NAMES, MAX_TEXT_BYTES, Catalogue
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM
 from server.ranking.select import filters as candidates_module

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model_store.errors import ArtefactError
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from server.model import live_model
 from server.model.columns import Catalogue
 from server.model.live_model import LiveModel, ModelState

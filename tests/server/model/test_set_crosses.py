@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import parse_spec
+from model_store.spec.values import Value
 from server.errors import InvalidRequest
 from server.model.tokens import SetCrosses
 from server.ranking.ranker import Ranker

@@ -12,8 +12,8 @@ from hypothesis import given
 
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
-from model_store.features.values import Value
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import Value
 from server.ranking.ranker import Ranker
 from tests.matrix import examples
 from tests.server.model.models import VARIANTS, Run, follow, loaded, runs

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import StoreUnavailable
-from model_store.features.values import Value
+from model_store.spec.values import Value
 from model_store.store import Store
 from server.errors import DeadlinePassed
 from server.ranking.features import StoredUser

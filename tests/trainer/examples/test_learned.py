@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.features.numbers import NumberRule
+from model_store.spec.numbers import NumberRule
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples import learned as module

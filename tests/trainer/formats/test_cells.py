@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.features.values import category_text
+from model_store.spec.values import category_text
 from tests.model_store.features.documented_hash import digest, whole_key
 from trainer.formats.cells import Block, CellText, CodedText, canonical_texts, padded_lines, text_places
 from trainer.formats.cells_kernels import digest_texts

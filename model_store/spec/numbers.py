@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features.values import BUCKETS_PER_OCTAVE, LARGEST_REAL, log_bucket, not_real
 from model_store.spec.sections import FieldSpec
+from model_store.spec.values import BUCKETS_PER_OCTAVE, LARGEST_REAL, log_bucket, not_real
 
 Numbers = npt.NDArray[np.float64]
 Buckets = npt.NDArray[np.int64]
