@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
@@ -183,5 +184,14 @@ class Judge:
         return self.answer("evaluate", *arguments)
 
     def reported(self, *arguments: object) -> Any:
-        """The report of which page.html says all."""
-        return self.judged(*arguments, "--report", self.folder / "page.html")["report"]
+        """The report of which a page says all; the page, whose charts take seconds, is not drawn."""
+        with not_drawn():
+            return self.judged(*arguments, "--report", self.folder / "page.html")["report"]
+
+
+@contextmanager
+def not_drawn() -> Iterator[None]:
+    """In here `ftrie evaluate --report` makes its report, and no page of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ftrie.draw.model_page.save_report", lambda *_: None)
+        yield
