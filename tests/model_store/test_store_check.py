@@ -291,7 +291,7 @@ def test_a_key_whose_type_changes_while_it_is_checked_ends_no_check(store: Store
     changer = threading.Thread(target=change)
     changer.start()
     try:
-        for _ in range(100):
+        for _ in range(30):
             assert {each.key for each in store.check(["ads"], repair=False)} <= {ads.keys.history}
     finally:
         ended.set()

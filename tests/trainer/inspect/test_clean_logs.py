@@ -118,6 +118,7 @@ def test_a_short_log_and_those_without_rows_or_a_label(tmp_path: Path) -> None:
         diagnosed(path)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log() -> None:
     """A stream of rows whose every value is new: what is kept is bounded."""
     import tracemalloc
