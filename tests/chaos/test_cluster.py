@@ -26,7 +26,7 @@ from ftrie.demo.market import Market
 from ftrie.demo.processes import free_port
 from model_store.store import Store
 from tests.chaos.loop import COMPILE_S, FTRIE, MODEL, Process, begin, learned, trainer_command
-from tests.stores import Cluster
+from tests.stores import Cluster, running
 
 RATE = float(os.environ.get("FTRIE_CLUSTER_RATE", "200"))
 """Calls a second: as many as two cores can make, answer and learn from beside seven Valkeys and other tests."""
@@ -123,15 +123,14 @@ def items_of(market: Market, number: int) -> list[str]:
 
 
 @pytest.fixture
-def system(tmp_path: Path, cluster: Cluster) -> Iterator[System]:
-    cluster.flush()
-    made = System(tmp_path, cluster)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.take_down()
-        cluster.mend()
+def system(tmp_path: Path) -> Iterator[System]:
+    with running(Cluster, tmp_path) as cluster:
+        made = System(tmp_path, cluster)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.take_down()
 
 
 def loaded(system: System, clicks: Clicks) -> LoadResult:

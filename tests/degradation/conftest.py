@@ -13,7 +13,10 @@ from tests.degradation.recovered import Recovered
 from tests.degradation.system import COMPILE_S, Valkey
 from tests.degradation.whole_shop import SharedShop, WholeShop
 from tests.server import shop
+from tests.stores import cluster, sentinel_trio
 from tests.waiting import eventually
+
+__all__ = ["cluster", "sentinel_trio"]
 
 THREADS, PLACES = 2, 4
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-# Fixtures of tests/conftest.py. A cluster's and Sentinel's own code is run by redis/test_several_servers.py, and by the
+from tests.stores import cluster, sentinel_trio
+
+__all__ = ["cluster", "sentinel_trio"]
+
+# Fixtures. A cluster's and Sentinel's own code is run by redis/test_several_servers.py, and by the
 # tests that are marked by `on_every_kind`; the others use a cluster in `make test-all` only.
 OF_ALL = ("valkey_url", "cluster", pytest.param("sentinel_trio", marks=pytest.mark.slow))
 OF_THE_OTHERS = ("valkey_url", pytest.param("cluster", marks=pytest.mark.slow))

@@ -24,7 +24,7 @@ PROCESSES: dict[str, int] = {}
 """The dashboards' processes by URL."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of the store of a market that was open for some seconds: models, outcomes, impressions and clicks."""
     folder = tmp_path_factory.mktemp("live")
@@ -53,14 +53,14 @@ def dashboard(store: str, *words: str, ended_by: signal.Signals = signal.SIGTERM
         assert process.wait(20) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def watched(traded: str) -> Iterator[str]:
     """The URL of a dashboard that shows the traded market, and may change it."""
     with dashboard(traded, "market", "--allow-changes") as url:
         yield url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
     """A headless Chromium, of this machine."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")
