@@ -25,7 +25,7 @@ SLOW: Pairs = {
         OGD | {"rate": "constant", "l1": 0.0213, "l2": 0.3} | OWN | COARSE,
         3,
     ),  # OwnCompact
-    "touched ogd": (FOBOS | {"algorithm": "ogd", "l1": 0.0213, "shrink": "touched"}, 1),  # Full
+    "touched ogd": (FOBOS | {"algorithm": "ogd", "l1": 0.0213, "shrink": "touched"}, 3),  # Full
 }
 
 # Large enough parameters that weights are cut, come back, and are cut again within some hundred rows.
@@ -87,18 +87,18 @@ def kinds() -> Iterator[tuple[str, str, list[Section]]]:
             yield from ((algorithm, rate, sections) for sections in of_class.values())
 
 
-def places_at(algorithm: str, rate: str) -> tuple[tuple[int, str], ...]:
-    """The numbers of variants and the values with which the slow tests have a learner at this rate.
+def places_at(algorithm: str, rate: str) -> tuple[int, str]:
+    """The number of variants and the values with which the slow tests have a learner at this rate.
 
     A learner's formulas know its rate, and no loop or layout; a loop knows no learner (docs/adr/0003). So each learner
-    is at every rate. At a global one it keeps running totals, of each variant or of all: there it is in both loops of
-    several variants.
+    is at every rate and in every loop, but not in every loop at every rate: at a constant rate its variants share
+    values, at a global one, for which it keeps running totals, each has its own. Truncation's, and those of touched
+    gradient descent (SLOW), are shared there too.
     """
-    if (algorithm, rate) == ("ftrl", "counts"):  # FAST has FTRL with own and with shared values
-        return (SHARED,)
-    if rate != "global":
-        return (ALONE,)
-    return (SHARED,) if algorithm == "truncation" else (SHARED, EACH)
+    # FAST has FTRL's counts with own values.
+    if rate == "constant" or (algorithm, rate) in (("ftrl", "counts"), ("truncation", "global")):
+        return SHARED
+    return EACH if rate == "global" else ALONE
 
 
 def named() -> Iterator[Any]:
@@ -119,11 +119,9 @@ def fast_and_slow() -> Iterator[Any]:
             algorithm != "ogd" or sections[0].get("l1") or sections[0].get("l2")
         ):
             continue
-        places, is_first = places_at(algorithm, rate), rate == RATES.get(algorithm, EVERY)[0]
-        wanted = [(sections[0], *place) for place in places]
-        if is_first or rate == "global":
-            wanted += [(each, *places[number % len(places)]) for number, each in enumerate(sections[1:])]
-        for number, (section, variants, values) in enumerate(wanted):
+        variants, values = places_at(algorithm, rate)
+        has_further = rate in (RATES.get(algorithm, EVERY)[0], "global")
+        for number, section in enumerate(sections if has_further else sections[:1]):
             name = "-".join([algorithm, *filter(None, [section.get("shrink")]), rate, str(number)])
             yield pytest.param(section | {"values": values}, variants, id=name, marks=pytest.mark.slow)
 

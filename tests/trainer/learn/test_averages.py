@@ -27,7 +27,6 @@ slow = { share = 0.2, average = "base", half_life = 3.5 }
 """
 LEARNERS = {
     "ftrl": "l1 = 0.3\nl2 = 0.4\n",
-    "ftrl-counts": 'l1 = 0.3\nrate = "counts"\n',
     "ogd-global": 'algorithm = "ogd"\nrate = "global"\n',
 }
 

@@ -88,7 +88,7 @@ def many_keys(rows, seed):
             pytest.param(section, 3, marks=pytest.mark.slow)
             for section in (
                 section_of("ftrl", "counts", CASES["ftrl"][0]),
-                section_of("truncated_gradient", "global", CASES["truncated_gradient"][0]),
+                section_of("truncated_gradient", "global", CASES["truncated_gradient"][0]) | OWN,
                 section_of("fobos", "global", CASES["fobos"][0]) | OWN,
             )
         ),

@@ -21,11 +21,13 @@ STEP = 2.0**-13
         ("fobos", "counts", "single"),  # 24, with `seen`
         ("truncated_gradient", "counts", "per_variant"),
         ("ftrl", "constant", "single"),  # z, with the sum of squares beside it
-        ("ftrl", "constant", "per_variant"),
     ],
 )
 def test_every_value_is_rounded_as_the_textbook_says(algorithm, rate, values):
-    """Each compact layout of several variants; FAST has FTRL's counts and the values of three other learners."""
+    """Compact layouts of several variants; FAST has FTRL's counts of each variant and three other learners' values.
+
+    SLOW has the sum of squares beside the values of each variant.
+    """
     section = section_of(algorithm, rate, CASES[algorithm][0])
     assert_same(spec_of(section | COARSE | {"values": values}), gappy_rows(200, 17))
 

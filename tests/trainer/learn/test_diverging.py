@@ -20,7 +20,7 @@ weight = "importance"
 p = { kind = "number" }
 VARIANTS[learner]
 """
-# At a global rate, test_learners.py has compiled the loop for values of each variant, else that of one variant.
+# At a global rate, test_learners.py compiles the loop for values of each variant, else that of one variant.
 EACH = "[variants]\nbase = { share = 0.5 }\nplain = { share = 0.5 }\n"
 
 

@@ -17,6 +17,10 @@ from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.eviction import SWEEP_ROWS, TimeToLive
 
 HOUR = 3600
+COARSE_COUNTS = (
+    'algorithm = "truncated_gradient"\ntheta = 0.3\nshrink = "fixed"\nrate = "counts"\nprecision = "q2.13"\n'
+)
+"""A pair of tests.kernels.FAST."""
 
 
 def spec_of(ttl, extra=""):
@@ -91,7 +95,7 @@ def assert_kept(model, rows, kept):
         (1, ""),
         (4096, ""),
         (9000, ""),
-        pytest.param(6000, 'precision = "q2.13"\nrate = "counts"\n', marks=pytest.mark.slow),
+        pytest.param(6000, COARSE_COUNTS, marks=pytest.mark.slow),
     ],
 )
 def test_exactly_the_keys_that_were_not_seen_for_so_many_rows_go(ttl, extra):

@@ -63,8 +63,8 @@ COUNTS = GLOBAL | {"rate": "counts"}
     ids=lambda section: f"{section['algorithm']}-{section['rate']}",
 )
 def test_two_names_of_one_learner_learn_the_same(one, other):
-    rows, ((variants, _), *_) = gappy_rows(300, 21), places_at(one["algorithm"], one["rate"])
-    found, expected = (by_kernel(spec_of(each, variants), rows) for each in (one, other))
+    rows, (variants, values) = gappy_rows(300, 21), places_at(one["algorithm"], one["rate"])
+    found, expected = (by_kernel(spec_of(each | {"values": values}, variants), rows) for each in (one, other))
     assert_equal(found, expected, TOLERANCE)
     if other["algorithm"] == "truncation" and other["theta"]:
         assert any(weight == 0.0 for weights in expected[1].values() for weight in weights)

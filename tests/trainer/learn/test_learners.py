@@ -17,6 +17,7 @@ from tests.trainer.learn.pairs import (
     fast_and_slow,
     gappy_rows,
     named,
+    places_at,
     section_of,
 )
 from tests.trainer.oracles.trial import by_textbook, weights_of
@@ -72,30 +73,29 @@ def test_a_key_that_returns_after_thousands_of_rows_has_shrunk_as_the_textbook_s
     algorithm, parameters, rate
 ):
     section = {"algorithm": algorithm, "rate": rate, "alpha": 0.5, "beta": 1.0} | parameters
-    section, variants = (section | OWN, 3) if rate == "global" else (section, 1)
+    section |= OWN if rate == "global" else {}
     rows = [row | {"tags": b"", "hashes": b"", "hour": b""} for row in shop_rows(2000, 5)]
     for row in (*rows[:10], *rows[-10:]):
         row["tags"] = b"rare"
-    assert b"tags=rare" in assert_same(spec_of(section, variants), rows)
+    assert b"tags=rare" in assert_same(spec_of(section), rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("learner", "variants", "values"),
+    "learner",
     [
-        ({"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0}, *ALONE),
-        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, *SHARED),
-        ({"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0}, *EACH),
-        ({"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0}, *ALONE),
-        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, *SHARED),
-        ({"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1}, *EACH),
+        {"algorithm": "fobos", "rate": "constant", "l1": 1e-5, "l2": 1.0},
+        {"algorithm": "fobos", "rate": "global", "l1": 1e-5, "l2": 8.0},
+        {"algorithm": "ogd", "rate": "constant", "l1": 0.0, "l2": 1.0},
+        {"algorithm": "ogd", "rate": "global", "l1": 0.0, "l2": 1.1},
     ],
 )
-def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner, variants, values):
+def test_weights_shrink_through_hundreds_of_orders_of_magnitude(learner):
     rows = [row | {"tags": b"", "hashes": b"", "hour": b"", "price": b""} for row in shop_rows(2000, 8)]
     for row in (rows[0], rows[1000], rows[-1]):
         row["tags"] = b"rare"
-    assert_same(spec_of({"alpha": 0.9, "beta": 1.0, "values": values} | learner, variants), rows)
+    _, values = places_at(learner["algorithm"], learner["rate"])
+    assert_same(spec_of({"alpha": 0.9, "beta": 1.0, "values": values} | learner), rows)
 
 
 @pytest.mark.parametrize(

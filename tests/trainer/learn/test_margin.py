@@ -49,8 +49,13 @@ def margin_rows(rows, seed):
     ]
 
 
-@pytest.mark.parametrize(("variants", "values"), [(1, "single"), (3, "single"), (3, "per_variant")])
-@pytest.mark.parametrize("name", slow_except(("ftrl",), LEARNERS))
+@pytest.mark.parametrize(
+    ("name", "variants", "values"),
+    [
+        *(("ftrl", *place) for place in ((1, "single"), (3, "single"), (3, "per_variant"))),
+        pytest.param("fobos-global", 3, "per_variant", marks=pytest.mark.slow),
+    ],
+)
 def test_a_learner_with_a_margin_equals_its_textbook_with_an_offset(name, variants, values):
     assert_same(margin_spec(LEARNERS[name], variants, values), margin_rows(300, 1))
 

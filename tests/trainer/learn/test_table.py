@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model_store.spec.spec import parse_spec
+from tests.matrix import slow_except
 from tests.worlds import learn, model_of
 from trainer.learn import table_kernels as kernels
 from trainer.learn.slots_kernels import (
@@ -47,7 +48,7 @@ def test_a_shared_slot_has_its_size_and_begins_a_cache_line(layout, seen, size):
         assert table.slots.dtype.itemsize == size and table.slots.ctypes.data % 64 == 0
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_except((Full, CompactCounts, OwnCompactCounts), LAYOUTS))
 def test_keys_keep_their_state_while_a_table_grows_evicts_and_is_restored(layout):
     table = ValueTable(layout, variants=3, keep_seen=True, capacity=64)
     names = [b"f=%d" % number for number in range(3000)]
@@ -78,11 +79,19 @@ def test_keys_keep_their_state_while_a_table_grows_evicts_and_is_restored(layout
         assert array.tobytes() == other.state()[name].tobytes()
 
 
-@pytest.mark.parametrize("layout", [Full, FullCounts, Own, OwnCounts, OwnCompact, OwnCompactCounts])
 @pytest.mark.parametrize(
-    "is_viewed", [False, True], ids=["in place", "by a copy, since something has a view"]
+    ("layout", "is_viewed"),
+    [
+        (Full, False),
+        (OwnCompactCounts, True),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((FullCounts, True), (Own, False), (OwnCounts, True), (OwnCompact, False))
+        ),
+    ],
 )
 def test_doubling_keeps_every_key_with_all_its_state(layout, is_viewed):
+    """In place, and by a copy where something has a view: which, no layout knows."""
     for seed, count in enumerate((20, 28, 36, 43, 44)):
         draw = np.random.default_rng(seed)
         table = ValueTable(layout, variants=3, keep_seen=True, capacity=64)
