@@ -25,7 +25,7 @@ from model_store.keys import ROLES, TABLE
 from model_store.metrics import Family
 from server.telemetry import meter
 from trainer.learn.metrics.figures import METRICS
-from trainer.runs import metrics as trainer_metrics
+from trainer.runs import status
 
 PAGE = Path(__file__).with_name("commands.md")
 NOTES = "<!-- notes -->"
@@ -112,7 +112,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "rules": rules,
     "run metrics": run_metrics,
     "server metrics": server_metrics,
-    "trainer metrics": lambda: metrics_table(trainer_metrics.FAMILIES, without="model"),
+    "trainer metrics": lambda: metrics_table(status.FAMILIES, without="model"),
 }
 """By the name in the markers, the Markdown between them."""
 _BLOCK = re.compile(

@@ -15,8 +15,8 @@ from ftrie.api.model import Model
 from ftrie.api.output import names_arguments, warn, warn_of_rejects
 from ftrie.api.spec import Spec, spec_of
 from model_store.errors import OutputError, counted
+from trainer.runs.evaluate import of_all_rows
 from trainer.runs.online import OnlineModel
-from trainer.runs.predict import of_all_rows
 from trainer.runs.train import Report
 from trainer.runs.warmup import compile_kernels
 

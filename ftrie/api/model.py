@@ -31,8 +31,7 @@ from trainer.learn.metrics.records import VariantMetrics
 from trainer.runs.audit import RowAudit, audit
 from trainer.runs.diagnostics import DiagnosticsOptions, ModelReport
 from trainer.runs.evaluate import Evaluation as EngineEvaluation
-from trainer.runs.evaluate import evaluate
-from trainer.runs.predict import predict
+from trainer.runs.evaluate import evaluate, predict
 
 if TYPE_CHECKING:
     import altair as alt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +24,7 @@ from trainer.settings import SaveOption
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from model_store.store import Store
-    from trainer.off_policy.estimating import Estimates, EstimationRun, Read
-    from trainer.off_policy.estimators import Estimate
+    from trainer.off_policy.estimates import Estimate, Estimates, EstimationRun, Read
     from trainer.runs.replay import Replayed
 
 # A moment among the counts of a join, which no reader wants.
@@ -79,15 +78,15 @@ class PolicyFlags:
         """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
         from model_store.model_files import read_named
         from trainer.examples.side_tables import SideTable
-        from trainer.off_policy.estimating import EstimationRun
-        from trainer.off_policy.policies import EstimatorOptions, PolicyName, parse_choice
+        from trainer.off_policy.estimates import EstimationRun, EstimatorOptions
+        from trainer.off_policy.policies import ItemChoice, PolicyName
 
         policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy)]
         return EstimationRun(
             spec=spec,
             policies=policies,
             models={each.name: read_named(each.name, store) for each in policies if each.is_model},
-            choices=[parse_choice(each) for each in dict.fromkeys(self.choose or ["greedy"])],
+            choices=[ItemChoice.parse(each) for each in dict.fromkeys(self.choose or ["greedy"])],
             items=SideTable.of_items(items, spec.input) if items else None,
             without=self.without,
             decision=self.decision or default,
@@ -193,7 +192,7 @@ def replay(
         **replayed.as_dict(),
         "sha256": sha256,
         "version": version,
-        "estimates": estimates.as_dict() if estimates is not None else None,
+        "estimates": asdict(estimates) if estimates is not None else None,
     }
     if report is not None:
         write_whole(report, (json.dumps(answer, indent=2, allow_nan=False) + "\n").encode())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.examples.open_log import Log
     from trainer.tune.candidates import Candidate
     from trainer.tune.crosses import Proposal
-    from trainer.tune.extent import LastPart
+    from trainer.tune.halving import LastPart
     from trainer.tune.passes import SearchState
     from trainer.tune.search import SearchOptions, SearchResult
 
@@ -202,7 +202,7 @@ def tune(
 def _parts(log: Log, hold_out: str | None, widen: int) -> tuple[LastPart, int]:
     """The part to hold out, and how often to widen the grid. Standard input is read once, and so has neither."""
     from trainer.formats.batch import STDIN
-    from trainer.tune.extent import LastPart
+    from trainer.tune.halving import LastPart
 
     if hold_out is None and STDIN in log.inputs:
         note(

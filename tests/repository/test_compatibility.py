@@ -32,7 +32,7 @@ from server.telemetry import meter
 from trainer.checkpoint import file as checkpoint_file
 from trainer.formats import cache
 from trainer.learn.metrics import records
-from trainer.runs import metrics
+from trainer.runs import status
 from trainer.tune import passes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def names() -> dict[str, list[str]]:
     """Every name that is promised: of Python with its arguments, of commands with their flags, of metrics."""
     flags = [f"{' '.join(words)} {option}" for words, options in _commands(build(), ()) for option in options]
     generate.server_metrics()  # imports what declares them
-    families = [*meter.FAMILIES.values(), *metrics.FAMILIES]
+    families = [*meter.FAMILIES.values(), *status.FAMILIES]
     labels = [f"{family.name} {label}" for family in families for label in ("", *family.labels)]
     return {"python": sorted(_python()), "commands": sorted(flags), "metrics": sorted(labels)}
 

@@ -21,7 +21,7 @@ from server.serve.ranking_service import SERVICE as RANKING
 from server.serve.supervisor import KILL_AFTER_S
 from server.serve.worker import LEAVE_S, REFUSE_S
 from server.telemetry.meter import FAMILIES
-from trainer.runs.metrics import FAMILIES as TRAINERS
+from trainer.runs.status import FAMILIES as TRAINERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

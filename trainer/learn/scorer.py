@@ -21,6 +21,8 @@ from model_store.spec.sections import Variant
 from model_store.spec.spec import ModelSpec, cross_called
 from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.requests import Sample
+from trainer.formats.batch import RowBatch
 from trainer.learn import scorer_kernels as kernels
 from trainer.learn.predictions_kernels import probabilities
 from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
@@ -251,3 +253,44 @@ def live_scores(model: LearningModel, maker: ExampleMaker, examples: Examples) -
     )
     calibration = model.calibrator.calibration() if model.calibrator is not None else None
     return KeyScorer(model.spec, index_of(found), table, calibration, True).score(maker, examples)
+
+
+# --- Makers that score ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredExamples(Examples):
+    """Examples with their scores, and the batch that they were made of."""
+
+    scores: Scores
+    batch: RowBatch
+
+    @property
+    def first(self) -> Any:
+        """The first example of each row, the click where it has one: bool[m], or a slice of all."""
+        if not self.counts.doubled:
+            return slice(None)
+        return np.concatenate([[True], self.rows[1:] != self.rows[:-1]])
+
+
+class ScoringMaker(ExampleMaker):
+    """Makes and scores examples, in the hashing threads. Stateless."""
+
+    def __init__(self, spec: ModelSpec, scorer: Scorer) -> None:
+        super().__init__(spec)
+        self._scorer = scorer
+
+    def make(self, batch: RowBatch) -> ScoredExamples:
+        """Hash and score a batch."""
+        examples = super().make(batch)
+        return ScoredExamples(**vars(examples), scores=self._scorer.score(self, examples), batch=batch)
+
+
+class PredictingMaker(ExampleMaker):
+    """Makes examples to be scored, one of each row, whatever its label."""
+
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        return np.zeros(sample.batch.rows), np.empty(0), np.empty(0, np.int64)
+
+    def _outcomes_of(self, good: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+        return good, labels[good], weights

@@ -7,7 +7,7 @@ with DECISION_ROW each row, one item for one position; with DECISION_LIST each r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,9 +59,13 @@ class LogOfRows:
                     "--policy, or name a log with a row for each impression"
                 )
             layout = Layout.of(opened.columns, self.propensity, self.position)
-            collector = RowCollector(own.input, layout)
-            batches = opened.batches([*own.input.named_columns, *layout.wanted])
-            collect(collector, with_derived(batches, resolved), resolved, on_rows)
+            collector, makers, rows = RowCollector(own.input, layout), [*map(ExampleMaker, resolved)], 0
+            wanted = [name for name in (layout.propensity, layout.position) if name is not None]
+            batches = opened.batches([*own.input.named_columns, *wanted])
+            for batch in with_derived(batches, resolved):
+                collector.add(batch, bad_rows(batch, makers))
+                rows += batch.rows
+                on_rows(rows)
         return collector.rows(self.decision), layout, resolved
 
 
@@ -106,19 +110,11 @@ class LoggedRows:
 
     def batch(self, rows: Array, columns: Mapping[str, Any] | None = None) -> RowBatch:
         """Some of the rows as a batch. `columns`, over these rows, replace their columns."""
-        chosen = pa.array(rows)
-        taken = {
-            name: column.take(chosen) for name, column in self.columns.items() if name not in (columns or {})
-        }
+        columns = columns or {}
+        own = {name: each for name, each in self.columns.items() if name not in columns}
+        taken = {name: column.take(pa.array(rows)) for name, column in own.items()}
         lines = np.asarray(rows, np.int64)
-        return RowBatch(
-            columns={**taken, **(columns or {})},
-            lines=lines,
-            file="log",
-            rejects=(),
-            rows=len(rows),
-            stop=Position("log"),
-        )
+        return RowBatch({**taken, **columns}, lines, "log", (), len(rows), Position("log"))
 
 
 @dataclass(frozen=True)
@@ -164,7 +160,9 @@ class RowCollector:
             raise InputError("the log has no rows; expected at least one")
         columns = _columns(self._batches)
         label, odd_labels = parse_labels(columns[self.section.label], self.section.positive)
-        weight, odd_weights = self._weights(columns)
+        weight, odd_weights = np.ones(self._rows), list[tuple[int, str]]()
+        if self.section.weight is not None:
+            weight, odd_weights = parse_weights(columns[self.section.weight])
         propensity = self._propensities(columns)
         good = np.concatenate(self._good)
         good[[row for row, _ in (*odd_labels, *odd_weights)]] = False
@@ -174,15 +172,16 @@ class RowCollector:
         order = np.flatnonzero(kept & _last_of(keys))
         order = order[np.argsort(keys[order], kind="stable")]
         order = order[np.argsort(numbered(request[order])[0], kind="stable")]
-        position = columns.get(self.layout.position) if self.layout.position else None
         taken = {name: column.take(pa.array(order)) for name, column in columns.items()}
+        position = taken.get(self.layout.position) if self.layout.position else None
+        no_item = pa.array([b""] * order.size, pa.binary())
         return LoggedRows(
             columns=taken,
             label=label[order],
             weight=weight[order],
             propensity=np.full(order.size, np.nan) if propensity is None else propensity[order],
-            item=self._items(taken, order.size),
-            position=None if position is None else column_text(position.take(pa.array(order))),
+            item=no_item if self.section.item is None else column_text(taken[self.section.item]),
+            position=None if position is None else column_text(position),
             request=numbered(request[order])[0],
             cluster=numbered(self._clusters(taken, request[order]))[0],
             unusable=int((good & ~kept).sum()),
@@ -198,11 +197,6 @@ class RowCollector:
         cookies = digests(column_text(columns[cookie]))
         return np.where(cookies, cookies, request.astype(np.uint64))
 
-    def _weights(self, columns: Mapping[str, Any]) -> tuple[Array, list[tuple[int, str]]]:
-        if self.section.weight is None:
-            return np.ones(self._rows), []
-        return parse_weights(columns[self.section.weight])
-
     def _propensities(self, columns: Mapping[str, Any]) -> Array | None:
         """float64[rows], NaN where not in (0, 1]; None where the log has no propensities."""
         if self.layout.propensity is None:
@@ -211,11 +205,6 @@ class RowCollector:
         if np.isnan(numbers).all():
             return None
         return np.where((numbers > 0.0) & (numbers <= 1.0), numbers, np.nan)
-
-    def _items(self, columns: Mapping[str, Any], rows: int) -> Any:
-        if self.section.item is None:
-            return pa.array([b""] * rows, pa.binary())
-        return column_text(columns[self.section.item])
 
 
 @dataclass(frozen=True)
@@ -239,26 +228,6 @@ class Layout:
             position or next((name for name in POSITIONS if name in columns), None),
         )
 
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """The columns that the log has."""
-        return tuple(name for name in (self.propensity, self.position) if name is not None)
-
-
-def collect(
-    collector: RowCollector,
-    batches: Iterable[RowBatch],
-    resolved: Sequence[ModelSpec],
-    on_rows: Callable[[int], None] = lambda rows: None,
-) -> None:
-    """Add batches to a collector, without the rows that are invalid for one of the models."""
-    makers = [ExampleMaker(spec) for spec in resolved]
-    rows = 0
-    for batch in batches:
-        collector.add(batch, bad_rows(batch, makers))
-        rows += batch.rows
-        on_rows(rows)
-
 
 def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
     """The indexes of rows that are invalid for one of the makers."""
@@ -273,11 +242,12 @@ def bad_rows(batch: RowBatch, makers: Sequence[ExampleMaker]) -> list[int]:
 def _columns(batches: Sequence[RowBatch]) -> dict[str, Any]:
     """The batches concatenated. A column with text in one batch and numbers in another is text."""
     names = dict.fromkeys(name for batch in batches for name in batch.columns)
-    return {name: concatenated([_column(batch, name) for batch in batches]) for name in names}
-
-
-def _column(batch: RowBatch, name: str) -> Any:
-    return plain(batch.columns[name]) if name in batch.columns else pa.nulls(batch.rows)
+    return {
+        name: concatenated(
+            [plain(each.columns[name]) if name in each.columns else pa.nulls(each.rows) for each in batches]
+        )
+        for name in names
+    }
 
 
 def concatenated(parts: Sequence[Any]) -> Any:

@@ -1,4 +1,8 @@
-"""Policies: how they are named, how they choose items by scores, and what they would have earned on a log.
+"""Policies: how they are named, which items they may choose, how they score and choose them, and each row's weight.
+
+All decisions have the same candidates: the items of the log, or of a file. A log does not say which items were
+eligible, so this is an assumption; a mean weight far from 1 shows where it is wrong. Candidates are scored by a
+published model or by one that learns along the log.
 
 A choice is given by its probabilities: float64[decisions, candidates], how likely each candidate is among the `size`
 items shown. Candidates with equal scores have equal probabilities, so the order of a file has no effect. Each row of
@@ -7,33 +11,23 @@ the log counts with the weight w = (probability that the policy shows the row's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.errors import InputError
-from trainer.learn.metrics.figures import NORMAL_95
-from trainer.off_policy.estimators import (
-    RATIOS,
-    REWARD,
-    SHOWN,
-    Estimate,
-    Support,
-    error_of,
-    interval,
-    ratio,
-    resampled,
-    residuals,
-    sums_by_cluster,
-    support_of,
-    support_warnings,
-)
+from model_store.artefact.artefact import Artefact
+from model_store.errors import InputError, SpecError, listed
+from model_store.spec.spec import ModelSpec
+from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.side_tables import SideTable
+from trainer.learn.model import LearningModel
+from trainer.learn.scorer import Scorer, log_odds
 from trainer.off_policy.logged import Decisions, LoggedRows
-from trainer.off_policy.scores import Candidates, CandidateScores
 
 Array = npt.NDArray[Any]
 LOGGED, UNIFORM, LEARNING = "logged", "uniform", "learning"
@@ -68,76 +62,72 @@ class PolicyName:
         return cls(name, variant or None)
 
 
-class ItemChoice(Protocol):
-    """A way to choose."""
+@dataclass(frozen=True)
+class ItemChoice:
+    """How items are chosen by their scores.
+
+    greedy: those with the highest scores; epsilon: with probability `value` all are drawn uniformly, else greedily;
+    softmax: one item, item a with a probability proportional to exp(score of a / value).
+    """
+
+    kind: Literal["greedy", "epsilon", "softmax"] = "greedy"
+    value: float = 0.0
 
     @property
     def name(self) -> str:
         """The choice as written on the command line."""
+        return self.kind if self.kind == "greedy" else f"{self.kind}:{self.value:g}"
 
-    def probabilities(self, scores: Array, size: Array) -> Array:
-        """scores: float64[decisions, candidates], higher is better; size: int64[decisions], how many are shown."""
-
-
-@dataclass(frozen=True)
-class Greedy:
-    """The candidates with the highest scores."""
-
-    name: str = "greedy"
-
-    def probabilities(self, scores: Array, size: Array) -> Array:
-        """1 for those above the last one shown; those equal to it share the remaining positions."""
-        chances = np.empty_like(scores)
-        for items in np.unique(size):
-            rows = np.flatnonzero(size == items)
-            mine = scores[rows]
-            if items >= mine.shape[1]:
-                chances[rows] = 1.0
-                continue
-            last = -np.partition(-mine, items - 1, axis=1)[:, items - 1 : items]
-            above, equal = mine > last, mine == last
-            left = items - above.sum(axis=1, keepdims=True)
-            chances[rows] = above + equal * (left / equal.sum(axis=1, keepdims=True))
-        return chances
-
-
-@dataclass(frozen=True)
-class EpsilonGreedy:
-    """With probability epsilon all items are drawn uniformly; else those with the highest scores."""
-
-    epsilon: float
-
-    @property
-    def name(self) -> str:
-        """epsilon:E."""
-        return f"epsilon:{self.epsilon:g}"
-
-    def probabilities(self, scores: Array, size: Array) -> Array:
-        """(1 - epsilon) times greedy's, plus epsilon times the uniform ones."""
-        return (1.0 - self.epsilon) * Greedy().probabilities(scores, size) + self.epsilon * at_random(
-            scores.shape[1], size
+    @classmethod
+    def parse(cls, text: str) -> ItemChoice:
+        """greedy, softmax:T or epsilon:E. Raises InputError."""
+        kind, _, number = text.partition(":")
+        try:
+            value = float(number) if number else None
+        except ValueError:
+            value = None
+        if kind == "greedy" and not number:
+            return cls()
+        if kind == "softmax" and value is not None and 0.0 < value < float("inf"):
+            return cls("softmax", value)
+        if kind == "epsilon" and value is not None and 0.0 <= value <= 1.0:
+            return cls("epsilon", value)
+        raise InputError(
+            f"--choose {text}: expected greedy, softmax:T with a temperature above 0, or epsilon:E with E from 0 to 1"
         )
 
-
-@dataclass(frozen=True)
-class Softmax:
-    """One item; item a with a probability proportional to exp(score of a / temperature)."""
-
-    temperature: float
-
-    @property
-    def name(self) -> str:
-        """softmax:T."""
-        return f"softmax:{self.temperature:g}"
-
     def probabilities(self, scores: Array, size: Array) -> Array:
-        """Raises InputError for lists: their probabilities have no closed form."""
+        """scores: float64[decisions, candidates], higher is better; size: int64[decisions], how many are shown.
+
+        Raises InputError for a softmax of lists: their probabilities have no closed form.
+        """
+        if self.kind == "greedy":
+            return _greedy(scores, size)
+        if self.kind == "epsilon":
+            drawn = self.value * at_random(scores.shape[1], size)
+            return (1.0 - self.value) * _greedy(scores, size) + drawn
         if size.size and int(size.max()) > 1:
             raise InputError(
                 "softmax chooses one item, and the log's decisions show several: use greedy or epsilon:E"
             )
-        raised = np.exp((scores - scores.max(axis=1, keepdims=True)) / self.temperature)
+        raised = np.exp((scores - scores.max(axis=1, keepdims=True)) / self.value)
         return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+def _greedy(scores: Array, size: Array) -> Array:
+    """1 for those above the last one shown; those equal to it share the remaining positions."""
+    chances = np.empty_like(scores)
+    for items in np.unique(size):
+        rows = np.flatnonzero(size == items)
+        mine = scores[rows]
+        if items >= mine.shape[1]:
+            chances[rows] = 1.0
+            continue
+        last = -np.partition(-mine, items - 1, axis=1)[:, items - 1 : items]
+        above, equal = mine > last, mine == last
+        left = items - above.sum(axis=1, keepdims=True)
+        chances[rows] = above + equal * (left / equal.sum(axis=1, keepdims=True))
+    return chances
 
 
 def at_random(candidates: int, size: Array) -> Array:
@@ -145,22 +135,161 @@ def at_random(candidates: int, size: Array) -> Array:
     return np.minimum(size / candidates, 1.0)[:, None]
 
 
-def parse_choice(text: str) -> ItemChoice:
-    """greedy, softmax:T or epsilon:E. Raises InputError."""
-    kind, _, number = text.partition(":")
-    try:
-        value = float(number) if number else None
-    except ValueError:
-        value = None
-    if kind == "greedy" and not number:
-        return Greedy()
-    if kind == "softmax" and value is not None and 0.0 < value < float("inf"):
-        return Softmax(value)
-    if kind == "epsilon" and value is not None and 0.0 <= value <= 1.0:
-        return EpsilonGreedy(value)
-    raise InputError(
-        f"--choose {text}: expected greedy, softmax:T with a temperature above 0, or epsilon:E with E from 0 to 1"
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of every decision.
+
+    ids: text, distinct; columns: the items' columns, over the ids; index: int64[rows], the candidate that a row shows,
+    -1 for an item that is not a candidate; logged: bool[candidates], whether the log ever shows it; varying: columns
+    that differ between rows of one item.
+    """
+
+    ids: Any
+    columns: Mapping[str, Any]
+    index: Array
+    logged: Array
+    varying: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(cls, rows: LoggedRows, item: str, of_items: frozenset[str], table: SideTable | None) -> Candidates:
+        """The items of the table, or without one those of the log. of_items: the columns of items.
+
+        A column that only the log has is taken from the item's first row; `varying` lists those that differ elsewhere.
+        """
+        ids = table.ids if table is not None else pc.unique(rows.item)
+        first = pc.index_in(ids, value_set=rows.item)
+        index = np.asarray(pc.index_in(rows.item, value_set=ids).fill_null(-1), np.int64)
+        columns = {name: rows.columns[name].take(first) for name in of_items & rows.columns.keys()}
+        varying = tuple(sorted(name for name in columns if _varies(rows.columns[name], index, columns[name])))
+        if table is not None:
+            columns |= table.columns
+        logged = np.zeros(len(ids), bool)
+        logged[index[index >= 0]] = True
+        return cls(ids, {**columns, item: ids}, index, logged, varying)
+
+
+def columns_of_items(*specs: ModelSpec) -> frozenset[str]:
+    """The log columns of fields with side = "item". Raises SpecError for a spec without any."""
+    found: set[str] = set()
+    for spec in specs:
+        columns = {field.column or name for name, field in spec.fields.items() if field.side == "item"}
+        if not columns:
+            raise SpecError(
+                f'the model {spec.model.name!r} has no field with side = "item", so all candidates would have the '
+                "same score; set side for the item's fields in the spec"
+            )
+        found |= columns
+    return frozenset(found)
+
+
+def expanded(maker: ExampleMaker, rows: LoggedRows, chosen: Array, candidates: Candidates) -> Examples:
+    """Every chosen row with its item replaced by every candidate, hashed: row by row, candidates in order.
+
+    Raises InputError where a candidate's values are not valid for the model's fields.
+    """
+    size = len(candidates)
+    spread = pa.array(np.tile(np.arange(size), len(chosen)))
+    wanted = {*maker.spec.wanted_columns(), *rows.columns.keys()}
+    values = {name: column.take(spread) for name, column in candidates.columns.items() if name in wanted}
+    batch = rows.batch(np.repeat(chosen, size), values)
+    examples = maker.make(batch)
+    if examples.rows.size != batch.rows:
+        good = np.zeros(batch.rows, bool)
+        good[examples.rows] = True
+        worst = int(np.flatnonzero(~good)[0])
+        item = candidates.ids[worst % size].as_py().decode("utf-8", "replace")
+        raise InputError(f"item {item!r} cannot be a candidate: {examples.rejects[0].reason}")
+    return examples
+
+
+def _varies(column: Any, index: Array, of_items: Any) -> bool:
+    """True if some row's value differs from its item's."""
+    known = np.flatnonzero(index >= 0)
+    own = column.take(pa.array(known))
+    if pa.types.is_nested(own.type) or pa.types.is_null(own.type):
+        return False
+    theirs = of_items.take(pa.array(index[known]))
+    differs = pc.not_equal(own, theirs).fill_null(False)
+    return bool(
+        pc.any(differs).as_py() or not pc.equal(own.is_null(), theirs.is_null()).to_numpy(False).all()
     )
+
+
+class PublishedScores:
+    """Scores by a published model: its scores; with calibration or the probit link, the log-odds of the click rates.
+
+    names: of the policies, one per variant.
+    """
+
+    def __init__(
+        self, artefact: Artefact, resolved: ModelSpec, name: str, variant: str | None = None
+    ) -> None:
+        """resolved: the model's spec against the log's columns; variant: None for all. Raises SpecError."""
+        self._scorer = Scorer(artefact)
+        self._maker = ExampleMaker(resolved)
+        self._columns = columns_of(self._scorer.variants, variant, name)
+        self.names = tuple(f"{name}@{self._scorer.variants[column]}" for column in self._columns)
+
+    def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
+        """Scores of the candidates in the chosen decisions: float64[k, candidates, names].
+
+        chosen: int64[k], ascending, whole requests; each decision is passed once, in order. Raises InputError where a
+        candidate's values are not valid for the model's fields.
+        """
+        examples = expanded(self._maker, rows, decisions.first[chosen], candidates)
+        scores = self._scorer.score(self._maker, examples)
+        artefact = self._scorer.artefact
+        are_log_odds = artefact.calibration is None and artefact.spec.learner.link == "logit"
+        chosen_scores = scores.score if are_log_odds else log_odds(scores.ctr)
+        return chosen_scores[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
+
+
+class LearningScores:
+    """Scores by a model that learns every request of the log after scoring it: float64 scores before calibration.
+
+    Unlike a trainer it knows each request's outcome at once. The policy changes from request to request, but depends
+    on earlier requests alone, which keeps importance weights unbiased.
+    """
+
+    def __init__(self, resolved: ModelSpec, name: str = "learning", variant: str | None = None) -> None:
+        """resolved: the spec against the log's columns; its subsampling is ignored. Raises SpecError."""
+        learner = resolved.learner.model_copy(update={"subsample": None})
+        self._maker = ExampleMaker(resolved.model_copy(update={"learner": learner}))
+        self.model = LearningModel(self._maker)
+        variants = tuple(resolved.variants)
+        self._columns = columns_of(variants, variant, name)
+        self.names = tuple(f"{name}@{variants[column]}" for column in self._columns)
+
+    def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
+        """See PublishedScores. Learns the requests of the chosen decisions."""
+        pairs = expanded(self._maker, rows, decisions.first[chosen], candidates)
+        first, last = np.searchsorted(decisions.of_row, [chosen[0], chosen[-1] + 1])
+        shown = self._maker.make(rows.batch(np.arange(first, last)))
+        request = rows.request[first:last]
+        borders = np.flatnonzero(np.diff(request, prepend=-1, append=request[-1] + 1))
+        starts = np.searchsorted(chosen, decisions.of_row[first + borders[:-1]])
+        size, is_probit = len(candidates), self._maker.spec.learner.link == "probit"
+        scores = np.empty((len(chosen), size, len(self._columns)))
+        for begin, end, start, stop in zip(
+            borders[:-1], borders[1:], starts, [*starts[1:], len(chosen)], strict=True
+        ):
+            predicted = self.model.coordinates.predict(pairs.part(start * size, stop * size).hashed)
+            own = log_odds(predicted.probabilities) if is_probit else predicted.scores
+            scores[start:stop] = own[:, self._columns].reshape(stop - start, size, -1)
+            self.model.learn(shown.part(*np.searchsorted(shown.rows, [begin, end]).tolist()))
+        return scores
+
+
+def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list[int]:
+    """The column of one variant, or all columns. Raises SpecError."""
+    if wanted is None:
+        return list(range(len(variants)))
+    if wanted not in variants:
+        raise SpecError(f"{name} has no variant {wanted!r}; it has: {listed(variants, wanted)}")
+    return [variants.index(wanted)]
 
 
 @dataclass(frozen=True)
@@ -170,32 +299,6 @@ class PolicyWeights:
     name: str
     weight: Array
     unlogged: float = 0.0
-
-
-@dataclass(frozen=True)
-class PolicyValue:
-    """A policy's estimates.
-
-    difference: its SNIPS minus the log's own click rate, with a paired interval. positions: estimates by position;
-    empty where the log has no positions, or decisions are lists. warnings: reasons not to trust the estimates.
-    """
-
-    name: str
-    estimates: dict[str, Estimate]
-    difference: Estimate
-    support: Support
-    unlogged: float
-    positions: dict[str, dict[str, Estimate]]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class EstimatorOptions:
-    """limit: the clip limit of weights, None for the square root of the rows; bootstrap: draws, 0 for none."""
-
-    limit: float | None = None
-    bootstrap: int = 1000
-    seed: int = 1
 
 
 def uniform(rows: LoggedRows, decisions: Decisions, candidates: Candidates) -> PolicyWeights:
@@ -212,9 +315,9 @@ def weigh(
     rows: LoggedRows,
     decisions: Decisions,
     candidates: Candidates,
-    scores: CandidateScores,
+    scores: PublishedScores | LearningScores,
     choices: Sequence[ItemChoice],
-    on_progress: Callable[[int], None] = lambda pairs_so_far: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PolicyWeights]:
     """The weights of every policy that makes one of the choices by the scores of one of the variants."""
     shape = (len(scores.names), len(choices))
@@ -227,7 +330,7 @@ def weigh(
                 chances = choice.probabilities(computed[:, :, name], decisions.size[chosen])
                 chance[name, number, mine] = np.where(index >= 0, chances[of_row, index], 0.0)
                 unlogged[name, number] += chances[:, ~candidates.logged].sum()
-        on_progress(int(chosen[-1] + 1) * len(candidates))
+        on_progress(int(chosen[-1] + 1) * len(candidates), len(decisions.first) * len(candidates))
     shown = float(decisions.size.sum())
     return [
         PolicyWeights(
@@ -238,89 +341,6 @@ def weigh(
         for name in range(shape[0])
         for number, choice in enumerate(choices)
     ]
-
-
-def estimate(
-    rows: LoggedRows,
-    policies: Sequence[PolicyWeights],
-    options: EstimatorOptions,
-    *,
-    by_position: bool,
-    on_progress: Callable[[int], None] = lambda draws: None,
-) -> list[PolicyValue]:
-    """The estimates of all policies, from the same rows and the same draws."""
-    limit = options.limit or float(np.sqrt(len(rows)))
-    sums = [_sums(rows, policy.weight, limit) for policy in policies]
-    drawn = (
-        resampled(np.hstack(sums), options.bootstrap, options.seed, on_progress)
-        if options.bootstrap
-        else None
-    )
-    return [
-        _estimates(rows, policy, mine, limit, None if drawn is None else part, by_position)
-        for policy, mine, part in zip(
-            policies, sums, np.split(drawn, len(policies), axis=1) if drawn is not None else sums, strict=True
-        )
-    ]
-
-
-def _estimates(
-    rows: LoggedRows, policy: PolicyWeights, sums: Array, limit: float, drawn: Array | None, by_position: bool
-) -> PolicyValue:
-    estimates = {
-        name: _with_bootstrap(ratio(sums[:, top], sums[:, below]), drawn, top, below)
-        for name, (top, below) in RATIOS.items()
-    }
-    support = support_of(policy.weight, rows.label, rows.weight, sums, limit)
-    return PolicyValue(
-        name=policy.name,
-        estimates=estimates,
-        difference=_difference(sums),
-        support=support,
-        unlogged=policy.unlogged,
-        positions=_by_position(rows, policy, limit) if by_position and rows.position is not None else {},
-        warnings=support_warnings(support, policy.unlogged, limit),
-    )
-
-
-def _sums(rows: LoggedRows, weight: Array, limit: float) -> Array:
-    return sums_by_cluster(rows.cluster, weight, rows.label, rows.weight, limit)
-
-
-def _with_bootstrap(estimate: Estimate, drawn: Array | None, top: int, below: int) -> Estimate:
-    found = interval(drawn[:, top], drawn[:, below]) if drawn is not None else None
-    if found is None or estimate.error is None:
-        return estimate
-    return replace(estimate, bootstrap_low=max(0.0, found[0]), bootstrap_high=min(1.0, found[1]))
-
-
-def _difference(sums: Array) -> Estimate:
-    """SNIPS minus the log's own click rate, paired by cluster."""
-    top, below = RATIOS["snips"]
-    policy, logged = ratio(sums[:, top], sums[:, below]), ratio(sums[:, REWARD], sums[:, SHOWN])
-    if policy.value is None or logged.value is None:
-        return Estimate(None)
-    value = policy.value - logged.value
-    effects = residuals(sums[:, top], sums[:, below]) - residuals(sums[:, REWARD], sums[:, SHOWN])
-    error = error_of(effects)
-    return (
-        Estimate(value)
-        if error is None
-        else Estimate(value, error, value - NORMAL_95 * error, value + NORMAL_95 * error)
-    )
-
-
-def _by_position(rows: LoggedRows, policy: PolicyWeights, limit: float) -> dict[str, dict[str, Estimate]]:
-    found = {}
-    positions = pc.unique(rows.position).to_pylist() if rows.position is not None else []
-    for position in sorted(positions, key=lambda text: (len(text), text)):  # 2 before 10
-        here = np.asarray(pc.equal(rows.position, position))
-        cluster = np.unique(rows.cluster[here], return_inverse=True)[1].reshape(-1)
-        sums = sums_by_cluster(cluster, policy.weight[here], rows.label[here], rows.weight[here], limit)
-        found[position.decode("utf-8", "replace")] = {
-            name: ratio(sums[:, top], sums[:, below]) for name, (top, below) in RATIOS.items()
-        }
-    return found
 
 
 def _chunks(rows: LoggedRows, decisions: Decisions, candidates: int) -> Iterator[tuple[Array, slice]]:

@@ -24,11 +24,10 @@ from trainer.formats.batch import RowBatch
 from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format
 from trainer.learn.metrics.reliability import GroupReliability, ReliabilitySums
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer import Scorer
+from trainer.learn.scorer import ScoredExamples, Scorer
 from trainer.output import SILENT, Output
 from trainer.runs.audit import RowAudit, RowAuditor, example_of
 from trainer.runs.importance import Importance, ImportanceSample
-from trainer.runs.predict import ScoredExamples
 
 VALUES = 256
 """Values of a field that are counted each; later ones are counted together."""

@@ -1,14 +1,15 @@
-"""Evaluates a published model on a log: scores every row, and judges the scores by the labels.
+"""Scores every row of a log by a published model, and judges the scores by the labels. The model does not change.
 
-In: an artefact and a log. Out: an `Evaluation` with metrics of every variant and of the order within requests, and
-optionally a file with each row's prediction. The model does not change.
+In: an artefact and a log. Out of `evaluate`: an `Evaluation` with metrics of every variant and of the order within
+requests, and optionally a file with each row's prediction. Out of `predict`: the scores of each row, labelled or not,
+batch by batch, in the order of the log; a row that cannot be read keeps its place.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,17 +25,24 @@ from model_store.spec.sections import InputSection
 from trainer.events.columns import POSITION
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.cells import column_text, number_column, parse_counts, plain
-from trainer.formats.rejects import RejectLog, no_usable_row
+from trainer.formats.rejects import Reject, RejectLog, no_usable_row
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
 from trainer.learn.metrics.slices import Slice
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer import Scorer, log_odds, scoring_spec
+from trainer.learn.scorer import (
+    PredictingMaker,
+    ScoredExamples,
+    Scorer,
+    Scores,
+    ScoringMaker,
+    log_odds,
+    scoring_spec,
+)
 from trainer.learn.scorer_kernels import add_rows
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
-from trainer.runs.predict import ScoredExamples, ScoringMaker
 from trainer.runs.warmup import compiling_scorer
 
 Array = npt.NDArray[Any]
@@ -129,8 +137,8 @@ def evaluate(
                 if predictions is not None:
                     predictions.add(examples)
                 logloss = totals.metrics.logloss()
-                fields = {"log-loss": logloss} if logloss is not None else {}
-                bar.update(totals.metrics.rows, total=None, **fields)
+                known = {"log-loss": logloss} if logloss is not None else {}
+                bar.update(totals.metrics.rows, total=None, **known)
     if rejects.count and not totals.metrics.rows:  # a log without rows is reported as such
         raise InputError(no_usable_row("judged", rejects.count, rejects.reasons))
     report = diagnosing.report(output) if diagnosing is not None else None
@@ -160,12 +168,10 @@ class PredictionFile:
     def __init__(self, path: Path, variant: int, given: InputSection) -> None:
         """`given`: the spec's. Raises OutputError."""
         self.ids = {role: column for role in ROLES if (column := getattr(given, role)) is not None}
-        fields = list(_SCHEMA)
+        names = list(_SCHEMA)
         if given.views is not None:
-            fields.insert(3, pa.field("views", pa.int64()))
-        self._schema = pa.schema(
-            [*fields[:2], *(pa.field(role, pa.utf8()) for role in self.ids), *fields[2:]]
-        )
+            names.insert(3, pa.field("views", pa.int64()))
+        self._schema = pa.schema([*names[:2], *(pa.field(role, pa.utf8()) for role in self.ids), *names[2:]])
         self._path, self._variant, self._given = path, variant, given
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
@@ -283,3 +289,68 @@ class _Totals:
         positions = number_column(plain(examples.batch.columns[self._position]))[0][examples.rows]
         self.positions += int(np.count_nonzero(~np.isnan(positions)))
         return np.column_stack([examples.scores.latent, -np.where(np.isnan(positions), np.inf, positions)])
+
+
+# --- Scores alone ---
+
+
+@dataclass(frozen=True)
+class BatchScores:
+    """The scores of a batch of rows: float64[rows, variants] each, NaN for a row in `rejects`.
+
+    first_row: the number of rows before the batch. Of events only those count that show items: a bad one has no row.
+    """
+
+    first_row: int
+    rows: int
+    scores: Scores
+    rejects: tuple[Reject, ...]
+
+
+def predict(
+    artefact: Artefact,
+    log: Log,
+    *,
+    threads: int | None = None,
+    without: Sequence[str] = (),
+    output: Output = SILENT,
+) -> Iterator[BatchScores]:
+    """Score the rows of a log, which needs no labels. A row with a bad value has no scores, and is a reject.
+
+    without: fields and crosses to score without. Raises SpecError if the log lacks a column of a field, InputError if
+    it cannot be read to its end.
+    """
+    scorer = Scorer(artefact)
+    spec = scoring_spec(artefact.spec, tuple(without))
+    with compiling_scorer(output), open_log(replace(log, unlabelled=True), spec) as opened:
+        maker = _UnlabelledMaker(opened.spec, scorer)
+        first = 0
+        with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
+            for examples in stream:
+                assert isinstance(examples, ScoredExamples)
+                batch, places = examples.batch, np.asarray(examples.rows, np.int64)
+                size = batch.rows
+                if (
+                    batch.rejects and not opened.is_of_events
+                ):  # unreadable rows count, too; each has its own line
+                    lines = np.union1d(batch.lines, [reject.line for reject in batch.rejects])
+                    places, size = np.searchsorted(lines, batch.lines[places]), lines.size
+                yield BatchScores(first, size, of_all_rows(examples.scores, places, size), examples.rejects)
+                first += size
+                bar.update(first, total=opened.expected_rows(first))
+
+
+class _UnlabelledMaker(ScoringMaker, PredictingMaker):
+    """Makes and scores an example of each row, whatever its label."""
+
+
+def of_all_rows(scores: Scores, at: Any, rows: int) -> Scores:
+    """Scores of the rows `at` of a batch as those of all its rows, NaN for the others."""
+    if at.size == rows:
+        return scores
+    whole = {}
+    for each in fields(Scores):
+        known = getattr(scores, each.name)
+        whole[each.name] = np.full((rows, known.shape[1]), np.nan)
+        whole[each.name][at] = known
+    return Scores(**whole)

@@ -27,10 +27,9 @@ from trainer.formats.batch import Position, RowBatch
 from trainer.formats.cells import plain
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer import Scorer
+from trainer.learn.scorer import PredictingMaker, ScoredExamples, Scorer
 from trainer.off_policy.logged import concatenated, numbered
 from trainer.output import SILENT, Output
-from trainer.runs.predict import PredictingMaker, ScoredExamples
 
 MOST_SAMPLED = 200_000
 """Rows that are kept for permutations; beyond it, half of the requests are dropped, again and again."""

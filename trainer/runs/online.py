@@ -32,10 +32,9 @@ from trainer.formats.batch import NotPlain, Position, RowBatch, plain
 from trainer.formats.rejects import RejectLog
 from trainer.formats.tables import python_array, table_of
 from trainer.learn.model import LearningModel
-from trainer.learn.scorer import Scores, live_scores, scoring_spec
+from trainer.learn.scorer import PredictingMaker, Scores, live_scores, scoring_spec
 from trainer.output import SILENT
 from trainer.runs.loop import LogLoop, start_of
-from trainer.runs.predict import PredictingMaker
 from trainer.runs.train import Report, report_of
 
 _AT_ONCE = 20_000

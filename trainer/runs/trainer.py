@@ -48,10 +48,8 @@ from trainer.publish.publisher import Publisher, PublishOptions, PublishPacer
 from trainer.publish.rollback import RollbackWatch
 from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
 from trainer.runs.loop import initial_model, resumed_spec
-from trainer.runs.metrics import StatusCollector, serve_metrics
-from trainer.runs.reconcile import check_mergeable
-from trainer.runs.rounds import Partners, RoundLoop, WaitsForPartner
-from trainer.runs.status import NamedSource, Reporter, Status
+from trainer.runs.rounds import Partners, RoundLoop, WaitsForPartner, check_mergeable
+from trainer.runs.status import NamedSource, Reporter, Status, StatusCollector, serve_metrics
 from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
 from trainer.runs.warmup import compile_trainer
 from trainer.settings import TrainerOptions

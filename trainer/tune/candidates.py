@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,11 +57,6 @@ class CandidateGroup:
     candidates: tuple[int, ...]
     variants: tuple[int, ...]
 
-    @property
-    def identity(self) -> list[object]:
-        """What its pass depends on beside the log, as JSON."""
-        return [self.spec.to_json(), list(self.candidates), list(self.variants)]
-
 
 def candidates_of(spec: ModelSpec, tries: Sequence[str]) -> list[Candidate]:
     """Every combination of `tries`, each `NAME=VALUE,VALUE…`; by default, up to 24 around the spec's own values.
@@ -108,7 +103,7 @@ def groups_of(
     return [
         as_variants(spec, candidates, part, variant)
         for together in alike.values()
-        for part in _parts(together, MAX_VARIANTS)
+        for part in (together[at : at + MAX_VARIANTS] for at in range(0, len(together), MAX_VARIANTS))
     ]
 
 
@@ -148,19 +143,18 @@ def _parsed(text: str) -> tuple[str, list[Value]]:
     name, equals, values = text.partition("=")
     if not equals or name not in TUNABLE:
         raise SpecError(f"--try {text}: expected NAME=VALUE,VALUE… with a NAME of {listed(TUNABLE, name)}")
-    return name, [_value(each.strip(), text) for each in values.split(",")]
-
-
-def _value(text: str, given: str) -> Value:
-    if not text:
-        raise SpecError(f"--try {given}: a value is missing")
-    try:
-        value = toml_document(f"value = {text}")["value"]
-    except ValueError:
-        return text
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise SpecError(f"--try {given}: {text} is neither a number nor a string")
-    return value
+    found = list[Value]()
+    for each in map(str.strip, values.split(",")):
+        if not each:
+            raise SpecError(f"--try {text}: a value is missing")
+        try:
+            value = toml_document(f"value = {each}")["value"]
+        except ValueError:
+            value = each
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise SpecError(f"--try {text}: {each} is neither a number nor a string")
+        found.append(value)
+    return name, found
 
 
 def around(section: LearnerSection) -> dict[str, list[Value]]:
@@ -200,7 +194,7 @@ class Edge:
     side: Literal["least", "largest"]
 
 
-def edges_of(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> tuple[Edge, ...]:
+def edges_of(tried: Sequence[Candidate], best: Candidate) -> tuple[Edge, ...]:
     """The parameters with several values of which the best has one at the edge. Below 0 and LEAST_BETA is no value."""
     edges = list[Edge]()
     for name in REGULAR:
@@ -218,7 +212,7 @@ def edges_of(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> tu
 def beyond(spec: ModelSpec, tried: Sequence[Candidate], best: Candidate) -> list[Candidate]:
     """The best candidate with values beyond the edges that it lies on: two steps of the grid, all combinations."""
     grid: dict[str, list[Value]] = {}
-    for edge in edges_of(spec, tried, best):
+    for edge in edges_of(tried, best):
         values = _values_of(edge.name, tried, best)
         near, far = (values[-2], values[-1]) if edge.side == "largest" else (values[0], values[1])
         step = min(max(far / near, LEAST_STEP), MOST_STEP) if near > 0.0 else LEAST_STEP
@@ -248,7 +242,3 @@ def _is_valid(spec: ModelSpec, candidate: Candidate) -> bool:
     except SpecError:
         return False
     return True
-
-
-def _parts(indexes: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    return (indexes[start : start + size] for start in range(0, len(indexes), size))

@@ -4,23 +4,33 @@ Successive halving: Jamieson & Talwalkar, "Non-stochastic Best Arm Identificatio
 (AISTATS 2016), with rows as the resource. Each rung starts again at the log's first row and reads three times as many
 rows as the one before it, with the best third of that one's candidates; the last rung is the whole log.
 
-Where the best candidate has the least or the largest value of a parameter, values beyond it are learned too.
+Where the best candidate has the least or the largest value of a parameter, values beyond it are learned too. A search
+chooses on the rows before the log's last part, and is judged on that part once.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from model_store.errors import InputError, SpecError, listed
+from model_store.spec.sections import seconds_of
 from model_store.spec.spec import ModelSpec
+from trainer.examples.hashing import ExampleMaker
+from trainer.examples.open_log import open_log
+from trainer.examples.requests import Sample
 from trainer.formats.batch import STDIN
+from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times, time_format
 from trainer.learn.metrics.figures import METRICS
 from trainer.learn.metrics.requests import RequestMeasure
 from trainer.tune.candidates import REGULAR, Candidate, Edge, beyond, edges_of, groups_of, with_l2
-from trainer.tune.extent import count_rows
 from trainer.tune.passes import Outcome, PairedDifference, Pass, RepeatedLog
 
 ONCE = "- (standard input) can be read only once, and this search needs several passes: use files"
@@ -97,7 +107,10 @@ def tune(
 ) -> Tuning:
     """Learn the candidates and rank them. Raises SpecError for an unknown variant or one with its own parameters."""
     variant = compared_variant(spec, comparison.variant)
-    _check_rereadable(log, spec, candidates, comparison, variant)
+    groups = groups_of(spec, candidates, range(len(candidates)), variant)
+    once = comparison.last == 1.0 and comparison.first_rung is None and not comparison.widen
+    if STDIN in log.log.inputs and not (once and len(groups) <= MODELS_PER_PASS):
+        raise InputError(ONCE)
     began, search = time.perf_counter(), _CandidateSearch(spec, log, comparison, variant)
     indexes, dropped = search.add(candidates), list[int]()
     rows = comparison.first_rung
@@ -138,7 +151,7 @@ class _CandidateSearch:
         self.measure = RequestMeasure.parse(comparison.by)
         self.total = comparison.end
         if self.total is None and (comparison.last < 1.0 or comparison.frozen):
-            self.total = count_rows(log, spec)
+            self.total = measure(log, spec, LastPart()).rows
 
     def add(self, candidates: Sequence[Candidate]) -> list[int]:
         """Add candidates; return their indexes."""
@@ -183,7 +196,9 @@ class _CandidateSearch:
         ranking = []
         for index in order:
             outcome, learned = self.outcomes[index]
-            best = learned.outcomes.get(order[0]) or self._on_the_same_rows(order[0], learned)
+            best, whole = learned.outcomes.get(order[0]), self.outcomes[order[0]]
+            if best is None and (whole[1].rows, whole[1].judged_rows) == (learned.rows, learned.judged_rows):
+                best = whole[0]  # its last pass was over the same rows
             difference = None
             if best is not None and index != order[0]:
                 difference = PairedDifference.of(outcome.sums, best.sums, learned.weights)
@@ -191,14 +206,8 @@ class _CandidateSearch:
                 Ranked(self.candidates[index], outcome, learned.rows, learned.judged_rows, difference)
             )
         known = {name: tuple(sorted(values)) for name, values in widened.items()}
-        edges = edges_of(self._spec, self.candidates, ranking[0].parameters) if ranking else ()
+        edges = edges_of(self.candidates, ranking[0].parameters) if ranking else ()
         return Tuning(tuple(ranking), self._rejected, self._passes, seconds, known, edges)
-
-    def _on_the_same_rows(self, index: int, learned: Pass) -> Outcome | None:
-        """The candidate's outcome if its last pass was over the rows of this one."""
-        outcome, own = self.outcomes[index]
-        same = (own.rows, own.judged_rows) == (learned.rows, learned.judged_rows)
-        return outcome if same else None
 
 
 def compared_variant(spec: ModelSpec, name: str | None) -> str:
@@ -217,15 +226,6 @@ def compared_variant(spec: ModelSpec, name: str | None) -> str:
     return variant
 
 
-def _check_rereadable(
-    log: RepeatedLog, spec: ModelSpec, candidates: Sequence[Candidate], comparison: Comparison, variant: str
-) -> None:
-    once = comparison.last == 1.0 and comparison.first_rung is None and not comparison.widen
-    once = once and len(groups_of(spec, candidates, range(len(candidates)), variant)) <= MODELS_PER_PASS
-    if STDIN in log.log.inputs and not once:
-        raise InputError(ONCE)
-
-
 def compared_from(comparison: Comparison, rows: int | None) -> int:
     """The first row, from 0, by which candidates are compared, if `rows` rows are learned.
 
@@ -240,3 +240,148 @@ def compared_from(comparison: Comparison, rows: int | None) -> int:
 def predicted_ahead(comparison: Comparison, rows: int | None) -> int:
     """How many rows are predicted before any of them is learned; 0: each one before it is learned itself."""
     return min(max(rows // PARTS, 1), MOST_AHEAD) if comparison.frozen and rows is not None else 0
+
+
+# --- The extent of a log: its rows, whether they are in order of time, where its last part begins ---
+
+
+MOST_MARKS = 1 << 16
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LastPart:
+    """The last part of a log: a share of its rows, or the rows within so many seconds of the last."""
+
+    share: float = 0.0
+    seconds: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> LastPart:
+        """Parse `0.2` or `1d`. Raises ValueError."""
+        try:
+            share = float(text)
+        except ValueError:
+            seconds = seconds_of(text)
+            if not seconds:
+                raise ValueError(f"got {text!r}; expected a time span above 0") from None
+            return cls(seconds=seconds)
+        if not 0.0 <= share < 1.0:
+            raise ValueError(
+                f"got {text!r}; expected a share from 0 to below 1, such as 0.2, or a time span such as 1d"
+            )
+        return cls(share=share)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """rows: those that are learned; rejected: the others; split: the first row, from 0, of the last part, if any.
+
+    begin, split_time, end: the times of the first row, of the row at the split and of the latest row, ISO 8601; None
+    where the spec names no timestamp. unordered: rows earlier than a row before them.
+    """
+
+    rows: int
+    rejected: int
+    split: int | None
+    begin: str | None = None
+    split_time: str | None = None
+    end: str | None = None
+    unordered: int = 0
+
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user about the order of the rows."""
+        if self.unordered:
+            share = 100.0 * self.unordered / self.rows
+            yield (
+                f"{self.unordered:,} rows ({share:.3g} %) are earlier than a row before them: the log is not in "
+                "order of time, so its last part is not its latest; sort it, or give its files in order of time"
+            )
+
+
+def measure(log: RepeatedLog, spec: ModelSpec, held_out: LastPart) -> Extent:
+    """Read the log once and find its last part. Raises SpecError, InputError where that cannot be."""
+    if held_out.seconds and spec.input.timestamp is None:
+        raise SpecError(
+            "--hold-out: a time span needs the time of every row: set input.timestamp, or give a share"
+        )
+    key = log.state.key("extent", asdict(held_out)) if log.state is not None else ""
+    if log.state is not None and (kept := log.state.get(key)) is not None:
+        return Extent(**kept)
+    rows, rejected, clock = 0, 0, _Clock()
+    with open_log(log.log, spec) as opened:
+        batches = opened.batches([] if spec.input.timestamp is None else [spec.input.timestamp])
+        with opened.examples(log.threads, maker=_TimedMaker(opened.spec), batches=batches) as stream:
+            for examples in stream:
+                rows += int(examples.hashed.labels.size)
+                rejected += len(examples.rejects)
+                clock.add(examples.times)
+                log.on_progress(rows, opened.expected_rows(rows))
+    times: dict[str, Any] = {
+        "begin": _iso(clock.first),
+        "end": _iso(clock.latest),
+        "unordered": clock.unordered,
+    }
+    split = None
+    if rows and (held_out.share or held_out.seconds):
+        if held_out.share:
+            split = rows - max(1, math.floor(rows * held_out.share))
+        else:
+            split = clock.first_row_after(clock.latest - held_out.seconds * MICROSECONDS)
+        if not 0 < split < rows:
+            raise InputError(
+                f"--hold-out: of {rows:,} rows {split:,} would be left to choose by; hold out a smaller part"
+            )
+        times["split_time"] = _iso(clock.time_of(split))
+    extent = Extent(rows, rejected, split, **times)
+    if log.state is not None:
+        log.state.put(key, asdict(extent))
+    return extent
+
+
+class _TimedMaker(ExampleMaker):
+    """Makes examples with times whether or not the learner needs them. A row without a time has NO_TIME."""
+
+    def _outcomes(self, sample: Sample, bad: dict[int, str]) -> tuple[Any, Any, Any]:
+        labels, weights, times = super()._outcomes(sample, bad)
+        if not times.size and self.spec.input.timestamp is not None:
+            times, _ = parse_times(sample.batch.columns[self.spec.input.timestamp], time_format(self.spec))
+        return labels, weights, times
+
+
+class _Clock:
+    """The latest time so far at every 2^k-th row, at most 65,536 of them, and how many rows are out of order."""
+
+    def __init__(self) -> None:
+        self.first = self.latest = NO_TIME
+        self.unordered = 0
+        self._rows, self._step = 0, 1
+        self._marks = np.empty(0, np.int64)
+
+    def add(self, times: Times) -> None:
+        """Add the next rows; none where rows have no times."""
+        if not times.size:
+            return
+        latest = np.maximum.accumulate(np.maximum(times, self.latest))
+        self.unordered += int(np.count_nonzero((times < latest) & (times != NO_TIME)))
+        if self.first == NO_TIME:
+            self.first = int(next(iter(times[times != NO_TIME]), NO_TIME))
+        self.latest = int(latest[-1])
+        self._marks = np.append(self._marks, latest[-self._rows % self._step :: self._step])
+        self._rows += times.size
+        while self._marks.size > MOST_MARKS:
+            self._marks = self._marks[::2]
+            self._step *= 2
+
+    def first_row_after(self, time: int) -> int:
+        """The first row later than `time`, or up to 2^k - 1 rows after it."""
+        return int(np.searchsorted(self._marks, time, side="right")) * self._step
+
+    def time_of(self, row: int) -> int:
+        """The latest time up to this row, or to one up to 2^k - 1 rows before it."""
+        return int(self._marks[row // self._step]) if self._marks.size else NO_TIME
+
+
+def _iso(time_us: int) -> str | None:
+    return None if time_us == NO_TIME else datetime.fromtimestamp(time_us / 1e6, UTC).isoformat()

@@ -271,8 +271,8 @@ class RepeatedLog:
         """
         if self.state is None:
             return self._learned(groups, rows, compare_from, measure, frozen, ahead)
-        identity = [group.identity for group in groups], rows, compare_from, str(measure), frozen, ahead
-        key = self.state.key(*identity)
+        learning = [[each.spec.to_json(), list(each.candidates), list(each.variants)] for each in groups]
+        key = self.state.key(learning, rows, compare_from, str(measure), frozen, ahead)
         if (kept := self.state.get(key)) is not None:
             return _KEPT.validate_python(kept)
         learned = self._learned(groups, rows, compare_from, measure, frozen, ahead)
@@ -293,6 +293,7 @@ class RepeatedLog:
         learned = seen = 0
         rejects = RejectLog()
         with self.examples(groups[0].spec) as (resolved, expected_rows, stream):
+            of_log = {"fields": resolved.fields, "input": resolved.input}
             if measure is not None:
                 measure.check(resolved.input.request)
 
@@ -323,7 +324,14 @@ class RepeatedLog:
             whole = measure is not None and not frozen
             pieces = cut(taken(), ahead) if ahead else taken()
             for parts in whole_requests(pieces) if whole else zip(pieces):
-                models = models or [_model(group, resolved, compare_from, measure) for group in groups]
+                models = models or [
+                    LearningModel(
+                        # Fields and input are resolved against the log.
+                        ExampleMaker(each.spec.model_copy(update=of_log)),
+                        LateMetricsOptions(begin=compare_from, measure=measure),
+                    )
+                    for each in groups
+                ]
                 if ahead:
                     held += parts
                     if sum(each.rows.size for each in held) >= ahead:
@@ -393,14 +401,6 @@ def cut(stream: Iterable[Examples], size: int) -> Iterator[Examples]:
         for begin, end in pairwise([0, *ends]):
             yield examples.part(begin, end)
         seen += rows
-
-
-def _model(
-    group: CandidateGroup, resolved: ModelSpec, compare_from: int, measure: RequestMeasure | None
-) -> LearningModel:
-    """A model of the group's spec, with fields and input resolved against the log."""
-    spec = group.spec.model_copy(update={"fields": resolved.fields, "input": resolved.input})
-    return LearningModel(ExampleMaker(spec), LateMetricsOptions(begin=compare_from, measure=measure))
 
 
 def _outcomes(model: LearningModel, group: CandidateGroup) -> dict[int, Outcome]:

@@ -30,13 +30,15 @@ from trainer.tune.candidates import (
     with_parameters,
 )
 from trainer.tune.crosses import Feature, Proposal, propose, with_crosses
-from trainer.tune.extent import Extent, LastPart, measure
 from trainer.tune.halving import (
     ONCE,
     Comparison,
+    Extent,
+    LastPart,
     Tuning,
     compared_from,
     compared_variant,
+    measure,
     predicted_ahead,
     tune,
 )
@@ -121,13 +123,10 @@ class SearchResult:
         """Rows of the log that could not be learned."""
         return self.extent.rejected if self.extent is not None else self.tuning.rejected
 
-    @property
-    def _rows(self) -> int:
-        return self.extent.rows if self.extent is not None else self.tuning.ranking[0].rows
-
     def warnings(self) -> Iterator[str]:
         """Warnings for the user."""
-        tuning, share = self.tuning, self.rejected / max(self.rejected + self._rows, 1)
+        tuning, rows = self.tuning, (self.extent or self.tuning.ranking[0]).rows
+        share = self.rejected / max(self.rejected + rows, 1)
         if share > MOST_REJECTED:
             yield (
                 f"{self.rejected:,} rows were rejected, {100 * share:.3g} % of those read: the "
@@ -191,11 +190,20 @@ def search(
         passes += tuning.passes
     judged = list[Judgement]()
     if extent is not None and extent.split is not None:
+        best, variant = tuning.ranking[0].parameters, compared_variant(spec, comparison.variant)
+        groups = [groups_of(spec, [best, {}], (0, 1), variant)]
+        if better is not spec:
+            groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
         for frozen in (True, False):
-            best = tuning.ranking[0].parameters
-            each, more = _judged(spec, better, best, log, comparison, extent.split, frozen)
-            judged.append(each)
-            passes += more
+            by = RequestMeasure.parse(comparison.by)
+            learned = [
+                log.learn(each, compare_from=extent.split, measure=by, frozen=frozen) for each in groups
+            ]
+            outcomes = {index: outcome for each in learned for index, outcome in each.outcomes.items()}
+            own, given = outcomes[0], outcomes[1]
+            difference = PairedDifference.of(own.sums, given.sums, learned[0].weights)
+            judged.append(Judgement(frozen, learned[0].judged_rows, own, given, difference))
+            passes += len(learned)
     return SearchResult(
         comparison.by,
         comparison.frozen,
@@ -238,27 +246,6 @@ def _proposal(
         compare_from=compared_from(comparison, rows),
         ahead=predicted_ahead(comparison, rows),
     )
-
-
-def _judged(
-    spec: ModelSpec,
-    better: ModelSpec,
-    best: Candidate,
-    log: RepeatedLog,
-    comparison: Comparison,
-    split: int,
-    frozen: bool,
-) -> tuple[Judgement, int]:
-    """Learn the log by the best spec and by the spec as given; compare them from row `split` on."""
-    variant, measure = compared_variant(spec, comparison.variant), RequestMeasure.parse(comparison.by)
-    if better is spec:
-        groups = [groups_of(spec, [best, {}], (0, 1), variant)]
-    else:
-        groups = [groups_of(better, [best], (0,), variant), groups_of(spec, [best, {}], (1,), variant)]
-    passes = [log.learn(each, compare_from=split, measure=measure, frozen=frozen) for each in groups]
-    outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
-    difference = PairedDifference.of(outcomes[0].sums, outcomes[1].sums, passes[0].weights)
-    return Judgement(frozen, passes[0].judged_rows, outcomes[0], outcomes[1], difference), len(passes)
 
 
 # --- The best spec as text ---

@@ -20,7 +20,7 @@ from trainer.formats.dialect import Dialect
 from trainer.formats.rejects import RejectLog
 from trainer.formats.row_file import Header
 from trainer.inspect.guesses import guess_log
-from trainer.inspect.spec_writer import spec_text
+from trainer.runs.first_spec import SpecDraft
 from trainer.runs.train import train
 
 SPEC = """
@@ -205,7 +205,7 @@ def test_a_dialect_is_said_and_kept_in_the_guessed_spec(tmp_path: Path) -> None:
     path, notes = write(tmp_path / "log.csv", "".join(lines)), list[str]()
     sample = sampled(path, on_note=notes.append)
     assert "read with separator ';', quote \"'\", nulls ('-',), decimal ',', grouping '.'" in notes[0]
-    given = parse_spec(spec_text(str(path), guess_log(sample, "y"), dialect=sample.dialect)).input
+    given = parse_spec(SpecDraft(str(path), guess_log(sample, "y"), dialect=sample.dialect).text()).input
     assert (given.separator, given.quote, given.escape, given.nulls) == (";", "'", None, ("-",))
     # The spec's dialect holds where the first lines tell another one, or nothing.
     short = write(tmp_path / "short.csv", "y;text;price\n1;'x;y';-\n0;z;2,5\n")

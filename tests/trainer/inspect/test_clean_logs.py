@@ -18,7 +18,7 @@ from trainer.examples.open_log import Log
 from trainer.formats.tables import table_of
 from trainer.inspect.examine import examine
 from trainer.inspect.guesses import guess_all
-from trainer.inspect.spec_writer import spec_text
+from trainer.runs.first_spec import SpecDraft
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -156,7 +156,7 @@ def test_real_logs_are_clean(name: str, tmp_path: Path) -> None:
     path = _click_log(name)
     found = diagnosed(path)
     assert not found.errors and {each.check for each in found.warnings} == REAL[name]
-    text = spec_text(str(path), guess_all(sampled(path)))
+    text = SpecDraft(str(path), guess_all(sampled(path))).text()
     by_spec = diagnosed(path, spec=parse_spec(text))
     assert not by_spec.errors and {each.check for each in by_spec.warnings} == REAL[name]
 

@@ -18,7 +18,7 @@ from tests.trainer.inspect.planted import sampled
 from trainer.inspect import examine, guesses
 from trainer.inspect.guesses import Guess
 from trainer.inspect.profiles import LogSample, Profile
-from trainer.inspect.spec_writer import model_name, spec_text
+from trainer.runs.first_spec import SpecDraft, model_name
 
 ROWS = 400
 
@@ -280,7 +280,7 @@ def test_model_is_named_after_the_file(path: str, name: str) -> None:
 
 
 def spec_of(path: Path) -> ModelSpec:
-    return parse_spec(spec_text(str(path), guesses.guess_all(sampled(path))))
+    return parse_spec(SpecDraft(str(path), guesses.guess_all(sampled(path))).text())
 
 
 def test_awkward_names_and_values_make_a_spec_that_parses(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_of_a_log_of_days_whose_first_rows_alone_are_read_the_spec_says_what_the
     path = tmp_path / "log.csv"
     rows = [f"{i % 2},{1_700_006_400 + i + 86_400 * (i // 10_000)},x{i % 7}" for i in range(50_000)]
     path.write_text("\n".join(["click,ts,a", *rows]))
-    text = spec_text(str(path), guesses.guess_all(sampled(path)))
+    text = SpecDraft(str(path), guesses.guess_all(sampled(path))).text()
     assert "# The 10,000 rows read are of one day; where the log has more days:\n# weekday" in text
 
 

@@ -15,7 +15,7 @@ from model_store.spec.spec import load_spec, parse_spec
 from trainer.events.fields import resolve_fields
 from trainer.inspect.guesses import Guess, guess_log
 from trainer.inspect.profiles import LogSample, profile_of
-from trainer.inspect.spec_writer import spec_text
+from trainer.runs.first_spec import SpecDraft
 
 ROWS = 400
 
@@ -176,5 +176,5 @@ def test_the_trainer_of_a_server_that_sends_no_position_goes_on(tmp_path: Path) 
     )
     assert found["slot"].optional and not found["brand"].optional
     shown = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "a"}}]}
-    spec = parse_spec(spec_text("log.csv", list(found.values())))
+    spec = parse_spec(SpecDraft("log.csv", list(found.values())).text())
     assert resolve_fields(spec, json.dumps(shown).encode()).fields["slot"].optional

@@ -15,7 +15,7 @@ from tests.worlds import SPEC, learn, model_of
 from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.scorer import first_rates
 from trainer.publish.delta_chain import DeltaChain
-from trainer.runs.reconcile import check_mergeable
+from trainer.runs.rounds import check_mergeable
 
 VARIANTS = """
 [variants]

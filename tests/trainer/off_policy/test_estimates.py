@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from trainer.off_policy.estimators import (
+from trainer.off_policy.estimates import (
     RATIOS,
     Estimate,
     interval,

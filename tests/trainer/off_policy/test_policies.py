@@ -20,16 +20,9 @@ from tests.worlds import model_of
 from trainer.examples.open_log import Log
 from trainer.examples.side_tables import SideTable
 from trainer.formats.rejects import RejectLog
-from trainer.off_policy.estimating import Estimates, EstimationRun
+from trainer.off_policy.estimates import Estimates, EstimationRun, EstimatorOptions
 from trainer.off_policy.logged import DECISION_ROW, LogOfRows
-from trainer.off_policy.policies import (
-    EpsilonGreedy,
-    EstimatorOptions,
-    Greedy,
-    ItemChoice,
-    PolicyName,
-    Softmax,
-)
+from trainer.off_policy.policies import ItemChoice, PolicyName
 from trainer.runs.train import train
 
 LOG = rows_of(300, seed=3, per_request=2)
@@ -97,16 +90,16 @@ class Slow:
 
 
 def slow_chance(choice: ItemChoice, scores: dict[str, float], item: str) -> float:
-    if isinstance(choice, Softmax):
-        raised = {name: np.exp(score / choice.temperature) for name, score in scores.items()}
+    if choice.kind == "softmax":
+        raised = {name: np.exp(score / choice.value) for name, score in scores.items()}
         return float(raised[item] / sum(raised.values()))
     best = max(scores, key=lambda name: scores[name])
-    epsilon = choice.epsilon if isinstance(choice, EpsilonGreedy) else 0.0
+    epsilon = choice.value if choice.kind == "epsilon" else 0.0
     return float((1 - epsilon) * (item == best) + epsilon / len(scores))
 
 
 def test_a_models_estimates_are_those_of_scores_taken_row_by_row(artefact: Artefact, tmp_path: Path) -> None:
-    rows, choices = LOG[:120], [Greedy(), Softmax(0.7), EpsilonGreedy(0.25)]
+    rows, choices = LOG[:120], [ItemChoice(), ItemChoice("softmax", 0.7), ItemChoice("epsilon", 0.25)]
     found = {
         each.name: each for each in estimated(tmp_path, ["shop.arrow"], choices, artefact, rows).policies
     }
@@ -124,8 +117,8 @@ def test_a_models_estimates_are_those_of_scores_taken_row_by_row(artefact: Artef
             assert policy.estimates["ips"].value == pytest.approx(clicks / len(rows))
             assert policy.estimates["snips"].value == pytest.approx(clicks / sum(weights))
             assert policy.support.ess == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights))
-    (one,) = estimated(tmp_path, ["shop.arrow@plain"], [Greedy()], artefact, rows).policies
-    assert one == found[f"shop.arrow@plain {Greedy().name}"]
+    (one,) = estimated(tmp_path, ["shop.arrow@plain"], [ItemChoice()], artefact, rows).policies
+    assert one == found[f"shop.arrow@plain {ItemChoice().name}"]
 
 
 def test_uniform_and_logged_are_their_definitions(tmp_path: Path) -> None:
@@ -160,7 +153,9 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
     rows = LOG[:24]
     text = SPEC.replace("alpha = 0.3\n", learner).replace(BRAND, fields)
-    (policy,) = estimated(tmp_path, ["learning@base"], [Softmax(1.0)], rows=rows, text=text).policies
+    (policy,) = estimated(
+        tmp_path, ["learning@base"], [ItemChoice("softmax", 1.0)], rows=rows, text=text
+    ).policies
     weights, slow = [], Slow(model_of(parse_spec(text), tuple(rows[0])).artefact(), 0)
     for first in range(0, len(rows), 2):
         if first:
@@ -168,7 +163,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
             slow = Slow(train(parse_spec(text), Log([str(log)]), rejects=RejectLog()).model.artefact(), 0)
         for row in rows[first : first + 2]:
             scores = slow.scores(row)
-            weights.append(slow_chance(Softmax(1.0), scores, row["item"]) / row["propensity"])
+            weights.append(slow_chance(ItemChoice("softmax", 1.0), scores, row["item"]) / row["propensity"])
     expected = (np.array(weights) * np.array([row["click"] for row in rows])).mean()
     found = policy.estimates["ips"].value
     assert found == pytest.approx(expected, rel=1e-6)  # a model is published in float32
@@ -177,7 +172,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
 def test_a_better_model_is_estimated_to_be_better_than_the_log(artefact: Artefact, tmp_path: Path) -> None:
     """Given clicks that depend on the item, when a model of them chooses, its rate is that of the best item."""
     rows = rows_of(4000, seed=11)
-    greedy = estimated(tmp_path, ["shop.arrow@base"], [Greedy()], artefact, rows=rows).policies[0]
+    greedy = estimated(tmp_path, ["shop.arrow@base"], [ItemChoice()], artefact, rows=rows).policies[0]
     snips = greedy.estimates["snips"]
     best = 0.5 * (1.5 + 1 + 1) / 3  # item a, over the three ages
     assert snips.low is not None and snips.high is not None and snips.low <= best <= snips.high

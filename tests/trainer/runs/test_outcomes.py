@@ -10,8 +10,7 @@ import pytest
 
 from ftrie.cli import run
 from tests.trainer.runs.test_warnings import a_status
-from trainer.runs.metrics import StatusCollector
-from trainer.runs.status import VariantOutcome
+from trainer.runs.status import StatusCollector, VariantOutcome
 
 SPEC = """
 [model]

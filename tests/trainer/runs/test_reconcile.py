@@ -16,7 +16,7 @@ from tests.matrix import slow_except
 from tests.worlds import SPEC, batch_of, shop_rows, shop_spec
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
-from trainer.runs.reconcile import DATA, FEATURES, OFFSETS, VALUES, Reconciler, check_mergeable
+from trainer.runs.rounds import DATA, FEATURES, OFFSETS, VALUES, Reconciler, check_mergeable
 
 FTRL = "alpha = 0.3\nbeta = 0.7\nl1 = 0.05\nl2 = 0.4\n"
 LEARNERS = {

@@ -27,8 +27,7 @@ from trainer.events.histories import Histories
 from trainer.examples import row_histories
 from trainer.output import SILENT, Output
 from trainer.runs import status
-from trainer.runs.metrics import StatusCollector
-from trainer.runs.status import Status
+from trainer.runs.status import Status, StatusCollector
 from trainer.runs.trainer import Trainer
 from trainer.settings import Every, TrainerOptions
 

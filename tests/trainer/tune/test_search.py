@@ -21,8 +21,7 @@ from trainer.formats.rejects import RejectLog
 from trainer.runs.evaluate import evaluate
 from trainer.runs.train import train
 from trainer.tune.candidates import Edge, candidates_of, with_parameters
-from trainer.tune.extent import LastPart, measure
-from trainer.tune.halving import Comparison
+from trainer.tune.halving import Comparison, LastPart, measure
 from trainer.tune.passes import RepeatedLog, SearchState
 from trainer.tune.search import SearchOptions, search
 
