@@ -8,7 +8,6 @@ are estimates.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from trainer.formats.cells import (
     parse_weights,
     plain,
 )
-from trainer.formats.rejects import MOST_REJECTED, Reject
+from trainer.formats.rejects import MOST_REJECTED, RejectLog
 from trainer.inspect.columns import (
     ABSENT,
     CLICKS,
@@ -80,8 +79,8 @@ class Labels:
             self._above.add([row for row, _ in above], marks, dict(above).__getitem__)
             bad = [each for each in bad if each not in above] + bad_views
         else:
-            positive = roles.positive
-            clicks, bad = parse_labels(label, positive if positive is None else list(_tuple(positive)))
+            positive = [roles.positive] if isinstance(roles.positive, str) else roles.positive
+            clicks, bad = parse_labels(label, None if positive is None else [*positive])
             views, wrong = np.ones(batch.rows), [row for row, _ in bad]
             self._order.add(np.delete(clicks, wrong))
         views[wrong] = clicks[wrong] = 0.0
@@ -149,10 +148,6 @@ class Labels:
             found.add("note", "few-clicks", f"{round(clicks):,} clicks: {what}", remedy, **more)
 
 
-def _tuple(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
 def _text_of(column: Any, row: int) -> str:
     return words_of(column[row].as_py())
 
@@ -161,35 +156,20 @@ def _severity(rows: int, of: int) -> Severity:
     return "error" if rows >= _MANY * of else "warning"
 
 
-class Rejected:
-    """Rows that the reader could not read."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._categories = Counter[str]()
-        self._first: Reject | None = None
-
-    def add(self, rejects: Sequence[Reject]) -> None:
-        """The rejects of a batch."""
-        self.count += len(rejects)
-        self._categories.update(each.category for each in rejects)
-        self._first = self._first or next(iter(rejects), None)
-
-    def find(self, rows: int, found: Findings) -> None:
-        """One finding for all, with the reasons."""
-        if self._first is None:
-            return
-        reasons = ", ".join(f"{name} ({count:,})" for name, count in self._categories.most_common(3))
-        every = rows + self.count
+def check_rejects(rejects: RejectLog, rows: int, found: Findings) -> None:
+    """One finding for all rows that the reader could not read, with the reasons; rows: those that it could."""
+    if rejects.count:
+        reasons = ", ".join(f"{name} ({count:,})" for name, count in [*rejects.counts.items()][:3])
+        first, every = rejects.first[0], rows + rejects.count
         found.add(
-            "error" if self.count >= MOST_REJECTED * every else "warning",
+            "error" if rejects.count >= MOST_REJECTED * every else "warning",
             "rejected-rows",
             f"rows that cannot be read: {reasons}",
             "list them: ftrie train … --rejects bad.jsonl",
-            count=self.count,
+            count=rejects.count,
             of=every,
-            example=cut(self._first.reason, 100),
-            where=f"{self._first.file}:{self._first.line}",
+            example=cut(first.reason, 100),
+            where=f"{first.file}:{first.line}",
         )
 
 
@@ -416,6 +396,8 @@ ROWS_A_VALUE = 50
 """The mean of rows a value that the order of a text column must have to be judged: with fewer it is an identity."""
 FEW = 64
 """Values of a column, each of which may tell a click."""
+MOST_MEMBERS = 8
+"""Members of a set, of which each may tell a click."""
 FEWEST_JUDGED = 20
 """Clicks in each half of the log that a judgement needs."""
 EXPLODES, MANY_VALUES = 0.5, 1000
@@ -480,30 +462,25 @@ def leak_of(column: ColumnCounts, is_identity: bool = False) -> Leak | None:
         if column.distinct <= FEW:
             states.append(column.sample.sums)
     if column.is_several:  # each member alone: is it in a row, or not
-        states += [np.stack([sums, total - sums]) for sums in _most_telling(column.sample.sums)]
+        # The members that more clicked rows have than other rows, by the most clicks.
+        members = column.sample.sums
+        of_clicks = members[:, CLICKS] + members[:, OTHER_CLICKS]
+        telling = np.flatnonzero(2 * of_clicks > members[:, VIEWS] + members[:, OTHER_VIEWS])
+        most = telling[np.argsort(-of_clicks[telling], kind="stable")][:MOST_MEMBERS]
+        states += [np.stack([members[each], total - members[each]]) for each in most]
         tables = list(states)
-    auc = max((_judged_auc(table) for table in tables), default=0.5)
+    one, two = (VIEWS, CLICKS), (OTHER_VIEWS, OTHER_CLICKS)
+    # One half's views ordered by the other half's click rates of their values; the mean of both ways.
+    aucs = ((_auc(table, one, two) + _auc(table, two, one)) / 2 for table in tables)
+    auc = max(aucs, default=0.5)
     error = float(np.sqrt(max(auc * (1 - auc), 1e-4) / min(other, skips[1])))
     rate, share, told = max((_telling(state, total) for state in states), key=lambda each: each[1])
     return Leak(auc, error, rate, share, told)
 
 
-def _most_telling(sums: Float64s, most: int = 8) -> list[Float64s]:
-    """The members that more clicked rows have than other rows, by the most clicks."""
-    clicks, views = sums[:, CLICKS] + sums[:, OTHER_CLICKS], sums[:, VIEWS] + sums[:, OTHER_VIEWS]
-    telling = np.flatnonzero(2 * clicks > views)
-    chosen = telling[np.argsort(-clicks[telling], kind="stable")][:most]
-    return [sums[each] for each in chosen]
-
-
-def _judged_auc(table: Float64s) -> float:
-    """The AUC of ordering one half's views by the other half's click rates of their values; mean of both ways."""
-    one = _auc(table[:, VIEWS], table[:, CLICKS], table[:, OTHER_VIEWS], table[:, OTHER_CLICKS])
-    other = _auc(table[:, OTHER_VIEWS], table[:, OTHER_CLICKS], table[:, VIEWS], table[:, CLICKS])
-    return (one + other) / 2
-
-
-def _auc(views: Float64s, clicks: Float64s, judged_views: Float64s, judged_clicks: Float64s) -> float:
+def _auc(table: Float64s, told: tuple[int, int], judged: tuple[int, int]) -> float:
+    """The AUC of ordering the judged views by the click rates of their values among the told ones."""
+    (views, clicks), (judged_views, judged_clicks) = table[:, told].T, table[:, judged].T
     base = clicks.sum() / max(views.sum(), 1.0)
     rates = (clicks + base) / (views + 1.0)
     _, group = np.unique(rates, return_inverse=True)
@@ -623,19 +600,15 @@ def _unique(columns: Sequence[ColumnCounts], roles: Roles, found: Findings) -> N
         "in samples",
         roles.cookie: "no user is seen twice: histories and fields of users learn nothing",
     }
-    for each in (each for each in unique if each.name in losses):
-        role = next(role for role, name in roles.named.items() if name == each.name)
-        message = f"{each.name}, the {role}, has another value in every row: {losses[each.name]}"
-        remedy = f"name the column that repeats as [input] {role}, or none"
-        found.add("warning", "ids-never-repeat", message, remedy, **_values_of(each))
-    others = [
-        each
-        for each in unique
-        if each.name in roles.ignored
-        and not roles.is_given
-        and not each.fractions
-        and each.name not in losses
-    ]
+    others = []
+    for each in unique:
+        if each.name in losses:
+            role = next(role for role, name in roles.named.items() if name == each.name)
+            message = f"{each.name}, the {role}, has another value in every row: {losses[each.name]}"
+            remedy = f"name the column that repeats as [input] {role}, or none"
+            found.add("warning", "ids-never-repeat", message, remedy, **_values_of(each))
+        elif each.name in roles.ignored and not roles.is_given and not each.fractions:
+            others.append(each)
     if others:
         names = tuple(each.name for each in others)
         found.add(

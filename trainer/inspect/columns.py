@@ -75,11 +75,6 @@ class DistinctSample:
         """The number of distinct values, without ABSENT; an estimate unless `is_exact`."""
         return int(np.count_nonzero(self.keys != ABSENT)) * self.scale
 
-    def of(self, key: int) -> Float64s | None:
-        """The sums of one value; None if it is not kept."""
-        at = int(np.searchsorted(self.keys, np.uint64(key)))
-        return self.sums[at] if at < self.keys.size and int(self.keys[at]) == key else None
-
     def add(self, keys: UInt64s, sums: Float64s, marks: Int64s) -> tuple[Int64s, Int64s]:
         """Add to the sums of distinct `keys`: float64[n, width]; marks: int64[n], where each is first in this part.
 
@@ -95,22 +90,21 @@ class DistinctSample:
             self.sums[at[known]] += sums[known]
         before = self.first[at[known]]
         if not known.all():
-            self._insert(keys[~known], sums[~known], marks[~known])
+            every = np.concatenate([self.keys, keys[~known]])
+            both = (
+                every,
+                np.concatenate([self.sums, sums[~known]]),
+                np.concatenate([self.first, marks[~known]]),
+            )
+            chosen: Any = np.argsort(every, kind="stable")
+            self.keys, self.sums, self.first = (each[chosen] for each in both)
+            while self.keys.size > self._capacity:
+                self.level += 1
+                chosen = (self.keys & np.uint64(self.scale - 1)) == 0
+                self.keys, self.sums, self.first = (
+                    each[chosen] for each in (self.keys, self.sums, self.first)
+                )
         return kept[known], before
-
-    def _insert(self, keys: UInt64s, sums: Float64s, marks: Int64s) -> None:
-        both = np.concatenate([self.keys, keys])
-        order = np.argsort(both, kind="stable")
-        self._take(
-            both[order], np.concatenate([self.sums, sums])[order], np.concatenate([self.first, marks])[order]
-        )
-        while self.keys.size > self._capacity:
-            self.level += 1
-            kept = (self.keys & np.uint64(self.scale - 1)) == 0
-            self._take(self.keys[kept], self.sums[kept], self.first[kept])
-
-    def _take(self, keys: UInt64s, sums: Float64s, first: Int64s) -> None:
-        self.keys, self.sums, self.first = keys, sums, first
 
 
 class Repeats:
@@ -229,7 +223,7 @@ class Cells:
             try:
                 found[:-1] = numbers.cast(pa.float64()).to_numpy(zero_copy_only=False)
             except pa.ArrowInvalid:  # +5 is a number to ftrie
-                found[:-1] = _one_by_one(numbers)
+                found[:-1] = [np.nan if text is None else float(text) for text in numbers.to_pylist()]
         return found
 
     @cached_property
@@ -259,7 +253,7 @@ class Cells:
             return found
         if self._strings is None:
             found[:-1] = [not _is_utf8(value) for value in self.values.to_pylist()]
-        elif not self._is_ascii:
+        elif not pc.all(pc.string_is_ascii(self._strings)).as_py():
             found[:-1] = pc.match_substring_regex(self._strings, _MOJIBAKE).to_numpy(zero_copy_only=False)
         return found
 
@@ -270,11 +264,6 @@ class Cells:
             return self.values.cast(pa.string())
         except pa.ArrowInvalid:
             return None
-
-    @property
-    def _is_ascii(self) -> bool:
-        data = self.values.buffers()[2]
-        return data is None or int(np.frombuffer(data, np.uint8).max(initial=0)) < 128
 
 
 def cells_of(column: Any) -> Cells:
@@ -343,11 +332,6 @@ def _hashes(values: Any) -> UInt64s:
     return mixed(np.where(whole, as_integers, numbers.view(np.uint64)))
 
 
-def _one_by_one(texts: Any) -> Float64s:
-    numbers = [np.nan if text is None else float(text) for text in texts.to_pylist()]
-    return np.array(numbers, np.float64)
-
-
 def _is_utf8(value: bytes) -> bool:
     try:
         value.decode()
@@ -413,6 +397,7 @@ class ColumnCounts:
         self.not_number, self.not_finite, self.missing, self.broken = Cases(), Cases(), Cases(), Cases()
         self.digest = 0
         self.growth: list[tuple[int, int]] = []
+        """How many distinct values had come when the rows doubled."""
 
     def add(self, column: Any, rows: CheckedRows) -> UInt64s:
         """Count the next rows; returns their hashes: uint64[rows]."""
@@ -431,7 +416,8 @@ class ColumnCounts:
         order = np.arange(rows.first, rows.first + rows.count, dtype=np.int64)
         added = int(np.sum(mixed(cells.row_hashes ^ mixed(order)), dtype=np.uint64))
         self.digest = (self.digest + added) & _64_BITS
-        self._note_growth()
+        if self.filled >= (2 * self.growth[-1][0] if self.growth else 1000):
+            self.growth.append((self.filled, self.distinct))
         return cells.row_hashes
 
     @property
@@ -513,11 +499,6 @@ class ColumnCounts:
             if cells.row is None:
                 tells &= cells.row_hashes != np.uint64(self.usual)
             self.telling.add(np.flatnonzero(tells), rows.marks, partial(_of_row, cells))
-
-    def _note_growth(self) -> None:
-        """How many distinct values had come when the rows doubled."""
-        if self.filled >= (2 * self.growth[-1][0] if self.growth else 1000):
-            self.growth.append((self.filled, self.distinct))
 
     def new_values(self) -> float:
         """New values a filled row, in the later half of the rows; 0 for a log that is too short to tell."""

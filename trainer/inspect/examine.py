@@ -31,20 +31,26 @@ from trainer.formats.batch import RowBatch
 from trainer.formats.dialect import Dialect
 from trainer.formats.reader import LogReader
 from trainer.formats.registry import EVENTS
-from trainer.formats.rejects import no_readable_row
+from trainer.formats.rejects import RejectLog, no_readable_row
 from trainer.formats.row_file import Header
 from trainer.formats.tables import NAME, TableReader
-from trainer.inspect.checks import Labels, Positions, Propensities, Rejected, RepeatedRows, check_columns
+from trainer.inspect.checks import (
+    Labels,
+    Positions,
+    Propensities,
+    RepeatedRows,
+    check_columns,
+    check_rejects,
+)
 from trainer.inspect.columns import FEWEST_VALUES, VALUES, CheckedRows, ColumnCounts, UInt64s
 from trainer.inspect.event_checks import EventChecks, Times
-from trainer.inspect.findings import Diagnosis, Finding, Findings, Places, listed
+from trainer.inspect.findings import Diagnosis, Findings, Places, listed
 from trainer.inspect.guesses import (
     Guess,
     columns_of,
     guess_events,
     guess_log,
     guesses_of,
-    profile_of_rows,
     spec_of,
 )
 from trainer.inspect.profiles import SAMPLE_ROWS, LogSample, profile_of
@@ -176,10 +182,7 @@ class InspectedLog:
             values: list[Any] = []
             for batch in self._first:
                 values += batch.columns[name].slice(0, SAMPLE_ROWS - len(values)).to_pylist()
-            if self._events is not None:
-                profiles.append(profile_of_rows(name, values))
-            else:
-                profiles.append(profile_of(name, values, self._kinds.get(name, "category")))
+            profiles.append(profile_of(name, values, self._kinds.get(name, "category")))
         has_header = self._events is not None or self._reader.columns_without_header is None
         return LogSample(tuple(profiles), has_header, self._objects, getattr(self._reader, "dialect", {}))
 
@@ -198,7 +201,9 @@ class InspectedLog:
         with output.progress("examining") as progress:
             for batch in self._pieces():
                 checks.add(batch)
-                progress.update(checks.rows, total=self._expected_rows(checks.rows))
+                total, read = self._reader.total_bytes, self._reader.bytes_read()
+                expected = int(checks.rows * total / read) if total and read else None
+                progress.update(checks.rows, total=expected)
                 if most_rows is not None and checks.rows >= most_rows:
                     break
         found = Findings(checks.places)
@@ -246,38 +251,24 @@ class InspectedLog:
                 yield batch
             first = 0
             while first < batch.rows:
-                yield _piece(batch, first, size)
+                yield batch.part(first, first + size) if first or size < batch.rows else batch
                 first, size = first + size, min(2 * size, _MOST_ROWS)
-
-    def _expected_rows(self, rows: int) -> int | None:
-        """An estimate of the log's rows once `rows` were taken; None for standard input."""
-        total, read = self._reader.total_bytes, self._reader.bytes_read()
-        return int(rows * total / read) if total and read else None
-
-
-def _piece(batch: RowBatch, first: int, size: int) -> RowBatch:
-    if first == 0 and size >= batch.rows:
-        return batch
-    columns = {name: column.slice(first, size) for name, column in batch.columns.items()}
-    lines = batch.lines[first : first + size]
-    return replace(
-        batch, columns=columns, lines=lines, rows=lines.size, rejects=batch.rejects if first == 0 else ()
-    )
 
 
 def without_leaks(guesses: Sequence[Guess], found: Diagnosis) -> tuple[Guess, ...]:
     """The guesses, where a field that tells the label is ignored, and one that may do so warned of."""
     leaks = {finding.columns[0]: finding for finding in found.of_check("label-leak")}
-    return tuple(
-        _without_leak(guess, leaks[guess.name]) if guess.role == "field" and guess.name in leaks else guess
-        for guess in guesses
-    )
-
-
-def _without_leak(guess: Guess, leak: Finding) -> Guess:
-    if leak.severity == "error":
-        return replace(guess, role="ignore", why=leak.message, warning=f"{leak.message}: it is left out")
-    return replace(guess, warning=f"{leak.message}: leave it out, unless it is known before the click")
+    kept = list[Guess]()
+    for guess in guesses:
+        leak = leaks.get(guess.name) if guess.role == "field" else None
+        if leak is not None and leak.severity == "error":
+            warning = f"{leak.message}: it is left out"
+            guess = replace(guess, role="ignore", why=leak.message, warning=warning)
+        elif leak is not None:
+            warning = f"{leak.message}: leave it out, unless it is known before the click"
+            guess = replace(guess, warning=warning)
+        kept.append(guess)
+    return tuple(kept)
 
 
 class _Checks:
@@ -288,7 +279,7 @@ class _Checks:
         self.roles = roles
         self.rows = 0
         self.columns = {name: ColumnCounts(name, capacity) for name in names}
-        self.labels, self.rejected = Labels(roles), Rejected()
+        self.labels, self.rejected = Labels(roles), RejectLog()
         self._repeated = RepeatedRows(roles, is_of_events)
         self.places = Places()
         self._is_of_events = is_of_events
@@ -298,7 +289,8 @@ class _Checks:
 
     def add(self, batch: RowBatch) -> None:
         """Check the next rows."""
-        self.rejected.add(batch.rejects)
+        for reject in batch.rejects:
+            self.rejected.add(reject)
         if not batch.rows:
             return
         marks = self.places.first_mark(batch.file) + batch.lines
@@ -320,7 +312,7 @@ class _Checks:
 
     def find(self, found: Findings) -> None:
         """The findings of all checks."""
-        self.rejected.find(self.rows, found)
+        check_rejects(self.rejected, self.rows, found)
         if missing := self.roles.missing:
             message = f"the log lacks {listed(missing)}, which the spec's fields read"
             remedy = "give the files that have them, --items or --users; or make the fields optional = true"
@@ -340,7 +332,7 @@ class _Checks:
     def _half(self, batch: RowBatch) -> Any:
         """Which half of the log each row is in: whole requests, or blocks of rows."""
         if self.roles.request is not None:
-            ids = request_ids(batch, self.roles.request)
+            ids = request_ids(replace(batch, first_row=0), self.roles.request)  # each piece numbers its own
             return (ids >> np.uint64(20)) & np.uint64(1) == 1
         order = np.arange(self.rows, self.rows + batch.rows)
         return (order // _BLOCK) % 2 == 1

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from model_store.errors import SpecError, shown_names
 from model_store.spec.sections import FieldSpec, InputSection, ModelSection
@@ -18,7 +18,7 @@ from model_store.spec.spec import WEIGHT, ModelSpec
 from trainer.events.columns import POSITION
 from trainer.examples.event_log import REQUEST
 from trainer.formats.cells import EXPECTED_LABELS
-from trainer.inspect.profiles import LogSample, Profile, can_be_label, moments_of, profile_of
+from trainer.inspect.profiles import LogSample, Profile, can_be_label, moments_of
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -170,7 +170,16 @@ def _named(profiles: Sequence[Profile], names: Sequence[str]) -> list[Profile]:
 def _label(sample: LogSample, wanted: str | None) -> Guess:
     profiles = sample.profiles
     if wanted is not None:
-        return _wanted_label(profiles, wanted)
+        profile = next((each for each in profiles if each.name == wanted), None)
+        if profile is None:
+            raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
+        if (guess := _as_label(profile, by_name=False)) is not None:
+            return guess
+        odd = [text for text in profile.counts if not can_be_label(text)]
+        got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
+        raise SpecError(
+            f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
+        )
     for profile in _named(profiles, LABEL_NAMES):
         if (guess := _as_label(profile, by_name=True)) is not None:
             return guess
@@ -196,33 +205,20 @@ def _label(sample: LogSample, wanted: str | None) -> Guess:
     )
 
 
-def _wanted_label(profiles: Sequence[Profile], wanted: str) -> Guess:
-    for profile in (each for each in profiles if each.name == wanted):
-        if (guess := _as_label(profile, by_name=False)) is not None:
-            return guess
-        odd = [text for text in profile.counts if not can_be_label(text)]
-        got = ", ".join(map(repr, odd[:3])) if odd else "empty cells"
-        raise SpecError(
-            f"column {wanted!r} cannot be the label: expected {EXPECTED_LABELS}, or two values, got {got}"
-        )
-    raise SpecError(f"--label: no column {wanted!r} in the log; it has {_list(profiles)}")
-
-
 def _as_label(profile: Profile, *, by_name: bool) -> Guess | None:
     if profile.is_label:
         return Guess(profile, "label", f"{'its name, and ' if by_name else ''}{_click_rate(profile)}")
     if profile.pair:
         return _of_two_values(profile, "its name; " if by_name else "")
-    return _with_odd(profile, "its name, and " if by_name else "") if profile.odd_labels else None
-
-
-def _with_odd(profile: Profile, why: str) -> Guess:
-    """The label that a few rows lack, or have something else in."""
     odd = profile.odd_labels
+    if not odd:
+        return None
+    # A few rows lack the label, or have something else in it.
     shown = ", ".join(repr(text) if text else "empty" for text, _ in odd.most_common(3))
     rows = f"{odd.total():,} of {len(profile.texts):,} rows have no label in {profile.name}: {shown}"
     warning = f"{rows}; training rejects them; [input] positive would make them no click"
-    return Guess(profile, "label", f"{why}{_click_rate(profile)}; {rows}", warning=warning)
+    why = f"{'its name, and ' if by_name else ''}{_click_rate(profile)}; {rows}"
+    return Guess(profile, "label", why, warning=warning)
 
 
 def _of_two_values(profile: Profile, why: str) -> Guess:
@@ -302,19 +298,16 @@ def _not_a_feature(profile: Profile, clicked: Sequence[bool]) -> Guess | None:
         return Guess(profile, "ignore", "looks like another label, not known when ranking")
     if "propensity" in name_words(profile.name):
         return Guess(profile, "ignore", "says how the item was chosen, not whether it is clicked")
-    if _comes_with_the_click(profile, clicked):
+    filled = [each for each, text in zip(clicked, profile.texts, strict=True) if text]
+    if len(filled) >= 10 and all(filled) and not all(clicked):
         return Guess(profile, "ignore", "only there in clicked rows: it would give the answer away")
     return None
 
 
-def _comes_with_the_click(profile: Profile, clicked: Sequence[bool]) -> bool:
-    filled = [each for each, text in zip(clicked, profile.texts, strict=True) if text]
-    return len(filled) >= 10 and all(filled) and not all(clicked)
-
-
 def _by_role_name(profile: Profile) -> Guess | None:
     for role, names in _NAMES.items():
-        fits = not profile.lists and (role != "weight" or _is_weight(profile))
+        may_weigh = profile.numbers is not None and min(profile.numbers) >= 0
+        fits = not profile.lists and (role != "weight" or may_weigh)
         if fits and short_name(profile.name) in names:
             if role == "request" and (one_row := _request_of_one_row(profile)) is not None:
                 return one_row
@@ -330,10 +323,6 @@ def _request_of_one_row(profile: Profile) -> Guess | None:
         f"another value in every row, such as {profile.examples(1)[0]}: as the request, each row would be one"
     )
     return Guess(profile, "ignore", why)
-
-
-def _is_weight(profile: Profile) -> bool:
-    return profile.numbers is not None and min(profile.numbers) >= 0
 
 
 def _time(profile: Profile) -> Guess | None:
@@ -495,24 +484,24 @@ def _with_maps(guesses: Sequence[Guess], objects: Collection[str]) -> list[Guess
 # --- Equal columns ---
 
 
+_MAY_BE_EQUAL = ("field", "item", "cookie", "timestamp", "request")
+
+
 def _without_equals(guesses: Sequence[Guess]) -> list[Guess]:
     """Ignore a field that is equal to an earlier column, or that has the same times as the time column."""
     kept: list[Guess] = []
     time = next((guess.profile for guess in guesses if guess.role == "timestamp"), None)
     for guess in guesses:
         if guess.role == "field":
-            same = next((each for each in kept if _are_equal(each, guess)), None)
+            texts, varies = guess.profile.texts, guess.profile.distinct > 1
+            others = [each for each in kept if each.role in _MAY_BE_EQUAL]
+            same = next((each for each in others if varies and each.profile.texts == texts), None)
             if same is not None:
                 guess = replace(guess, role="ignore", why=f"the same as {same.name} in every row")
             elif time is not None and _are_same_times(time, guess.profile):
                 guess = replace(guess, role="ignore", why=f"the same times as {time.name}")
         kept.append(guess)
     return kept
-
-
-def _are_equal(first: Guess, second: Guess) -> bool:
-    usable = first.role in ("field", "item", "cookie", "timestamp", "request")
-    return usable and second.profile.distinct > 1 and first.profile.texts == second.profile.texts
 
 
 def _are_same_times(first: Profile, second: Profile) -> bool:
@@ -531,16 +520,15 @@ def _with_sides(guesses: Sequence[Guess], role: str, side: str) -> list[Guess]:
     owner = next((guess.profile for guess in guesses if guess.role == role), None)
     if owner is None or len(owner.texts) - owner.distinct < _FEWEST_REPEATS or owner.distinct < 2:
         return [*guesses]
-    return [_with_side(guess, owner, side) if guess.role == "field" else guess for guess in guesses]
-
-
-def _with_side(guess: Guess, owner: Profile, side: str) -> Guess:
-    share = _changes(owner, guess.profile)
-    if share == 0.0 and guess.side != side:
-        return replace(guess, side=side, why=f"{guess.why}; one value for each {owner.name}")
-    if side == guess.side == "user" and share is not None and share > _CHANGES:
-        return replace(guess, side="context", why=f"{guess.why}; changes for a {owner.name}")
-    return guess
+    found = list[Guess]()
+    for guess in guesses:
+        share = _changes(owner, guess.profile) if guess.role == "field" else None
+        if share == 0.0 and guess.side != side:
+            guess = replace(guess, side=side, why=f"{guess.why}; one value for each {owner.name}")
+        elif side == guess.side == "user" and share is not None and share > _CHANGES:
+            guess = replace(guess, side="context", why=f"{guess.why}; changes for a {owner.name}")
+        found.append(guess)
+    return found
 
 
 def _changes(owner: Profile, profile: Profile) -> float | None:
@@ -622,11 +610,8 @@ def guesses_of(
 ) -> tuple[Guess, ...]:
     """Guess the columns of joined rows. spec: as `spec_of` makes it of the features `seen`."""
     roles = _roles_of(spec)
-    guesses = [_of_role(roles[each.name], each) for each in profiles if each.name in roles]
-    return (
-        *guesses,
-        *(_of_field(each, seen[each.name]) for each in profiles if each.name not in roles),
-    )
+    named = [_of_role(roles[each.name], each) for each in profiles if each.name in roles]
+    return (*named, *(_of_field(each, seen[each.name]) for each in profiles if each.name not in roles))
 
 
 def _roles_of(spec: ModelSpec) -> dict[str, Role]:
@@ -654,23 +639,6 @@ def spec_of(seen: Mapping[str, FieldSpec], columns: Sequence[str]) -> ModelSpec:
 
 def _free(names: Sequence[str], taken: set[str]) -> str:
     return next((name for name in names if name not in taken), names[0])
-
-
-def profile_of_rows(name: str, values: Sequence[Any]) -> Profile:
-    """The profile of a column of joined rows."""
-    return profile_of(name, [_readable(value) for value in values], "category")
-
-
-def _readable(value: Any) -> Any:
-    """Members of sets as text; the rest of a joined row's values are readable."""
-    if not isinstance(value, list):
-        return value
-    return [
-        (member[0].decode(errors="replace"), member[1])
-        if isinstance(member, tuple)
-        else member.decode(errors="replace")
-        for member in value
-    ]
 
 
 _WHY: dict[Role, str] = {

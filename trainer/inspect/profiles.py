@@ -21,7 +21,6 @@ from model_store.spec.values import EPOCHS, iso_time, text_of
 from trainer.formats.cells import LABELS
 
 SAMPLE_ROWS = 10_000
-_BATCH_BYTES = 1024 * 1024
 _DATES = ("%Y/%m/%d", "%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 _HOURS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 _TIME_FORMATS = (
@@ -210,7 +209,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         if value and isinstance(value[0], tuple):  # Arrow returns a map as pairs
             value = {_text(member): x for member, x in value}
-        return json.dumps(value, ensure_ascii=False, default=str) if value else ""
+        return json.dumps(value, ensure_ascii=False, default=_text) if value else ""
     try:
         return text_of(value).decode(errors="replace")
     except FieldValueError:
@@ -235,7 +234,7 @@ def _is_json_list(text: str) -> bool:
 def _time_format(texts: Sequence[str]) -> str | None:
     if not texts:
         return None
-    if _are_numbers(texts):
+    if all(_number(text) is not None for text in texts):
         candidates = [form for form, digits in _DIGITS.items() if all(len(text) == digits for text in texts)]
         candidates += EPOCHS
         return next((form for form in candidates if _moments(texts, form)), None)
@@ -252,14 +251,17 @@ def _disorder(moments: Sequence[datetime]) -> tuple[int, timedelta]:
     return sum(late < early for early, late in pairwise(moments)), max(moments) - min(moments)
 
 
-def _are_numbers(texts: Sequence[str]) -> bool:
-    return all(_number(text) is not None for text in texts)
-
-
 def _moments(texts: Sequence[str], form: str | None) -> list[datetime] | None:
     """`texts` parsed by `form`, in UTC if they name no zone; None if one does not parse or has an implausible year."""
     try:
-        found = [_moment(text, form) for text in texts]
+        if form is None:
+            return None
+        if form == "iso":
+            found = [iso_time(text) for text in texts]
+        elif form in EPOCHS:
+            found = [datetime.fromtimestamp(float(text) / EPOCHS[form], UTC) for text in texts]
+        else:
+            found = [datetime.strptime(text, form) for text in texts]
         moments = [each.replace(tzinfo=each.tzinfo or UTC) for each in found]
     except (ValueError, OverflowError, OSError):
         return None
@@ -270,13 +272,3 @@ def moments_of(profile: Profile) -> list[datetime] | None:
     """The time of each row in UTC, as those without a zone are; None unless every row has one in that format."""
     found = _moments(profile.texts, profile.time_format) if profile.filled == len(profile.texts) else None
     return found and [each.astimezone(UTC) for each in found]
-
-
-def _moment(text: str, form: str | None) -> datetime:
-    if form is None:
-        raise ValueError
-    if form == "iso":
-        return iso_time(text)
-    if form in EPOCHS:
-        return datetime.fromtimestamp(float(text) / EPOCHS[form], UTC)
-    return datetime.strptime(text, form)

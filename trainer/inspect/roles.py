@@ -144,15 +144,11 @@ def roles_of_guesses(guesses: Sequence[Guess], profiles: Sequence[Profile], colu
     roles = Roles(
         **named,
         positive=by_role["label"].positive,
-        time_form=_form(time.format) if time is not None else None,
+        time_form=time.format if time is not None and time.format != "iso" else None,
         fields={guess.name: guess.kind for guess in guesses if guess.role in ("field", "item")},
         ignored=frozenset(guess.name for guess in guesses if guess.role == "ignore"),
     )
     return _with_positions(_with_time(roles, profiles), columns)
-
-
-def _form(form: str | None) -> str | None:
-    return None if form == "iso" else form
 
 
 def _with_time(roles: Roles, profiles: Sequence[Profile]) -> Roles:
@@ -166,14 +162,13 @@ def _with_time(roles: Roles, profiles: Sequence[Profile]) -> Roles:
         texts = list(profile.counts)[:: max(len(profile.counts) // _LOOKED_AT, 1)]
         forms = Counter(Profile(profile.name, (text,)).time_format for text in texts)
         form, count = forms.most_common(1)[0]
-        form = (
-            Profile(profile.name, tuple(texts)).time_format or form
-        )  # by all of them, day and month are told apart
+        # By all of them, day and month are told apart.
+        form = Profile(profile.name, tuple(texts)).time_format or form
         if form is not None and count >= _MOST * len(texts) and profile.distinct > 1:
-            fields = {name: kind for name, kind in roles.fields.items() if name != profile.name}
-            if roles.is_given:
-                fields = dict(roles.fields)
-            return replace(roles, timestamp=profile.name, time_form=_form(form), fields=fields)
+            own = {} if roles.is_given else {profile.name}
+            fields = {name: kind for name, kind in roles.fields.items() if name not in own}
+            time_form = None if form == "iso" else form
+            return replace(roles, timestamp=profile.name, time_form=time_form, fields=fields)
     return roles
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -103,18 +103,17 @@ def audit(
 
 def example_of(plan: FeaturePlan, batch: RowBatch, row: int) -> dict[str, Value]:
     """The values of a batch's row by field, in the form of `FeaturePlan.keys`."""
-    return {field.name: _value(batch.columns[field.column], row) for field in plan.fields}
-
-
-def _value(column: Any, row: int) -> Value:
-    """The row's value in the form of `FeaturePlan.keys`; repeated members of a map are summed."""
-    value = column[row].as_py()
-    if not pa.types.is_map(column.type) or value is None:
-        return cast(Value, value)
-    weighted: dict[Any, float] = {}
-    for member, x in value:
-        weighted[member] = weighted.get(member, 0.0) + (x or 0.0)
-    return cast(Value, weighted)
+    found = {}
+    for field in plan.fields:
+        column = batch.columns[field.column]
+        value = column[row].as_py()
+        if pa.types.is_map(column.type) and value is not None:  # repeated members are summed
+            weighted: dict[Any, float] = {}
+            for member, x in value:
+                weighted[member] = weighted.get(member, 0.0) + (x or 0.0)
+            value = weighted
+        found[field.name] = cast(Value, value)
+    return found
 
 
 class RowAuditor:
@@ -123,7 +122,6 @@ class RowAuditor:
     def __init__(self, artefact: Artefact, plan: FeaturePlan, variant: int) -> None:
         self._artefact, self._plan, self._variant = artefact, plan, variant
         self._owners = PrefixRules.of(plan)
-        self._column = variant if artefact.per_variant else None
         self._unseen = float(unseen_rates(artefact)[variant]) if artefact.source is None else None
         learner = artefact.spec.learner
         own = artefact.spec.variants[plan.variants[variant]].own_parameters
@@ -144,8 +142,9 @@ class RowAuditor:
             FieldAudit(name, sum(each.contribution for each in audits), tuple(audits))
             for name, audits in found.items()
         )
-        score = sum(each.contribution for each in _all(fields))
-        rates = [(each.learning_rate or 0.0, abs(each.x)) for each in _all(fields)]
+        every = [each for field in fields for each in field.keys]
+        score = sum(each.contribution for each in every)
+        rates = [(each.learning_rate or 0.0, abs(each.x)) for each in every]
         if self._noise is None:
             predicted = float(probability(score))
             uncertainty = sum(rate * size for rate, size in rates)
@@ -158,26 +157,16 @@ class RowAuditor:
         return RowAudit(file, line, name, self._link, score, predicted, ctr, known, fields)
 
     def _key(self, key: bytes, x: float) -> KeyAudit:
-        text = key.decode("utf-8", "backslashreplace")
-        row = _row_of(self._artefact, key)
-        if row is None or not int(self._artefact.variants[row]) >> self._variant & 1:
+        """O(log keys of the model)."""
+        text, artefact = key.decode("utf-8", "backslashreplace"), self._artefact
+        row = bisect_left(range(artefact.rows), key, key=artefact.key)
+        known = row < artefact.rows and artefact.key(row) == key
+        if not known or not int(artefact.variants[row]) >> self._variant & 1:
             return KeyAudit(text, x, None, 0.0, self._unseen)
-        weight = float(self._number(self._artefact.weight, row))
-        rate = None if self._unseen is None else float(self._number(self._artefact.rate, row))
+        at = (row, self._variant) if artefact.per_variant else row
+        weight = float(artefact.weight[at])
+        rate = None if self._unseen is None else float(artefact.rate[at])
         return KeyAudit(text, x, weight, weight * x, rate)
-
-    def _number(self, numbers: Any, row: int) -> Any:
-        return numbers[row] if self._column is None else numbers[row, self._column]
-
-
-def _row_of(artefact: Artefact, key: bytes) -> int | None:
-    """The row of a key in the artefact, or None. O(log rows)."""
-    row = bisect_left(range(artefact.rows), key, key=artefact.key)
-    return row if row < artefact.rows and artefact.key(row) == key else None
-
-
-def _all(fields: Sequence[FieldAudit]) -> Iterator[KeyAudit]:
-    return (each for field in fields for each in field.keys)
 
 
 def _calibrated(

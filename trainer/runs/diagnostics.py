@@ -138,7 +138,11 @@ class Diagnostics:
         """maker: of the resolved spec by which the log is scored. Raises SpecError for an unknown field or variant."""
         names = scorer.variants if options.variant is None else (options.variant,)
         self._scorer, self._maker, self._names = scorer, maker, names
-        self._bits = [_index(scorer.variants, name) for name in names]
+        for name in names:
+            if name not in scorer.variants:
+                has = listed(scorer.variants, name)
+                raise SpecError(f"--variant: no variant {name!r}; the model has: {has}")
+        self._bits = [scorer.variants.index(name) for name in names]
         self._total = ReliabilitySums(1, len(names))
         self._fields = [_Field(plan, len(names)) for plan in maker.plan.fields]
         for field in self._fields:
@@ -280,17 +284,9 @@ class _WorstRows:
         least = self._heap[0][0] if len(self._heap) == self._most and self._heap else -math.inf
         above = np.flatnonzero(losses > least)
         for row in above[np.argsort(-losses[above], kind="stable")][: self._most].tolist():
-            at = int(examples.rows[row])
-            label = int(examples.hashed.labels[row])
-            values = example_of(maker.plan, batch, at)
-            entry = (
-                float(losses[row]),
-                -(self._rows + row),
-                label,
-                values,
-                batch.file,
-                int(batch.lines[at]),
-            )
+            at, order = int(examples.rows[row]), -(self._rows + row)
+            values, place = example_of(maker.plan, batch, at), (batch.file, int(batch.lines[at]))
+            entry = (float(losses[row]), order, int(examples.hashed.labels[row]), values, *place)
             if len(self._heap) < self._most:
                 heapq.heappush(self._heap, entry)
             else:
@@ -416,12 +412,6 @@ def expected_index(first: Floats, later: Floats) -> float:
     values = int(((first + later) > 0.0).sum())
     n, m = float(first.sum()), float(later.sum())
     return (values - 1) * (1.0 / n + 1.0 / m) if n and m else 0.0
-
-
-def _index(variants: Sequence[str], name: str) -> int:
-    if name not in variants:
-        raise SpecError(f"--variant: no variant {name!r}; the model has: {listed(variants, name)}")
-    return variants.index(name)
 
 
 def _check_slices(slices: Sequence[str], fields: Sequence[FieldPlan]) -> None:

@@ -65,7 +65,10 @@ def resolve_by_impressions(
                 return found[0]
             missing = f"fields learn from the first items shown, at least {LEARNED_FROM:,}"
         except SpecError as error:
-            if once or _is_enough(spec, data):
+            # One read returns about READ_BYTES of impressions at most.
+            sizes = [len(line) for line in data.splitlines() if _ITEMS in line]
+            many = len(sizes) >= ENOUGH or sum(sizes) >= READ_BYTES // 2
+            if once or (many if spec.fields else sizes):  # more would change nothing
                 raise
             missing = str(error).partition(";")[0]
         if reported != missing:
@@ -170,12 +173,6 @@ def first_events(spec: ModelSpec, names: Sequence[str], store: Store | None) -> 
     with _opened(spec, names, store) as sources:
         chunks = [source.read() for source in sources]
     return b"".join(chunk.data for chunk in chunks if chunk is not None)
-
-
-def _is_enough(spec: ModelSpec, data: bytes) -> bool:
-    """Whether more impressions would change nothing. One read returns about READ_BYTES of them at most."""
-    sizes = [len(line) for line in data.splitlines() if _ITEMS in line]
-    return len(sizes) >= ENOUGH or sum(sizes) >= READ_BYTES // 2 if spec.fields else bool(sizes)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
@@ -19,11 +19,12 @@ from model_store.errors import InputError, shown
 from model_store.files import port_taken
 from model_store.metrics import Family
 from model_store.versions.online_metrics import OnlineCell, OnlineSums
-from trainer.events.events import Lag
+from trainer.events.events import Lag, Source
 from trainer.events.join import EventCounts
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.publish.publisher import PublishPacer
 from trainer.runs.stream import StreamLoop
+from trainer.sources.rows import RowSource
 
 
 @dataclass(frozen=True)
@@ -190,48 +191,29 @@ IDLE_AFTER_S = 60.0
 """After that long without events the reason is looked for."""
 
 
-class NamedSource(Protocol):
-    """What is reported of a source."""
-
-    @property
-    def name(self) -> str:
-        """The name as given."""
-
-    @property
-    def lost(self) -> int:
-        """How many events were deleted before they were read."""
-
-    def holds(self) -> str:
-        """What it holds, read or not, in words."""
-
-
-def idle_reason(model: str, sources: Sequence[NamedSource], counts: EventCounts) -> str:
+def idle_reason(model: str, sources: Sequence[Source | RowSource], counts: EventCounts) -> str:
     """The likely reason why the sources deliver nothing."""
     what = "no impression" if counts.feedback and not counts.impressions else "nothing"
     held = "; ".join(source.holds() for source in sources)
-    return f"{what} was read for {IDLE_AFTER_S:.0f} s: {held}. {_hint(model, counts)}"
-
-
-def _hint(model: str, counts: EventCounts) -> str:
     if counts.rows:
-        return "All rows have been learned; the trainer waits for more"
-    if counts.impressions:
-        return "Servers may be idle or stopped, or log their impressions elsewhere"
-    only = (
-        f"Only clicks were read ({counts.feedback:,}), which teach nothing without impressions. "
-        if counts.feedback
-        else ""
-    )
-    return (
-        f"{only}Impressions come from servers that log them to the same store: "
-        f"ftrie serve {model} --impressions store; name other sources with --from"
-    )
+        hint = "All rows have been learned; the trainer waits for more"
+    elif counts.impressions:
+        hint = "Servers may be idle or stopped, or log their impressions elsewhere"
+    else:
+        hint = (
+            "Impressions come from servers that log them to the same store: "
+            f"ftrie serve {model} --impressions store; name other sources with --from"
+        )
+        if counts.feedback:
+            clicks = f"Only clicks were read ({counts.feedback:,}), which teach nothing without impressions."
+            hint = f"{clicks} {hint}"
+    return f"{what} was read for {IDLE_AFTER_S:.0f} s: {held}. {hint}"
 
 
 class Reporter:
     """What a trainer reports of its loop. For one thread. `behind`: a source is read later than `max_lag_s`."""
 
-    def __init__(self, loop: StreamLoop, sources: Sequence[NamedSource], max_lag_s: float) -> None:
+    def __init__(self, loop: StreamLoop, sources: Sequence[Source | RowSource], max_lag_s: float) -> None:
         self.behind = False
         self._loop, self._sources, self._max_lag_s = loop, sources, max_lag_s
         self._rate_since = (time.monotonic(), loop.counts.events)

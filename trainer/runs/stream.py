@@ -104,7 +104,6 @@ class StreamLoop(LearningLoop):
         *,
         spec: ModelSpec | None = None,
         checkpoints: Checkpoints | None = None,
-        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """spec: as given, if it is not the model's."""
         self._saved = saved or SavedRun()
@@ -114,9 +113,6 @@ class StreamLoop(LearningLoop):
         )
         self.dead_letters, self.counts = dead_letters, self._saved.counts
         self.online = OnlineAccumulator()
-        self._warn = warn
-        self._saved_rows = before.rows if before is not None else -1
-        self._failing_on_disk = set[str]()
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from what comes next; False if nothing does within `wait_s` seconds. Raises what sources raise."""
@@ -158,39 +154,6 @@ class StreamLoop(LearningLoop):
         """The members of the status that only a partition has."""
         return {}
 
-    def save(self) -> bool:
-        """Write the rows waiting for their clicks, then a checkpoint, which names them. A failure is reported."""
-        rows = self.model.rows
-        if self.checkpoints is None or not self.resumable:
-            return False
-        if not self._on_disk(self._before_checkpoint, "no checkpoint is written"):
-            self.checkpoints.skip(rows)
-            return False
-        is_written = super().save()
-        if is_written and rows > self._saved_rows:
-            # A checkpoint of as many rows as the last one replaces it, and drops none of those before.
-            self._saved_rows = rows
-            self._after_checkpoint()
-        return is_written
-
-    def _before_checkpoint(self) -> None:
-        """Write the files that a checkpoint will name. Raises OutputError."""
-
-    def _after_checkpoint(self) -> None:
-        """A checkpoint was written."""
-
-    def _on_disk(self, work: Callable[[], None], consequence: str) -> bool:
-        """Whether the work succeeded; a full disk does not stop learning, and is reported once."""
-        try:
-            work()
-        except OutputError as error:
-            if consequence not in self._failing_on_disk:
-                self._warn(f"{error}; {consequence}, and learning continues")
-            self._failing_on_disk.add(consequence)
-            return False
-        self._failing_on_disk.discard(consequence)
-        return True
-
     def _described(self) -> dict[str, Any]:
         counts = self.counts
         return {
@@ -225,10 +188,14 @@ class EventLoop(StreamLoop):
         dead_letters: DeadLetterOutbox,
         saved: SavedRun | None = None,
         on_joined: Callable[[Joined, Segments], None] = lambda joined, segments: None,
+        warn: Callable[[str], None] = lambda text: None,
         **more: Any,
     ) -> None:
         """segments: those that the merger adds rows to; more: see StreamLoop."""
         super().__init__(model, dead_letters, saved, **more)
+        self._warn, self._failing_on_disk = warn, set[str]()
+        before = self._saved.checkpoint
+        self._saved_rows = before.description.rows if before is not None else -1
         self.merger, self.join, self.segments = merger, join, segments
         self.online = OnlineAccumulator(tuple(model.spec.variants))
         self._events = EventRows(merger, join, segments, model.spec)
@@ -274,12 +241,37 @@ class EventLoop(StreamLoop):
         """The join's counts."""
         return dict(vars(self.join.counts))
 
-    def _before_checkpoint(self) -> None:
-        self.segments.keep(self.join.segments())
-        self.segments.flush()
+    def save(self) -> bool:
+        """Write the rows waiting for their clicks, then a checkpoint, which names them. A failure is reported."""
+        rows, segments = self.model.rows, self.segments
+        if self.checkpoints is None or not self.resumable:
+            return False
 
-    def _after_checkpoint(self) -> None:
-        self.segments.committed()  # deletes files that no checkpoint names any more
+        def write() -> None:
+            segments.keep(self.join.segments())
+            segments.flush()
+
+        if not self._on_disk(write, "no checkpoint is written"):
+            self.checkpoints.skip(rows)
+            return False
+        is_written = super().save()
+        if is_written and rows > self._saved_rows:
+            # A checkpoint of as many rows as the last one replaces it, and drops none of those before.
+            self._saved_rows = rows
+            segments.committed()  # deletes files that no checkpoint names any more
+        return is_written
+
+    def _on_disk(self, work: Callable[[], None], consequence: str) -> bool:
+        """Whether the work succeeded; a full disk does not stop learning, and is reported once."""
+        try:
+            work()
+        except OutputError as error:
+            if consequence not in self._failing_on_disk:
+                self._warn(f"{error}; {consequence}, and learning continues")
+            self._failing_on_disk.add(consequence)
+            return False
+        self._failing_on_disk.discard(consequence)
+        return True
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The arrays of the model, of the join and of the online metrics."""
@@ -438,7 +430,10 @@ class DeadLetterOutbox:
     def add(self, source: str, place: str, reason: str, json: bytes) -> None:
         """Number a letter and keep it for `send`."""
         self.count += 1
-        self._count(source, reason)
+        category = reason.partition(":")[0]
+        if category not in self.reasons and len(self.reasons) < MOST_CATEGORIES:
+            self._on_first(f"{source}: not learned from: {reason}; others like it are only counted")
+        self.reasons[category] += 1
         if self._stream is not None or self._relays:
             self._keep(Letter(source, place, reason, json[:JSON_BYTES]))  # a line may have 16 MiB
 
@@ -482,9 +477,3 @@ class DeadLetterOutbox:
             self._waiting.popleft()
             self.lost += 1
         self._waiting.append((self._before + self.count + self._forwarded, letter))
-
-    def _count(self, source: str, reason: str) -> None:
-        category = reason.partition(":")[0]
-        if category not in self.reasons and len(self.reasons) < MOST_CATEGORIES:
-            self._on_first(f"{source}: not learned from: {reason}; others like it are only counted")
-        self.reasons[category] += 1

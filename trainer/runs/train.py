@@ -357,7 +357,12 @@ def finish_run(
     except StoreError as error:
         run.failure = error
         if save is None and run.report.version is None:
-            _keep(versions.model, artefact(), output)
+            name = versions.model
+            kept = Path(f"{name}.unpublished.arrow")
+            artefact().write(kept)
+            output.note(
+                f"the learned model is kept in {kept}; publish it with: ftrie store import {name} {kept}"
+            )
 
 
 def nothing_learned(run: Run | DistributedRun) -> str:
@@ -387,9 +392,3 @@ def _publish(
         raise NotActivated(versions.model, version, error) from error
     if activate:
         guard.check(version, verdict)
-
-
-def _keep(name: str, artefact: Artefact, output: Output) -> None:
-    kept = Path(f"{name}.unpublished.arrow")
-    artefact.write(kept)
-    output.note(f"the learned model is kept in {kept}; publish it with: ftrie store import {name} {kept}")

@@ -39,6 +39,7 @@ from model_store.waiting import Backoff, StopRequest
 from trainer.checkpoint import Checkpoints
 from trainer.checkpoint.folder import lock_folder
 from trainer.events.columns import Wanted
+from trainer.events.events import Source
 from trainer.events.join import Join
 from trainer.events.share import PartitionShare
 from trainer.events.waiting_rows import Segments
@@ -49,13 +50,14 @@ from trainer.publish.rollback import RollbackWatch
 from trainer.runs.first_events import resolve_by_file, resolve_by_impressions
 from trainer.runs.loop import initial_model, resumed_spec
 from trainer.runs.rounds import Partners, RoundLoop, WaitsForPartner, check_mergeable
-from trainer.runs.status import NamedSource, Reporter, Status, StatusCollector, serve_metrics
+from trainer.runs.status import Reporter, Status, StatusCollector, serve_metrics
 from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
 from trainer.runs.warmup import compile_trainer
 from trainer.settings import TrainerOptions
 from trainer.sources.kinds import ROWS, kind_of
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import check_there, open_rows, open_sources
+from trainer.sources.rows import RowSource
 
 T = TypeVar("T")
 
@@ -113,7 +115,7 @@ class Trainer:
         """Lock the folder, open the store and take the lease; wait for an unavailable store."""
         options, name = self._options, self._spec.model.name
         if options.partition is None:
-            self._checkpoints = self._open_checkpoints(stack)
+            self._open_checkpoints(stack)
         else:
             check_mergeable(self._spec)
             stack.callback(os.close, lock_folder(options.folder))
@@ -146,11 +148,10 @@ class Trainer:
         pacer = self._pacer = PublishPacer(publisher, lease.earlier_rows, force=options.force)
         self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows))
 
-    def _open_checkpoints(self, stack: ExitStack) -> Checkpoints:
+    def _open_checkpoints(self, stack: ExitStack) -> None:
         options, warn = self._options, self._output.warn
-        return stack.enter_context(
-            Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=warn)
-        )
+        checkpoints = Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=warn)
+        self._checkpoints = stack.enter_context(checkpoints)
 
     def _open_partition(self, stack: ExitStack, number: int | None, count: int) -> None:
         """Take the lease of the partition, or of the first free one, the former one first; open its checkpoints."""
@@ -177,7 +178,7 @@ class Trainer:
         share = PartitionShare(taken, count)
         self._output.note(f"learning partition {share} of {name}")
         self._options = replace(options, checkpoint=folder / f"partition-{taken}")
-        self._checkpoints = self._open_checkpoints(stack)
+        self._open_checkpoints(stack)
         self._partners = Partners(
             self._store, self._spec, share, options.reconcile_us, self._lease, self._output
         )
@@ -248,7 +249,7 @@ class Trainer:
 
     def _open_events(
         self, saved: SavedRun, known: Sequence[ModelSpec], stack: ExitStack
-    ) -> tuple[StreamLoop, Sequence[NamedSource]]:
+    ) -> tuple[StreamLoop, Sequence[Source | RowSource]]:
         """Impressions and feedback, to be joined."""
         spec, options, warn, partners = self._spec, self._options, self._output.warn, self._partners
         if partners is not None and saved.checkpoint is None:
@@ -279,12 +280,12 @@ class Trainer:
         stack.callback(merger.close)
         parts = (merger, Join(resolved.join), segments, *self._learner(resolved, saved))
         if partners is None:
-            return EventLoop(*parts, **self._kept), sources
-        return RoundLoop(partners, *parts, **once, **self._kept), sources
+            return EventLoop(*parts, warn=warn, **self._kept), sources
+        return RoundLoop(partners, *parts, warn=warn, **once, **self._kept), sources
 
     def _open_rows(
         self, saved: SavedRun, known: Sequence[ModelSpec], stack: ExitStack
-    ) -> tuple[StreamLoop, Sequence[NamedSource]]:
+    ) -> tuple[StreamLoop, Sequence[Source | RowSource]]:
         """Rows that have their label already."""
         spec, options, output = self._spec, self._options, self._output
         resolved = resumed_spec(spec, saved.checkpoint) if saved.checkpoint is not None else None
@@ -313,7 +314,7 @@ class Trainer:
     @property
     def _kept(self) -> dict[str, Any]:
         """Where a loop's state is kept."""
-        return {"spec": self._spec, "checkpoints": self._checkpoints, "warn": self._output.warn}
+        return {"spec": self._spec, "checkpoints": self._checkpoints}
 
     def go(self) -> None:
         """Learn, publish, save, until a signal comes or, with --once, the sources have ended. Raises StaleEpoch."""
