@@ -7,8 +7,8 @@ batch by batch, in the order of the log; a row that cannot be read keeps its pla
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ import pyarrow.csv as csv
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, OutputError, SpecError, listed
+from model_store.files import whole_file
 from model_store.spec.sections import InputSection
 from trainer.events.columns import POSITION
 from trainer.examples.open_log import Log, open_log
@@ -173,11 +174,10 @@ class PredictionFile:
             names.insert(3, pa.field("views", pa.int64()))
         self._schema = pa.schema([*names[:2], *(pa.field(role, pa.utf8()) for role in self.ids), *names[2:]])
         self._path, self._variant, self._given = path, variant, given
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            self._writer = csv.CSVWriter(self._temporary, self._schema)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        self._open = ExitStack()
+        with self._writing():
+            file = self._open.enter_context(whole_file(path))
+            self._writer = self._open.enter_context(csv.CSVWriter(file, self._schema))
 
     def add(self, examples: ScoredExamples) -> None:
         """Write a batch's rows. Raises OutputError."""
@@ -197,8 +197,13 @@ class PredictionFile:
             *(pa.array(each.astype(np.int64)) for each in outcomes),
             *(pa.array(each, from_pandas=True) for each in numbers),
         ]
-        try:
+        with self._writing():
             self._writer.write_batch(pa.RecordBatch.from_arrays(written, schema=self._schema))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror or error}") from error
 
@@ -208,14 +213,8 @@ class PredictionFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._writer.close()
-            if kind is None:
-                self._temporary.replace(self._path)
-        except OSError as failed:
-            raise OutputError(f"cannot write {self._path}: {failed.strerror or failed}") from failed
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        with self._writing():
+            self._open.__exit__(kind, error, trace)
 
 
 def _texts(column: pa.Array | None, rows: Array) -> pa.Array:

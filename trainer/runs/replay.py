@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -218,33 +217,30 @@ class JoinedTap:
             if name not in (each.input.label, each.input.views)
         ]
         self.columns = (*filter(None, named), *wanted)
-        self._batches: list[RowBatch] = []
-        self._keys: list[Any] = []
-        self._rows = 0
+        self._makers = [ExampleMaker(each) for each in resolved]
+        self._collector: RowCollector | None = None
 
     def add(self, joined: Joined, segments: Segments) -> None:
         """Keep the rows that one step of the join emitted."""
         given = joined.segment, joined.row, joined.label
         keys = mark_of(joined.segment.astype(np.int64), joined.row)
         for chosen, columns in labelled(segments, given, self.spec.input):
-            rows = chosen.size
-            lines = np.arange(self._rows, self._rows + rows, dtype=np.int64)
-            self._batches.append(RowBatch(columns, lines, JOIN, (), rows, Position(JOIN)))
-            self._keys.append(keys[chosen])
-            self._rows += rows
+            batch = RowBatch(columns, np.arange(chosen.size), JOIN, (), chosen.size, Position(JOIN))
+            self._collected(columns).add(batch, bad_rows(batch, self._makers), keys[chosen])
+
+    def _collected(self, columns: Iterable[str]) -> RowCollector:
+        """The collector; columns: those of the first rows. Raises SpecError if they lack a named one."""
+        if self._collector is None:
+            layout = Layout.of(tuple(columns), self._propensity, self._position)
+            self._collector = RowCollector(self.spec.input, layout)
+        return self._collector
 
     def read(
         self, spec: ModelSpec, models: Sequence[ModelSpec]
     ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
         """The rows that are examples to all of the models, and the resolved models. Raises SpecError, InputError."""
-        names = tuple(self._batches[0].columns) if self._batches else ()
-        layout = Layout.of(names, self._propensity, self._position)
-        collector = RowCollector(self.spec.input, layout)
-        resolved = [as_events(each) for each in models]
-        makers = [ExampleMaker(each) for each in resolved]
-        for batch, keys in zip(self._batches, self._keys, strict=True):
-            collector.add(batch, bad_rows(batch, makers), keys)
-        return collector.rows(self._decision), layout, resolved
+        collector = self._collected(())
+        return collector.rows(self._decision), collector.layout, self.models
 
 
 def _wanted(resolved: ModelSpec, tap: JoinedTap | None) -> Wanted:
