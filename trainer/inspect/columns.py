@@ -409,7 +409,11 @@ class ColumnCounts:
         self.total += [rows.count, *(each.sum() for each in rows.four)]
         self.absent_sums += sums[cells.absent]
         self.usual_sums += sums[cells.hashes == np.uint64(self.usual)].sum(axis=0)
-        self._count_values(cells, sums, rows.marks)
+        there = np.flatnonzero(sums[:, ROWS] > 0)
+        there = there[np.argsort(cells.hashes[there], kind="stable")]
+        first_rows = np.maximum(cells.first_rows[there], 0)
+        first = rows.marks[first_rows] if rows.count else np.zeros(there.size, np.int64)
+        self.sample.add(cells.hashes[there], sums[there], first)
         self._count_numbers(cells, sums, rows.marks)
         _add_cells(self.broken, cells.broken, cells, rows.marks)
         self._keep_example(cells, rows)
@@ -446,15 +450,6 @@ class ColumnCounts:
             of_empty = [each[empty].sum() for each in rows.four]
             sums[cells.absent] = [np.count_nonzero(empty), *of_empty]
         return sums
-
-    def _count_values(self, cells: Cells, sums: Float64s, marks: Int64s) -> None:
-        there = np.flatnonzero(sums[:, ROWS] > 0)
-        hashes = cells.hashes[there]
-        first = (
-            marks[np.maximum(cells.first_rows[there], 0)] if marks.size else np.zeros(there.size, np.int64)
-        )
-        order = np.argsort(hashes, kind="stable")
-        self.sample.add(hashes[order], sums[there][order], first[order])
 
     def look(self, column: Any) -> None:
         """Choose the usual value and the edges of bins by the first rows. Called before `add`."""

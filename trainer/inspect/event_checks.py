@@ -307,7 +307,7 @@ def _day(day: int) -> str:
 
 
 MOST_KEPT = 1 << 22
-_MANY_CLICKS, _SOME_CLICKS, _LATE = 0.05, 0.001, 0.05
+_MANY_CLICKS, _SOME_CLICKS, _LATE, _NEVER = 0.05, 0.001, 0.05, 2.0
 """At this share of clicks what is wrong with them is an error, a warning; at this share late ones are a warning."""
 
 
@@ -396,33 +396,38 @@ class EventChecks:
         order = np.lexsort((marks, what))
         again = np.zeros(what.size, np.bool_)
         again[order[1:]] = what[order][1:] == what[order][:-1]
-        for check, which, message, remedy in (
+        for check, (error, warning), which, message, remedy in (
             (
                 "orphan-clicks",
+                (_MANY_CLICKS, _SOME_CLICKS),
                 ~known & ~cut_off,
                 "clicks of a request that no impression shows",
                 "look whether files of impressions are missing, or whether both write the same request_id",
             ),
             (
                 "clicks-not-shown",
+                (_MANY_CLICKS, _SOME_CLICKS),
                 known & ~np.isin(pair, pairs),
                 "clicks of an item that their request did not show",
                 "write the id under which the item was shown",
             ),
             (
                 "early-clicks",
+                (_MANY_CLICKS, _SOME_CLICKS),
                 early,
                 f"clicks before their impression, by {span(most)} at most",
                 "take the times of both from one clock",
             ),
             (
                 "late-clicks",
+                (_NEVER, _LATE),
                 known & (clicked > times[at] + self._window_us),
                 f"clicks later than {span(self._window_us)} after their impression, which do not count",
                 "[join] window, if they are clicks on what was shown",
             ),
             (
                 "duplicate-clicks",
+                (_NEVER, _SOME_CLICKS),
                 again,
                 "clicks of an item that its request has a click of before: the join counts the first",
                 "write each click once",
@@ -430,7 +435,8 @@ class EventChecks:
         ):
             count = int(np.count_nonzero(which))
             if count:
-                severity = _severity(check, count / which.size)
+                share = count / which.size
+                severity: Severity = "error" if share >= error else "warning" if share >= warning else "note"
                 more = self._counted(count, int(marks[which].min()))
                 found.add(severity, check, message, remedy, of=self.feedback, unit="clicks", **more)
 
@@ -447,12 +453,3 @@ class EventChecks:
             for store in stores:
                 store[:] = [tuple(each[(part[0] & mask) == 0] for each in part) for part in store]
             self._kept = sum(part[0].size for store in stores for part in store)
-
-
-def _severity(check: str, share: float) -> Severity:
-    """How severe it is that this share of the clicks is wrong."""
-    if check == "late-clicks":
-        return "warning" if share >= _LATE else "note"
-    if share >= _MANY_CLICKS:
-        return "warning" if check == "duplicate-clicks" else "error"
-    return "warning" if share >= _SOME_CLICKS else "note"

@@ -47,7 +47,6 @@ from trainer.inspect.event_checks import EventChecks, Times
 from trainer.inspect.findings import Diagnosis, Findings, Places, listed
 from trainer.inspect.guesses import (
     Guess,
-    columns_of,
     guess_events,
     guess_log,
     guesses_of,
@@ -123,7 +122,7 @@ def _opened_events(
     resolved = reader.resolve(given, {})
     watched.append(EventChecks(resolved, reader.files))
     if spec is None:
-        columns = columns_of(given, seen)
+        columns = [*given.input.named_columns, *seen]
     else:
         columns = [*resolved.input.named_columns, *resolved.wanted_columns()]
     columns = list(dict.fromkeys([*columns, POSITION, PROPENSITY]))
@@ -230,8 +229,8 @@ class InspectedLog:
         if self._spec is not None:
             roles = roles_by_spec(self._spec, self._columns, sample.profiles)
         elif self._seen is not None:
-            profiles = [each for each in sample.profiles if not each.name.startswith("@")]
-            roles = roles_of_guesses(guesses_of(profiles, *self._seen), profiles, self._columns)
+            guesses = guesses_of(sample.profiles, *self._seen)
+            roles = roles_of_guesses(guesses, [each.profile for each in guesses], self._columns)
         else:
             roles = roles_by_guess(sample, self._label)
         checks = _Checks(roles, self._columns, self._events is not None)

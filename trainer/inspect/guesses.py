@@ -136,7 +136,16 @@ def guess_all(sample: LogSample, label: str | None = None) -> tuple[Guess, ...]:
     chosen = counts[0] if counts else _label(sample, label)
     clicked = clicked_rows(chosen)
     found = {each.name: each for each in (chosen, *counts)}
-    guesses = [found.get(p.name) or _guess(p, clicked) for p in profiles]
+    guesses = [
+        # The first rule that applies decides.
+        found.get(each.name)
+        or _by_format(each)
+        or _not_a_feature(each, clicked)
+        or _by_role_name(each)
+        or _time(each)
+        or guess_field(each)
+        for each in profiles
+    ]
     for role in ROLES_WITH_ONE_COLUMN:
         guesses = _keep_one(guesses, role)
     return tuple(guesses)
@@ -265,17 +274,6 @@ def clicked_rows(label: Guess) -> list[bool]:
 def _click_rate(profile: Profile) -> str:
     labels = profile.labels(None)
     return f"{100 * sum(labels) / len(labels):.3g} % are 1"
-
-
-def _guess(profile: Profile, clicked: Sequence[bool]) -> Guess:
-    """The first rule that applies decides. clicked: of each row."""
-    return (
-        _by_format(profile)
-        or _not_a_feature(profile, clicked)
-        or _by_role_name(profile)
-        or _time(profile)
-        or guess_field(profile)
-    )
 
 
 def _by_format(profile: Profile) -> Guess | None:
@@ -591,7 +589,7 @@ def guess_events(
     profiles: Sequence[Profile], spec: ModelSpec, seen: Mapping[str, FieldSpec]
 ) -> tuple[Guess, ...]:
     """Guess every column of joined rows, and the position. spec: as `spec_of` makes it of the features `seen`."""
-    guesses = guesses_of([each for each in profiles if not each.name.startswith("@")], spec, seen)
+    guesses = guesses_of(profiles, spec, seen)
     places = next(each for each in profiles if each.name == POSITION)
     if "position" in seen or places.distinct < 2:
         return guesses
@@ -599,24 +597,30 @@ def guess_events(
     return (*guesses, replace(place, optional=True, doubt="a place"))
 
 
-def columns_of(spec: ModelSpec, seen: Mapping[str, FieldSpec]) -> list[str]:
-    """The columns to guess: those with a role, then the features."""
-    roles = _roles_of(spec)
-    return [*roles, *(name for name in seen if name not in roles)]
-
-
 def guesses_of(
     profiles: Sequence[Profile], spec: ModelSpec, seen: Mapping[str, FieldSpec]
 ) -> tuple[Guess, ...]:
     """Guess the columns of joined rows. spec: as `spec_of` makes it of the features `seen`."""
-    roles = _roles_of(spec)
-    named = [_of_role(roles[each.name], each) for each in profiles if each.name in roles]
-    return (*named, *(_of_field(each, seen[each.name]) for each in profiles if each.name not in roles))
-
-
-def _roles_of(spec: ModelSpec) -> dict[str, Role]:
-    named = {role: getattr(spec.input, role) for role in ROLES_WITH_ONE_COLUMN}
-    return {name: role for role, name in named.items() if name is not None}
+    roles = {getattr(spec.input, role): role for role in ROLES_WITH_ONE_COLUMN}
+    found = list[Guess]()
+    for profile in (each for each in profiles if not each.name.startswith("@")):
+        role = roles.get(profile.name)
+        if role == "label":
+            clicked = sum(text == "1" for text in profile.texts)
+            why = f"made by the join: {100 * clicked / len(profile.texts):.3g} % of the rows are clicked"
+            guess = Guess(profile, role, why)
+        elif role is not None:
+            form = profile.time_format if role == "timestamp" else None
+            kind = "time" if form else "category"
+            guess = Guess(profile, role, _WHY[role], _SIDES.get(role, "context"), kind, format=form)
+        elif profile.distinct == 0:
+            guess = Guess(profile, "ignore", "empty in these rows", seen[profile.name].side)
+        else:  # where the value stands tells the side, and a list or object that it is a set
+            guess = replace(guess_field(profile), side=seen[profile.name].side)
+            if seen[profile.name].kind == "set":
+                guess = replace(guess, kind="set", separator=None)
+        found.append(guess)
+    return tuple(found)
 
 
 def spec_of(seen: Mapping[str, FieldSpec], columns: Sequence[str]) -> ModelSpec:
@@ -647,21 +651,3 @@ _WHY: dict[Role, str] = {
     "cookie": "the user",
     "item": "items[].id",
 }
-
-
-def _of_role(role: Role, profile: Profile) -> Guess:
-    if role == "label":
-        clicked = sum(text == "1" for text in profile.texts)
-        why = f"made by the join: {100 * clicked / len(profile.texts):.3g} % of the rows are clicked"
-        return Guess(profile, "label", why)
-    side = {"cookie": "user", "item": "item"}.get(role, "context")
-    form = profile.time_format if role == "timestamp" else None
-    return Guess(profile, role, _WHY[role], side, kind="time" if form else "category", format=form)
-
-
-def _of_field(profile: Profile, seen: FieldSpec) -> Guess:
-    """Where the value stands tells the side, and a list or object that it is a set."""
-    if profile.distinct == 0:
-        return Guess(profile, "ignore", "empty in these rows", seen.side)
-    guess = replace(guess_field(profile), side=seen.side)
-    return replace(guess, kind="set", separator=None) if seen.kind == "set" else guess

@@ -264,17 +264,13 @@ def _texts_of(part: Any) -> Any:
     if not pa.types.is_nested(part.type):
         return column_text(part)
     values = part.to_pylist()
-    if pa.types.is_map(part.type):
-        values = [None if each is None else _summed(each) for each in values]
+    for row, members in enumerate(values if pa.types.is_map(part.type) else ()):
+        if members is not None:
+            values[row] = found = dict[str, float]()
+            for member, x in members:
+                name = member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
+                found[name] = found.get(name, 0.0) + (x or 0.0)
     return pa.array([None if each is None else json.dumps(each).encode() for each in values], pa.binary())
-
-
-def _summed(members: Sequence[tuple[Any, float | None]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for member, x in members:
-        name = member.decode("utf-8", "replace") if isinstance(member, bytes) else str(member)
-        found[name] = found.get(name, 0.0) + (x or 0.0)
-    return found
 
 
 def numbered(ids: Array) -> tuple[Array, Array]:

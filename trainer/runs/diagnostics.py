@@ -276,30 +276,25 @@ class _WorstRows:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._heap: list[tuple[float, int, int, dict[str, Value], str, int]] = []
+        self._worst: list[tuple[float, int, int, dict[str, Value], str, int]] = []
         self._rows = 0
 
     def add(self, losses: Floats, examples: Examples, batch: RowBatch, maker: ExampleMaker) -> None:
         """Add a batch's rows. O(rows), and the values of the few rows that enter are copied."""
-        least = self._heap[0][0] if len(self._heap) == self._most and self._heap else -math.inf
-        above = np.flatnonzero(losses > least)
+        least = self._worst[-1][0] if len(self._worst) == self._most and self._worst else -math.inf
+        above, entries = np.flatnonzero(losses > least), [*self._worst]
         for row in above[np.argsort(-losses[above], kind="stable")][: self._most].tolist():
             at, order = int(examples.rows[row]), -(self._rows + row)
             values, place = example_of(maker.plan, batch, at), (batch.file, int(batch.lines[at]))
-            entry = (float(losses[row]), order, int(examples.hashed.labels[row]), values, *place)
-            if len(self._heap) < self._most:
-                heapq.heappush(self._heap, entry)
-            else:
-                heapq.heappushpop(self._heap, entry)
+            entries.append((float(losses[row]), order, int(examples.hashed.labels[row]), values, *place))
+        self._worst = heapq.nlargest(self._most, entries, key=lambda each: each[:2])
         self._rows += int(losses.size)
 
     def found(self, auditor: RowAuditor) -> tuple[WrongRow, ...]:
         """The rows, the worst first."""
         return tuple(
             WrongRow(loss, label, values, auditor.of(values, file, line))
-            for loss, _, label, values, file, line in sorted(
-                self._heap, key=lambda each: each[:2], reverse=True
-            )
+            for loss, _, label, values, file, line in self._worst
         )
 
 
@@ -340,11 +335,15 @@ class _Periods:
     def drift(self, fields: Sequence[str], names: Sequence[str]) -> Drift:
         """All periods in order, and how the fields' distributions moved, the most first."""
         order = sorted(self._numbers)
-        numbers = [self._numbers[key] for key in order]
-        periods = [
-            DriftPeriod(self._begin(key), self._sums.group(number, names), self._lacking(number))
-            for key, number in zip(order, numbers, strict=True)
-        ]
+        numbers, periods = [self._numbers[key] for key in order], []
+        for key, number in zip(order, numbers, strict=True):
+            begin: str | int = key * self._length + 1
+            if self.timed:
+                moment = np.datetime64(key * self._length, "us")
+                begin = f"{np.datetime_as_string(moment, unit='s')}Z"
+            keys, lacking = self._keys[number].tolist()
+            share = lacking / keys if keys else None
+            periods.append(DriftPeriod(begin, self._sums.group(number, names), share))
         drifts = []
         for name, counts in zip(fields, self._counts[:, numbers], strict=True):
             if len(numbers) > 1:
@@ -382,15 +381,6 @@ class _Periods:
             np.add.at(own, taking, before)
         self._keys, self._counts, self._numbers = keys, counts, numbers
         self._length *= factor
-
-    def _begin(self, key: int) -> str | int:
-        if not self.timed:
-            return key * self._length + 1
-        return f"{np.datetime_as_string(np.datetime64(key * self._length, 'us'), unit='s')}Z"
-
-    def _lacking(self, number: int) -> float | None:
-        keys, lacking = self._keys[number].tolist()
-        return lacking / keys if keys else None
 
 
 def stability_index(first: Floats, later: Floats) -> float:

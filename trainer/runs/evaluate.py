@@ -142,16 +142,14 @@ def evaluate(
                 bar.update(totals.metrics.rows, total=None, **known)
     if rejects.count and not totals.metrics.rows:  # a log without rows is reported as such
         raise InputError(no_usable_row("judged", rejects.count, rejects.reasons))
-    report = diagnosing.report(output) if diagnosing is not None else None
-    without_shown = may_be_absent and not totals.positions
-    found = replace(totals.evaluation(rejects.count, without_shown=without_shown), report=report)
-    if found.report is not None:  # one AUC of all rows, that of the finer histogram
-        total = found.report.total
-        own = {
+    found = totals.evaluation(rejects.count, without_shown=may_be_absent and not totals.positions)
+    if diagnosing is not None:
+        report = diagnosing.report(output)
+        own = {  # one AUC of all rows, that of the finer histogram
             name: each.model_copy(update={"auc": found.variants[name].auc})
-            for name, each in total.variants.items()
+            for name, each in report.total.variants.items()
         }
-        found = replace(found, report=replace(found.report, total=replace(total, variants=own)))
+        found = replace(found, report=replace(report, total=replace(report.total, variants=own)))
     judged = found.variants, found.clicks, found.weight - found.clicks
     for warning in (*leak_warnings(*judged), *gain_warnings(*judged)):
         output.warn(warning)
@@ -254,8 +252,14 @@ class _Totals:
         add_rows(scores.uncertainty, self._uncertainty)
         self._doubled += examples.counts.doubled
         if self._requests is not None:
-            first = examples.first
-            of_rows = requests[first], self._orders(examples)[first], rows.labels[first]
+            first, orders = examples.first, scores.latent
+            if self._position is not None:
+                column = plain(examples.batch.columns[self._position])
+                positions = number_column(column)[0][examples.rows]
+                absent = np.isnan(positions)
+                self.positions += int(np.count_nonzero(~absent))
+                orders = np.column_stack([orders, -np.where(absent, np.inf, positions)])
+            of_rows = requests[first], orders[first], rows.labels[first]
             self._requests.update(*of_rows, examples.stop.number)
         return final
 
@@ -281,13 +285,6 @@ class _Totals:
             slices=self.metrics.slices(),
             bins=self.metrics.reliability(),
         )
-
-    def _orders(self, examples: ScoredExamples) -> Array:
-        if self._position is None:
-            return examples.scores.latent
-        positions = number_column(plain(examples.batch.columns[self._position]))[0][examples.rows]
-        self.positions += int(np.count_nonzero(~np.isnan(positions)))
-        return np.column_stack([examples.scores.latent, -np.where(np.isnan(positions), np.inf, positions)])
 
 
 # --- Scores alone ---

@@ -134,7 +134,8 @@ class Line:
 
     def __str__(self) -> str:
         members = ", ".join(f"{name} = {_value(value)}" for name, value in self.members.items())
-        return f"{_key(self.name)} = {{ {members} }}"
+        key = self.name if re.fullmatch(r"[A-Za-z0-9_-]+", self.name) else _quote(self.name)
+        return f"{key} = {{ {members} }}"
 
 
 class SpecDraft:
@@ -546,10 +547,6 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_value, value))}]"
     return _quote(value) if isinstance(value, str) else repr(value)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quote(name)
 
 
 def _quote(text: str) -> str:

@@ -198,7 +198,9 @@ class ImportanceSample:
         fields = []
         with output.progress("permuting", total, "permutations") as bar:
             for plan in plans:
-                across = "request" if self._is_of_request(plan, permutations) else "row"
+                # Requests exchange values that are not the item's where each request has one value.
+                own = self._has_requests and plan.side != "item" and permutations.is_of_request(plan)
+                across = "request" if own else "row"
                 moved = permutations.of(plan)
                 rises, before = np.zeros((permutations.rows.labels.size, len(self._bits))), moved(None)
                 for repeat in range(self._repeats):
@@ -209,10 +211,6 @@ class ImportanceSample:
                 by_variant = {name: permutations.rise(each) for name, each in means}
                 fields.append(FieldImportance(plan.name, across, by_variant))
         return sorted(fields, key=lambda each: -max(rise.logloss for rise in each.rises.values()))
-
-    def _is_of_request(self, plan: FieldPlan, permutations: _Permutations) -> bool:
-        """Whether requests exchange a field's values: it is not the item's, and each request has one value."""
-        return self._has_requests and plan.side != "item" and permutations.is_of_request(plan)
 
     def _drawn(self, requests: npt.NDArray[np.uint64]) -> Numbers:
         drawn = np.empty(requests.size, np.bool_)

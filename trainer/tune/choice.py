@@ -35,7 +35,7 @@ from trainer.tune.candidates import (
     with_parameters,
 )
 from trainer.tune.crosses import Proposal, pairs_of, propose, screened, with_crosses
-from trainer.tune.halving import Comparison, compared_from, predicted_ahead, tune
+from trainer.tune.halving import Comparison, tune
 from trainer.tune.passes import FirstRows, Outcome, PairedDifference, Pass
 
 JUDGED, CHOSEN_BY = 0.2, 0.5
@@ -195,11 +195,7 @@ class _SpecSearch:
         self._rows, self._doubts = rows, doubts
         self.end = rows.learned - max(1, int(rows.learned * JUDGED))
         self._comparison = Comparison(CHOSEN_BY, end=self.end, widen=2, l2=True, frozen=True)
-        self._compared: dict[str, Any] = {
-            "rows": self.end,
-            "compare_from": compared_from(self._comparison, self.end),
-            "ahead": predicted_ahead(self._comparison, self.end),
-        }
+        self._compared: dict[str, Any] = {"rows": self.end, **self._comparison.over(self.end)}
         self.measure = RequestMeasure.parse(MEASURE) if rows.spec.input.request is not None else None
 
     def with_fields(self, doubtful: Iterable[str], crossed: Iterable[str] = ()) -> ModelSpec:

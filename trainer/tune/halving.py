@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,13 @@ PARTS, MOST_AHEAD = 10, 100_000
 """Into how many parts the rows are divided to be predicted frozen, and the most rows of one, which are in memory."""
 
 
+class Compared(TypedDict):
+    """compare_from: the first row, from 0, by which candidates are compared; ahead: see `RepeatedLog.learn`."""
+
+    compare_from: int
+    ahead: int
+
+
 @dataclass(frozen=True)
 class Comparison:
     """How candidates are compared: over the `last` part of the log (1: all of it), by a metric, as a variant.
@@ -59,6 +66,14 @@ class Comparison:
     widen: int = 0
     l2: bool = False
     frozen: bool = False
+
+    def over(self, rows: int | None) -> Compared:
+        """How `rows` rows are compared; None: how many there are is not known."""
+        # A frozen model predicts the first rows before it has learned any: nothing is compared by these.
+        ahead = min(max(rows // PARTS, 1), MOST_AHEAD) if self.frozen and rows is not None else 0
+        if rows is None or self.last == 1.0:
+            return {"compare_from": ahead, "ahead": ahead}
+        return {"compare_from": max(ahead, rows - max(1, math.floor(rows * self.last))), "ahead": ahead}
 
 
 @dataclass(frozen=True)
@@ -163,14 +178,9 @@ class _CandidateSearch:
         """Learn `rows` rows (None: all), MODELS_PER_PASS models a pass; return whether the log ended before them."""
         groups = groups_of(self._spec, self.candidates, indexes, self._variant)
         stop = rows if rows is not None else self._comparison.end
-        size = stop if stop is not None else self.total
-        ahead = predicted_ahead(self._comparison, size)
-        begin = compared_from(self._comparison, size)
+        compared = self._comparison.over(stop if stop is not None else self.total)
         parts = [groups[at : at + MODELS_PER_PASS] for at in range(0, len(groups), MODELS_PER_PASS)]
-        passes = [
-            self._log.learn(part, rows=stop, compare_from=begin, measure=self.measure, ahead=ahead)
-            for part in parts
-        ]
+        passes = [self._log.learn(part, rows=stop, measure=self.measure, **compared) for part in parts]
         outcomes = {index: outcome for each in passes for index, outcome in each.outcomes.items()}
         whole = replace(passes[0], outcomes=outcomes)
         self.outcomes |= {index: (outcome, whole) for index, outcome in outcomes.items()}
@@ -224,22 +234,6 @@ def compared_variant(spec: ModelSpec, name: str | None) -> str:
             f"variants.{variant} sets {', '.join(own)}; `tune` searches the parameters of [learner]: remove them"
         )
     return variant
-
-
-def compared_from(comparison: Comparison, rows: int | None) -> int:
-    """The first row, from 0, by which candidates are compared, if `rows` rows are learned.
-
-    Not by those that a frozen model predicts before it has learned any.
-    """
-    first = predicted_ahead(comparison, rows)
-    if rows is None or comparison.last == 1.0:
-        return first
-    return max(first, rows - max(1, math.floor(rows * comparison.last)))
-
-
-def predicted_ahead(comparison: Comparison, rows: int | None) -> int:
-    """How many rows are predicted before any of them is learned; 0: each one before it is learned itself."""
-    return min(max(rows // PARTS, 1), MOST_AHEAD) if comparison.frozen and rows is not None else 0
 
 
 # --- The extent of a log: its rows, whether they are in order of time, where its last part begins ---

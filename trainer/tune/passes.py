@@ -269,25 +269,12 @@ class RepeatedLog:
         many rows are predicted before any of them is learned, as by models that are made again and again; they are in
         memory. Nothing is learned where the state has this pass.
         """
-        if self.state is None:
-            return self._learned(groups, rows, compare_from, measure, frozen, ahead)
-        learning = [[each.spec.to_json(), list(each.candidates), list(each.variants)] for each in groups]
-        key = self.state.key(learning, rows, compare_from, str(measure), frozen, ahead)
-        if (kept := self.state.get(key)) is not None:
-            return _KEPT.validate_python(kept)
-        learned = self._learned(groups, rows, compare_from, measure, frozen, ahead)
-        self.state.put(key, _KEPT.dump_python(learned, mode="json"))
-        return learned
-
-    def _learned(
-        self,
-        groups: Sequence[CandidateGroup],
-        rows: int | None,
-        compare_from: int,
-        measure: RequestMeasure | None,
-        frozen: bool,
-        ahead: int,
-    ) -> Pass:
+        state, key = self.state, ""
+        if state is not None:
+            learning = [[each.spec.to_json(), list(each.candidates), list(each.variants)] for each in groups]
+            key = state.key(learning, rows, compare_from, str(measure), frozen, ahead)
+            if (kept := state.get(key)) is not None:
+                return _KEPT.validate_python(kept)
         models: list[LearningModel] = []
         held: list[Examples] = []
         learned = seen = 0
@@ -351,7 +338,10 @@ class RepeatedLog:
         for model, group in zip(models, groups, strict=False):
             outcomes |= _outcomes(model, group)
         weights = _late(models[0]).blocks.sums()[:, -1] if models else np.zeros(0)
-        return Pass(learned, max(learned - compare_from, 0), rejects.count, weights, outcomes)
+        made = Pass(learned, max(learned - compare_from, 0), rejects.count, weights, outcomes)
+        if state is not None:
+            state.put(key, _KEPT.dump_python(made, mode="json"))
+        return made
 
 
 @dataclass(frozen=True)

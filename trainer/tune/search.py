@@ -36,10 +36,8 @@ from trainer.tune.halving import (
     Extent,
     LastPart,
     Tuning,
-    compared_from,
     compared_variant,
     measure,
-    predicted_ahead,
     tune,
 )
 from trainer.tune.passes import Outcome, PairedDifference, RepeatedLog
@@ -243,8 +241,7 @@ def _proposal(
         variant=compared_variant(spec, comparison.variant),
         budget=budget,
         rows=comparison.end,
-        compare_from=compared_from(comparison, rows),
-        ahead=predicted_ahead(comparison, rows),
+        **comparison.over(rows),
     )
 
 
