@@ -7,7 +7,7 @@ with DECISION_ROW each row, one item for one position; with DECISION_LIST each r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,7 +42,7 @@ class LogOfRows:
     decision: str
 
     def read(
-        self, spec: ModelSpec, models: Sequence[ModelSpec], on_rows: Callable[[int], None] = lambda rows: None
+        self, spec: ModelSpec, models: Sequence[ModelSpec]
     ) -> tuple[LoggedRows, Layout, list[ModelSpec]]:
         """Read the rows once, with the columns of all models; return the models' specs, resolved, too.
 
@@ -59,13 +59,11 @@ class LogOfRows:
                     "--policy, or name a log with a row for each impression"
                 )
             layout = Layout.of(opened.columns, self.propensity, self.position)
-            collector, makers, rows = RowCollector(own.input, layout), [*map(ExampleMaker, resolved)], 0
+            collector, makers = RowCollector(own.input, layout), [*map(ExampleMaker, resolved)]
             wanted = [name for name in (layout.propensity, layout.position) if name is not None]
             batches = opened.batches([*own.input.named_columns, *wanted])
             for batch in with_derived(batches, resolved):
                 collector.add(batch, bad_rows(batch, makers))
-                rows += batch.rows
-                on_rows(rows)
         return collector.rows(self.decision), layout, resolved
 
 

@@ -308,17 +308,15 @@ def predict(
     log: Log,
     *,
     threads: int | None = None,
-    without: Sequence[str] = (),
     output: Output = SILENT,
 ) -> Iterator[BatchScores]:
     """Score the rows of a log, which needs no labels. A row with a bad value has no scores, and is a reject.
 
-    without: fields and crosses to score without. Raises SpecError if the log lacks a column of a field, InputError if
-    it cannot be read to its end.
+    Raises SpecError if the log lacks a column of a field, InputError if it cannot be read to its end.
     """
     scorer = Scorer(artefact)
-    spec = scoring_spec(artefact.spec, tuple(without))
-    with compiling_scorer(output), open_log(replace(log, unlabelled=True), spec) as opened:
+    unlabelled, spec = replace(log, unlabelled=True), scoring_spec(artefact.spec)
+    with compiling_scorer(output), open_log(unlabelled, spec) as opened:
         maker = _UnlabelledMaker(opened.spec, scorer)
         first = 0
         with opened.examples(threads, maker=maker) as stream, output.progress("scoring") as bar:
