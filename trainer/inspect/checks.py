@@ -37,7 +37,6 @@ from trainer.inspect.columns import (
     Float64s,
     Int64s,
     Repeats,
-    UInt64s,
     mixed,
 )
 from trainer.inspect.findings import Cases, Findings, Severity, cut, listed, percent, words_of
@@ -176,12 +175,14 @@ def check_rejects(rejects: RejectLog, rows: int, found: Findings) -> None:
 class RepeatedRows:
     """Whole rows and requests that come twice, and requests that go on after rows of others."""
 
-    def __init__(self, roles: Roles, is_of_events: bool) -> None:
-        self._roles, self._is_of_events = roles, is_of_events
+    def __init__(self, roles: Roles, columns: Mapping[str, ColumnCounts], is_of_events: bool) -> None:
+        """columns: the counts of all columns."""
+        self._roles, self._columns, self._is_of_events = roles, columns, is_of_events
         self._rows, self._pairs, self._runs = Repeats(), Repeats(), Runs()
 
-    def add(self, hashes: Mapping[str, UInt64s], marks: Int64s, file: int) -> None:
+    def add(self, rows: CheckedRows) -> None:
         """The next rows by the hashes of their columns."""
+        hashes, marks = rows.hashes, rows.marks
         whole = np.zeros(marks.size, np.uint64)
         for each in hashes.values():
             whole = (whole + each) * np.uint64(0x9E3779B97F4A7C15)
@@ -194,13 +195,13 @@ class RepeatedRows:
         if item is not None:
             there = (request != ABSENT) & (item != ABSENT)
             self._pairs.add(mixed(request[there] * np.uint64(3) + item[there]), marks[there])
-        self._runs.add(request, file)
+        self._runs.add(request, rows.file)
 
-    def find(self, columns: Mapping[str, ColumnCounts], found: Findings) -> None:
-        """columns: the counts of all columns."""
+    def find(self, found: Findings) -> None:
+        """What comes twice, or goes on later."""
         rows, repeated = self._rows, self._rows.repeated
         distinct = rows.rows - repeated
-        of_columns = (each.distinct for each in columns.values() if not each.is_several)
+        of_columns = (each.distinct for each in self._columns.values() if not each.is_several)
         telling = max(*of_columns, self._pairs.sample.distinct)
         if repeated:
             # Without a column that tells rows apart, equal rows may be two that are alike; many surely are, unless all
@@ -222,9 +223,9 @@ class RepeatedRows:
                 more = _again(rows, repeated, "row", found)
                 found.add(severity, "duplicate-rows", message, remedy, **more)
         if not self._is_of_events:
-            self._find_requests(columns, found)
+            self._find_requests(found)
 
-    def _find_requests(self, columns: Mapping[str, ColumnCounts], found: Findings) -> None:
+    def _find_requests(self, found: Findings) -> None:
         pairs, twice = self._pairs, self._pairs.repeated - self._rows.repeated
         request, item = str(self._roles.request), str(self._roles.item)
         if pairs.rows and twice > 0 and pairs.examples:
@@ -244,7 +245,7 @@ class RepeatedRows:
                 "each part as a request",
                 f"sort the log by {request}",
                 count=self._runs.resumed,
-                of=columns[request].distinct,
+                of=self._columns[request].distinct,
                 unit="requests",
                 columns=(request,),
             )
@@ -266,9 +267,9 @@ class Propensities:
         self._missing, self._bad = Cases(), Cases()
         self._items = DistinctSample(1 << 12, 3)
 
-    def add(self, columns: Mapping[str, Any], hashes: Mapping[str, UInt64s], marks: Int64s) -> None:
+    def add(self, rows: CheckedRows) -> None:
         """The propensities of the next rows."""
-        column = plain(columns[self._name])
+        column, hashes, marks = plain(rows.columns[self._name]), rows.hashes, rows.marks
         numbers, invalid = number_column(column)
         absent = np.isnan(numbers)
         absent[[row for row, _ in invalid]] = False
@@ -338,11 +339,10 @@ class Positions:
         self._views, self._clicks = np.zeros(_POSITIONS + 1), np.zeros(_POSITIONS + 1)
         self._others = 0
 
-    def add(self, columns: Mapping[str, Any], rows: CheckedRows) -> None:
+    def add(self, rows: CheckedRows) -> None:
         """The positions of the next rows."""
-        column = plain(columns[self._name])
         try:
-            numbers = number_column(column)[0]
+            numbers = number_column(plain(rows.columns[self._name]))[0]
         except TypeError:
             return
         known = np.isfinite(numbers)

@@ -13,7 +13,8 @@ relative standard error of at most 1.2 / sqrt(capacity): 1.3 % for 8,192, 0.12 %
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -358,7 +359,8 @@ class CheckedRows:
     """The rows of a batch as the checks read them, each array one element a row.
 
     first: the number of rows before; marks: where each is, see `Places`; views: float64, 1 for a valid label, 0 for an
-    invalid one, or the views of a log of counts; clicks: float64; other: which half of the log a row is in.
+    invalid one, or the views of a log of counts; clicks: float64; other: which half of the log a row is in; columns:
+    the values; hashes: those of the values, by column; file: the number of the file.
     """
 
     count: int
@@ -367,6 +369,9 @@ class CheckedRows:
     views: Float64s
     clicks: Float64s
     other: Bools
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    hashes: dict[str, UInt64s] = field(default_factory=dict)
+    file: int = 0
 
     @cached_property
     def four(self) -> tuple[Float64s, Float64s, Float64s, Float64s]:

@@ -76,13 +76,15 @@ class Order:
 class Times:
     """The checks on the times of a log's rows, or of its events. column: its name, in messages.
 
-    lateness_us: of events, how late the join lets one come.
+    lateness_us: of events, how late the join lets one come; joined: rows that were joined, whose events have been
+    checked for all but the days.
     """
 
     def __init__(
-        self, column: str, form: str | None, what: str = "rows", lateness_us: int | None = None
+        self, column: str, form: str | None, lateness_us: int | None = None, joined: bool = False
     ) -> None:
-        self.column, self._form, self._what, self._lateness_us = column, form, what, lateness_us
+        self.column, self._form, self._lateness_us, self._joined = column, form, lateness_us, joined
+        self._what = "rows" if lateness_us is None else "events"
         self._now_us = time.time_ns() // 1000
         self._rows = 0
         self._orders: dict[str, Order] = {}
@@ -90,17 +92,23 @@ class Times:
         self._units = [Cases() for _ in _UNITS]
         self._days: dict[int, list[float]] = {}
 
-    def parsed(self, column: Any, marks: Int64s) -> Int64s:
-        """The times of a column in microseconds, NO_TIME where there is none; counts units and what cannot be read."""
-        array = plain(column)
+    def add(self, rows: CheckedRows) -> None:
+        """Count the times of the next rows, units and what cannot be read, and views and clicks of each day."""
+        array, marks = plain(rows.columns[self.column]), rows.marks
         times = _fast(array) if self._form is None else None
         if times is None:
             times, bad = parse_times(array, self._form)
             self._unread.add([row for row, _ in bad], marks, lambda row: words_of(array[row].as_py()))
             self._count_units(array, marks)
-        return times
+        good = self.add_times(times, marks, str(rows.file))
+        days, group = np.unique(times[good] // _DAY_US, return_inverse=True)
+        views, clicks = np.bincount(group, rows.views[good]), np.bincount(group, rows.clicks[good])
+        for day, seen, clicked in zip(days.tolist(), views.tolist(), clicks.tolist(), strict=True):
+            counts = self._days.setdefault(day, [0.0, 0.0])
+            counts[0] += seen
+            counts[1] += clicked
 
-    def add(self, times: Int64s, marks: Int64s, stream: str) -> Bools:
+    def add_times(self, times: Int64s, marks: Int64s, stream: str) -> Bools:
         """Count the next times of a stream; returns which rows have a plausible time: bool[rows]."""
         self._rows += times.size
         known = times != NO_TIME
@@ -113,23 +121,11 @@ class Times:
         self._orders.setdefault(stream, Order()).add(times[good], marks[good], far_us)
         return good
 
-    def add_days(self, times: Int64s, good: Bools, rows: CheckedRows) -> None:
-        """Count views and clicks of each day."""
-        days, group = np.unique(times[good] // _DAY_US, return_inverse=True)
-        views, clicks = np.bincount(group, rows.views[good]), np.bincount(group, rows.clicks[good])
-        for day, seen, clicked in zip(days.tolist(), views.tolist(), clicks.tolist(), strict=True):
-            counts = self._days.setdefault(day, [0.0, 0.0])
-            counts[0] += seen
-            counts[1] += clicked
-
     def find(self, found: Findings) -> None:
-        """What is wrong with the times."""
-        self._find_odd(found)
-        self._find_order(found)
-        self.find_days(found)
-
-    def find_days(self, found: Findings) -> None:
-        """Days without rows, and days whose click rate is another."""
+        """What is wrong with the times; days without rows, and days whose click rate is another."""
+        if not self._joined:
+            self._find_odd(found)
+            self._find_order(found)
         if len(self._days) > 1:
             self._find_missing_days(found)
             self._find_shifts(found)
@@ -321,7 +317,7 @@ class EventChecks:
         self.places = Places(list(files))
         self._parsers: dict[str, Parser] = {}
         self._lock = threading.Lock()
-        self._times = Times("ts", None, "events", spec.join.lateness_us)
+        self._times = Times("ts", None, spec.join.lateness_us)
         self._level = 0
         self._shown: list[tuple[UInt64s, Int64s, Int64s]] = []
         self._pairs: list[tuple[UInt64s, UInt64s]] = []
@@ -343,7 +339,7 @@ class EventChecks:
         what = mixed(clicks + events.what[is_click].astype(np.uint64))
         with self._lock:
             good = is_shown | is_click
-            self._times.add(events.time_us[good], marks[good], source)
+            self._times.add_times(events.time_us[good], marks[good], source)
             self.impressions += int(np.count_nonzero(is_shown))
             self.feedback += int(np.count_nonzero(is_click))
             self._shown.append((request[is_shown], events.time_us[is_shown], marks[is_shown]))

@@ -42,7 +42,7 @@ from trainer.inspect.checks import (
     check_columns,
     check_rejects,
 )
-from trainer.inspect.columns import FEWEST_VALUES, VALUES, CheckedRows, ColumnCounts, UInt64s
+from trainer.inspect.columns import FEWEST_VALUES, VALUES, CheckedRows, ColumnCounts
 from trainer.inspect.event_checks import EventChecks, Times
 from trainer.inspect.findings import Diagnosis, Findings, Places, listed
 from trainer.inspect.guesses import (
@@ -279,12 +279,16 @@ class _Checks:
         self.rows = 0
         self.columns = {name: ColumnCounts(name, capacity) for name in names}
         self.labels, self.rejected = Labels(roles), RejectLog()
-        self._repeated = RepeatedRows(roles, is_of_events)
         self.places = Places()
-        self._is_of_events = is_of_events
-        self._times = None if roles.timestamp is None else Times(roles.timestamp, roles.time_form)
-        self._propensities = None if roles.propensity is None else Propensities(roles)
-        self._positions = None if roles.position is None else Positions(roles)
+        self._others: list[RepeatedRows | Times | Propensities | Positions] = [
+            RepeatedRows(roles, self.columns, is_of_events)
+        ]
+        if roles.timestamp is not None:
+            self._others.append(Times(roles.timestamp, roles.time_form, joined=is_of_events))
+        if roles.propensity is not None:
+            self._others.append(Propensities(roles))
+        if roles.position is not None:
+            self._others.append(Positions(roles))
 
     def add(self, batch: RowBatch) -> None:
         """Check the next rows."""
@@ -294,19 +298,13 @@ class _Checks:
             return
         marks = self.places.first_mark(batch.file) + batch.lines
         views, clicks = self.labels.of(batch, marks)
-        rows = CheckedRows(batch.rows, self.rows, marks, views, clicks, self._half(batch))
-        hashes: dict[str, UInt64s] = {}
+        judged = views, clicks, self._half(batch)
+        of_batch: dict[str, Any] = {"columns": batch.columns, "file": len(self.places.files)}
+        rows = CheckedRows(batch.rows, self.rows, marks, *judged, **of_batch)
         for name, counts in self.columns.items():
-            hashes[name] = counts.add(batch.columns[name], rows)
-        self._repeated.add(hashes, marks, len(self.places.files))
-        if self._times is not None:
-            times = self._times.parsed(batch.columns[self._times.column], marks)
-            good = self._times.add(times, marks, str(len(self.places.files)))
-            self._times.add_days(times, good, rows)
-        if self._propensities is not None:
-            self._propensities.add(batch.columns, hashes, marks)
-        if self._positions is not None:
-            self._positions.add(batch.columns, rows)
+            rows.hashes[name] = counts.add(batch.columns[name], rows)
+        for check in self._others:
+            check.add(rows)
         self.rows += batch.rows
 
     def find(self, found: Findings) -> None:
@@ -319,14 +317,8 @@ class _Checks:
             found.add("warning", "missing-columns", message, remedy, unit="columns", columns=missing, **more)
         self.labels.find(found)
         check_columns(list(self.columns.values()), self.roles, found)
-        self._repeated.find(self.columns, found)
-        if self._times is not None:
-            # The events' own order is checked before they are joined.
-            (self._times.find_days if self._is_of_events else self._times.find)(found)
-        if self._propensities is not None:
-            self._propensities.find(found)
-        if self._positions is not None:
-            self._positions.find(found)
+        for check in self._others:
+            check.find(found)
 
     def _half(self, batch: RowBatch) -> Any:
         """Which half of the log each row is in: whole requests, or blocks of rows."""
