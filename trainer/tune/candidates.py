@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model_store.bounded import toml_document
@@ -115,22 +115,29 @@ def learns_alone(spec: ModelSpec) -> bool:
 def as_variants(
     spec: ModelSpec, candidates: Sequence[Candidate], indexes: Sequence[int], variant: str
 ) -> CandidateGroup:
-    """A model of which each candidate is a variant with values of its own; all parameters but a variant's are alike."""
-    first = candidates[indexes[0]]
-    common = {name: value for name, value in first.items() if name not in OF_A_VARIANT}
-    without = spec.variants[variant].without
-    variants = {
-        f"candidate-{index}": {
-            "share": 1.0 / len(indexes),
-            "without": without,
-            **{name: value for name, value in candidates[index].items() if name in OF_A_VARIANT},
+    """A model of which each candidate is a variant; all parameters but a variant's are alike."""
+    common, variants = dict[str, Value](), dict[str, dict[str, object]]()
+    for index in indexes:
+        own = candidates[index].items()
+        common = {name: value for name, value in own if name not in OF_A_VARIANT}
+        variants[f"candidate-{index}"] = {
+            "without": spec.variants[variant].without,
+            **{name: value for name, value in own if name in OF_A_VARIANT},
         }
-        for index in indexes
+    return replace(side_by_side(spec, common, variants), candidates=tuple(indexes))
+
+
+def side_by_side(
+    spec: ModelSpec, parameters: Candidate, variants: Mapping[str, Mapping[str, object]]
+) -> CandidateGroup:
+    """A model of these variants, each with values of its own: the candidates 0, 1, …"""
+    share, every = 1.0 / len(variants), tuple(range(len(variants)))
+    sections = {
+        "learner": learner_with(spec.learner, parameters) | {"values": "per_variant"},
+        "variants": {name: {"share": share, **own} for name, own in variants.items()},
+        "calibration": {"kind": "none"},  # the search compares learners, not curves
     }
-    learner = learner_with(spec.learner, common) | {"values": "per_variant"}
-    calibration = {"kind": "none"}  # the search compares learners, not curves
-    model = rebuilt(spec, {"learner": learner, "variants": variants, "calibration": calibration})
-    return CandidateGroup(model, tuple(indexes), tuple(range(len(indexes))))
+    return CandidateGroup(rebuilt(spec, sections), every, every)
 
 
 def rebuilt(spec: ModelSpec, sections: Mapping[str, object]) -> ModelSpec:

@@ -30,8 +30,8 @@ from trainer.tune.candidates import (
     Value,
     around,
     candidates_of,
-    learner_with,
     rebuilt,
+    side_by_side,
     with_parameters,
 )
 from trainer.tune.crosses import Proposal, pairs_of, propose, screened, with_crosses
@@ -232,14 +232,9 @@ class _SpecSearch:
         every = {*itertools.chain(*ways.values())}
         spec = self.with_fields(every)
         variants = {
-            f"way-{number}": {"share": 1.0 / len(ways), "without": sorted(every - kept)}
-            for number, kept in enumerate(ways.values())
+            f"way-{number}": {"without": sorted(every - kept)} for number, kept in enumerate(ways.values())
         }
-        learner = learner_with(spec.learner, rate) | {"values": "per_variant"}
-        group = CandidateGroup(
-            rebuilt(spec, {"learner": learner, "variants": variants}), *(tuple(range(len(ways))),) * 2
-        )
-        learned = self._rows.learn([group], **self._compared)
+        learned = self._rows.learn([side_by_side(spec, rate, variants)], **self._compared)
         losses = {name: float(learned.outcomes[at].sums.sum()) for at, name in enumerate(ways)}
         guess, best = next(iter(ways)), min(losses, key=lambda name: losses[name])
         return best if losses[best] < (1.0 - LEAST_CHANGE) * losses[guess] else guess

@@ -34,7 +34,7 @@ from model_store.spec.sections import Cross, FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn.model import LearningModel
-from trainer.tune.candidates import Candidate, CandidateGroup, learner_with, rebuilt, with_parameters
+from trainer.tune.candidates import Candidate, CandidateGroup, rebuilt, side_by_side, with_parameters
 from trainer.tune.passes import FirstRows, Outcome, PairedDifference, Pass, RepeatedLog, cut
 
 ERROR_RATE = 0.05
@@ -208,17 +208,12 @@ class _FeatureSearch:
         names = ["*".join(each) for each in features]
         left = {(name,) for name in self._fields} - {*chosen, *features}
         without = [*self._without, *sorted(name for (name,) in left)]
-        share = 1.0 / (len(features) + 1)
-        variants: dict[str, dict[str, object]] = {"none": {"share": share, "without": [*without, *names]}}
+        variants = {"none": {"without": [*without, *names]}}
         for number, name in enumerate(names):
             left_out = [*without, *(each for each in names if each != name)]
-            variants[f"with-{number}"] = {"share": share, "without": left_out}
-        learner = learner_with(self._spec.learner, self._parameters) | {"values": "per_variant"}
-        sections = {"learner": learner, "variants": variants, "calibration": {"kind": "none"}}
+            variants[f"with-{number}"] = {"without": left_out}
         pairs = [each for each in (*chosen, *features) if len(each) > 1]
-        spec = rebuilt(with_crosses(self._spec, pairs), sections)
-        every = tuple(range(len(features) + 1))
-        return CandidateGroup(spec, every, every)
+        return side_by_side(with_crosses(self._spec, pairs), self._parameters, variants)
 
 
 # --- Which pairs to try ---
