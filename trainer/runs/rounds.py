@@ -1,9 +1,9 @@
 """Several trainers, one model: each learns the requests of its partition, and at the end of a round all are merged.
 
 A round ends at a time of the events' own clock, so at the same event in every run. Each partition then writes what it
-has learned to the store, waits for the others, and continues from the merge of all. A checkpoint is of
-the beginning of a round; so a trainer that was killed learns its part of the round again, and one that takes a
-partition over, on another machine, starts from the state that the store holds. docs/distributed.md.
+has learned to the store, waits for the others, and continues from the merge of all. A checkpoint is of the beginning of
+a round; so a trainer that was killed learns its part of the round again, and one that takes a partition over, on
+another machine, starts from the state that the store holds. docs/distributed.md.
 
 `Partners` is a partition's exchange with the others through the store; `RoundLoop` is its learning loop; `Reconciler`
 is the merge: of each partition the keys that it has changed, and their state, to one state for each of these keys, the
