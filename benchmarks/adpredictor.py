@@ -23,7 +23,7 @@ from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, groups_of, with_parameters
-from trainer.tune.extent import count_rows
+from trainer.tune.halving import LastPart, measure
 from trainer.tune.passes import RepeatedLog
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -65,7 +65,7 @@ LOGS = (
 
 def compared(spec: ModelSpec, log: RepeatedLog, variant: str) -> Iterator[list[Any]]:
     """A row for each learner, with its default alpha and with the tuned one."""
-    half = count_rows(log, spec) // 2
+    half = measure(log, spec, LastPart()).rows // 2
 
     def learn(candidates: Sequence[Candidate], **part: Any) -> list[VariantMetrics]:
         groups = groups_of(spec, candidates, range(len(candidates)), variant)
@@ -98,7 +98,7 @@ def compared(spec: ModelSpec, log: RepeatedLog, variant: str) -> Iterator[list[A
 def pruned(spec: ModelSpec, log: RepeatedLog, candidate: Candidate) -> tuple[int, int, float]:
     """Keys learned, keys published, and the published model's log-loss on the log's last rows."""
     (group,) = groups_of(spec, [candidate], [0], "base")
-    learned = math.floor(LEARNED * count_rows(log, group.spec))
+    learned = math.floor(LEARNED * measure(log, group.spec, LastPart()).rows)
     losses: list[Any] = []
     model: LearningModel | None = None
     with log.examples(group.spec) as (opened, stream):

@@ -19,7 +19,7 @@ from benchmarks.common import report
 from model_store.spec.spec import ModelSpec
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
-from trainer.tune.extent import count_rows
+from trainer.tune.halving import LastPart, measure
 from trainer.tune.passes import RepeatedLog
 
 LEARNED = 0.8
@@ -44,7 +44,7 @@ def averaging(spec: ModelSpec, factor: float) -> ModelSpec:
 
 def held_out(spec: ModelSpec, log: RepeatedLog) -> npt.NDArray[np.float64]:
     """The mean log-loss of every variant of the published model on the last rows."""
-    first, row = math.floor(LEARNED * count_rows(log, spec)), 0
+    first, row = math.floor(LEARNED * measure(log, spec, LastPart()).rows), 0
     model: LearningModel | None = None
     scorer: Scorer | None = None
     losses: list[npt.NDArray[np.float64]] = []

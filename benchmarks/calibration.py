@@ -30,7 +30,7 @@ from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer
 from trainer.tune.candidates import Candidate, with_parameters
-from trainer.tune.extent import count_rows
+from trainer.tune.halving import LastPart, measure
 from trainer.tune.passes import RepeatedLog
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -142,7 +142,7 @@ def held_out(trial: Trial, kind: str, learned: float) -> Held:
     """Learn the first part of the log, and judge the published model on the rest."""
     document = trial.spec.model_dump(mode="json", exclude_unset=True) | {"calibration": {"kind": kind}}
     spec = ModelSpec.model_validate(document)
-    first, row = math.floor(learned * count_rows(trial.rows, spec)), 0
+    first, row = math.floor(learned * measure(trial.rows, spec, LastPart()).rows), 0
     model: LearningModel | None = None
     scorer: Scorer | None = None
     losses: list[Numbers] = []
