@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from model_store.errors import CheckpointError, StoreError
 from model_store.files import lock, whole_file
@@ -195,7 +195,7 @@ class CheckpointFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> CheckpointFolder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

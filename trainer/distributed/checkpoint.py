@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -91,7 +90,7 @@ class RunState:
     """How far a run is.
 
     problems: those that are solved and, last, the present one; progress: of the present one; seconds: of all resumed
-    runs; recoveries: iterations that were repeated; initial: SHA-256 of the model of --init-from.
+    runs; recoveries: iterations that were repeated.
     """
 
     spec: str
@@ -164,7 +163,7 @@ class EarlierRun:
         return Replies((), [[part_of(self.arrays, f"{number}.") for number in reducers]], 0)
 
 
-class DistributedCheckpoints:
+class DistributedCheckpoints(CheckpointFolder):
     """The checkpoints of one run, in a folder that it locks; every `every` iterations.
 
     With `resume`, `earlier` is the newest sound checkpoint, None if there is none; without, the folder must hold none.
@@ -179,25 +178,20 @@ class DistributedCheckpoints:
         resume: bool = False,
         on_warning: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._warn, self._every = on_warning, every
-        self._folder = CheckpointFolder(folder, on_warning)
+        super().__init__(folder, on_warning)
+        self._every, self._last = every, 0
         self.earlier: EarlierRun | None = None
         self.failed = self.damaged = 0
         try:
             if not resume:
                 check_empty(folder)
-            elif (found := self._folder.newest()) is not None:
+            elif (found := self.newest()) is not None:
                 path, written, arrays, self.damaged = found
                 self.earlier = EarlierRun(path, state_from_json(written, path), arrays)
+                self._last = self.earlier.state.iterations
         except BaseException:
             self.close()
             raise
-        self._last = self.earlier.state.iterations if self.earlier is not None else 0
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._folder.path
 
     def is_due(self, iterations: int) -> bool:
         """True if a checkpoint should be written now that the run has made so many iterations."""
@@ -219,7 +213,7 @@ class DistributedCheckpoints:
                 for number in range(state.settings.reducers)
                 for name, array in fetch(number).items()
             )
-            self._folder.write(state.iterations, description, arrays)
+            self.write(state.iterations, description, arrays)
         except (OSError, MemberLost) as error:
             self.failed += 1
             why = error.strerror if isinstance(error, OSError) else error
@@ -229,18 +223,6 @@ class DistributedCheckpoints:
             )
             return False
         return True
-
-    def close(self) -> None:
-        """Unlock the folder. May be called twice."""
-        self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def state_from_json(written: Mapping[str, Any], path: Path) -> RunState:

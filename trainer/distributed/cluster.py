@@ -6,10 +6,10 @@ with the reply instead). All results belong to the driver, so they outlive the p
 what it receives, since Ray hands out views of its store, and a view that is kept would fill the store. An FtrieError in
 a step is that step's error; anything else is a bug and keeps its remote traceback.
 
-A member that is gone, or much slower than the others, is reported by MemberLost. Ray starts its process again, empty,
-and `replace_lost` waits for it. Ray says nothing if it did so between two calls, so a call names the process that it is
-for. When Ray itself is gone, no member can be replaced: that is a ClusterError, found by
-asking Ray's control service each second, since Ray would wait for a minute and then end the process.
+A member that is gone, or much slower than the others, is reported by MemberLost, and `replace_lost` makes a new, empty
+one. Ray does not restart members by itself: it would say nothing if it did so between two calls, and would not always
+know why. When Ray itself is gone, no member can be replaced: that is a ClusterError, found by asking Ray's control
+service each second, since Ray would wait for a minute and then end the process.
 
 Needs the extra `distributed`; Ray is imported when a crew is opened.
 """
@@ -24,7 +24,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,16 +67,14 @@ class _Actor:
     """What runs in a member's process: the member, and its steps."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._member, self._id = make(), secrets.token_hex(8)
+        self._member = make()
 
-    def hello(self) -> tuple[str, int, str, str]:
-        """Host name, process id, the id of this start of the process, and version of ftrie."""
-        return socket.gethostname(), os.getpid(), self._id, version("ftrie")
+    def hello(self) -> tuple[str, int, str]:
+        """Host name, process id, and version of ftrie."""
+        return socket.gethostname(), os.getpid(), version("ftrie")
 
-    def run(self, id: str, step: str, arguments: tuple[Any, ...], receivers: int, *parts: Any) -> list[Any]:
-        """One step: its reply, then what goes to each receiver; no reply if the process was started again."""
-        if id != self._id:
-            return [None] * (1 + receivers)
+    def run(self, step: str, arguments: tuple[Any, ...], receivers: int, *parts: Any) -> list[Any]:
+        """One step: its reply, then what goes to each receiver."""
         began = time.perf_counter()
         summary, sent = getattr(self._member, step)(*arguments, inbox=copy.deepcopy(parts))
         sent = sent or [None] * receivers
@@ -86,14 +84,14 @@ class _Actor:
 
 @dataclass(eq=False)
 class _CrewMember:
-    """An actor as the driver knows it. lost: why it is gone."""
+    """A member as the driver knows it. actor: None once its process is gone; lost: why a step has failed."""
 
     kind: str
     number: int
-    actor: Any
+    make: Callable[[], Any]
+    actor: Any = None
     host: str = ""
     pid: int = 0
-    id: str = ""
     lost: str = ""
 
     def __str__(self) -> str:
@@ -103,8 +101,8 @@ class _CrewMember:
 class RayCrew:
     """Workers and reducers as Ray actors; a `trainer.distributed.methods.Crew`.
 
-    workers, reducers: make each member in its process, again whenever that is started again; picklable. timeout_s: a
-    member that still works so long after half of its kind have finished is lost; None: never. Use as a context manager.
+    workers, reducers: make each member in its process, also when it is replaced; picklable. timeout_s: a member that
+    still works so long after half of its kind have finished is lost; None: never. Use as a context manager.
     """
 
     def __init__(
@@ -123,12 +121,12 @@ class RayCrew:
         try:
             self._ray, self._control = self._open.enter_context(_connected(address, self.workers))
             self._own_node = self._ray.get_runtime_context().get_node_id()
-            self._class = self._ray.remote(max_restarts=-1, max_task_retries=0)(_Actor)
+            self._class = self._ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
             self._members = {
-                WORKER: [self._worker(number, make) for number, make in enumerate(workers)],
-                REDUCER: [self._reducer(number, make) for number, make in enumerate(reducers)],
+                kind: [_CrewMember(kind, number, make) for number, make in enumerate(makers)]
+                for kind, makers in ((WORKER, workers), (REDUCER, reducers))
             }
-            self._greet([*self._members[WORKER], *self._members[REDUCER]])
+            self._start([*self._members[WORKER], *self._members[REDUCER]])
         except BaseException:
             self._open.close()
             raise
@@ -162,38 +160,24 @@ class RayCrew:
             raise MemberLost(_reason(error)) from None
 
     def replace_lost(self) -> None:
-        """Wait until lost members have started again. Raises ClusterError if Ray is away or has no room for them."""
+        """Start lost members again, and wait for them. Raises ClusterError if Ray is away or has no room for them."""
         began = time.perf_counter()
         lost = [each for members in self._members.values() for each in members if each.lost]
         notes = [f"{each} was lost: {each.lost}" for each in lost]
-        self._greet(lost)
+        self._start(lost)
         for each, note in zip(lost, notes, strict=True):
             self._output.warn(f"{note}; started again on {each.host} in {time.perf_counter() - began:.1f} s")
-
-    def _worker(self, number: int, make: Callable[[], Any]) -> _CrewMember:
-        """A worker takes a CPU."""
-        options = self._class.options(num_cpus=1, scheduling_strategy="SPREAD")
-        return _CrewMember(WORKER, number, options.remote(make))
-
-    def _reducer(self, number: int, make: Callable[[], Any]) -> _CrewMember:
-        """Reducers work while workers wait, and take no CPU. Ray does not spread what takes none: hosts are chosen."""
-        nodes = [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        ids = sorted(node["NodeID"] for node in nodes)
-        affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        host = affinity(ids[number % len(ids)], soft=True)
-        return _CrewMember(
-            REDUCER, number, self._class.options(num_cpus=0, scheduling_strategy=host).remote(make)
-        )
 
     def _ask(
         self, kind: str, receivers: int, step: str, arguments: tuple[Any, ...], inbox: Replies | None
     ) -> Replies:
-        results = []
+        results, members = [], self._members[kind]
+        _raise_lost(each for each in members if each.actor is None)
         try:
-            for each in self._members[kind]:
+            for each in members:
                 parts = [] if inbox is None else [sent[each.number] for sent in inbox.parts]
                 call = each.actor.run.options(num_returns=1 + receivers)
-                results.append(call.remote(each.id, step, arguments, receivers, *parts))
+                results.append(call.remote(step, arguments, receivers, *parts))
             replies = self._wait(kind, step, [each[0] for each in results])
         except ConnectionError as error:  # of a ray:// address
             raise self._away(_first_line(error)) from None
@@ -224,16 +208,15 @@ class RayCrew:
                 median = statistics.median(each.seconds for each in replies.values())
                 for member in waiting.values():
                     self._watch(member, step, time.monotonic() - began, median, half_s, warned)
-            if lost := [each for each in members if each.lost]:
-                raise MemberLost("; ".join(f"{each} was lost: {each.lost}" for each in lost))
+            _raise_lost(each for each in members if each.lost)
         return [replies[number] for number in range(len(members))]
 
     def _reply(self, member: _CrewMember, result: Any) -> _Reply | None:
         """A member's reply; None if it, or what was sent to it, is lost."""
         errors = self._ray.exceptions
         try:
-            reply: _Reply | None = self._ray.get(result)
-            member.lost = _ENDED if reply is None else ""
+            reply: _Reply = self._ray.get(result)
+            member.lost = ""
             return reply
         except errors.RayError as error:
             cause = error.cause if isinstance(error, errors.RayTaskError) else error
@@ -242,8 +225,15 @@ class RayCrew:
             if not isinstance(cause, errors.RayError):
                 raise
             self._check_ray()
-            member.lost = _reason(cause)
+            self._lose(member, _reason(cause), is_gone=not isinstance(cause, errors.ObjectLostError))
         return None
+
+    def _lose(self, member: _CrewMember, reason: str, *, is_gone: bool = True) -> None:
+        """Note why a member's step failed, and end what may be left of a process that is gone."""
+        member.lost = reason
+        if is_gone:
+            self._ray.kill(member.actor)
+            member.actor = None
 
     def _watch(
         self, member: _CrewMember, step: str, seconds: float, median: float, half_s: float, warned: set[int]
@@ -251,11 +241,11 @@ class RayCrew:
         """Report a member that is slow, and end one that is too slow."""
         waited = time.monotonic() - half_s
         if self._timeout_s is not None and waited > self._timeout_s:
-            member.lost = (
+            self._lose(
+                member,
                 f"it has worked on the step {step!r} for {seconds:.0f} s, over --worker-timeout after the others had "
-                f"finished (median {median:.1f} s)"
+                f"finished (median {median:.1f} s)",
             )
-            self._ray.kill(member.actor, no_restart=False)
         elif member.number not in warned and seconds > max(_SLOW * median, _SLOW_S):
             warned.add(member.number)
             left = None if self._timeout_s is None else self._timeout_s - waited
@@ -265,25 +255,22 @@ class RayCrew:
                 + ("" if left is None else f"; it is replaced after {left:.0f} s more")
             )
 
-    def _greet(self, members: Sequence[_CrewMember]) -> None:
-        """Wait until members answer, from a new process if they were lost. Raises ClusterError."""
-        waiting = {each.actor.hello.remote(): each for each in members}
+    def _start(self, members: Sequence[_CrewMember]) -> None:
+        """Start members that have no process, and wait until all of these answer. Raises ClusterError."""
+        waiting = {self._greet(each): each for each in members}
         end_s = time.monotonic() + self._placed_s
         while waiting:
             ready, _ = self._ray.wait([*waiting], num_returns=len(waiting), timeout=_POLL_S)
             for result in ready:
                 member = waiting.pop(result)
                 try:
-                    member.host, member.pid, member.id, found = self._ray.get(result)
+                    member.host, member.pid, found = self._ray.get(result)
                 except self._ray.exceptions.RayError as error:
                     if getattr(error, "actor_init_failed", False):
                         raise _not_started(member, error) from None
-                    if not any(
-                        node["Alive"] for node in self._ray.nodes() if node["NodeID"] == self._own_node
-                    ):
-                        raise self._away("the part of Ray on this host has ended") from None
-                    time.sleep(_POLL_S / 4)  # it is being started
-                    waiting[member.actor.hello.remote()] = member
+                    time.sleep(_POLL_S / 4)
+                    self._lose(member, member.lost)
+                    waiting[self._greet(member)] = member
                     continue
                 member.lost = ""
                 if found != version("ftrie"):
@@ -293,6 +280,22 @@ class RayCrew:
             self._check_ray()
             if waiting and time.monotonic() > end_s:
                 raise self._not_placed(len(waiting))
+
+    def _greet(self, member: _CrewMember) -> Any:
+        """Ask a member for its host and process; start it if it has none. Raises ClusterError if Ray is away."""
+        if member.actor is None:
+            nodes = [node for node in self._ray.nodes() if node["Alive"]]
+            if all(node["NodeID"] != self._own_node for node in nodes):
+                raise self._away("the part of Ray on this host has ended")
+            options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+            if member.kind == REDUCER:
+                # Reducers work while workers wait, and take no CPU. Ray does not spread what takes none.
+                ids = sorted(node["NodeID"] for node in nodes if node["Resources"].get("CPU"))
+                affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+                host = affinity(ids[member.number % len(ids)], soft=True)
+                options = {"num_cpus": 0, "scheduling_strategy": host}
+            member.actor = self._class.options(**options).remote(member.make)
+        return member.actor.hello.remote()
 
     def _not_placed(self, waiting: int) -> ClusterError:
         total = self._ray.cluster_resources().get("CPU", 0.0)
@@ -452,10 +455,19 @@ def _host_and_port(address: str) -> tuple[str, int]:
         ) from None
 
 
+def _raise_lost(members: Iterable[_CrewMember]) -> None:
+    if lost := [f"{each} was lost: {each.lost}" for each in members]:
+        raise MemberLost("; ".join(lost))
+
+
 def _reason(error: Exception) -> str:
     """Why a member is gone, from what Ray says."""
     text, kind = str(error), type(error).__name__
-    if kind == "OutOfMemoryError" or "OOM" in text.partition("Some common causes")[0]:
+    # Ray lists the system's OOM killer among the common causes of any end.
+    said = text.partition("Some common causes")[0]
+    if kind == "OutOfMemoryError" or any(
+        words in said for words in ("OOM", "OUT_OF_MEMORY", "low on memory")
+    ):
         return "Ray ended it, since its host ran out of memory"
     if kind.startswith("Object"):
         return "what was sent to it was on a host that is away"

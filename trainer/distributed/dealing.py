@@ -7,7 +7,7 @@ the same shard from, as often as needed. The driver resolves the spec once, so a
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,9 +70,8 @@ class ShardPlan:
     """All that worker number `worker` of `workers` needs to make its shard. Picklable.
 
     start: has the spec, resolved against the whole log; held_share: of the log's requests to hold out; held: the files
-    held out; items, users: the side tables' files; memory_bytes: rows are in files in `folder` (None: where temporary
-    files go), and about so many bytes of them are handled at once; None: they are in memory; strict: the first bad row
-    is an error; threads: that hash.
+    held out; items, users: the side tables' files; memory_bytes: rows are in temporary files, and about so many bytes
+    of them are handled at once; None: they are in memory; strict: the first bad row is an error; threads: that hash;
     cache: keeps the rows of each worker, whose number follows its name.
     """
 
@@ -86,7 +85,6 @@ class ShardPlan:
     items: Path | None = None
     users: Path | None = None
     memory_bytes: int | None = None
-    folder: str | None = None
     strict: bool = False
     threads: int = 1
     cache: Path | None = None
@@ -94,72 +92,54 @@ class ShardPlan:
 
 def check_distributable(spec: ModelSpec) -> None:
     """Raise SpecError for a setting that several workers cannot keep: each key needs its state where it occurs."""
-    section = spec.learner
-    refused = {
-        f'learner.algorithm = "{section.algorithm}"': (
-            section.algorithm != "ftrl",
-            'the workers minimise the objective of FTRL-Proximal; take algorithm = "ftrl"',
-        ),
-        f"learner.{section.hashing}": (
-            section.buckets is not None,
-            "workers match keys exactly, by their whole hashes; leave it out",
-        ),
-        f'learner.precision = "{section.precision}"': (
-            section.precision != "f64",
-            'rounding belongs to learning row by row; take precision = "f64"',
-        ),
-        f'learner.inclusion.kind = "{section.inclusion.kind}"': (
-            section.inclusion.kind != "none",
-            "no worker sees all occurrences of a key; leave it out, and raise l1 for fewer keys",
-        ),
-        f"learner.ttl = {section.ttl!r}": (
-            section.ttl is not None,
-            "every row counts the same, whenever it was; leave it out, and leave old files out of the inputs",
-        ),
-        f'calibration.kind = "{spec.calibration.kind}"': (
-            spec.calibration.kind != "none",
+    for setting, why in _unfit(spec):
+        raise SpecError(f"{setting} does not go with several workers: {why}, or use ftrie train")
+
+
+def _unfit(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+    """The settings that several workers cannot keep, each with the reason and the remedy."""
+    section, inclusion, calibration = spec.learner, spec.learner.inclusion.kind, spec.calibration.kind
+    by_key = "no worker sees all occurrences of a key; leave it out"
+    if section.algorithm != "ftrl":
+        remedy = 'the workers minimise the objective of FTRL-Proximal; take algorithm = "ftrl"'
+        yield f'learner.algorithm = "{section.algorithm}"', remedy
+    if section.buckets is not None:
+        yield f"learner.{section.hashing}", "workers match keys exactly, by their whole hashes; leave it out"
+    if section.precision != "f64":
+        remedy = 'rounding belongs to learning row by row; take precision = "f64"'
+        yield f'learner.precision = "{section.precision}"', remedy
+    if inclusion != "none":
+        yield f'learner.inclusion.kind = "{inclusion}"', f"{by_key}, and raise l1 for fewer keys"
+    if section.ttl is not None:
+        remedy = (
+            "every row counts the same, whenever it was; leave it out, and leave old files out of the inputs"
+        )
+        yield f"learner.ttl = {section.ttl!r}", remedy
+    if calibration != "none":
+        remedy = (
             "curves are fitted to predictions made while learning row by row; leave it out, as the minimum of "
-            "the log-loss is calibrated",
-        ),
-    }
-    refused |= {
-        f'rules."{prefix}".inclusion': (
-            rule.inclusion is not None and rule.inclusion.kind != "none",
-            "no worker sees all occurrences of a key; leave it out",
+            "the log-loss is calibrated"
         )
-        for prefix, rule in spec.rules.items()
-    }
-    refused |= {
-        f'fields.{name}.history = "{field.history}"': (
-            field.history is not None,
-            "no worker sees all events of a user; write the values into the log, as its column, and leave it out",
-        )
-        for name, field in spec.fields.items()
-    }
-    refused |= {
-        f'rules."{prefix}".alpha': (
-            rule.alpha is not None,
-            "the minimum does not depend on a key's rate; leave it out",
-        )
-        for prefix, rule in spec.rules.items()
-    }
-    refused |= {
-        f"variants.{name}.average": (
-            variant.average is not None,
-            "there are no weights after each example to average; leave the variant out",
-        )
-        for name, variant in spec.variants.items()
-    }
-    refused |= {
-        f"fields.{name}.fixed_weight": (
-            field.fixed_weight is not None,
-            "the workers minimise over the weights of all keys; leave it out",
-        )
-        for name, field in spec.fields.items()
-    }
-    for setting, (unfit, why) in refused.items():
-        if unfit:
-            raise SpecError(f"{setting} does not go with several workers: {why}, or use ftrie train")
+        yield f'calibration.kind = "{calibration}"', remedy
+    for name, rule in spec.rules.items():
+        if rule.inclusion is not None and rule.inclusion.kind != "none":
+            yield f'rules."{name}".inclusion', by_key
+        if rule.alpha is not None:
+            yield f'rules."{name}".alpha', "the minimum does not depend on a key's rate; leave it out"
+    for name, field in spec.fields.items():
+        if field.history is not None:
+            remedy = "write the values into the log, as its column, and leave it out"
+            yield (
+                f'fields.{name}.history = "{field.history}"',
+                f"no worker sees all events of a user; {remedy}",
+            )
+        if field.fixed_weight is not None:
+            remedy = "the workers minimise over the weights of all keys; leave it out"
+            yield f"fields.{name}.fixed_weight", remedy
+    for name, variant in spec.variants.items():
+        if variant.average is not None:
+            remedy = "there are no weights after each example to average; leave the variant out"
+            yield f"variants.{name}.average", remedy
 
 
 def check_inputs(inputs: Sequence[str], format: str | None, label: str) -> None:
@@ -180,7 +160,6 @@ def plan_shards(
     held_out: HeldOutRows | None = None,
     known: Sequence[ModelSpec] = (),
     memory_bytes: int | None = None,
-    folder: str | None = None,
     strict: bool = False,
     threads: int = 1,
 ) -> list[ShardPlan]:
@@ -207,7 +186,6 @@ def plan_shards(
         items=tables.get("items"),
         users=tables.get("users"),
         memory_bytes=memory_bytes,
-        folder=folder,
         strict=strict,
         threads=threads,
         cache=log.cache,
@@ -228,7 +206,7 @@ def open_part(plan: ShardPlan, files: LogFiles) -> Log:
                 f"{table.path} on the host of this worker is not the file of {table.name} that the run was started "
                 "with; every worker must read the same"
             )
-    part = "held" if files is plan.held else f"{plan.worker + 1}-of-{plan.workers}"
+    part = f"{'held-' if files is plan.held else ''}{plan.worker + 1}-of-{plan.workers}"
     return Log(
         [files.files[number] for number in files.mine],
         format=plan.format,

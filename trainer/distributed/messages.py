@@ -69,7 +69,5 @@ def nbytes(part: Any) -> int:
     if isinstance(part, np.ndarray):
         return int(part.nbytes)
     if isinstance(part, Mapping):
-        return nbytes(part.values())
-    return (
-        sum(nbytes(each) for each in part) if isinstance(part, Iterable) and not isinstance(part, str) else 0
-    )
+        part = part.values()
+    return sum(map(nbytes, part)) if isinstance(part, Iterable) and not isinstance(part, str) else 0

@@ -15,7 +15,7 @@ loss of shard t, g the gradient of all shards' loss, c_ti the reach of key i in 
   objective never rises. H is renewed when the objective has fallen by RENEWAL since.
 
 The driver sees sums and the head's names only. An iteration is a transaction: after each one the reducers' state is
-kept outside of them. If a member is lost, the crew starts it again, all members take the state of the last iteration,
+kept outside of them. If a member is lost, the crew starts another, all members take the state of the last iteration,
 and the next one is repeated with the same result.
 """
 
@@ -198,17 +198,15 @@ class Minimiser:
     def _iterate(self) -> None:
         began, self._bytes = time.perf_counter(), 0
         if self._has_ended:
-            self._go_to(self.progress.weakened(self._first_damping))
-        if self.progress.objective == math.inf:
-            progress, iteration = self._start()
-        elif self.options.method == "surrogate":
-            progress, iteration = self._surrogate()
-        else:
-            progress, iteration = self._admm()
-        seconds, sent = time.perf_counter() - began, self._bytes
+            self.progress = self.progress.weakened(self._first_damping)
+            self._begin()
+        step = self._surrogate if self.options.method == "surrogate" else self._admm
+        progress, figures = step() if self.progress.objective < math.inf else self._start()
+        figures |= {"bytes": self._bytes, "seconds": time.perf_counter() - began}
+        iteration = Iteration(progress.iteration, progress.objective, **figures)
         self._save()
         self.progress = progress.judged(iteration.held_out)
-        self.on_iteration(replace(iteration, seconds=seconds, bytes=sent))
+        self.on_iteration(iteration)
 
     def finish(self) -> float:
         """Keep the solution as the problem's result, at reducers and workers; returns the objective there."""
@@ -216,7 +214,9 @@ class Minimiser:
 
     def _finish(self) -> float:
         if self.kept != self.progress.iteration:
-            self._go_to(replace(self.progress, penalty=self.progress.best_penalty))
+            if self.progress.best_penalty != self.progress.penalty:
+                self.progress = replace(self.progress, penalty=self.progress.best_penalty)
+                self._begin()
             self._reducers("step_back")
             self._workers("step_back")
         self._reducers("squares", inbox=self._workers("squares"))
@@ -259,12 +259,6 @@ class Minimiser:
     def _is_best(self) -> bool:
         return self.progress.best == self.progress.iteration
 
-    def _go_to(self, progress: MethodState) -> None:
-        """Take the problem with another penalty."""
-        if progress.penalty != self.progress.penalty:
-            self.progress = progress
-            self._begin()
-
     def _begin(self) -> None:
         """Give the problem to the members."""
         problem = (self.problem, *self.then)[self.progress.penalty]
@@ -273,7 +267,7 @@ class Minimiser:
         self._weight, self._held = (float(sum(each)) for each in zip(*weights, strict=True))
         self._has_heads = False
 
-    def _start(self) -> tuple[MethodState, Iteration]:
+    def _start(self) -> tuple[MethodState, dict[str, Any]]:
         self._begin()
         first = self._workers("first_weights")
         mean = self._reducers("average", inbox=first)
@@ -282,17 +276,18 @@ class Minimiser:
         active = self._reducers("screen", 0, inbox=losses)
         screened = active.summaries
         objective = self._objective(losses, active)
-        damping = self._first_damping
-        progress = replace(self.progress, objective=objective, damping=damping)
-        optimality = self._per_row(math.sqrt(sum(each.optimality for each in screened)))
-        nonzero = sum(each.nonzero for each in screened)
-        return progress, Iteration(0, objective, 0.0, optimality, nonzero, self._held_out(held), 0, 0.0)
+        return replace(self.progress, objective=objective, damping=self._first_damping), {
+            "primal": 0.0,
+            "dual": self._per_row(math.sqrt(sum(each.optimality for each in screened))),
+            "nonzero": sum(each.nonzero for each in screened),
+            "held_out": self._held_out(sum(held.summaries)),
+        }
 
     @property
     def _first_damping(self) -> float:
         return min(DAMPING, max(self.crew.workers - 1.0, 1.0))
 
-    def _surrogate(self) -> tuple[MethodState, Iteration]:
+    def _surrogate(self) -> tuple[MethodState, dict[str, Any]]:
         before = self.progress
         gradient = self._workers("gradient")
         active = self._reducers("screen", HEAD, inbox=gradient)
@@ -337,19 +332,15 @@ class Minimiser:
             anchored=objective if renewed else before.anchored,
             converged=quiet >= 2 or (failures >= _MOST_FAILURES and optimality <= _RESIDUALS * lower),
         )
-        return progress, Iteration(
-            progress.iteration,
-            lower,
-            self._per_row(math.sqrt(sum(mean.summaries))),
-            optimality,
-            sum(nonzero for _, nonzero in figures),
-            self._held_out(held),
-            0,
-            0.0,
-            step=size,
-        )
+        return progress, {
+            "primal": self._per_row(math.sqrt(sum(mean.summaries))),
+            "dual": optimality,
+            "nonzero": sum(nonzero for _, nonzero in figures),
+            "held_out": self._held_out(sum(held.summaries)),
+            "step": size,
+        }
 
-    def _admm(self) -> tuple[MethodState, Iteration]:
+    def _admm(self) -> tuple[MethodState, dict[str, Any]]:
         before, rho, plain = self.progress, self.options.rho or 1.0, self.options.consensus == "plain"
         solved = self._workers("solve", rho)
         agreed = self._reducers("agree", rho, plain, self._is_best, inbox=solved)
@@ -367,18 +358,13 @@ class Minimiser:
             quiet=quiet,
             converged=residual <= _RESIDUALS or (quiet >= _QUIET and residual <= _QUIET_RESIDUALS),
         )
-        held = None if not self._held else sum(held for _, held in answers.summaries) / self._held
-        return progress, Iteration(
-            progress.iteration,
-            objective,
-            self._per_row(primal),
-            self._per_row(dual),
-            sum(nonzeros),
-            held,
-            0,
-            0.0,
-            rho=rho,
-        )
+        return progress, {
+            "primal": self._per_row(primal),
+            "dual": self._per_row(dual),
+            "nonzero": sum(nonzeros),
+            "held_out": self._held_out(sum(held for _, held in answers.summaries)),
+            "rho": rho,
+        }
 
     def _workers(self, step: str, *arguments: Any, inbox: Replies | None = None) -> Replies:
         replies = self.crew.ask_workers(step, *arguments, inbox=inbox)
@@ -396,8 +382,8 @@ class Minimiser:
     def _per_row(self, value: float) -> float:
         return float(value) / max(self._weight, 1.0)
 
-    def _held_out(self, replies: Replies) -> float | None:
-        return float(sum(replies.summaries)) / self._held if self._held else None
+    def _held_out(self, loss: float) -> float | None:
+        return loss / self._held if self._held else None
 
 
 def persist(

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
@@ -26,22 +26,21 @@ import numpy.typing as npt
 from model_store.errors import InputError, OutputError
 from model_store.hash_kernels import hash_keys
 from trainer.distributed.dealing import LogFiles, ShardPlan, open_part
-from trainer.distributed.shard_kernels import ShardColumns, ShardRows, claim_new, transpose
+from trainer.distributed.shard_kernels import ShardColumns, ShardRows, transpose
 from trainer.examples.examples_kernels import PROBABILITY_BITS, HashedRows, draw, number_single_rows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.open_log import open_log
-from trainer.formats.batch import RowBatch
+from trainer.formats.batch import RowBatch, mark_of
 from trainer.formats.rejects import Reject, RejectLog, RowCounts
 from trainer.learn.metrics.tally import GroupSums
 from trainer.learn.model import LearningModel
-from trainer.learn.table import TableKeys
+from trainer.learn.table_kernels import claim_keys
 
 MOST = 2**31 - 1
 """The most rows and the most keys of a shard."""
 MOST_LISTED = 100_000
 """The most bad rows that a shard names one by one."""
 _PIECE = 1 << 17
-_LINE_BITS = 40
 _HELD_SEED = 0x5851F42D4C957F2D
 
 Array = npt.NDArray[Any]
@@ -157,6 +156,29 @@ class _Examples(Examples):
 
     held: npt.NDArray[np.bool_]
 
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Examples:
+        """Some of the rows."""
+        if chosen.all():
+            return self
+        rows, lengths = self.hashed, np.diff(self.hashed.starts)
+        entries = np.flatnonzero(np.repeat(chosen, lengths))
+        hashed = HashedRows(
+            starts=np.concatenate([[0], np.cumsum(lengths[chosen])]),
+            hashes=rows.hashes[entries],
+            features=rows.features[entries],
+            x=rows.x[entries] if rows.x.size else rows.x,
+            labels=rows.labels[chosen],
+            weights=rows.weights[chosen] if rows.weights.size else rows.weights,
+        )
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            hashed=hashed,
+            requests=self.requests[chosen] if self.requests.size else self.requests,
+            times=self.times[chosen] if self.times.size else self.times,
+            held=self.held[chosen],
+        )
+
 
 class _Maker(ExampleMaker):
     """Makes examples, and holds out a `share` of the requests; mine: the numbers of the reader's files in the log.
@@ -173,12 +195,9 @@ class _Maker(ExampleMaker):
     def make(self, batch: RowBatch) -> _Examples:
         """Hash a batch."""
         if batch.rows:
-            number = self._mine[batch.stop.number]
-            batch = replace(batch, first_row=(number << _LINE_BITS) + int(batch.lines[0]))
+            file = self._mine[batch.stop.number]
+            batch = replace(batch, first_row=mark_of(file, int(batch.lines[0])))
         examples = super().make(batch)
-        return _Examples(**vars(examples), held=self._held(batch, examples))
-
-    def _held(self, batch: RowBatch, examples: Examples) -> npt.NDArray[np.bool_]:
         held = np.full(examples.rows.size, self._share >= 1.0)
         if 0.0 < self._share < 1.0 and held.size:
             ids = examples.requests
@@ -188,7 +207,7 @@ class _Maker(ExampleMaker):
                 ids = of_rows[examples.rows]
             threshold = np.uint64(self._share * (1 << PROBABILITY_BITS))
             draw(ids, np.zeros(held.size, np.bool_), self._seed, threshold, held)
-        return held
+        return _Examples(**vars(examples), held=held)
 
 
 class _Builder:
@@ -196,9 +215,9 @@ class _Builder:
 
     def __init__(self, plan: ShardPlan) -> None:
         self._plan, self._began = plan, time.perf_counter()
-        self._space = _Space(plan.memory_bytes, plan.folder)
+        self._folder = None if plan.memory_bytes is None else tempfile.gettempdir()
         self._model = LearningModel(ExampleMaker(plan.start.resolved))
-        self._rows, self._held = _GrowingRows(self._space), _GrowingRows(self._space)
+        self._rows, self._held = _GrowingRows(self._folder), _GrowingRows(self._folder)
         self._notes: dict[str, None] = {}
 
     def read(self, files: LogFiles, share: float) -> PartCounts:
@@ -206,8 +225,8 @@ class _Builder:
         if not files.mine:
             return PartCounts()
         maker = _Maker(self._plan, files.mine, share)
-        log = replace(open_part(self._plan, files), on_note=self._note)
-        counts, listed = PartCounts(), list[Reject]()
+        log = replace(open_part(self._plan, files), on_note=self._notes.setdefault)
+        counts, listed = RowCounts(), list[Reject]()
         rejects, names = RejectLog(strict=self._plan.strict), dict(zip(files.files, files.names, strict=True))
         with (
             open_log(log, start=self._plan.start) as opened,
@@ -219,19 +238,53 @@ class _Builder:
                 rejects.add_all(named)
                 listed += named[: MOST_LISTED - len(listed)]
                 self._add(examples)
-                counts = replace(counts, rows=counts.rows + examples.counts)
+                counts += examples.counts
             for warning in opened.requests.warnings():
-                self._note(warning)
-        return replace(counts, reasons=rejects.counts, listed=tuple(listed))
+                self._notes.setdefault(warning)
+        return PartCounts(counts, rejects.counts, tuple(listed))
+
+    def _add(self, examples: _Examples) -> None:
+        """Learn the rows that are not held out, admit the keys of the others without a weight, and keep all."""
+        table, held = self._model.table, examples.held
+        if not held.all() or not held.size:
+            learned = examples.only(~held)
+            self._model.learn(learned)
+            self._keep(learned, self._rows)
+        if held.any():
+            left = examples.only(held)
+            hashes = _hashes(left.hashed)
+            unknown = np.flatnonzero(table.find(hashes, left.hashed.features) < 0)
+            new = np.sort(unknown[np.unique(hashes[unknown], return_index=True)[1]])
+            while table.room < new.size:
+                table.grow()
+            features, slots = left.hashed.features[new], np.empty(new.size, np.int64)
+            table.used += int(claim_keys(table.layout, table.space, hashes[new], features, slots))
+            self._model.keep_keys(left, new)
+            self._keep(left, self._held)
+
+    def _keep(self, examples: Examples, rows: _GrowingRows) -> None:
+        if self._model.table.count > MOST:
+            raise _too_large("keys")
+        with _writing(self._folder):
+            rows.add(examples.hashed)
 
     def finish(self, log: PartCounts, held_files: PartCounts) -> Shard:
         """The shard. What only the first pass needs is freed before the columns are made."""
-        keys, hashes, (rows, held) = self._numbered()
-        first, progressive = self._model.coordinates.weights(keys), self._model.metrics.group()
-        del self._model
-        columns = _columns(rows, hashes.size, self._space)
+        table = self._model.table
+        found = table.keys()
+        hashes, self._number_of = np.empty(found.slots.size, np.uint64), np.empty(table.slots.size, np.int32)
+        hash_keys(found.data, found.offsets, hashes)
+        self._number_of[found.slots] = np.arange(found.slots.size)
+        with _writing(self._folder):
+            rows, held = (each.finish(self._numbers) for each in (self._rows, self._held))
+            first, progressive = self._model.coordinates.weights(found), self._model.metrics.group()
+            del self._model, table, self._number_of
+            columns = _columns(rows, hashes.size, self._plan.memory_bytes, self._folder)
         counts = np.diff(columns.starts).astype(np.float64)
-        arrays = (hashes, keys.features, keys.data, keys.offsets, counts, *rows, *columns, *held, first)
+        keys = ShardKeys(hashes, found.features, found.data, found.offsets, counts)
+        mapped = sum(each.nbytes for each in (*rows, columns.rows, columns.x, *held))
+        others = sum(each.nbytes for each in (*vars(keys).values(), columns.starts, first))
+        in_memory = self._folder is None
         summary = ShardSummary(
             rows=int(rows.labels.size),
             clicks=int(np.count_nonzero(rows.labels)),
@@ -239,70 +292,20 @@ class _Builder:
             held_rows=int(held.labels.size),
             keys=int(hashes.size),
             nonzeros=int(rows.ids.size),
-            memory_bytes=sum(each.nbytes for each in arrays) - self._space.disk_bytes,
-            disk_bytes=self._space.disk_bytes,
+            memory_bytes=others + (mapped if in_memory else 0),
+            disk_bytes=0 if in_memory else mapped,
             seconds=time.perf_counter() - self._began,
             log=log,
             held_files=held_files,
             progressive=progressive,
             notes=tuple(self._notes),
         )
-        return Shard(
-            ShardKeys(hashes, keys.features, keys.data, keys.offsets, counts),
-            rows,
-            columns,
-            held,
-            first,
-            summary,
-        )
+        return Shard(keys, rows, columns, held, first, summary)
 
-    def _numbered(self) -> tuple[TableKeys, Array, Sequence[ShardRows]]:
-        """The keys, their hashes, and the rows and those held out with the keys' numbers."""
-        table = self._model.table
-        keys = table.keys()
-        hashes = np.empty(keys.slots.size, np.uint64)
-        hash_keys(keys.data, keys.offsets, hashes)
-        number_of = np.empty(table.slots.size, np.int32)
-        number_of[keys.slots] = np.arange(keys.slots.size)
-
-        def numbers(some: Array) -> Array:
-            found: Array = number_of[table.find(some, np.zeros(some.size, np.uint16))]
-            return found
-
-        return keys, hashes, [each.finish(numbers) for each in (self._rows, self._held)]
-
-    def _note(self, text: str) -> None:
-        self._notes[text] = None
-
-    def _add(self, examples: _Examples) -> None:
-        """Learn the rows that are not held out, number the keys of all, and keep them."""
-        if not examples.held.any():
-            self._learn(examples)
-        elif examples.held.all():
-            self._keep_held(examples)
-        else:
-            self._learn(_only(examples, ~examples.held))
-            self._keep_held(_only(examples, examples.held))
-
-    def _learn(self, examples: Examples) -> None:
-        self._model.learn(examples)
-        self._keep(examples, self._rows)
-
-    def _keep_held(self, examples: Examples) -> None:
-        """Admit the keys, without a weight, and keep the rows."""
-        hashes, table = _hashes(examples.hashed), self._model.table
-        while table.room < hashes.size:
-            table.grow()
-        added = np.empty(hashes.size, np.int64)
-        count = claim_new(table.layout, hashes, added)
-        table.used += int(count)
-        self._model.keep_keys(examples, added[:count])
-        self._keep(examples, self._held)
-
-    def _keep(self, examples: Examples, rows: _GrowingRows) -> None:
-        if self._model.table.count > MOST:
-            raise _too_large("keys")
-        rows.add(examples.hashed)
+    def _numbers(self, hashes: Array) -> Array:
+        """The numbers of keys, by their hashes."""
+        found: Array = self._number_of[self._model.table.find(hashes, np.zeros(hashes.size, np.uint16))]
+        return found
 
 
 def _hashes(rows: HashedRows) -> Array:
@@ -311,154 +314,98 @@ def _hashes(rows: HashedRows) -> Array:
     return hashes
 
 
-def _only(examples: _Examples, chosen: npt.NDArray[np.bool_]) -> Examples:
-    """Some rows of a batch."""
-    rows = examples.hashed
-    lengths = np.diff(rows.starts)
-    starts = np.zeros(int(chosen.sum()) + 1, np.int64)
-    np.cumsum(lengths[chosen], out=starts[1:])
-    entries = np.flatnonzero(np.repeat(chosen, lengths))
-    hashed = HashedRows(
-        starts=starts,
-        hashes=rows.hashes[entries],
-        features=rows.features[entries],
-        x=rows.x[entries] if rows.x.size else rows.x,
-        labels=rows.labels[chosen],
-        weights=rows.weights[chosen] if rows.weights.size else rows.weights,
-    )
-    return replace(
-        examples,
-        rows=examples.rows[chosen],
-        hashed=hashed,
-        requests=examples.requests[chosen] if examples.requests.size else examples.requests,
-        times=examples.times[chosen] if examples.times.size else examples.times,
-        held=examples.held[chosen],
-    )
-
-
 def _too_large(what: str) -> InputError:
     return InputError(f"a worker's part of the log has more than {MOST:,} {what}; use more workers")
 
 
-class _Space:
-    """Where a shard's arrays are: in memory, or, if that has a `bound` in bytes, in nameless files in `folder`."""
+@contextmanager
+def _writing(folder: str | None) -> Iterator[None]:
+    """Raises OutputError where a file of rows cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"a worker's rows cannot be written to a temporary file in {folder or 'memory'}: {error.strerror}; TMPDIR "
+            "names another folder, without --shard-memory they are in memory, and more workers have fewer rows each"
+        ) from error
 
-    def __init__(self, bound: int | None, folder: str | None) -> None:
-        self._bound, self._folder = bound, folder or tempfile.gettempdir()
-        self._maps: list[mmap.mmap] = []
-        self.disk_bytes = 0
 
-    @property
-    def piece_bytes(self) -> int | None:
-        """Half the bound, for arrays that are made from others piece by piece; None: all at once."""
-        return None if self._bound is None else max(self._bound // 2, mmap.PAGESIZE)
+def _mapped(file: BinaryIO, dtype: Any, size: int) -> Array:
+    """The first `size` numbers of a file as an array; the file is closed, and grows if it must."""
+    nbytes = size * np.dtype(dtype).itemsize
+    with file:
+        file.flush()
+        file.truncate(nbytes)
+        if not nbytes:
+            return np.empty(0, dtype)
+        os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is met here, not while a kernel writes
+        return np.frombuffer(mmap.mmap(file.fileno(), nbytes), dtype)
 
-    def file(self) -> BinaryIO:
-        """A new nameless file, on disk also where the system has none in memory. Raises OutputError."""
-        if self._bound is None and hasattr(os, "memfd_create"):
-            return os.fdopen(os.memfd_create("ftrie-shard"), "w+b")
-        with self.writing():
-            return tempfile.TemporaryFile(prefix="ftrie-shard-", dir=self._folder)
 
-    def mapped(self, file: BinaryIO, dtype: Any, size: int) -> Array:
-        """The first `size` numbers of a file as an array; the file is closed, and grows if it must."""
-        nbytes = size * np.dtype(dtype).itemsize
-        with self.writing(), file:
-            file.flush()
-            file.truncate(nbytes)
-            if not nbytes:
-                return np.empty(0, dtype)
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is met here, not while a kernel writes
-            opened = mmap.mmap(file.fileno(), nbytes)
-        if self._bound is not None:
-            self._maps.append(opened)
-            self.disk_bytes += nbytes
-        return np.frombuffer(opened, dtype)
-
-    def release(self) -> None:
-        """Let the system take back the memory of mapped files on disk; their content stays."""
-        for each in self._maps:
-            each.madvise(mmap.MADV_DONTNEED)
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Raises OutputError where a file cannot be written."""
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(
-                f"a worker's rows cannot be written to a temporary file in {self._folder}: {error.strerror}; TMPDIR "
-                "names another folder, without --shard-memory they are in memory, and more workers have fewer rows each"
-            ) from error
+def _nameless(folder: str | None) -> BinaryIO:
+    """A new file without a name: in memory, or in a folder, also where the system has none in memory."""
+    if folder is None and hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("ftrie-shard"), "w+b")
+    return tempfile.TemporaryFile(prefix="ftrie-shard-", dir=folder)
 
 
 class _Growing:
     """An array that grows at its end."""
 
-    def __init__(self, space: _Space, dtype: Any) -> None:
-        self._space, self._dtype = space, np.dtype(dtype)
-        self._file = space.file()
+    def __init__(self, folder: str | None, dtype: Any, may_be_ones: bool = False) -> None:
+        """may_be_ones: it stays empty while all its values are 1."""
+        self._dtype, self._file = np.dtype(dtype), _nameless(folder)
+        self._may_be_ones, self._ones = may_be_ones, 0
         self.size = 0
 
-    def add(self, values: Array) -> None:
-        """Append values. Raises OutputError."""
-        with self._space.writing():
-            self._file.write(np.ascontiguousarray(values, self._dtype).data)
-        self.size += values.size
-
-    def finish(self) -> Array:
-        """The array; no more can be added."""
-        return self._space.mapped(self._file, self._dtype, self.size)
-
-    def numbered(self, numbers: Callable[[Array], Array]) -> Array:
-        """Numbers of the hashes that the array has, int32, in the first half of its file; no more can be added."""
-        with self._space.writing():
-            self._file.flush()
-            for first in range(0, self.size, _PIECE):
-                hashes = os.pread(self._file.fileno(), 8 * min(_PIECE, self.size - first), 8 * first)
-                os.pwrite(self._file.fileno(), numbers(np.frombuffer(hashes, np.uint64)).data, 4 * first)
-        return self._space.mapped(self._file, np.int32, self.size)
-
-
-class _GrowingOnes(_Growing):
-    """An array that stays empty while all its values are 1."""
-
-    def __init__(self, space: _Space) -> None:
-        super().__init__(space, np.float64)
-        self._ones = 0
-
-    def add_or_ones(self, values: Array, count: int) -> None:
+    def add(self, values: Array, count: int) -> None:
         """Append `count` values; none given: all are 1."""
-        if not self.size and (not values.size or (values == 1.0).all()):
+        if self._may_be_ones and not self.size and (not values.size or (values == 1.0).all()):
             self._ones += count
             return
         while self._ones:
             some = min(self._ones, _PIECE)
-            self.add(np.ones(some))
+            self._write(np.ones(some))
             self._ones -= some
-        self.add(values if values.size else np.ones(count))
+        self._write(values if values.size else np.ones(count))
+
+    def _write(self, values: Array) -> None:
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)
+        self.size += values.size
+
+    def finish(self) -> Array:
+        """The array; no more can be added."""
+        return _mapped(self._file, self._dtype, self.size)
+
+    def numbered(self, numbers: Callable[[Array], Array]) -> Array:
+        """Numbers of the hashes that the array has, int32, in the first half of its file; no more can be added."""
+        self._file.flush()
+        for first in range(0, self.size, _PIECE):
+            hashes = os.pread(self._file.fileno(), 8 * min(_PIECE, self.size - first), 8 * first)
+            os.pwrite(self._file.fileno(), numbers(np.frombuffer(hashes, np.uint64)).data, 4 * first)
+        return _mapped(self._file, np.int32, self.size)
 
 
 class _GrowingRows:
     """Rows that are added batch by batch, with the hashes of their keys until these have numbers."""
 
-    def __init__(self, space: _Space) -> None:
-        self._starts, self._hashes = _Growing(space, np.int64), _Growing(space, np.uint64)
-        self._labels = _Growing(space, np.float32)
-        self._x, self._weights = _GrowingOnes(space), _GrowingOnes(space)
-        self._starts.add(np.zeros(1))
+    def __init__(self, folder: str | None) -> None:
+        with _writing(folder):
+            self._starts, self._hashes = _Growing(folder, np.int64), _Growing(folder, np.uint64)
+            self._labels = _Growing(folder, np.float32)
+            self._x, self._weights = (_Growing(folder, np.float64, may_be_ones=True) for _ in range(2))
+            self._starts.add(np.zeros(1), 1)
 
     def add(self, rows: HashedRows) -> None:
-        """Add rows. Raises InputError if a shard has too many, OutputError."""
-        size = int(rows.labels.size)
+        """Add rows. Raises InputError if a shard has too many."""
+        size, hashes = int(rows.labels.size), _hashes(rows)
         if self._labels.size + size > MOST:
             raise _too_large("rows")
-        hashes = _hashes(rows)
-        self._starts.add(rows.starts[1:] + self._hashes.size)
-        self._hashes.add(hashes)
-        self._x.add_or_ones(rows.x[: hashes.size], hashes.size)
-        self._labels.add(rows.labels)
-        self._weights.add_or_ones(rows.weights, size)
+        self._starts.add(rows.starts[1:] + self._hashes.size, size)
+        self._hashes.add(hashes, hashes.size)
+        self._x.add(rows.x[: hashes.size], hashes.size)
+        self._labels.add(rows.labels, size)
+        self._weights.add(rows.weights, size)
 
     def finish(self, numbers: Callable[[Array], Array]) -> ShardRows:
         """The rows; no more can be added. numbers: of keys, by their hashes."""
@@ -469,24 +416,22 @@ class _GrowingRows:
         return ShardRows(starts, ids, x, labels, weights)
 
 
-def _columns(rows: ShardRows, keys: int, space: _Space) -> ShardColumns:
-    """The columns of rows: a counting sort; where the space is bounded, by ranges of keys, and those by ranges of rows.
+def _columns(rows: ShardRows, keys: int, bound: int | None, folder: str | None) -> ShardColumns:
+    """The columns of rows: a counting sort; where memory has a bound, by ranges of keys, and those by ranges of rows.
 
     A range of rows and one of keys have together about as many bytes as the bound.
     """
-    starts = np.zeros(keys + 1, np.int64)
-    of_rows = space.mapped(space.file(), np.int32, rows.ids.size)
-    x = space.mapped(space.file(), np.float64, rows.x.size)
-    at_once = (space.piece_bytes or rows.ids.nbytes + rows.x.nbytes) // (12 if rows.x.size else 4)
-    for first in range(0, rows.ids.size, _PIECE):
-        np.add.at(starts[1:], rows.ids[first : first + _PIECE], 1)
-    space.release()
+    starts, size = np.zeros(keys + 1, np.int64), rows.ids.size
+    of_rows = _mapped(_nameless(folder), np.int32, size)
+    x = _mapped(_nameless(folder), np.float64, rows.x.size)
+    at_once = size if bound is None else bound // 2 // (12 if rows.x.size else 4)
+    for begin in range(0, size, _PIECE):
+        np.add.at(starts[1:], rows.ids[begin : begin + _PIECE], 1)
     np.cumsum(starts, out=starts)
     for first, last in _ranges(starts, at_once):
         cursor = starts[first:last].copy()
         for begin, end in _ranges(rows.starts, at_once):
             transpose(rows, begin, end, first, last, cursor, of_rows, x)
-            space.release()
     return ShardColumns(starts, of_rows, x)
 
 

@@ -20,7 +20,6 @@ from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.operations import step, weight
 from trainer.learn.learners.rates import r_of
 from trainer.learn.metrics.regret_kernels import log_loss
-from trainer.learn.slots_kernels import EMPTY, find_slot
 
 _SMALLEST_CURVATURE = 1e-12
 
@@ -107,15 +106,21 @@ def derivatives_of(rows: Any, scores: Any, errors: Any, curvature: Any) -> Any:
 
 
 @bare_kernel
-def gradient_of(columns: Any, size: Any, variants: Any, bits: Any, errors: Any, gradient: Any) -> None:
-    """The gradient by each key's weight, from the errors of `size` rows: float64[keys] out."""
-    for key in range(columns.starts.size - 1):
-        total = 0.0
+def gradient_of(
+    columns: Any, size: Any, variants: Any, bits: Any, errors: Any, squared: Any, keys: Any, out: Any
+) -> None:
+    """The gradient by some keys' weights, from the errors of `size` rows: float64[keys] out.
+
+    squared: instead the sum of the squared gradients of the single rows.
+    """
+    for number in range(keys.size):
+        key, total = keys[number], 0.0
         for variant in range(variants):
             if used_by(bits, key, variant):
                 for index in range(columns.starts[key], columns.starts[key + 1]):
-                    total += x_of(columns, index) * errors[variant * size + columns.rows[index]]
-        gradient[key] = total
+                    g = x_of(columns, index) * errors[variant * size + columns.rows[index]]
+                    total += g * g if squared else g
+        out[number] = total
 
 
 @bare_kernel
@@ -127,19 +132,6 @@ def reach_of(columns: Any, weights: Any, reach: Any) -> None:
             importance = weights[columns.rows[index]] if weights.size else 1.0
             total += importance * abs(x_of(columns, index))
         reach[key] = total
-
-
-@bare_kernel
-def squares_of(columns: Any, size: Any, variants: Any, bits: Any, errors: Any, keys: Any, out: Any) -> None:
-    """The sum of the squared gradients of the single rows by some keys' weights: float64[keys] out."""
-    for number in range(keys.size):
-        key, total = keys[number], 0.0
-        for variant in range(variants):
-            if used_by(bits, key, variant):
-                for index in range(columns.starts[key], columns.starts[key + 1]):
-                    g = x_of(columns, index) * errors[variant * size + columns.rows[index]]
-                    total += g * g
-        out[number] = total
 
 
 @bare_kernel
@@ -312,16 +304,3 @@ def transpose(
                 of_rows[at] = row
                 if rows.x.size:
                     x[at] = rows.x[position]
-
-
-@bare_kernel
-def claim_new(table: Any, hashes: Any, added: Any) -> Any:
-    """Claim a slot for every key that has none; its position goes to `added`. Returns how many."""
-    count = 0
-    for index in range(hashes.size):
-        slot = find_slot(table, hashes[index])
-        if table.slots[slot].key == EMPTY:
-            table.slots[slot].key = hashes[index]
-            added[count] = index
-            count += 1
-    return count

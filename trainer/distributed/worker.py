@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from trainer.distributed.local import Indices, LocalProblem, reach_of
 from trainer.distributed.messages import Sparse, sparse, triangle
-from trainer.distributed.problem import Numbers, Problem
+from trainer.distributed.problem import Indices, LocalProblem, Numbers, Problem, reach_of
 from trainer.distributed.shard import Shard
 from trainer.examples.examples_kernels import HashedRows
 from trainer.learn.metrics.metrics import group_of
@@ -159,18 +158,17 @@ class Worker:
         return None, None
 
     def propose(self, damping: float, caution: float, *, inbox: Inbox) -> Outbox:
-        """A displacement of the active keys, whose global gradient is in `inbox`. Returns the rounds it took."""
+        """A displacement of the active keys, whose global gradient is in `inbox`."""
         keys = np.concatenate([mine[part.where] for mine, part in zip(self._live, inbox, strict=True)])
         gradient = np.concatenate([part.values for part in inbox]).astype(np.float64)
         holds = self._reach[keys] > 0.0
         keys, gradient = keys[holds], gradient[holds]
-        moved, rounds = self._problem.descend(
+        displacement = np.zeros(self._problem.keys)
+        displacement[keys] = self._problem.descend(
             self._point, self._state.theta, keys, gradient, self._gradient[keys], self._totals[keys],
             self._reach[keys], damping, caution, self._head, self._other, self._seed,
         )  # fmt: skip
-        displacement = np.zeros(self._problem.keys)
-        displacement[keys] = moved
-        return rounds, [sparse(displacement[mine]) for mine in self._live]
+        return None, [sparse(displacement[mine]) for mine in self._live]
 
     def losses(self, steps: Numbers, *, inbox: Inbox) -> Outbox:
         """The loss at theta + steps[i, 0] x the common displacement, in `inbox`, + steps[i, 1] x the last step."""
@@ -187,8 +185,8 @@ class Worker:
     def solve(self, rho: float, *, inbox: Inbox = ()) -> Outbox:
         """ADMM: the local solution w, sent as w + pull / rho - theta."""
         state, problem = self._state, self._problem
-        passes = int(state.iteration < FTRL_ITERATIONS)
-        w = problem.solve_admm(state.theta, state.pull, rho, state.theta, self._seed, passes)
+        by_ftrl = state.iteration < FTRL_ITERATIONS
+        w = problem.solve_admm(state.theta, state.pull, rho, self._seed, by_ftrl=by_ftrl)
         away = np.where(self._reach > 0.0, w + state.pull / rho - state.theta, 0.0)
         self._away = to_float32(away)
         return None, [sparse(away[mine]) for mine in self._live]
@@ -236,7 +234,7 @@ class Worker:
             return None, None
         columns = []
         for problem in problems:
-            scores = LocalProblem(self._shard, problem).held_scores(self._kept[problem.column])
+            scores = LocalProblem(self._shard, problem).scores(self._kept[problem.column], held)
             columns += list(scores.reshape(problem.variants, rows))
         none = np.empty(0)
         labelled = HashedRows(held.starts, none, none, none, held.labels.astype(np.float64), held.weights)

@@ -11,13 +11,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,6 @@ from trainer.formats.reader import expand
 from trainer.formats.rejects import RejectLog, too_many_rejected
 from trainer.learn.metrics.recent import figures_of, weights_are_views
 from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
-from trainer.learn.metrics.tally import GroupSums
 from trainer.output import SILENT, Output, Progress
 from trainer.settings import DistributedOptions, HeldOutRows
 from trainer.tune.choice import with_rates
@@ -68,19 +67,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 Numbers = npt.NDArray[np.float64]
 
 
-class CrewOpener(Protocol):
-    """Opens the workers and reducers of a run: `trainer.distributed.cluster.open_crew`."""
-
-    def __call__(
-        self,
-        plans: Sequence[ShardPlan],
-        reducers: int,
-        *,
-        address: str | None,
-        timeout_s: float | None,
-        output: Output,
-    ) -> AbstractContextManager[Crew]:
-        """A worker for each plan, and reducers. Raises UsageError, ClusterError."""
+CrewOpener = Callable[..., AbstractContextManager[Crew]]
+"""Opens the workers and reducers of a run: `trainer.distributed.cluster.open_crew`."""
 
 
 @dataclass(frozen=True)
@@ -226,33 +214,30 @@ def _worker(shard: ShardSummary, peak: int) -> dict[str, object]:
     }
 
 
-class DistributedModel:
-    """The model of a run: what `finish_run` and the guard need of it. Without an artefact the run ended early."""
-
-    def __init__(
-        self, spec: ModelSpec, artefact: Artefact | None = None, judged: HeldOutFigures | None = None
-    ) -> None:
-        self.spec = spec
-        self._artefact = artefact
-        self.recent = judged if spec.guard is not None else None
-
-    def artefact(self) -> Artefact:
-        """The artefact to publish."""
-        assert self._artefact is not None
-        return self._artefact
-
-
 @dataclass(frozen=True)
 class HeldOutFigures:
-    """The held-out rows' predictions by the final model: metrics, and the sums that the guard takes."""
+    """The held-out rows' predictions by the final model, as the sums that the guard takes."""
 
-    group: GroupSums
     sums: Numbers
     variants: tuple[str, ...]
 
     def figures(self, keys: int) -> RecentFigures:
         """The guard's figures."""
         return figures_of(self.sums, self.variants, keys)
+
+
+@dataclass(frozen=True)
+class DistributedModel:
+    """The model of a run: what `finish_run` and the guard need of it. Without an artefact the run ended early."""
+
+    spec: ModelSpec
+    learned: Artefact | None = None
+    recent: HeldOutFigures | None = None
+
+    def artefact(self) -> Artefact:
+        """The artefact to publish."""
+        assert self.learned is not None
+        return self.learned
 
 
 @dataclass
@@ -289,7 +274,11 @@ def train_distributed(
     signal ends the run after the iteration, and is its `failure`. Raises SpecError, InputError, CheckpointError,
     UsageError without Ray, and FtrieError where the crew cannot go on.
     """
-    _check_guard(spec, options)
+    if spec.guard is not None and options.held_out == HeldOutRows():
+        raise UsageError(
+            "[guard] judges a model by rows that it has not learned: hold some out with --held-out 0.05, or leave "
+            "[guard] out"
+        )
     plans = plan_shards(
         spec,
         log,
@@ -311,15 +300,6 @@ def train_distributed(
     ) as members:
         driver = _Driver(members, plans[0], options, start, checkpoints, rejects, output)
         return driver.run(earlier, force)
-
-
-def _check_guard(spec: ModelSpec, options: DistributedOptions) -> None:
-    """A guard judges predictions of rows that were not learned from."""
-    if spec.guard is not None and options.held_out == HeldOutRows():
-        raise UsageError(
-            "[guard] judges a model by rows that it has not learned: hold some out with --held-out 0.05, or leave "
-            "[guard] out"
-        )
 
 
 def _start(spec: ModelSpec, log: Log, plan: ShardPlan, options: DistributedOptions) -> RunState:
@@ -425,7 +405,8 @@ class _Driver:
             while not minimiser.ended:
                 minimiser.iterate()
                 self._save(minimiser, due=bool(stop))
-                if stop and not self._ends(minimiser):
+                is_last = minimiser.problem is self._problems[-1]
+                if stop and not (is_last and minimiser.ended):
                     return True
             last = replace(
                 self._state.problems[-1],
@@ -435,10 +416,6 @@ class _Driver:
             )
         self._state = replace(self._state, problems=(*self._state.problems[:-1], last))
         return False
-
-    def _ends(self, minimiser: Minimiser) -> bool:
-        """True if nothing is left to minimise after this."""
-        return minimiser.ended and minimiser.problem is self._problems[-1]
 
     def _add(self, minimiser: Minimiser, iteration: Iteration, bar: Progress) -> None:
         """Record an iteration that has ended, and show it."""
@@ -468,10 +445,7 @@ class _Driver:
         """Write a checkpoint if it is due."""
         if self._checkpoints is None or not (due or self._checkpoints.is_due(self._state.iterations)):
             return
-        state, saved = (
-            replace(self._state, seconds=self._seconds, progress=minimiser.progress),
-            minimiser.saved,
-        )
+        state, saved = replace(self._state, seconds=self._seconds), minimiser.saved
         assert saved is not None
         self._is_saved = self._checkpoints.save(
             state, lambda number: self._crew.fetch(saved.parts[0][number])
@@ -504,24 +478,26 @@ class _Driver:
             )
         )
         held = [each for each in judged if each is not None]
-        by = (
-            HeldOutFigures(reduce(add, (g for g, _ in held)), sum(s for _, s in held), names)
-            if held
-            else None
-        )
-        group = by.group if by is not None else reduce(add, (each.progressive for each in self._shards))
-        metrics = group.metrics(names).variants
+        sums = [group for group, _ in held] or [each.progressive for each in self._shards]
+        metrics = reduce(add, sums).metrics(names).variants
+        recent = None
+        if held and self._spec.guard is not None:
+            recent = HeldOutFigures(sum(guard for _, guard in held), names)
         artefact = self._artefact(keys, metrics)
         report = replace(
             self._report(),
             nonzero=artefact.rows,
-            judged=HELD_OUT if by is not None else FIRST_PASS,
+            judged=HELD_OUT if held else FIRST_PASS,
             variants=metrics,
             peak_bytes=tuple(peaks),
         )
-        model = DistributedModel(self._spec, artefact, by)
         withheld = "" if force else self._withheld(report)
-        return DistributedRun(model, report, withheld=withheld, rejected=self._rejects.reasons)
+        return DistributedRun(
+            DistributedModel(self._spec, artefact, recent),
+            report,
+            withheld=withheld,
+            rejected=self._rejects.reasons,
+        )
 
     def _artefact(self, keys: Sequence[Any], metrics: Mapping[str, VariantMetrics]) -> Artefact:
         """The artefact of the workers' keys, as `LearningModel.artefact` makes it."""

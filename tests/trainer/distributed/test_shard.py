@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import resource
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -374,13 +375,14 @@ def test_files_held_out_are_dealt_to_the_workers_and_their_keys_come_last(tmp_pa
             assert counts[: np.count_nonzero(counts)].all()
 
 
-def test_a_shard_spilled_to_files_equals_one_in_memory(tmp_path: Path) -> None:
+def test_a_shard_spilled_to_files_equals_one_in_memory(tmp_path, monkeypatch) -> None:
     inputs = [write(tmp_path / "log.csv", rows_of(2_000))]
     options = {"held_out": HeldOutRows(share=0.1)}
     (plain,) = shards_of(OF_ADS, inputs, 1, **options)
     folder = tmp_path / "spilled"
     folder.mkdir()
-    (spilled,) = shards_of(OF_ADS, inputs, 1, memory_bytes=20_000, folder=str(folder), **options)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    (spilled,) = shards_of(OF_ADS, inputs, 1, memory_bytes=20_000, **options)
     assert_equal(plain, spilled)
     assert_transposed(spilled)
     assert plain.summary.disk_bytes == 0
@@ -395,9 +397,10 @@ def test_a_shard_spilled_to_files_equals_one_in_memory(tmp_path: Path) -> None:
     assert spilled.rows.ids.flags.writeable == plain.rows.ids.flags.writeable  # kernels are compiled once
 
 
-def test_a_full_disk_names_the_folder_and_the_remedy(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_folder_and_the_remedy(tmp_path, monkeypatch) -> None:
     inputs = [write(tmp_path / "log.csv", rows_of(4_000))]
-    (plan,) = plans_of(OF_ADS, inputs, 1, memory_bytes=10_000, folder=str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (plan,) = plans_of(OF_ADS, inputs, 1, memory_bytes=10_000)
     build_shard(plan)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for most in (30_000, 150_000):  # while rows are written, and where the columns are to be
@@ -512,3 +515,12 @@ def test_a_setting_that_workers_cannot_keep_is_named_with_the_remedy(section: st
     assert str(error.value).startswith(f"{setting} does not go with several workers: ")
     assert str(error.value).endswith("or use ftrie train")
     check_distributable(OF_ADS)
+
+
+def test_each_worker_has_caches_of_its_own_for_the_log_and_for_files_held_out(tmp_path: Path) -> None:
+    inputs = [write(tmp_path / f"{part}.csv", rows_of(40, part)) for part in range(4)]
+    log = Log(inputs[:2], cache=tmp_path / "kept")
+    for plan in plan_shards(OF_ADS, log, 2, held_out=HeldOutRows(inputs=tuple(inputs[2:]))):
+        build_shard(plan)
+    names = {f"kept.{part}{number}-of-2" for part in ("", "held-") for number in (1, 2)}
+    assert names == {path.name for path in tmp_path.glob("kept*")}
