@@ -230,21 +230,17 @@ class Cells:
     @cached_property
     def not_finite(self) -> Flags:
         """bool[values + 1]: NaN and infinities: of numbers only."""
-        found = np.zeros(self.hashes.size, np.bool_)
         if pa.types.is_floating(self.values.type):
-            found[:-1] = ~np.isfinite(self.numbers[:-1])
-        elif self.is_text:
-            found[:-1] = np.isinf(self.numbers[:-1])
-        return found
+            return np.append(~np.isfinite(self.numbers[:-1]), False)
+        return np.isinf(self.numbers) if self.is_text else np.zeros(self.hashes.size, np.bool_)
 
     @cached_property
     def missing_words(self) -> Flags:
         """bool[values + 1]: texts that stand for no value."""
-        found = np.zeros(self.hashes.size, np.bool_)
-        if self.is_text and len(self.values):
-            words = pc.is_in(self.values, value_set=pa.array(MISSING, pa.binary()))
-            found[:-1] = words.to_numpy(zero_copy_only=False)
-        return found
+        if not self.is_text or not len(self.values):
+            return np.zeros(self.hashes.size, np.bool_)
+        words = pc.is_in(self.values, value_set=pa.array(MISSING, pa.binary()))
+        return np.append(words.to_numpy(zero_copy_only=False), False)
 
     @cached_property
     def broken(self) -> Flags:

@@ -121,11 +121,8 @@ def _opened_events(
     given = spec if spec is not None else spec_of(seen, reader.columns())
     resolved = reader.resolve(given, {})
     watched.append(EventChecks(resolved, reader.files))
-    if spec is None:
-        columns = [*given.input.named_columns, *seen]
-    else:
-        columns = [*resolved.input.named_columns, *resolved.wanted_columns()]
-    columns = list(dict.fromkeys([*columns, POSITION, PROPENSITY]))
+    read = seen if spec is None else resolved.wanted_columns()
+    columns = list(dict.fromkeys([*resolved.input.named_columns, *read, POSITION, PROPENSITY]))
     if spec is not None:
         return InspectedLog(log, reader, columns, resolved, events=watched[0])
     return InspectedLog(log, reader, columns, None, events=watched[0], seen=(given, seen))
