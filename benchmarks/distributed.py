@@ -30,11 +30,11 @@ from model_store.errors import counted
 from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, load_spec, parse_spec
 from trainer.distributed.dealing import plan_shards
-from trainer.distributed.messages import nbytes
 from trainer.distributed.methods import (
     Iteration,
     Minimiser,
     Replies,
+    nbytes,
     register,
 )
 from trainer.distributed.problem import problems_of

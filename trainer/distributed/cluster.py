@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from model_store.errors import ClusterError, FtrieError, UsageError, counted, installing
-from trainer.distributed.messages import nbytes
-from trainer.distributed.methods import MemberLost, Replies
+from trainer.distributed.methods import MemberLost, Replies, nbytes
 from trainer.distributed.reducer import Reducer
 from trainer.distributed.shard import build_shard
 from trainer.distributed.worker import Worker

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -64,6 +64,15 @@ class Replies:
     summaries: Sequence[Any]
     parts: Any
     bytes: int
+
+
+def nbytes(part: Any) -> int:
+    """The bytes of the arrays in a part."""
+    if isinstance(part, np.ndarray):
+        return int(part.nbytes)
+    if isinstance(part, Mapping):
+        part = part.values()
+    return sum(map(nbytes, part)) if isinstance(part, Iterable) and not isinstance(part, str) else 0
 
 
 class Crew(Protocol):

@@ -13,9 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import CheckpointError
-from trainer.distributed.messages import Sparse, sparse, triangle
 from trainer.distributed.problem import Numbers, Problem
-from trainer.distributed.worker import Inbox, KeyState, Outbox, can_have_weight, pull_after, to_float32
+from trainer.distributed.worker import (
+    Inbox,
+    KeyState,
+    Outbox,
+    Sparse,
+    can_have_weight,
+    pull_after,
+    sparse,
+    to_float32,
+    triangle,
+)
 
 TINY = float(np.finfo(np.float64).tiny)
 SCREEN = 0.9

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from trainer.distributed.dealing import ShardPlan
-from trainer.distributed.messages import nbytes
-from trainer.distributed.methods import MemberLost, Replies
+from trainer.distributed.methods import MemberLost, Replies, nbytes
 from trainer.distributed.reducer import Reducer
 from trainer.distributed.shard import build_shard
 from trainer.distributed.worker import Worker

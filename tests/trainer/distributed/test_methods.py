@@ -17,7 +17,6 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.distributed.in_process import InProcessCrew
 from tests.trainer.oracles import penalized
 from trainer.distributed.dealing import plan_shards
-from trainer.distributed.messages import sparse
 from trainer.distributed.methods import (
     Iteration,
     MethodState,
@@ -28,6 +27,7 @@ from trainer.distributed.methods import (
 from trainer.distributed.problem import Problem, problems_of
 from trainer.distributed.reducer import Reducer
 from trainer.distributed.shard import Shard, build_shard
+from trainer.distributed.worker import sparse
 from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.settings import METHODS, HeldOutRows, MethodOptions
